@@ -1,0 +1,326 @@
+"""Builds programs: operators for an algorithm's page, and `Body` for passes.
+
+An algorithm is a Python function over `Value`s, run once. Nothing parses Python: operators record ops, and the names of
+values are the function's own local names when it returns.
+"""
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from .core import Carry, Kernel, Loop, Op, Program, Stmt
+from .ops import OPS, TypeRuleError, infer
+from .types import Dim, Tensor, Tile
+
+
+class Body:
+    """Collects ops; the same pure op twice gives the same value."""
+
+    def __init__(self, tensors: dict[str, Tensor] | None = None, types: dict[str, Tile] | None = None) -> None:
+        self.stmts: list[Stmt] = []
+        self.types: dict[str, Tile] = dict(types or {})
+        self.tensors = dict(tensors or {})
+        self._seen: dict[Any, str] = {}
+        self.taken: set[str] = set(self.types)
+
+    def fresh(self, hint: str) -> str:
+        """A name that no value has: `hint`, or `hint_2`, `hint_3`..."""
+        return _free(hint, self.taken)
+
+    def op(self, kind: str, *args: str, name: str = "", line: int = 0, agent: str = "", buffer: str = "",
+           **attrs: Any) -> str:
+        """Append an op (or find an equal pure one) and return the name of its value."""
+        kept = tuple(sorted((k, v) for k, v in attrs.items() if v is not None and v is not False))
+        key = (kind, args, kept, agent)
+        pure = OPS[kind].effect == "pure" if kind in OPS else False
+        if pure and not name and key in self._seen:
+            return self._seen[key]
+        if kind == "load":
+            out_type = self.tensors[attrs["tensor"]].tile
+        else:
+            missing = [a for a in args if a not in self.types]
+            if missing:
+                raise TypeRuleError(f"{kind}: operand {missing[0]!r} is not defined before it is read")
+            out_type = infer(kind, tuple(self.types[a] for a in args), dict(kept))
+        effect = kind in OPS and OPS[kind].effect in ("write", "sync")
+        out = "" if effect else (name or self.fresh(hint(kind, args, attrs)))
+        self.taken.add(out)
+        self.stmts.append(Op(kind, out, args, kept, None if effect else out_type, line, agent, buffer))
+        if out:
+            self.types[out] = out_type
+            if pure:
+                self._seen[key] = out
+        return out
+
+    def copy(self, o: Op, names: dict[str, str] | None = None) -> str:
+        """Append `o` under its own name, with arguments renamed."""
+        o = o.renamed(names or {})
+        return self.op(o.kind, *o.args, name=o.out, line=o.line, agent=o.agent, buffer=o.buffer, **dict(o.attrs))
+
+    def finish(self) -> tuple[Stmt, ...]:
+        return tuple(self.stmts)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    stem, n = name, 1
+    while name in taken:
+        n += 1
+        name = f"{stem}_{n}"
+    taken.add(name)
+    return name
+
+
+def hint(kind: str, args: tuple[str, ...], attrs: dict[str, Any]) -> str:
+    """A readable name for a value that the page did not name."""
+    def short(a: str) -> str:
+        return a if len(a) <= 6 else a.split("_")[0][:6]
+    if kind == "const":
+        return "c"
+    if kind == "scalar":
+        return str(attrs["param"])
+    if kind == "load":
+        return str(attrs["tensor"])
+    if kind == "matmul":
+        return f"{short(args[0])}_{short(args[1])}"
+    if kind == "cast":
+        return f"{short(args[0])}_{ {'float16': 'h', 'bfloat16': 'b', 'float32': 'f', 'float64': 'd'}[attrs['to']]}"
+    if kind == "eye":
+        return "identity"
+    if kind in ("col", "row"):
+        return f"{args[0]}_{kind}"
+    return f"{kind}_{short(args[0])}" if args else kind
+
+
+class _Trace:
+    def __init__(self, filename: str) -> None:
+        self.body = Body()
+        self.filename = filename
+
+    def line(self) -> int:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self.filename:
+            frame = frame.f_back
+        return frame.f_lineno if frame is not None else 0
+
+
+class Value:
+    """A tile in an algorithm's page. Supports + - * / @, -x, .T in a product, x[:, None] and x[None, :]."""
+
+    def __init__(self, trace: _Trace, name: str, transposed: bool = False) -> None:
+        self._trace, self._name, self._transposed = trace, name, transposed
+
+    @property
+    def type(self) -> Tile:
+        return self._trace.body.types[self._name]
+
+    @property
+    def T(self) -> Value:
+        """The transpose; only a matrix product may read it."""
+        return Value(self._trace, self._name, not self._transposed)
+
+    def __getitem__(self, key: Any) -> Value:
+        if key == (slice(None), None):
+            return apply("col", self)
+        if key == (None, slice(None)):
+            return apply("row", self)
+        raise TypeRuleError(f"x[{key!r}]: tiles take x[:, None] (a column) and x[None, :] (a row) only")
+
+    def __matmul__(self, other: Value) -> Value:
+        t = self._trace
+        if not isinstance(other, Value):
+            raise TypeRuleError(f"@ takes two tiles, {other!r} came")
+        return Value(t, t.body.op("matmul", self._name, other._name, line=t.line(), ta=self._transposed,
+                                  tb=other._transposed))
+
+    def __add__(self, o: Any) -> Value: return apply("add", self, o)
+    def __radd__(self, o: Any) -> Value: return apply("add", o, self)
+    def __sub__(self, o: Any) -> Value: return apply("sub", self, o)
+    def __rsub__(self, o: Any) -> Value: return apply("sub", o, self)
+    def __mul__(self, o: Any) -> Value: return apply("mul", self, o)
+    def __rmul__(self, o: Any) -> Value: return apply("mul", o, self)
+    def __truediv__(self, o: Any) -> Value: return apply("div", self, o)
+    def __rtruediv__(self, o: Any) -> Value: return apply("div", o, self)
+    def __neg__(self) -> Value: return apply("neg", self)
+
+    def __bool__(self) -> bool:
+        raise TypeRuleError("a tile has no truth value: the page is run once to record ops, so it cannot branch on data")
+
+
+def apply(kind: str, *args: Any, **attrs: Any) -> Value:
+    """Record an op on values and numbers."""
+    trace = next((a._trace for a in args if isinstance(a, Value)), None)
+    if trace is None:
+        raise TypeRuleError(f"{kind}: none of its operands is a tile")
+    line, names = trace.line(), []
+    for a in args:
+        if isinstance(a, (int, float)):
+            names.append(trace.body.op("const", line=line, value=float(a)))
+            continue
+        if not isinstance(a, Value):
+            raise TypeRuleError(f"{kind}: operand {a!r} is neither a tile nor a number")
+        if a._transposed:
+            raise TypeRuleError(f"{kind}: x.T may only be an operand of @")
+        names.append(a._name)
+    return Value(trace, trace.body.op(kind, *names, line=line, **attrs))
+
+
+def exp(x: Value) -> Value: return apply("exp", x)
+def log(x: Value) -> Value: return apply("log", x)
+def sigmoid(x: Value) -> Value: return apply("sigmoid", x)
+def cumsum(x: Value) -> Value: return apply("cumsum", x)
+def last(x: Value) -> Value: return apply("last", x)
+def lower(x: Value, fill: float = 0.0) -> Value: return apply("lower", x, fill=fill or None)
+def strictly_lower(x: Value, fill: float = 0.0) -> Value: return apply("strictly_lower", x, fill=fill or None)
+def unit_lower_inverse(x: Value) -> Value: return apply("unit_lower_inverse", x)
+def row_norm(x: Value, eps: float = 1e-6) -> Value: return apply("row_norm", x, eps=eps)
+def valid(x: Value) -> Value: return apply("valid", x)
+
+
+class Carried:
+    """Marks a parameter of `algorithm` as state that a chunk hands to the next."""
+
+    def __init__(self, dims: str) -> None:
+        self.dims = dims
+
+
+def carried(dims: str) -> Carried:
+    return Carried(dims)
+
+
+class Algorithm:
+    """A page: the function, the dims of its parameters, and how its outputs are named."""
+
+    def __init__(self, fn: Callable[..., Any], dims: dict[str, str | Carried]) -> None:
+        self.fn, self.name, self.doc = fn, fn.__name__, inspect.getdoc(fn) or ""
+        sig = inspect.signature(fn).parameters
+        self.scalars = {p.name: p.default for p in sig.values() if p.kind is p.KEYWORD_ONLY}
+        positional = tuple(p.name for p in sig.values() if p.kind is not p.KEYWORD_ONLY)
+        if set(positional) != set(dims):
+            raise TypeRuleError(f"@algorithm of {self.name}: it names {', '.join(dims)}, the function takes "
+                                f"{', '.join(positional)}")
+        self.inputs = {n: _dims(self.name, n, str(dims[n])) for n in positional if not isinstance(dims[n], Carried)}
+        self.states = {n: _dims(self.name, n, d.dims)[1] for n in positional if isinstance(d := dims[n], Carried)}
+
+    def scalar_defaults(self, sizes: dict[str, int]) -> dict[str, float | None]:
+        """The default of each number that the caller passes: None where it has none. A page may give an expression
+        over the dims as text, scale="K ** -0.5"."""
+        out: dict[str, float | None] = {}
+        for n, d in self.scalars.items():
+            if d is inspect.Parameter.empty:
+                out[n] = None
+            else:
+                out[n] = float(eval(d, {"__builtins__": {}}, dict(sizes)) if isinstance(d, str) else d)
+        return out
+
+    def trace(self) -> Program:
+        """Run the page once: a program of one kernel that walks the chunks, all in float32."""
+        filename = self.fn.__code__.co_filename
+        tr = _Trace(filename)
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, Value] = {}
+        for n, (heads, dims) in self.inputs.items():
+            tensors[n] = tr.body.tensors[n] = Tensor(n, "input", "token", heads, dims)
+            values[n] = Value(tr, tr.body.op("load", name=n, tensor=n))
+        for n, dims in self.states.items():
+            tr.body.types[n] = Tile(dims)
+            tr.body.taken.add(n)
+            values[n] = Value(tr, n)
+        for n in self.scalars:
+            values[n] = Value(tr, _scalar(tr, n))
+        result, local = _call_with_locals(self.fn, values)
+        results = result if isinstance(result, tuple) else (result,)
+        n_out = len(results) - len(self.states)
+        if n_out < 1 or not all(isinstance(r, Value) for r in results):
+            raise TypeRuleError(f"{self.name}: return the outputs, then the next of each state "
+                                f"({', '.join(self.states) or 'none'}); got {len(results)} values")
+        names = {v._name: k for k, v in local.items() if isinstance(v, Value) and not v._transposed
+                 and k not in self.states and v._name not in self.inputs}
+        for k in local:
+            if isinstance(local[k], Value) and k not in self.states:
+                names.setdefault(local[k]._name, k)
+        for st, r in zip(self.states, results[n_out:], strict=True):
+            names.setdefault(r._name, f"{st}_next")
+        rename = {st: st for st in self.states}
+        taken = set(self.inputs) | set(self.states)
+        for o in tr.body.stmts:
+            assert isinstance(o, Op)
+            if o.out in self.inputs:
+                rename[o.out] = o.out
+                continue
+            want = names.get(o.out) or hint(o.kind, tuple(rename[a] for a in o.args), dict(o.attrs))
+            rename[o.out] = _free(want, taken)
+        body: list[Stmt] = []
+        for o in tr.body.stmts:
+            assert isinstance(o, Op)
+            body.append(Op(o.kind, rename[o.out], tuple(rename[a] for a in o.args), o.attrs, o.type, o.line))
+        for r in results[:n_out]:
+            out = rename[r._name]
+            tensors[out] = Tensor(out, "output", "token", "HV", tr.body.types[r._name].dims)
+            body.append(Op("store", "", (out,), (("tensor", out),)))
+        carries, before, after = [], [], []
+        for s, r in zip(self.states, results[n_out:], strict=True):
+            t = Tile(self.states[s])
+            if tr.body.types[r._name] != t:
+                raise TypeRuleError(f"{self.name}: the next {s} is {tr.body.types[r._name]}, but {s} is {t}")
+            initial, final = _state_tensors(s, len(self.states))
+            tensors[initial] = Tensor(initial, "input", "sequence", "HV", t.dims, optional=True)
+            tensors[final] = Tensor(final, "output", "sequence", "HV", t.dims, optional=True)
+            carries.append(Carry(s, f"{s}_0", rename[r._name], f"{s}_T", t))
+            before.append(Op("load", f"{s}_0", (), (("tensor", initial),), t))
+            after.append(Op("store", "", (f"{s}_T",), (("tensor", final),)))
+        loop = Loop("chunk", tuple(carries), tuple(body))
+        kernel = Kernel("walk", "sequences", (*before, loop, *after))
+        lines = sorted({o.line for o in body if isinstance(o, Op) and o.line})
+        source = tuple((n, linecache.getline(filename, n).strip().split("  #")[0].rstrip()) for n in lines)
+        return Program(self.name, "traced", tuple(tensors.values()), (kernel,), tuple(self.scalars), (), source)
+
+
+def _scalar(tr: _Trace, name: str) -> str:
+    out = Op("scalar", name, (), (("param", name),), Tile(()))
+    tr.body.stmts.append(out)
+    tr.body.types[name] = Tile(())
+    tr.body.taken.add(name)
+    return name
+
+
+def _state_tensors(name: str, n: int) -> tuple[str, str]:
+    return ("initial_state", "final_state") if n == 1 else (f"initial_{name}", f"final_{name}")
+
+
+def _dims(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
+    """"C K" -> heads and dims. A leading "H" or "HV" says which heads; otherwise what has a K but no V has H."""
+    words = text.split()
+    heads = words.pop(0) if words and words[0] in ("H", "HV") else ""
+    if not words or any(w not in ("C", "K", "V") for w in words):
+        raise TypeRuleError(f"@algorithm of {algorithm}: {name}={text!r}; dims are C, K and V, after H or HV if given")
+    return heads or ("H" if "K" in words and "V" not in words and "C" in words else "HV"), tuple(words)
+
+
+def _call_with_locals(fn: Callable[..., Any], values: dict[str, Value]) -> tuple[Any, dict[str, Any]]:
+    """fn(**values) and its local names when it returned: the page's own names for its values."""
+    local: dict[str, Any] = {}
+    code, before = fn.__code__, sys.getprofile()
+
+    def note(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "return" and frame.f_code is code:
+            local.update(frame.f_locals)
+
+    sys.setprofile(note)
+    try:
+        result = fn(**values)
+    finally:
+        sys.setprofile(before)
+    return result, local
+
+
+def algorithm(**dims: str | Carried) -> Callable[[Callable[..., Any]], Algorithm]:
+    """Declare a chunk of an algorithm: a parameter's dims, such as q="C K", or carried("K V") for state.
+
+    The function returns its outputs and then the next value of each carried parameter. Keyword-only parameters are
+    numbers that the caller passes (scale).
+    """
+    return lambda fn: Algorithm(fn, dims)

@@ -1,0 +1,161 @@
+"""Nodes of the IR: frozen dataclasses, structured loops with explicit carried values.
+
+A `Program` is the same thing at every stage of lowering: tensors in global memory and kernels that load, compute and
+store tiles. What a stage adds is written on the nodes (agent, buffer) or as further ops (casts, moves, waits), so that
+one interpreter gives all of them a meaning.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Union
+
+from .types import Dim, Tensor, Tile
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation. `out` is the name of its value ("" for an effect), `args` name the values it reads."""
+
+    kind: str
+    out: str
+    args: tuple[str, ...] = ()
+    attrs: tuple[tuple[str, Any], ...] = ()
+    type: Tile | None = None
+    line: int = 0  # in the algorithm's page; 0 where a pass made it
+    agent: str = ""  # set by `assign`
+    buffer: str = ""  # set by `place`
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        return dict(self.attrs).get(name, default)
+
+    def renamed(self, names: dict[str, str]) -> Op:
+        """The op with its arguments renamed."""
+        return replace(self, args=tuple(names.get(a, a) for a in self.args))
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A loop-carried value: `name` inside the body starts as `init`, becomes `next`, and is `result` after."""
+
+    name: str
+    init: str
+    next: str
+    result: str
+    type: Tile
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A walk over the chunks of one sequence, in order."""
+
+    index: str
+    carried: tuple[Carry, ...]
+    body: tuple[Stmt, ...]
+
+
+Stmt = Union[Op, Loop]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Storage that `place` gave to values: `slots` copies of `shape` elements in `space`, at byte `offset`."""
+
+    name: str
+    space: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int = 0
+    slots: int = 1
+    agent: str = ""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch. grid "chunks": an instance a (chunk slot, head); "sequences": a (sequence, head) that loops.
+
+    `split` names a dim that the grid cuts into blocks: inside the kernel that dim has the block's size.
+    """
+
+    name: str
+    grid: str
+    body: tuple[Stmt, ...]
+    dims: tuple[tuple[str, int], ...] = ()
+    split: str = ""
+    buffers: tuple[Buffer, ...] = ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(self.dims)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole computation. dims: full extents of C, K, V; source: the algorithm's lines, for comments."""
+
+    name: str
+    stage: str
+    tensors: tuple[Tensor, ...]
+    kernels: tuple[Kernel, ...]
+    scalars: tuple[str, ...] = ()
+    dims: tuple[tuple[str, int], ...] = ()
+    source: tuple[tuple[int, str], ...] = field(default=())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(self.dims)
+
+    def tensor(self, name: str) -> Tensor:
+        for t in self.tensors:
+            if t.name == name:
+                return t
+        raise KeyError(f"{self.name}: no tensor {name!r}; there are {', '.join(t.name for t in self.tensors)}")
+
+    def role(self, role: str) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role == role)
+
+
+def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
+    """Every op of a body, loops entered, in program order."""
+    for s in body:
+        if isinstance(s, Loop):
+            yield from walk(s.body)
+        else:
+            yield s
+
+
+def loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
+    for s in body:
+        if isinstance(s, Loop):
+            yield s
+            yield from loops(s.body)
+
+
+def uses(body: tuple[Stmt, ...]) -> dict[str, int]:
+    """How often each value is read; a loop reads its carried values' init and next."""
+    n: dict[str, int] = {}
+    for op in walk(body):
+        for a in op.args:
+            n[a] = n.get(a, 0) + 1
+    for lp in loops(body):
+        for c in lp.carried:
+            for a in (c.init, c.next):
+                n[a] = n.get(a, 0) + 1
+    return n
+
+
+def types(body: tuple[Stmt, ...]) -> dict[str, Tile]:
+    """The type of every value defined in a body."""
+    env: dict[str, Tile] = {}
+    for op in walk(body):
+        if op.out:
+            assert op.type is not None
+            env[op.out] = op.type
+    for lp in loops(body):
+        for c in lp.carried:
+            env[c.name] = env[c.result] = c.type
+    return env
+
+
+__all__ = ["Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile", "loops", "types",
+           "uses", "walk"]

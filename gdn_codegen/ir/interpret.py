@@ -1,0 +1,191 @@
+"""The meaning of a program at any stage: runs it in torch, tile by tile."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .core import Kernel, Loop, Op, Program, Stmt
+from .ops import OPS, keep
+from .types import Tensor
+
+TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass
+class Problem:
+    """Sequences to run on. lengths: tokens of each; heads: of q and k; value_heads: of v, a multiple of heads."""
+
+    lengths: list[int]
+    heads: int
+    value_heads: int
+
+    @property
+    def starts(self) -> list[int]:
+        out = [0]
+        for n in self.lengths:
+            out.append(out[-1] + n)
+        return out
+
+    def slots(self, chunk: int) -> int:
+        """Chunk slots: sequence n's chunks begin at starts[n] // chunk + n, which never overlap."""
+        return self.starts[-1] // chunk + len(self.lengths)
+
+
+@dataclass
+class _At:
+    seq: int
+    head: int
+    chunk: int
+    block: int = 0
+
+
+class Interpreter:
+    """exact: all in float64 and casts do nothing; otherwise each op in the dtype of its tile."""
+
+    def __init__(self, p: Program, problem: Problem, scalars: dict[str, float], exact: bool = True) -> None:
+        self.p, self.problem, self.scalars, self.exact = p, problem, scalars, exact
+        self.memory: dict[str, torch.Tensor] = {}
+        self.channel: dict[str, torch.Tensor] = {}
+
+    def dtype(self, name: str) -> torch.dtype:
+        return torch.float64 if self.exact else TORCH[name]
+
+    def shape(self, t: Tensor) -> tuple[int, ...]:
+        """The whole tensor's shape: token [T, heads, ...], slot [slots, HV, ...], sequence [N, HV, ...]."""
+        pr, tile = self.problem, t.tile.shape(self.p.sizes)
+        heads = pr.heads if t.heads == "H" else pr.value_heads
+        if t.index == "token":
+            return (pr.starts[-1], heads, *tile[1:])
+        if t.index == "slot":
+            return (pr.slots(self.p.sizes["C"]), heads, *tile)
+        if t.index == "sequence":
+            return (len(pr.lengths), heads, *tile)
+        return tile
+
+    def run(self, inputs: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        """Outputs by name. Outputs and workspaces start as NaN; a missing optional input is zero."""
+        for t in self.p.tensors:
+            shape = self.shape(t)
+            if t.role == "input":
+                x = inputs.get(t.name)
+                if x is None:
+                    if not t.optional:
+                        raise ValueError(f"{t.name}: missing, and it is not optional")
+                    x = torch.zeros(shape)
+                if tuple(x.shape) != shape:
+                    raise ValueError(f"{t.name}: got shape {tuple(x.shape)}, accepted is {shape}")
+                self.memory[t.name] = x.to(self.dtype(t.dtype))
+            elif t.index == "const":
+                self.memory[t.name] = const_tile(t, self.p.sizes).to(self.dtype(t.dtype))
+            elif t.index != "block":
+                self.memory[t.name] = torch.full(shape, float("nan"), dtype=self.dtype(t.dtype))
+        for k in self.p.kernels:
+            self.kernel(k)
+        return {t.name: self.memory[t.name] for t in self.p.role("output")}
+
+    def kernel(self, k: Kernel) -> None:
+        full, sizes = self.p.sizes, {**self.p.sizes, **k.sizes}
+        blocks = full[k.split] // sizes[k.split] if k.split else 1
+        chunk = full["C"]
+        for n, length in enumerate(self.problem.lengths):
+            for h in range(self.problem.value_heads):
+                for b in range(blocks):
+                    if k.grid == "sequences":
+                        self.body(k, k.body, {}, _At(n, h, -1, b), sizes)
+                        continue
+                    for c in range(-(-length // chunk)):
+                        self.body(k, k.body, {}, _At(n, h, c, b), sizes)
+
+    def body(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                now = {c.name: env[c.init] for c in s.carried}
+                for i in range(-(-self.problem.lengths[at.seq] // sizes["C"])):
+                    inner = {**env, **now}
+                    self.body(k, s.body, inner, _At(at.seq, at.head, i, at.block), sizes)
+                    now = {c.name: inner[c.next] for c in s.carried}
+                env.update({c.result: now[c.name] for c in s.carried})
+            else:
+                self.op(k, s, env, at, sizes)
+
+    def op(self, k: Kernel, o: Op, env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
+        attrs = dict(o.attrs)
+        if o.kind == "load":
+            env[o.out] = self.load(k, self.p.tensor(attrs["tensor"]), at, sizes)
+        elif o.kind == "store":
+            self.store(k, self.p.tensor(attrs["tensor"]), env[o.args[0]], at, sizes)
+        elif OPS[o.kind].effect == "sync":
+            return
+        elif o.kind == "const":
+            env[o.out] = torch.tensor(attrs["value"], dtype=self.dtype("float32"))
+        elif o.kind == "scalar":
+            env[o.out] = torch.tensor(self.scalars[attrs["param"]], dtype=self.dtype("float32"))
+        elif o.kind == "cast":
+            env[o.out] = env[o.args[0]].to(self.dtype(attrs["to"]))
+        elif o.kind in ("full", "eye", "expand"):
+            assert o.type is not None
+            shape = o.type.shape(sizes)
+            if o.kind == "eye":
+                env[o.out] = torch.eye(*shape, dtype=self.dtype(o.type.dtype))
+            elif o.kind == "full":
+                env[o.out] = torch.full(shape, attrs["value"], dtype=self.dtype(o.type.dtype))
+            else:
+                env[o.out] = env[o.args[0]].expand(shape)
+        elif o.kind == "valid":
+            x = env[o.args[0]].clone()
+            x[self.rows(at, sizes):] = 0
+            env[o.out] = x
+        else:
+            meaning = OPS[o.kind].evaluate
+            assert meaning is not None, o.kind
+            env[o.out] = meaning(attrs, *(env[a] for a in o.args))
+
+    def rows(self, at: _At, sizes: dict[str, int]) -> int:
+        return min(sizes["C"], self.problem.lengths[at.seq] - at.chunk * sizes["C"])
+
+    def place(self, k: Kernel, t: Tensor, at: _At, sizes: dict[str, int]) -> tuple[object, ...]:
+        """The index of this instance's tile in the whole tensor (rows of a token tensor: the valid ones)."""
+        pr = self.problem
+        head = at.head if t.heads == "HV" else at.head // (pr.value_heads // pr.heads)
+        cut = tuple(slice(at.block * sizes[d], (at.block + 1) * sizes[d]) if d == k.split else slice(None)
+                    for d in t.dims)
+        if t.index == "token":
+            first = pr.starts[at.seq] + at.chunk * sizes["C"]
+            return (slice(first, first + self.rows(at, sizes)), head, *cut[1:])
+        if t.index == "slot":
+            return (pr.starts[at.seq] // sizes["C"] + at.seq + at.chunk, head, *cut)
+        if t.index == "sequence":
+            return (at.seq, head, *cut)
+        return cut
+
+    def load(self, k: Kernel, t: Tensor, at: _At, sizes: dict[str, int]) -> torch.Tensor:
+        if t.index == "block":
+            return self.channel[t.name].clone()
+        x = self.memory[t.name][self.place(k, t, at, sizes)]
+        if t.index != "token":
+            return x.clone()
+        tile = torch.zeros(t.tile.shape(sizes), dtype=x.dtype)
+        tile[: len(x)] = x
+        return tile
+
+    def store(self, k: Kernel, t: Tensor, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
+        if t.index == "block":
+            self.channel[t.name] = x.clone()
+            return
+        where = self.place(k, t, at, sizes)
+        self.memory[t.name][where] = x[: self.rows(at, sizes)] if t.index == "token" else x
+
+
+def const_tile(t: Tensor, sizes: dict[str, int]) -> torch.Tensor:
+    """A mask made on the host. fill: "KIND[:SIZE] KEPT OTHER", KIND of `keep`: KEPT where it keeps, OTHER elsewhere."""
+    kind, kept, other = t.fill.split()
+    name, _, size = kind.partition(":")
+    n = t.tile.shape(sizes)[0]
+    return torch.where(keep(name, n, int(size or 0)), float(kept), float(other))
+
+
+def interpret(p: Program, problem: Problem, inputs: dict[str, torch.Tensor | None], scalars: dict[str, float],
+              exact: bool = True) -> dict[str, torch.Tensor]:
+    """Run `p`: see Interpreter."""
+    return Interpreter(p, problem, scalars, exact).run(inputs)

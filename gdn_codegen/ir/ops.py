@@ -1,0 +1,254 @@
+"""The one table of ops: name, type rule, meaning in torch, effect.
+
+Ops name no target, memory or thread. A type rule fails with a sentence that says how to fix the input. The meaning is
+`evaluate(attrs, *values)`, on torch tensors whose shape is the tile's; loads, stores and waits have theirs in
+`ir/interpret.py`, which knows where a kernel stands.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .types import FLOATS, Tile
+
+Attrs = dict[str, Any]
+
+
+class TypeRuleError(ValueError):
+    """An op was given operands that its type rule refuses."""
+
+
+@dataclass(frozen=True)
+class OpDef:
+    name: str
+    doc: str
+    infer: Callable[..., Tile]
+    evaluate: Callable[..., torch.Tensor] | None = None
+    effect: str = "pure"  # pure, read, write, sync
+    elementwise: bool = False
+    attrs: tuple[str, ...] = ()
+
+
+OPS: dict[str, OpDef] = {}
+
+
+def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
+       effect: str = "pure", elementwise: bool = False, attrs: tuple[str, ...] = ()) -> None:
+    OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs)
+
+
+def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
+    """The result type of `kind` on operands of types `args`."""
+    if kind not in OPS:
+        raise TypeRuleError(f"op {kind!r} is unknown; the table ir/ops.py has {', '.join(OPS)}")
+    extra = set(attrs) - set(OPS[kind].attrs)
+    if extra:
+        raise TypeRuleError(f"{kind}: attribute {', '.join(sorted(extra))} is unknown; it takes "
+                            f"{', '.join(OPS[kind].attrs) or 'none'}")
+    return OPS[kind].infer(attrs, *args)
+
+
+# --- type rules ------------------------------------------------------------------------------------------------------
+def _need(cond: bool, text: str) -> None:
+    if not cond:
+        raise TypeRuleError(text)
+
+
+def _arity(kind: str, n: int, args: tuple[Tile, ...]) -> None:
+    _need(len(args) == n, f"{kind} takes {n} operand{'s' * (n != 1)}, {len(args)} came")
+
+
+def _broadcast(kind: str) -> Callable[..., Tile]:
+    def rule(attrs: Attrs, *args: Tile) -> Tile:
+        _arity(kind, 2, args)
+        a, b = args
+        _need(a.dtype == b.dtype, f"{kind}: operands have dtypes {a.dtype} and {b.dtype}; cast one of them")
+        if not a.dims or not b.dims:
+            return a if a.dims else b
+        _need(a.rank == b.rank, f"{kind}: shapes {a} and {b} have different ranks; write x[:, None] or x[None, :]")
+        out = []
+        for x, y in zip(a.dims, b.dims, strict=True):
+            _need(x == y or 1 in (x, y), f"{kind}: dims {x} and {y} of {a} and {b} do not match")
+            out.append(y if x == 1 else x)
+        return Tile(tuple(out), a.dtype)
+    return rule
+
+
+def _same(kind: str) -> Callable[..., Tile]:
+    def rule(attrs: Attrs, *args: Tile) -> Tile:
+        _arity(kind, 1, args)
+        return args[0]
+    return rule
+
+
+def _square(kind: str) -> Callable[..., Tile]:
+    def rule(attrs: Attrs, *args: Tile) -> Tile:
+        _arity(kind, 1, args)
+        x = args[0]
+        _need(x.rank == 2 and x.dims[0] == x.dims[1], f"{kind} takes a square tile, {x} came")
+        return x
+    return rule
+
+
+def _matmul(attrs: Attrs, *args: Tile) -> Tile:
+    _need(len(args) in (2, 3), f"matmul takes two operands and an optional accumulator, {len(args)} came")
+    a, b = args[:2]
+    _need(a.rank == 2 and b.rank == 2, f"matmul takes two tiles of rank 2, {a} and {b} came")
+    _need(a.dtype == b.dtype, f"matmul: operands have dtypes {a.dtype} and {b.dtype}; cast one of them")
+    m, k = a.dims[::-1] if attrs.get("ta") else a.dims
+    k2, n = b.dims[::-1] if attrs.get("tb") else b.dims
+    _need(k == k2, f"matmul: contracted dims {k} and {k2} of {a} and {b} differ; transpose one operand with .T")
+    out = Tile((m, n), "float64" if a.dtype == "float64" else "float32")
+    _need(len(args) == 2 or args[2] == out, f"matmul: accumulator {args[-1]} is not {out}")
+    return out
+
+
+def _col(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("col", 1, args)
+    _need(args[0].rank == 1, f"x[:, None] takes a vector, {args[0]} came")
+    return Tile((args[0].dims[0], 1), args[0].dtype)
+
+
+def _row(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("row", 1, args)
+    _need(args[0].rank == 1, f"x[None, :] takes a vector, {args[0]} came")
+    return Tile((1, args[0].dims[0]), args[0].dtype)
+
+
+def _cumsum(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("cumsum", 1, args)
+    _need(args[0].rank == 1, f"cumsum takes one value a token, a vector, {args[0]} came")
+    return args[0]
+
+
+def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("last", 1, args)
+    _need(args[0].rank >= 1, "last takes a tile with rows, a scalar came")
+    x = args[0]
+    return Tile(() if x.rank == 1 else (1, *x.dims[1:]), x.dtype)
+
+
+def _row_sum(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("row_sum", 1, args)
+    _need(args[0].rank == 2, f"row_sum takes a tile of rank 2, {args[0]} came")
+    return Tile((args[0].dims[0],), args[0].dtype)
+
+
+def _matrix(kind: str) -> Callable[..., Tile]:
+    def rule(attrs: Attrs, *args: Tile) -> Tile:
+        _arity(kind, 1, args)
+        _need(args[0].rank == 2, f"{kind} takes a tile of rank 2, {args[0]} came")
+        return args[0]
+    return rule
+
+
+def _cast(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("cast", 1, args)
+    _need(attrs.get("to") in FLOATS, f"cast: to={attrs.get('to')!r} is not one of {', '.join(FLOATS)}")
+    return args[0].with_dtype(attrs["to"])
+
+
+def _scalar(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("scalar", 0, args)
+    return Tile((), "float32")
+
+
+def _filled(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("full", 0, args)
+    return Tile(tuple(attrs["dims"]), attrs.get("dtype", "float32"))
+
+
+def _expand(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("expand", 1, args)
+    want = Tile(tuple(attrs["dims"]), args[0].dtype)
+    _need(args[0].rank in (0, want.rank) and all(x in (1, y) for x, y in zip(args[0].dims, want.dims, strict=False)),
+          f"expand: {args[0]} does not broadcast to {want}")
+    return want
+
+
+def _effect(attrs: Attrs, *args: Tile) -> Tile:
+    return Tile(())
+
+
+def _loaded(attrs: Attrs, *args: Tile) -> Tile:
+    raise TypeRuleError("load: its type is that of the tensor it names")
+
+
+# --- meanings --------------------------------------------------------------------------------------------------------
+def ranges(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(n)[:, None], torch.arange(n)[None, :]
+
+
+def keep(kind: str, n: int, size: int = 0) -> torch.Tensor:
+    """The entries of an n x n tile that a masking op keeps, as booleans."""
+    i, j = ranges(n)
+    return {"lower": i >= j, "strictly_lower": i > j, "eye": i == j,
+            "pairs": (i // max(1, 2 * size) == j // max(1, 2 * size)) & (i // max(1, size) > j // max(1, size)),
+            "diag_blocks": i // max(1, size) == j // max(1, size)}[kind]
+
+
+def _masked(kind: str) -> Callable[..., torch.Tensor]:
+    def meaning(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(keep(kind, len(x), attrs.get("size", 0)), x, torch.full_like(x, attrs.get("fill", 0.0)))
+    return meaning
+
+
+def _mm(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor | None = None) -> torch.Tensor:
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    a, b = a.to(wide), b.to(wide)
+    y = (a.T if attrs.get("ta") else a) @ (b.T if attrs.get("tb") else b)
+    return y if acc is None else acc + y
+
+
+def _inverse(attrs: Attrs, a: torch.Tensor) -> torch.Tensor:
+    eye = torch.eye(len(a), dtype=a.dtype)
+    return torch.linalg.solve_triangular(eye + a, eye, upper=False, unitriangular=True)
+
+
+def _row_norm(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + attrs.get("eps", 1e-6))
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",))
+op("scalar", "a number that the caller passes", _scalar, attrs=("param",))
+op("full", "a tile of one number", _filled, attrs=("dims", "value", "dtype"))
+for _n, _f in {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum,
+               "minimum": torch.minimum}.items():
+    op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n),
+       (lambda f: lambda attrs, a, b: f(a, b))(_f), elementwise=True)
+for _n, _g in {"neg": torch.neg, "exp": torch.exp, "log": torch.log, "rsqrt": torch.rsqrt,
+               "sigmoid": torch.sigmoid}.items():
+    op(_n, f"elementwise {_n}", _same(_n), (lambda g: lambda attrs, x: g(x))(_g), elementwise=True)
+op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",))
+op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True)
+op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True)
+op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",))
+op("matmul", "a @ b (+ accumulator), either side transposed, summed in float32", _matmul, _mm, attrs=("ta", "tb"))
+op("cumsum", "running sum along tokens", _cumsum, lambda attrs, x: x.cumsum(0))
+op("last", "row C - 1", _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:])
+op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1))
+op("lower", "entries on and below the diagonal; the others become `fill`", _square("lower"), _masked("lower"),
+   elementwise=True, attrs=("fill",))
+op("strictly_lower", "entries below the diagonal; the others become `fill`", _square("strictly_lower"),
+   _masked("strictly_lower"), elementwise=True, attrs=("fill",))
+op("pairs", "of each 2 size x 2 size diagonal block, its lower left size x size block", _square("pairs"),
+   _masked("pairs"), elementwise=True, attrs=("size", "fill"))
+op("diag_blocks", "the size x size blocks on the diagonal", _square("diag_blocks"), _masked("diag_blocks"),
+   elementwise=True, attrs=("size", "fill"))
+op("eye", "the identity matrix", lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims",))
+op("unit_lower_inverse", "(I + x)^-1 of a strictly lower x", _square("unit_lower_inverse"), _inverse)
+op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",))
+op("valid", "rows past the sequence's end become zero", lambda attrs, x: x)
+op("load", "a tile from global memory", _loaded, effect="read", attrs=("tensor",))
+op("store", "a tile to global memory", _effect, effect="write", attrs=("tensor",))
+op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "part"))
+op("signal", "producer of `channel` says that a buffer is full or free", _effect, effect="sync",
+   attrs=("channel", "src", "dst", "id", "why"))
+op("wait", "consumer of `channel` holds until it was signalled", _effect, effect="sync",
+   attrs=("channel", "src", "dst", "id", "why"))
+op("barrier", "all of an agent's (or `scope`'s) earlier ops come before its later ones", _effect, effect="sync",
+   attrs=("scope", "why"))

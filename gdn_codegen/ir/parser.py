@@ -1,0 +1,115 @@
+"""Reads what ir/printer.py printed. The text has Python's syntax, of which literals and calls are read, never run."""
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from .core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt
+from .ops import OPS, infer
+from .types import Tensor, Tile
+
+
+class ParseError(ValueError):
+    """The text is not a printed program."""
+
+
+def _value(n: ast.expr) -> Any:
+    if isinstance(n, ast.Name) and n.id == "inf":
+        return float("inf")
+    if isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.USub):
+        return -_value(n.operand)
+    try:
+        return ast.literal_eval(n)
+    except ValueError as e:
+        raise ParseError(f"line {n.lineno}: {ast.unparse(n)} is not a literal") from e
+
+
+def _call(n: ast.expr) -> tuple[str, list[ast.expr], dict[str, Any]]:
+    if not isinstance(n, ast.Call) or not isinstance(n.func, ast.Name):
+        raise ParseError(f"line {n.lineno}: expected a call, got {ast.unparse(n)}")
+    return n.func.id, n.args, {k.arg or "": _value(k.value) for k in n.keywords}
+
+
+def _with(n: ast.stmt, what: str) -> tuple[list[ast.expr], dict[str, Any], list[ast.stmt]]:
+    assert isinstance(n, ast.With)
+    name, args, kw = _call(n.items[0].context_expr)
+    if name != what:
+        raise ParseError(f"line {n.lineno}: expected `with {what}(...)`, got {name}")
+    return args, kw, n.body
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def op(self, n: ast.stmt, env: dict[str, Tile]) -> Op:
+        if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
+            out, expr = n.targets[0].id, n.value
+        elif isinstance(n, ast.Expr):
+            out, expr = "", n.value
+        else:
+            raise ParseError(f"line {n.lineno}: not an op: {ast.unparse(n)}")
+        kind, args, kw = _call(expr)
+        if kind not in OPS:
+            raise ParseError(f"line {n.lineno}: op {kind!r} is not in the table")
+        names = tuple(a.id if isinstance(a, ast.Name) else ast.unparse(a) for a in args)
+        meta = {k: kw.pop(k) for k in ("line", "agent", "buffer") if k in kw}
+        tile = None
+        if out:
+            if kind == "load":
+                tile = self.tensors[kw["tensor"]].tile
+            else:
+                missing = [a for a in names if a not in env]
+                if missing:
+                    raise ParseError(f"line {n.lineno}: {missing[0]} is read before it is defined")
+                tile = infer(kind, tuple(env[a] for a in names), kw)
+            env[out] = tile
+        return Op(kind, out, names, tuple(sorted(kw.items())), tile, **meta)
+
+    def body(self, nodes: list[ast.stmt], env: dict[str, Tile]) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        for n in nodes:
+            if isinstance(n, ast.Pass):
+                continue
+            if isinstance(n, ast.With):
+                args, kw, inner = _with(n, "loop")
+                carried = tuple(Carry(name, i, x, r, Tile(tuple(d), t)) for name, (i, x, r, d, t) in kw.items())
+                env.update({c.name: c.type for c in carried})
+                out.append(Loop(_value(args[0]), carried, self.body(inner, env)))
+                env.update({c.result: c.type for c in carried})
+            else:
+                out.append(self.op(n, env))
+        return tuple(out)
+
+
+def parse_program(text: str) -> Program:
+    """The program that `program_text` printed."""
+    r = _Reader()
+    head: dict[str, Any] = {}
+    source: list[tuple[int, str]] = []
+    kernels: list[Kernel] = []
+    for n in ast.parse(text).body:
+        if isinstance(n, ast.With):
+            args, kw, inner = _with(n, "kernel")
+            buffers = []
+            while inner and isinstance(inner[0], ast.Expr) and _call(inner[0].value)[0] == "buffer":
+                _, bargs, bkw = _call(inner.pop(0).value)  # type: ignore[attr-defined]
+                buffers.append(Buffer(_value(bargs[0]), **bkw))
+            kernels.append(Kernel(_value(args[0]), kw["grid"], r.body(inner, {}), tuple(kw["dims"].items()),
+                                  kw.get("split", ""), tuple(buffers)))
+            continue
+        assert isinstance(n, ast.Expr)
+        kind, args, kw = _call(n.value)
+        if kind == "program":
+            head = {"name": _value(args[0]), **kw}
+        elif kind == "source":
+            source.append((_value(args[0]), _value(args[1])))
+        elif kind == "tensor":
+            t = Tensor(_value(args[0]), **kw)
+            r.tensors[t.name] = t
+        else:
+            raise ParseError(f"line {n.lineno}: {kind} does not stand at top level")
+    if not head:
+        raise ParseError("the text has no program(...) line")
+    return Program(head["name"], head["stage"], tuple(r.tensors.values()), tuple(kernels), tuple(head["scalars"]),
+                   tuple(head["dims"].items()), tuple(source))

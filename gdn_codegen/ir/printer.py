@@ -1,0 +1,67 @@
+"""Prints a program as builder code; ir/parser.py reads it back to an equal program."""
+from __future__ import annotations
+
+from .core import Buffer, Kernel, Loop, Op, Program, Stmt
+from .types import Tensor
+
+
+def _call(name: str, args: list[str], **kw: object) -> str:
+    return f"{name}({', '.join([*args, *(f'{k}={_lit(v)}' for k, v in kw.items())])})"
+
+
+def _lit(v: object) -> str:
+    if isinstance(v, float) and v in (float("inf"), float("-inf")):
+        return "inf" if v > 0 else "-inf"
+    return repr(v)
+
+
+def _tensor(t: Tensor) -> str:
+    kw: dict[str, object] = {"role": t.role, "index": t.index, "heads": t.heads, "dims": t.dims, "dtype": t.dtype}
+    if t.optional:
+        kw["optional"] = True
+    if t.fill:
+        kw["fill"] = t.fill
+    return _call("tensor", [repr(t.name)], **kw)
+
+
+def _buffer(b: Buffer) -> str:
+    kw: dict[str, object] = {"space": b.space, "shape": b.shape, "dtype": b.dtype}
+    kw |= {k: v for k, v, d in (("offset", b.offset, 0), ("slots", b.slots, 1), ("agent", b.agent, "")) if v != d}
+    return _call("buffer", [repr(b.name)], **kw)
+
+
+def op_text(o: Op) -> str:
+    """One op as a line of builder code."""
+    kw: dict[str, object] = {**dict(o.attrs)}
+    kw |= {k: v for k, v in (("line", o.line), ("agent", o.agent), ("buffer", o.buffer)) if v}
+    text = _call(o.kind, list(o.args), **kw)
+    return f"{o.out} = {text}" if o.out else text
+
+
+def _stmts(body: tuple[Stmt, ...], indent: str, out: list[str]) -> None:
+    for s in body:
+        if isinstance(s, Loop):
+            carried = {c.name: (c.init, c.next, c.result, c.type.dims, c.type.dtype) for c in s.carried}
+            out.append(f"{indent}with {_call('loop', [repr(s.index)], **carried)}:")
+            _stmts(s.body, indent + "    ", out)
+        else:
+            out.append(indent + op_text(s))
+    if not body:
+        out.append(indent + "pass")
+
+
+def kernel_text(k: Kernel) -> str:
+    kw: dict[str, object] = {"grid": k.grid, "dims": dict(k.dims)}
+    if k.split:
+        kw["split"] = k.split
+    out = [f"with {_call('kernel', [repr(k.name)], **kw)}:"]
+    out += ["    " + _buffer(b) for b in k.buffers]
+    _stmts(k.body, "    ", out)
+    return "\n".join(out)
+
+
+def program_text(p: Program) -> str:
+    """The whole program as builder code."""
+    head = _call("program", [repr(p.name)], stage=p.stage, scalars=p.scalars, dims=dict(p.dims))
+    lines = [head, *(_call("source", [str(n), repr(text)]) for n, text in p.source)]
+    return "\n".join([*lines, *map(_tensor, p.tensors), *map(kernel_text, p.kernels)]) + "\n"

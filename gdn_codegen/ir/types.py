@@ -1,0 +1,74 @@
+"""Types of the IR: tiles with symbolic dims, and tensors in global memory."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Dim = str | int
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile value. `dims` mixes symbolic names ("C" tokens of a chunk, "K", "V") and 1; () is a scalar."""
+
+    dims: tuple[Dim, ...] = ()
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in FLOATS:
+            raise ValueError(f"tile dtype: got {self.dtype!r}, accepted are {', '.join(FLOATS)}")
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
+        """The extents, with each symbolic dim looked up in `sizes`."""
+        return tuple(d if isinstance(d, int) else sizes[d] for d in self.dims)
+
+    def with_dtype(self, dtype: str) -> Tile:
+        return Tile(self.dims, dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.dims))}]"
+
+
+#: How a tensor in global memory is addressed.
+INDEXING = {
+    "token": "rows are tokens of a caller's tensor; rows past a sequence's end load as zeros and are not stored",
+    "slot": "one dense tile a (chunk slot, value head)",
+    "sequence": "one tile a (sequence, value head)",
+    "block": "one tile a core group: a channel between agents that share no memory",
+    "const": "one tile, the same for all: a mask or table made on the host",
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in global memory.
+
+    role: "input", "output" or "workspace"; index: a key of INDEXING; heads: "H" (query/key heads) or "HV" (value
+    heads); dims: the dims of one tile; optional: absent tensors load as zeros and are not stored.
+    fill: for index "const", the rule that makes its content (see ir.ops.const_tile).
+    """
+
+    name: str
+    role: str
+    index: str
+    heads: str
+    dims: tuple[Dim, ...]
+    dtype: str = "float32"
+    optional: bool = False
+    fill: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role not in ("input", "output", "workspace"):
+            raise ValueError(f"tensor {self.name}: role {self.role!r} is not input, output or workspace")
+        if self.index not in INDEXING:
+            raise ValueError(f"tensor {self.name}: index {self.index!r} is not one of {', '.join(INDEXING)}")
+        if self.heads not in ("H", "HV"):
+            raise ValueError(f"tensor {self.name}: heads {self.heads!r} is not H or HV")
+
+    @property
+    def tile(self) -> Tile:
+        return Tile(self.dims, self.dtype)

@@ -1,0 +1,132 @@
+"""Checks a program: names defined once and before use, types by the table, stores that fit, zero padding."""
+from __future__ import annotations
+
+from .core import Kernel, Loop, Op, Program, Stmt
+from .ops import OPS, TypeRuleError, infer
+from .types import Tile
+
+
+class VerifyError(ValueError):
+    """The program is not well formed."""
+
+
+def verify(p: Program) -> Program:
+    """`p` itself, or a VerifyError that names the kernel and the op."""
+    names = [t.name for t in p.tensors]
+    if len(set(names)) != len(names):
+        raise VerifyError(f"{p.name}: a tensor name stands twice: {names}")
+    if len({k.name for k in p.kernels}) != len(p.kernels):
+        raise VerifyError(f"{p.name}: a kernel name stands twice: {[k.name for k in p.kernels]}")
+    stored: set[str] = set()
+    for k in p.kernels:
+        _Kernel(p, k, stored).run()
+    lost = [t.name for t in p.tensors if t.role == "output" and t.name not in stored]
+    if lost:
+        raise VerifyError(f"{p.name}: output {', '.join(lost)} is written by no kernel")
+    return p
+
+
+class _Kernel:
+    def __init__(self, p: Program, k: Kernel, stored: set[str]) -> None:
+        self.p, self.k, self.stored = p, k, stored
+        self.env: dict[str, Tile] = {}
+        self.buffers = {b.name for b in k.buffers}
+        self.tensors = {t.name: t for t in p.tensors}
+        self.zero: dict[str, bool] = {}  # rows past the sequence's end are zero
+
+    def fail(self, o: Op | None, text: str) -> VerifyError:
+        where = f"{self.p.name}, kernel {self.k.name}" + (f", {o.out or o.kind} (line {o.line})" if o else "")
+        return VerifyError(f"{where}: {text}")
+
+    def run(self) -> None:
+        if self.k.grid not in ("chunks", "sequences"):
+            raise self.fail(None, f"grid {self.k.grid!r} is not chunks or sequences")
+        self.body(self.k.body, inside=self.k.grid == "chunks")
+
+    def define(self, o: Op | None, name: str, t: Tile, zero: bool) -> None:
+        if name in self.env:
+            raise self.fail(o, f"{name} is defined twice")
+        self.env[name], self.zero[name] = t, zero
+
+    def body(self, body: tuple[Stmt, ...], inside: bool) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                self.loop(s, inside)
+            else:
+                self.op(s, inside)
+
+    def loop(self, lp: Loop, inside: bool) -> None:
+        if inside or self.k.grid != "sequences":
+            raise self.fail(None, "a loop over chunks stands only in a kernel over sequences, and once")
+        for c in lp.carried:
+            if self.env.get(c.init) != c.type:
+                raise self.fail(None, f"carried {c.name} starts as {c.init}, which is {self.env.get(c.init)}, not {c.type}")
+            self.define(None, c.name, c.type, False)
+        self.body(lp.body, True)
+        for c in lp.carried:
+            if self.env.get(c.next) != c.type:
+                raise self.fail(None, f"carried {c.name} becomes {c.next}: {self.env.get(c.next)}, not {c.type}")
+            self.define(None, c.result, c.type, False)
+
+    def op(self, o: Op, inside: bool) -> None:
+        if o.kind not in OPS:
+            raise self.fail(o, f"op {o.kind!r} is not in the table")
+        for a in o.args:
+            if a not in self.env:
+                raise self.fail(o, f"{a} is read before it is defined")
+        args = tuple(self.env[a] for a in o.args)
+        if o.buffer and o.buffer not in self.buffers:
+            raise self.fail(o, f"buffer {o.buffer!r} is not one of the kernel's")
+        if o.kind in ("load", "store"):
+            name = o.attr("tensor")
+            if name not in self.tensors:
+                raise self.fail(o, f"tensor {name!r} does not exist")
+            t = self.tensors[name]
+            if t.index in ("token", "slot") and not inside:
+                raise self.fail(o, f"tensor {name} has a tile a chunk, and this op stands outside the chunks")
+            if o.kind == "store":
+                if args[0] != t.tile:
+                    raise self.fail(o, f"stores {args[0]} to {name}, which takes {t.tile}")
+                if t.role == "input":
+                    raise self.fail(o, f"stores to the input {name}")
+                self.stored.add(name)
+                return
+            if t.role == "output":
+                raise self.fail(o, f"loads the output {name}")
+            if t.role == "workspace" and t.index != "const" and name not in self.stored:
+                raise self.fail(o, f"loads {name} before any kernel wrote it")
+            if o.type != t.tile:
+                raise self.fail(o, f"has type {o.type}, but {name} holds {t.tile}")
+            self.define(o, o.out, t.tile, t.index == "token")
+            return
+        try:
+            want = infer(o.kind, args, dict(o.attrs))
+        except TypeRuleError as e:
+            raise self.fail(o, str(e)) from e
+        if not o.out:
+            return
+        if o.type != want:
+            raise self.fail(o, f"has type {o.type}, its operands give {want}")
+        self.define(o, o.out, want, self.zero_on_padding(o))
+        if o.kind == "cumsum" and not self.zero[o.args[0]]:
+            raise self.fail(o, f"cumsum runs over the padding, and {o.args[0]} is not zero there; use valid({o.args[0]})")
+
+    def zero_on_padding(self, o: Op) -> bool:
+        """Whether rows past the end of `o` are surely zero, given those of its operands."""
+        z = [self.zero[a] for a in o.args]
+        tall = [a for a in o.args if self.env[a].dims[:1] == ("C",)]
+        if o.kind == "valid":
+            return True
+        if o.kind in ("neg", "cast", "col", "row", "row_norm", "row_sum", "move", "strictly_lower", "expand"):
+            return z[0]
+        if o.kind == "lower":
+            return z[0] and not o.attr("fill")
+        if o.kind in ("mul", "minimum") and o.kind == "mul":
+            return any(z)
+        if o.kind in ("add", "sub"):
+            return all(z) and len(tall) == len(z)
+        if o.kind == "div":
+            return z[0]
+        if o.kind == "matmul":
+            return z[0] and not o.attr("ta") and (len(z) == 2 or z[2])
+        return False

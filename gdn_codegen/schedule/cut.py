@@ -1,0 +1,124 @@
+"""cut: one kernel a group of value names. Requires a traced program of one walk; produces stage "cut".
+
+A group is parallel over chunks if it can be: unless it needs the state of each chunk and no earlier group wrote that
+state. Then it walks the chunks in order. Values that later groups read are stored to workspace, one tile a chunk slot.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.core import Kernel, Loop, Op, Program, Stmt
+from ..ir.types import Tensor
+from .schedule import Schedule, ScheduleError
+
+
+def cut(p: Program, s: Schedule, sizes: dict[str, int]) -> Program:
+    """The kernels that `s.kernels` asks for. sizes: extents of C, K and V."""
+    (whole,) = p.kernels
+    loop = next((x for x in whole.body if isinstance(x, Loop)), None)
+    if loop is None:
+        raise ScheduleError(f"{p.name}: the program has no walk over chunks")
+    g = _Graph(p, s, whole, loop)
+    parts = [g.slice(i) for i in range(len(s.kernels))]
+    kernels, tensors = [], list(p.tensors)
+    for i, group in enumerate(s.kernels):
+        read_later = {n for later in parts[i + 1:] for n in later.reads}
+        kernel, made = g.kernel(i, parts[i], read_later)
+        split = _split(s, kernel, {t.name: t for t in [*tensors, *made]}, sizes)
+        kernels.append(replace(kernel, split=split, dims=((split, s.v_block),) if split else ()))
+        tensors += made
+    return replace(p, stage="cut", kernels=tuple(kernels), tensors=tuple(tensors), dims=tuple(sizes.items()))
+
+
+def _split(s: Schedule, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:
+    """"V" where the kernel's grid may cut V into blocks: all it writes has V, and no product or sum runs over V."""
+    if not s.v_block or s.v_block >= sizes["V"]:
+        return ""
+    if sizes["V"] % s.v_block:
+        raise ScheduleError(f"schedule {s.name}: v_block={s.v_block} does not divide V={sizes['V']}")
+    ops = [o for st in k.body for o in (st.body if isinstance(st, Loop) else [st]) if isinstance(o, Op)]
+    env = {o.out: o.type for o in ops if o.type} | {c.name: c.type for st in k.body if isinstance(st, Loop)
+                                                   for c in st.carried}
+    for o in ops:
+        if o.kind == "store" and "V" not in tensors[o.attr("tensor")].dims:
+            return ""
+        if o.kind in ("row_sum", "row_norm") and "V" in env[o.args[0]].dims:
+            return ""
+        if o.kind == "matmul" and env[o.args[0]].dims[0 if o.attr("ta") else 1] == "V":
+            return ""
+    return "V"
+
+
+class _Slice:
+    def __init__(self) -> None:
+        self.ops: set[str] = set()  # values computed here
+        self.reads: set[str] = set()  # values an earlier group wrote
+        self.walks = False
+
+
+class _Graph:
+    def __init__(self, p: Program, s: Schedule, whole: Kernel, loop: Loop) -> None:
+        self.p, self.s, self.whole, self.loop = p, s, whole, loop
+        self.defs = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
+        self.states = {c.name: c for c in loop.carried}
+        self.outputs = {o.args[0]: o for o in loop.body if isinstance(o, Op) and o.kind == "store"}
+        names = [n for group in s.kernels for n in group]
+        unknown = [n for n in names if n not in self.defs and n not in self.states]
+        if unknown:
+            have = [n for n, o in self.defs.items() if o.kind not in ("load", "const", "scalar")]
+            raise ScheduleError(f"schedule {s.name}: kernels names {', '.join(unknown)}; {p.name} has "
+                                f"{', '.join([*have, *self.states])}")
+        lost = [n for n in [*self.outputs, *self.states] if n not in names]
+        if lost:
+            raise ScheduleError(f"schedule {s.name}: no group of kernels writes {', '.join(lost)}")
+
+    def slice(self, i: int) -> _Slice:
+        out, earlier = _Slice(), {n for group in self.s.kernels[:i] for n in group}
+        todo = [self.states[n].next if n in self.states else n for n in self.s.kernels[i]]
+        out.walks = any(n in self.states for n in self.s.kernels[i])
+        while todo:
+            n = todo.pop()
+            if n in out.ops or n in out.reads:
+                continue
+            if n in earlier:
+                out.reads.add(n)
+            elif n in self.states:
+                out.walks = True
+                todo.append(self.states[n].next)
+            else:
+                out.ops.add(n)
+                todo += self.defs[n].args
+        return out
+
+    def workspace(self, n: str) -> Tensor:
+        t = self.states[n].type if n in self.states else self.defs[n].type
+        assert t is not None
+        return Tensor(f"{n}_ws", "workspace", "slot", "HV", t.dims, t.dtype)
+
+    def kernel(self, i: int, part: _Slice, read_later: set[str]) -> tuple[Kernel, list[Tensor]]:
+        group = self.s.kernels[i]
+        made = [self.workspace(n) for n in group if n in read_later]
+        kept = {t.name[:-3] for t in made}
+        body: list[Stmt] = []
+        for n in sorted(part.reads):
+            t = self.workspace(n)
+            body.append(Op("load", n, (), (("tensor", t.name),), t.tile))
+        body += [Op("store", "", (n,), (("tensor", f"{n}_ws"),)) for n in group if n in kept and n in self.states]
+        for o in self.loop.body:
+            assert isinstance(o, Op)
+            if o.out in part.ops:
+                body.append(o)
+                if o.out in kept and o.out in group:
+                    body.append(Op("store", "", (o.out,), (("tensor", f"{o.out}_ws"),)))
+            elif o.kind == "store" and o.args[0] in group:
+                body.append(o)
+        name = "_".join(group)
+        if not part.walks:
+            return Kernel(name, "chunks", tuple(body)), made
+        walked = tuple(c for c in self.loop.carried if c.next in part.ops or c.next in part.reads)
+        # A state that an earlier group wrote is loaded like any value, so it is not walked again.
+        walked = tuple(c for c in walked if c.name not in part.reads)
+        before = [o for o in self.whole.body if isinstance(o, Op) and o.out in {c.init for c in walked}]
+        after = [o for o in self.whole.body if isinstance(o, Op) and o.kind == "store"
+                 and o.args[0] in {c.result for c in walked if c.name in group}]
+        return Kernel(name, "sequences", (*before, Loop(self.loop.index, walked, tuple(body)), *after)), made

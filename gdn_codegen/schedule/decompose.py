@@ -1,0 +1,74 @@
+"""decompose: expand ops that no target has. Requires stage "typed"; produces stage "decomposed".
+
+unit_lower_inverse, by `inverse`:
+- "doubling": T = I; for b = 1, 2, 4... T <- T - T A_b T, where A_b holds, of each 2b x 2b diagonal block of A, the lower
+  left b x b block. T is then the inverse of I + (A's diagonal 2b-blocks): block forward substitution, all blocks at once.
+- "blocked16": 16-row blocks by (I - X)(I + X^2)(I + X^4)(I + X^8), X the diagonal 16-blocks, then merged as above.
+The plain product (I - A)(I + A^2)(I + A^4)... over the whole chunk is not offered: with equal keys the entries of A^32
+reach binomial(62, 31) = 5e17 and every digit is lost.
+
+row_norm becomes x * rsqrt(row_sum(x * x) + eps).
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.builder import Body
+from ..ir.core import Op, Program
+from .schedule import Schedule
+from .tools import rebuild_kernel
+
+
+def decompose(p: Program, s: Schedule, dtype: str) -> Program:
+    """Expand the ops named above; products of the inverse take operands in `s.inverse_dtype`."""
+    operand = dtype if s.inverse_dtype == "input" else "float32"
+    size = p.sizes["C"]
+
+    def rule(o: Op, b: Body) -> str | None:
+        if o.kind == "unit_lower_inverse":
+            return _inverse(o, b, s.inverse, size, operand)
+        if o.kind == "row_norm":
+            x = o.args[0]
+            total = b.op("row_sum", b.op("mul", x, x, line=o.line), line=o.line)
+            eps = b.op("const", value=float(o.attr("eps", 1e-6)), line=o.line)
+            inv = b.op("rsqrt", b.op("add", total, eps, line=o.line), line=o.line)
+            return b.op("mul", x, b.op("col", inv, line=o.line), name=o.out, line=o.line)
+        return None
+
+    return replace(p, stage="decomposed", kernels=tuple(rebuild_kernel(p, k, rule) for k in p.kernels))
+
+
+def _inverse(o: Op, b: Body, how: str, size: int, operand: str) -> str:
+    a, line, dims = o.args[0], o.line, b.types[o.args[0]].dims
+
+    def cast(x: str) -> str:
+        return x if b.types[x].dtype == operand else b.op("cast", x, to=operand, line=line)
+
+    def product(x: str, y: str, plus: str = "") -> str:
+        xy = b.op("matmul", cast(x), cast(y), line=line, name=b.fresh(f"{o.out}_p"))
+        return b.op("add", plus, xy, line=line, name=b.fresh(f"{o.out}_s")) if plus else xy
+
+    eye = b.op("eye", dims=dims, line=line)
+    minus = b.op("neg", a, line=line)
+    if how == "doubling" or size <= 16:
+        done = 2
+        t = b.op("add", eye, b.op("pairs", minus, size=1, line=line), line=line, name=b.fresh(f"{o.out}_1"))
+    else:
+        done = 16
+        x = b.op("diag_blocks", minus, size=16, line=line)
+        t = b.op("add", eye, x, line=line, name=b.fresh(f"{o.out}_d"))
+        for _ in range(3):  # (I + X)(I + X^2)(I + X^4)(I + X^8) with X = -A
+            x = product(x, x)
+            t = product(t, x, plus=t)
+    while done < size:
+        below = b.op("pairs", minus, size=done, line=line)
+        t = product(t, product(below, t), plus=t)
+        done *= 2
+    last = b.stmts[-1]
+    assert isinstance(last, Op) and last.out == t
+    b.stmts[-1] = replace(last, out=o.out)
+    b.types[o.out] = b.types.pop(t)
+    for key, value in list(b._seen.items()):
+        if value == t:
+            b._seen[key] = o.out
+    return o.out

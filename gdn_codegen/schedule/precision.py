@@ -1,0 +1,53 @@
+"""precision: dtypes of memory and of matmul operands, as explicit casts. Requires stage "cut".
+
+q, k, v and o have the caller's dtype; one value a token (gates, beta) and carried state are float32. Elementwise work
+is float32; a product's operands are the caller's dtype and it sums in float32. A workspace tensor has the operand dtype
+where only products read it, float32 otherwise.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.builder import Body
+from ..ir.core import Op, Program, walk
+from ..ir.types import Tensor
+from .schedule import Schedule
+from .tools import rebuild_kernel
+
+
+def precision(p: Program, s: Schedule, dtype: str) -> Program:
+    """`p` with memory and products in `dtype` ("float16", "bfloat16" or "float32")."""
+    only_products = {t.name: True for t in p.role("workspace")}
+    for k in p.kernels:
+        loaded = {o.out: o.attr("tensor") for o in walk(k.body) if o.kind == "load"}
+        for o in walk(k.body):
+            for n, a in enumerate(o.args):
+                if loaded.get(a) in only_products and not (o.kind == "matmul" and n < 2):
+                    only_products[loaded[a]] = False
+
+    def stored(t: Tensor) -> str:
+        if t.index == "token":
+            return dtype if len(t.dims) > 1 else "float32"
+        return dtype if only_products.get(t.name) else "float32"
+
+    tensors = tuple(replace(t, dtype=stored(t)) for t in p.tensors)
+    typed = replace(p, tensors=tensors)
+    by_name = {t.name: t for t in tensors}
+
+    def rule(o: Op, b: Body) -> str | None:
+        def cast(a: str, to: str) -> str:
+            return a if b.types[a].dtype == to else b.op("cast", a, to=to, line=o.line)
+
+        if o.kind == "store":
+            b.op("store", cast(o.args[0], by_name[o.attr("tensor")].dtype), tensor=o.attr("tensor"), line=o.line)
+            return ""
+        if o.kind == "matmul":
+            left, right = (cast(a, dtype) for a in o.args[:2])
+            return b.op("matmul", left, right, *o.args[2:], name=o.out, line=o.line, **dict(o.attrs))
+        if o.kind == "load":
+            return b.op("load", name=o.out, line=o.line, tensor=o.attr("tensor"))
+        if o.args and any(b.types[a].dtype != "float32" for a in o.args):
+            return b.op(o.kind, *(cast(a, "float32") for a in o.args), name=o.out, line=o.line, **dict(o.attrs))
+        return None
+
+    return replace(typed, stage="typed", kernels=tuple(rebuild_kernel(typed, k, rule) for k in p.kernels))

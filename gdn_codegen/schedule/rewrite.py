@@ -1,0 +1,143 @@
+"""rewrite: algebra on the algorithm's graph, by `form`. Requires a traced program; produces a traced program.
+
+"wy": a product M @ Y of a Y affine in the carried state S, Y = Y0 + F S, becomes U0 - W S with U0 = M Y0 and W = -M F.
+"gate-free": decay D[i, j] = exp(x_i - x_j) is a conjugation by diag(exp(x)), so the inverse of I + (B * D) is the
+inverse of I + B, times D.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.builder import Body
+from ..ir.core import Loop, Op, Program, types, uses
+from .schedule import Schedule, ScheduleError
+from .tools import dead_code
+
+
+def rewrite(p: Program, s: Schedule) -> Program:
+    """`p` in the schedule's form."""
+    if s.form == "direct":
+        return p
+    (kernel,) = p.kernels
+    before = kernel.body[: next(i for i, x in enumerate(kernel.body) if isinstance(x, Loop))]
+    loop = kernel.body[len(before)]
+    assert isinstance(loop, Loop)
+    form = _gate_free if s.form == "gate-free" else _wy
+    body = dead_code(replace(loop, body=form(p, s, loop)).body, {c.next for c in loop.carried})
+    return replace(p, kernels=(replace(kernel, body=(*before, replace(loop, body=body), *kernel.body[len(before) + 1:])),))
+
+
+def _start(p: Program, loop: Loop) -> Body:
+    b = Body({t.name: t for t in p.tensors}, {c.name: c.type for c in loop.carried})
+    b.taken |= {o.out for o in loop.body if isinstance(o, Op)} | {c.result for c in loop.carried}
+    return b
+
+
+def _gate_free(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    defs = {o.out: o for o in loop.body if isinstance(o, Op)}
+    count = uses(loop.body)
+    b, decays = _start(p, loop), {}
+    for o in defs.values():  # the tiles to be inverted whose decay factors out, with that decay
+        a = defs.get(o.args[0]) if o.kind == "unit_lower_inverse" else None
+        if a is not None and a.kind == "strictly_lower" and count[a.out] == 1:
+            decay = next((f for f in _factors(a.args[0], defs) if _is_decay(f, defs)), None)
+            if decay is not None:
+                decays[a.out] = decays[o.out] = decay
+    if not decays:
+        raise ScheduleError(f"schedule {s.name}: form gate-free needs unit_lower_inverse(strictly_lower(... * "
+                            f"exp(lower(x[:, None] - x[None, :], fill=-inf)))), which {p.name} has not")
+    for o in loop.body:
+        assert isinstance(o, Op)
+        decay = decays.get(o.out)
+        if decay is None:
+            b.copy(o)
+        elif o.kind == "strictly_lower":
+            x, *rest = [f for f in _factors(o.args[0], defs) if f != decay]
+            for f in rest:
+                x = b.op("mul", x, f, line=o.line)
+            b.op("strictly_lower", x, line=o.line, name=o.out)
+        else:
+            free = b.op("unit_lower_inverse", o.args[0], line=o.line, name=b.fresh(f"{o.out}_free"))
+            b.op("mul", free, decay, line=o.line, name=o.out)
+    return b.finish()  # type: ignore[return-value]
+
+
+def _factors(name: str, defs: dict[str, Op]) -> list[str]:
+    o = defs.get(name)
+    return [name] if o is None or o.kind != "mul" else [f for a in o.args for f in _factors(a, defs)]
+
+
+def _is_decay(name: str, defs: dict[str, Op]) -> bool:
+    """exp(lower(x[:, None] - x[None, :], fill=-inf)) of one vector x."""
+    chain = []
+    for kind in ("exp", "lower", "sub"):
+        o = defs.get(name)
+        if o is None or o.kind != kind:
+            return False
+        chain.append(o)
+        name = o.args[0]
+    if chain[1].attr("fill") != float("-inf"):
+        return False
+    left, right = (defs.get(a) for a in chain[2].args)
+    return (left is not None and right is not None and (left.kind, right.kind) == ("col", "row")
+            and left.args == right.args)
+
+
+def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    defs = {o.out: o for o in loop.body if isinstance(o, Op)}
+    states = {c.name for c in loop.carried}
+    b, tile = _start(p, loop), types(loop.body)
+    depends: dict[str, bool] = {n: True for n in states}
+    for o in defs.values():
+        depends[o.out] = any(depends.get(a, False) for a in o.args)
+
+    def affine(name: str) -> tuple[str | None, tuple[str, str, bool] | None]:
+        """name = offset + sign * factor @ state, as (offset, (factor, state, negative)); None where it is not."""
+        if not depends.get(name):
+            return name, None
+        o = defs.get(name)
+        if o is None:
+            raise _NotAffine
+        free = [a for a in o.args if not depends.get(a)]
+        if o.kind == "matmul" and o.args[1] in states and not depends.get(o.args[0]) and not o.attr("tb"):
+            if o.attr("ta"):
+                raise _NotAffine
+            return None, (o.args[0], o.args[1], False)
+        if o.kind == "mul" and len(free) == 1 and tile[free[0]].dims in ((), ("C", 1)):
+            y0, f = affine(next(a for a in o.args if depends.get(a)))
+            assert f is not None
+            return (b.op("mul", free[0], y0, line=o.line) if y0 else None,
+                    (b.op("mul", free[0], f[0], line=o.line), f[1], f[2]))
+        if o.kind in ("add", "sub") and len(free) == 1:
+            at = o.args.index(free[0])
+            y0, f = affine(o.args[1 - at])
+            assert f is not None
+            negative = f[2] ^ (o.kind == "sub" and at == 0)
+            y0 = free[0] if y0 is None else b.op(o.kind, *((free[0], y0) if at == 0 else (y0, free[0])), line=o.line)
+            return y0, (f[0], f[1], negative)
+        raise _NotAffine
+
+    done = 0
+    for o in loop.body:
+        assert isinstance(o, Op)
+        if o.kind == "matmul" and len(o.args) == 2 and o.args[1] not in states and not depends[o.args[0]] \
+                and depends[o.args[1]] and not o.attr("ta") and not o.attr("tb"):
+            try:
+                y0, f = affine(o.args[1])
+            except _NotAffine:
+                y0, f = None, None
+            if y0 is not None and f is not None:
+                offset = b.op("matmul", o.args[0], y0, name=b.fresh(f"{o.out}0"), line=o.line)
+                weight = b.op("matmul", o.args[0], f[0], name=b.fresh("W"), line=o.line)
+                b.op("sub" if f[2] else "add", offset, b.op("matmul", weight, f[1], line=o.line), name=o.out, line=o.line)
+                done += 1
+                continue
+        b.copy(o)
+    if not done:
+        raise ScheduleError(f"schedule {s.name}: form wy needs a product of a state-free tile with one affine in the "
+                            f"carried state, which {p.name} has not")
+    return b.finish()  # type: ignore[return-value]
+
+
+class _NotAffine(Exception):
+    pass

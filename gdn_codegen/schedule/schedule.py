@@ -1,0 +1,74 @@
+"""A schedule is data: which values leave the chip, in which form, computed by whom."""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..ir.core import Program, loops, walk
+
+FORMS = ("direct", "wy", "gate-free")
+INVERSES = ("doubling", "blocked16")
+
+
+class ScheduleError(ValueError):
+    """A schedule that does not fit its algorithm or itself."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How an algorithm is cut and computed.
+
+    kernels: groups of value names. A group is one kernel and writes the values it names to global memory; later groups
+      read them, and what no group names is recomputed where it is needed.
+    form: "direct"; "wy" (what multiplies the state is split off as W and U0, so that they do not wait for it);
+      "gate-free" (decay factored out of the inverse).
+    inverse: "doubling" (blocks of 1, 2, 4... rows merged) or "blocked16" (16-row blocks by powers, then merged).
+    v_block: columns of V a kernel instance computes; 0 for all. Applies where all that a kernel writes has V.
+    inverse_dtype: dtype of the operands of the inverse's products: "input" (that of q) or "float32".
+    """
+
+    name: str
+    kernels: tuple[tuple[str, ...], ...]
+    form: str = "direct"
+    inverse: str = "doubling"
+    v_block: int = 0
+    inverse_dtype: str = "input"
+
+    def __post_init__(self) -> None:
+        for field, value, accepted in (("form", self.form, FORMS), ("inverse", self.inverse, INVERSES),
+                                       ("inverse_dtype", self.inverse_dtype, ("input", "float32"))):
+            if value not in accepted:
+                raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(accepted)}")
+        names = [n for group in self.kernels for n in group]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ScheduleError(f"schedule {self.name}: {', '.join(twice)} stands in kernels twice")
+        if not all(self.kernels):
+            raise ScheduleError(f"schedule {self.name}: kernels has an empty group")
+
+    def adapted(self, p: Program) -> Schedule:
+        """This schedule for a family member that lacks some of its values: those names and empty groups drop out.
+
+        Meant for the named schedules, which serve every algorithm; a schedule of one's own is taken to the letter.
+        """
+        loop = next(loops(p.kernels[0].body))
+        have = {o.out for o in walk(p.kernels[0].body)} | {c.name for c in loop.carried}
+        has_inverse = any(o.kind == "unit_lower_inverse" for o in loop.body if not hasattr(o, "body"))
+        split = {"W", "U0"} if self.form == "wy" and has_inverse else set()
+        groups = tuple(tuple(n for n in g if n in have | split) for g in self.kernels)
+        form = self.form if has_inverse else "direct"
+        return replace(self, kernels=tuple(g for g in groups if g), form=form)
+
+
+SCHEDULES = {s.name: s for s in (
+    Schedule("staged", (("G",), ("A",), ("Tinv",), ("W", "U0"), ("S", "U"), ("o",)), form="wy"),
+    Schedule("prepared", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", inverse="blocked16"),
+    Schedule("replay", (("G", "Tinv"), ("o", "S"))),
+    Schedule("fused", (("o", "S"),)),
+)}
+
+
+def named(name: str) -> Schedule:
+    """The schedule called `name`."""
+    if name not in SCHEDULES:
+        raise ScheduleError(f"schedule: got {name!r}; accepted are {', '.join(SCHEDULES)}")
+    return SCHEDULES[name]

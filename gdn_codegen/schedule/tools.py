@@ -1,0 +1,83 @@
+"""What several passes share."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..ir.builder import Body
+from ..ir.core import Kernel, Loop, Op, Program, Stmt
+from ..ir.ops import OPS
+from ..ir.types import Tensor
+
+
+def dead_code(body: tuple[Stmt, ...], alive: set[str]) -> tuple[Stmt, ...]:
+    """The body without pure ops whose value nobody reads; `alive` names values read from outside."""
+    alive = set(alive)
+    out: list[Stmt] = []
+    for s in reversed(body):
+        if isinstance(s, Loop):
+            inner = dead_code(s.body, alive | {c.next for c in s.carried})
+            s = replace(s, body=inner)
+            alive |= {c.init for c in s.carried} | _reads(inner)
+        elif s.out and s.out not in alive and OPS[s.kind].effect in ("pure", "read"):
+            continue
+        else:
+            alive |= set(s.args)
+        out.append(s)
+    return tuple(reversed(out))
+
+
+def _reads(body: tuple[Stmt, ...]) -> set[str]:
+    out: set[str] = set()
+    for s in body:
+        if isinstance(s, Loop):
+            out |= {x for c in s.carried for x in (c.init, c.next)} | _reads(s.body)
+        else:
+            out |= set(s.args)
+    return out
+
+
+Rule = Callable[[Op, Body], "str | None"]
+
+
+def rebuild(body: tuple[Stmt, ...], b: Body, rule: Rule, names: dict[str, str] | None = None) -> tuple[Stmt, ...]:
+    """The body with each op put through `rule`, which appends to `b` and returns the new value's name, or None to keep
+    the op as it is. Later reads see the new name."""
+    names = {} if names is None else names
+    for s in body:
+        if isinstance(s, Loop):
+            inner = Body(b.tensors, {**b.types, **{c.name: c.type for c in s.carried}})
+            inner.taken = b.taken
+            done = rebuild(s.body, inner, rule, names)
+            carried = tuple(replace(c, init=names.get(c.init, c.init), next=names.get(c.next, c.next)) for c in s.carried)
+            b.stmts.append(replace(s, carried=carried, body=done))
+            b.types.update({c.result: c.type for c in s.carried})
+            continue
+        o = s.renamed(names)
+        new = rule(o, b)
+        if new is None:
+            b.copy(o)
+        elif o.out and new != o.out:
+            names[o.out] = new
+    return b.finish()
+
+
+def rebuild_kernel(p: Program, k: Kernel, rule: Rule) -> Kernel:
+    """The kernel with each op put through `rule`, dead code dropped."""
+    b = Body({t.name: t for t in p.tensors})
+    b.taken = {o.out for o in _all(k.body)} | {x for lp in _loops(k.body) for c in lp.carried for x in (c.name, c.result)}
+    return replace(k, body=dead_code(rebuild(k.body, b, rule), set()))
+
+
+def _all(body: tuple[Stmt, ...]) -> list[Op]:
+    return [o for s in body for o in (_all(s.body) if isinstance(s, Loop) else [s])]
+
+
+def _loops(body: tuple[Stmt, ...]) -> list[Loop]:
+    return [s for s in body if isinstance(s, Loop)]
+
+
+def with_tensors(p: Program, *more: Tensor) -> Program:
+    """`p` with tensors added that it does not have yet."""
+    have = {t.name for t in p.tensors}
+    return replace(p, tensors=(*p.tensors, *(t for t in more if t.name not in have)))
