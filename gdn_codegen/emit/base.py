@@ -1,0 +1,93 @@
+"""What emitters share: a rule table a target, the source line as a comment, and what a template is told."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
+from ..ir.ops import OPS
+from ..ir.types import Tensor
+
+
+class EmitError(ValueError):
+    """A program reached an emitter with an op that its target has no rule for."""
+
+
+class Rules:
+    """The rules of one target: @rule("matmul") on a function that gives the text of one op.
+
+    unsupported: ops that a pass removes before this target's emitter, with the name of that pass.
+    """
+
+    def __init__(self, target: str, unsupported: dict[str, str]) -> None:
+        self.target, self.unsupported = target, unsupported
+        self.table: dict[str, Callable[..., Any]] = {}
+
+    def __call__(self, *kinds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def add(fn: Callable[..., Any]) -> Callable[..., Any]:
+            for kind in kinds:
+                assert kind in OPS and kind not in self.table, kind
+                self.table[kind] = fn
+            return fn
+        return add
+
+    def of(self, op: Op) -> Callable[..., Any]:
+        if op.kind in self.table:
+            return self.table[op.kind]
+        made_by = self.unsupported.get(op.kind)
+        raise EmitError(f"{self.target} has no rule for {op.kind} ({op.out or 'effect'}, line {op.line})"
+                        + (f"; pass {made_by} should have removed it" if made_by else ""))
+
+
+class Writer:
+    """Lines of text, indented, with the algorithm's line as a comment where it changes."""
+
+    def __init__(self, p: Program, comment: str, indent: int = 0) -> None:
+        self.source, self.comment, self.indent = dict(p.source), comment, indent
+        self.lines: list[str] = []
+        self.line = 0
+
+    def at(self, op: Op) -> None:
+        """Say which line of the algorithm follows."""
+        if op.line and op.line != self.line and op.line in self.source:
+            self.line = op.line
+            self(f"{self.comment} {self.source[op.line]}")
+
+    def __call__(self, *lines: str) -> None:
+        self.lines += [("    " * self.indent + x).rstrip() for x in lines]
+
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """One kernel for a template. tensors, scalars: what it is passed, in order; body: its emitted lines."""
+
+    name: str
+    grid: str
+    blocks: int  # a split dim's blocks
+    tensors: tuple[Tensor, ...]
+    scalars: tuple[str, ...]
+    body: str
+    extra: dict[str, Any]
+
+
+def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
+    """The tensors that a kernel loads or stores, in the program's order: its pointer parameters."""
+    names = {o.attr("tensor") for o in walk(k.body) if o.kind in ("load", "store")}
+    return tuple(t for t in p.tensors if t.name in names)
+
+
+def numbers(k: Kernel) -> tuple[str, ...]:
+    """The caller's numbers that a kernel reads, in order of first use."""
+    return tuple(dict.fromkeys(o.attr("param") for o in walk(k.body) if o.kind == "scalar"))
+
+
+def blocks(p: Program, k: Kernel) -> int:
+    return p.sizes[k.split] // k.sizes[k.split] if k.split else 1
+
+
+__all__ = ["EmitError", "Kernel", "KernelText", "Loop", "Op", "Program", "Rules", "Stmt", "Writer", "blocks", "numbers",
+           "touched", "walk"]

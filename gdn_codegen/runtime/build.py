@@ -1,0 +1,143 @@
+"""A build: options -> name and text of a generated module."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from .. import algorithms
+from ..emit import EMITTERS
+from ..emit.base import KernelText
+from ..ir.builder import Algorithm
+from ..ir.core import Program
+from ..ir.types import Tensor
+from ..schedule import SCHEDULES, Schedule, named
+from ..schedule.pipelines import PIPELINES, lower
+
+TARGETS = tuple(PIPELINES)
+CHUNKS = (16, 32, 64, 128)
+LAYOUTS = ("bthd", "bhtd")
+DTYPES = ("float16", "bfloat16", "float32")
+HEAD_DIMS = (16, 32, 64, 128, 256)
+DEFAULT_SCHEDULE = "fused"
+#: File names use the field's short name where there is one.
+SHORT = {"gated_delta_rule": "gdn"}
+
+
+@dataclass(frozen=True)
+class Build:
+    """What to generate. chunk: tokens of a chunk; head_dim_k, head_dim_v: K and V; schedule: a name or a Schedule."""
+
+    target: str
+    chunk: int = 64
+    layout: str = "bthd"
+    algorithm: str = "gated_delta_rule"
+    schedule: str | Schedule = DEFAULT_SCHEDULE
+    dtype: str = "float16"
+    head_dim_k: int = 128
+    head_dim_v: int = 128
+
+    def __post_init__(self) -> None:
+        for field, value, accepted in (("target", self.target, TARGETS), ("chunk", self.chunk, CHUNKS),
+                                       ("layout", self.layout, LAYOUTS), ("dtype", self.dtype, DTYPES),
+                                       ("head_dim_k", self.head_dim_k, HEAD_DIMS),
+                                       ("head_dim_v", self.head_dim_v, HEAD_DIMS)):
+            if value not in accepted:
+                raise ValueError(f"{field}: got {value!r}; accepted: {', '.join(map(str, accepted))}")
+        if isinstance(self.schedule, str):
+            named(self.schedule)
+
+    @property
+    def plan(self) -> Schedule:
+        return named(self.schedule) if isinstance(self.schedule, str) else self.schedule
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"C": self.chunk, "K": self.head_dim_k, "V": self.head_dim_v}
+
+    @property
+    def page(self) -> Algorithm:
+        return algorithms.find(self.algorithm)
+
+    @property
+    def name(self) -> str:
+        """The module's name: ALGORITHM_cCHUNK_LAYOUT, then what differs from the defaults."""
+        page = self.page.name
+        parts = [SHORT.get(page, page), f"c{self.chunk}", self.layout]
+        if (self.head_dim_k, self.head_dim_v) != (128, 128):
+            parts.append(f"k{self.head_dim_k}v{self.head_dim_v}")
+        if self.dtype != "float16":
+            parts.append({"bfloat16": "bf16", "float32": "f32"}[self.dtype])
+        if self.plan != SCHEDULES[DEFAULT_SCHEDULE]:
+            parts.append(self.plan.name)
+        return "_".join(parts)
+
+    @property
+    def function(self) -> str:
+        return f"chunk_{self.page.name}"
+
+
+def lowered(b: Build) -> Program:
+    """The program that `b`'s emitter prints."""
+    return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    packaged = Path(__file__).parents[1] / "templates"
+    folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "templates"
+    return jinja2.Environment(loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined,
+                              trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
+
+
+def render(b: Build) -> str:
+    """The generated module's text: ASCII, the same bytes for the same build."""
+    p = lowered(b)
+    kernels = EMITTERS[b.target](p, b.layout)
+    page = b.page
+    text = _environment().get_template(f"{b.target}/module.py.j2").render(
+        **_facts(b, p, page), tables=_tables(p, page, b.sizes, kernels), kernels=kernels)
+    text.encode("ascii")
+    return text
+
+
+def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
+    initial = [t.name for t in p.role("input") if t.optional]
+    inputs = [t for t in p.role("input") if not t.optional]
+    shape = {"bthd": "[B, T, {h}{d}]", "bhtd": "[B, {h}, T{d}]"}[b.layout]
+    def dims(t: Tensor) -> str:
+        return "".join(f", {b.sizes[str(d)]}" for d in t.dims[1:])
+    shapes = ", ".join(f"{t.name} {shape.format(h=t.heads, d=dims(t))} {t.dtype}" for t in inputs)
+    states = [f"{t.name}: [N, HV, {', '.join(str(b.sizes[str(d)]) for d in t.dims)}], read as float32; zero where absent."
+              for t in p.role("input") if t.optional]
+    command = (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {page.name}"
+               f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}")
+    return {"command": command, "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
+            "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "sizes": b.sizes, "name": b.name,
+            "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes, "state_doc": states,
+            "inputs": [t.name for t in inputs], "initial": initial, "scalars": list(p.scalars)}
+
+
+def _table(rows: list[tuple[Any, ...]]) -> str:
+    if not rows:
+        return "()"
+    return "(\n" + "".join(f"    {row!r},\n" for row in rows).replace("'", '"') + ")"
+
+
+def _tables(p: Program, page: Algorithm, sizes: dict[str, int], kernels: list[KernelText]) -> dict[str, str]:
+    def shape(t: Tensor, skip: int = 0) -> tuple[int, ...]:
+        return t.tile.shape(sizes)[skip:]
+    return {
+        "inputs": _table([(t.name, t.heads, shape(t, 1), t.dtype) for t in p.role("input") if not t.optional]),
+        "outputs": _table([(t.name, shape(t, 1), t.dtype) for t in p.role("output") if t.index == "token"]),
+        "workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "slot"]),
+        "initial": _table([(t.name, shape(t)) for t in p.role("input") if t.index == "sequence"]),
+        "final": _table([(t.name, shape(t)) for t in p.role("output") if t.index == "sequence"]),
+        "scalars": repr(page.scalar_defaults(sizes)).replace("'", '"'),
+        "kernels": _table([(k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), k.scalars) for k in kernels]),
+    }
+
+

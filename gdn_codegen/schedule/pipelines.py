@@ -1,0 +1,59 @@
+"""The passes of each target, in order. No logic here: a pass takes (program, context) from its neighbours below."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..devices import HOPPER, TRITON, Device
+from ..ir.core import Program
+from ..ir.verify import verify
+from .accumulate import accumulate
+from .assign import assign
+from .cut import cut
+from .decompose import decompose
+from .place import place
+from .precision import precision
+from .rewrite import rewrite
+from .schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Context:
+    """What passes may ask about: the schedule, the device, extents of C, K, V, and the caller's dtype."""
+
+    schedule: Schedule
+    device: Device
+    sizes: tuple[tuple[str, int], ...]
+    dtype: str
+
+
+Pass = Callable[[Program, Context], Program]
+
+FRONT: tuple[tuple[str, Pass], ...] = (
+    ("rewrite", lambda p, c: rewrite(p, c.schedule)),
+    ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes))),
+    ("precision", lambda p, c: precision(p, c.schedule, c.dtype)),
+    ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype)),
+    ("accumulate", lambda p, c: accumulate(p)),
+)
+ONE_AGENT: tuple[tuple[str, Pass], ...] = (
+    *FRONT,
+    ("assign", lambda p, c: assign(p, c.device)),
+    ("place", lambda p, c: place(p, c.device)),
+)
+PIPELINES: dict[str, tuple[tuple[str, Pass], ...]] = {"triton": ONE_AGENT, "tilelang": ONE_AGENT}
+DEVICES: dict[str, Device] = {"triton": TRITON, "tilelang": HOPPER}
+
+#: Called after every pass with (name, before, after, context); the tests put their checks here.
+observers: list[Callable[[str, Program, Program, Context], None]] = []
+
+
+def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dtype: str) -> Program:
+    """A traced program, lowered for `target` by its pipeline; every stage is verified."""
+    c = Context(schedule.adapted(p), DEVICES[target], tuple(sizes.items()), dtype)
+    p = verify(replace(p, dims=c.sizes))
+    for name, run in PIPELINES[target]:
+        before, p = p, verify(run(p, c))
+        for see in observers:
+            see(name, before, p, c)
+    return p

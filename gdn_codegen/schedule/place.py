@@ -1,0 +1,142 @@
+"""place: gives values buffers. Requires stage "assigned"; produces stage "placed".
+
+A value without a buffer is an expression inside the op that reads it: cheap elementwise ops read once, numbers, and
+row and column views. The others get a buffer in the space that the device names for their kind. Where the device allows
+it, a product shares the buffer of its accumulator, and a carried value the buffer of what it becomes, if nobody reads
+the old value afterwards.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..devices import Device
+from ..ir.core import Buffer, Kernel, Loop, Op, Program, Stmt, loops, types, uses, walk
+from ..ir.ops import OPS
+from .schedule import ScheduleError
+
+VIEWS = ("const", "scalar", "col", "row", "eye", "full", "expand")
+
+
+def place(p: Program, device: Device) -> Program:
+    """`p` with buffers on its kernels and on the ops that fill them."""
+    return replace(p, stage="placed", kernels=tuple(_Kernel(p, k, device).run() for k in p.kernels))
+
+
+class _Kernel:
+    def __init__(self, p: Program, k: Kernel, device: Device) -> None:
+        self.p, self.k, self.device = p, k, device
+        self.sizes = {**p.sizes, **k.sizes}
+        self.type = types(k.body)
+        self.count = uses(k.body)
+        self.ops = list(walk(k.body))
+        self.defs = {o.out: o for o in self.ops if o.out}
+        self.readers: dict[str, list[tuple[Op, int]]] = {}
+        for o in self.ops:
+            for n, a in enumerate(o.args):
+                self.readers.setdefault(a, []).append((o, n))
+        self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
+
+    def run(self) -> Kernel:
+        owner = {o.out: o.out for o in self.ops if o.out and self.stored(o)}
+        for lp in loops(self.k.body):
+            for c in lp.carried:
+                owner[c.name] = owner[c.result] = c.name
+                if c.init in owner:
+                    owner[c.init] = c.name
+                if self.overwrites(lp, c.name, c.next):
+                    owner[c.next] = c.name
+        if self.device.in_place:
+            self.share_accumulators(owner)
+        buffers: dict[str, Buffer] = {}
+        for value, name in owner.items():
+            if name not in buffers:
+                t = self.type[value]
+                buffers[name] = Buffer(name, self.space(name if name in self.defs else value), t.shape(self.sizes), t.dtype)
+        self.check_sizes(list(buffers.values()))
+        return replace(self.k, body=self.mark(self.k.body, owner), buffers=tuple(buffers.values()))
+
+    def stored(self, o: Op) -> bool:
+        """Whether the value of `o` has storage, rather than being an expression in its reader."""
+        if o.out in self.carried:
+            return True
+        if o.kind in VIEWS and o.out not in self.operands():
+            return False
+        if not OPS[o.kind].elementwise:
+            return True
+        readers = self.readers.get(o.out, [])
+        if self.count.get(o.out, 0) != 1:
+            return True
+        reader, n = readers[0]
+        if self.device.operand != self.device.tile and reader.kind == "matmul" and n < 2:
+            return True
+        if reader.kind == "matmul" and n == 2:
+            return False
+        if not OPS[reader.kind].elementwise and reader.kind != "store" and self.device.tile != "register":
+            return True  # cumsum, last, row_sum read storage
+        # A vector under a tile would be computed again for every column.
+        return self.device.vector != "register" and self.type[o.out].rank == 1 and reader.kind in ("col", "row") \
+            or self.device.number != "register" and self.type[o.out].rank == 0
+
+    def operands(self) -> set[str]:
+        return {a for o in self.ops if o.kind == "matmul" for a in o.args[:2]}
+
+    def space(self, value: str) -> str:
+        o, d, t = self.defs.get(value), self.device, self.type[value]
+        if t.rank == 0:
+            return d.number
+        if t.rank == 1:
+            return d.vector
+        if value in self.operands():
+            return d.operand
+        if o is None or o.kind == "matmul" or value in self.carried:
+            return d.product
+        return d.loaded if o.kind == "load" else d.tile
+
+    def overwrites(self, lp: Loop, name: str, new: str) -> bool:
+        """Whether nobody reads carried `name` once its next value exists."""
+        after = False
+        for o in walk(lp.body):
+            if after and self.reads(o, name):
+                return False
+            after = after or o.out == new
+        return after and not any(self.type[x] != self.type[name] for x in (new,))
+
+    def reads(self, o: Op, name: str) -> bool:
+        """Whether `o` reads `name`, itself or through expressions inside it."""
+        return any(a == name or (a in self.defs and not self.stored(self.defs[a]) and self.reads(self.defs[a], name))
+                   for a in o.args)
+
+    def share_accumulators(self, owner: dict[str, str]) -> None:
+        order = {o.out or id(o): n for n, o in enumerate(self.ops)}
+        for o in self.ops:
+            if o.kind != "matmul" or len(o.args) < 3 or o.out not in owner:
+                continue
+            acc = o.args[2]
+            if acc not in owner or acc in self.carried or o.out in self.carried or acc in self.operands():
+                continue
+            if all(order[r.out or id(r)] <= order[o.out] for r, _ in self.all_readers(acc)):
+                root = owner[acc]
+                for v in [v for v, n in owner.items() if n == root]:
+                    owner[v] = o.out
+
+    def all_readers(self, name: str) -> list[tuple[Op, int]]:
+        out = []
+        for r, n in self.readers.get(name, []):
+            out += [(r, n)] if not r.out or self.stored(r) else self.all_readers(r.out)
+        return out
+
+    def mark(self, body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:
+        return tuple(replace(s, body=self.mark(s.body, owner)) if isinstance(s, Loop)
+                     else replace(s, buffer=owner.get(s.out, "")) for s in body)
+
+    def check_sizes(self, buffers: list[Buffer]) -> None:
+        """A single buffer larger than its space; a compiler that merges lifetimes has the last word on the sum."""
+        width = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+        for b in buffers:
+            size = width[b.dtype]
+            for n in b.shape:
+                size *= n
+            limit = self.device.spaces.get(b.space, 0)
+            if limit and size > limit:
+                raise ScheduleError(f"{self.p.name}, kernel {self.k.name}: {b.name} takes {size} bytes, {b.space} of "
+                                    f"{self.device.name} has {limit}")
