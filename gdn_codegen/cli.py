@@ -1,0 +1,151 @@
+"""gdn_codegen: build, list, show, verify, doctor."""
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import algorithms
+from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DTYPES, HEAD_DIMS, LAYOUTS, TARGETS, Build, lowered, render
+from .schedule import SCHEDULES
+
+
+def _build_options(p: argparse.ArgumentParser, *, several: bool) -> None:
+    targets = (*TARGETS, "all") if several else TARGETS
+    default = "all" if several else TARGETS[0]
+    p.add_argument("--target", default=default, choices=targets, help=f"what to emit (default: {default})")
+    p.add_argument("--chunk", type=int, default=64, choices=CHUNKS, help="tokens of a chunk (default: 64)")
+    p.add_argument("--layout", default="bthd", choices=LAYOUTS, help="order of tokens and heads (default: bthd)")
+    p.add_argument("--algorithm", default="gated_delta_rule", metavar="NAME|FILE.py:FUNCTION",
+                   help=f"one of {', '.join(algorithms.names())}, or a page of your own (default: gated_delta_rule)")
+    bare = {} if several else {"nargs": "?", "const": ""}
+    p.add_argument("--schedule", default=None, choices=(*SCHEDULES, *([] if several else [""])), metavar="NAME",
+                   help=f"one of {', '.join(SCHEDULES)} (default: {DEFAULT_SCHEDULE})"
+                   + ("" if several else "; without a name, print the schedule"), **bare)
+    p.add_argument("--dtype", default="float16", choices=DTYPES, help="of q, k, v and o (default: float16)")
+    p.add_argument("--head-dim-k", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="K (default: 128)")
+    p.add_argument("--head-dim-v", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="V (default: 128)")
+
+
+def _builds(a: argparse.Namespace) -> list[Build]:
+    targets = TARGETS if a.target == "all" else (a.target,)
+    schedule = a.schedule or DEFAULT_SCHEDULE
+    return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v) for t in targets]
+
+
+def _import_line(path: Path, function: str) -> str:
+    parts = path.with_suffix("").parts
+    if path.is_absolute() or any(not x.isidentifier() for x in parts):
+        return f"sys.path.insert(0, {str(path.parent)!r}); from {path.stem} import {function}"
+    return f"from {'.'.join(parts)} import {function}"
+
+
+def build(a: argparse.Namespace) -> int:
+    from .runtime.load import write
+    builds, failed = _builds(a), False
+    for i, b in enumerate(builds):
+        if len(builds) > 1:
+            print(f"[{i + 1}/{len(builds)}] {b.target}: {b.name}", flush=True)
+        start = time.perf_counter()
+        path = write(b, Path(a.out))
+        print(f"{path}  ({time.perf_counter() - start:.2f} s)\n{_import_line(path, b.function)}", flush=True)
+        if a.check:
+            from .runtime.check import check
+            for line, ok in check(b, path):
+                failed |= not ok
+                print(f"  {line}", flush=True)
+    return int(failed)
+
+
+def list_(a: argparse.Namespace) -> int:
+    print("algorithms")
+    for n in algorithms.names():
+        page = algorithms.find(n)
+        print(f"  {n:18} {page.doc.splitlines()[0] if page.doc else ''}")
+    print("schedules")
+    for s in SCHEDULES.values():
+        print(f"  {s.name:18} {' '.join('[' + ' '.join(g) + ']' for g in s.kernels)}, form {s.form}, inverse {s.inverse}")
+    print("targets\n  " + "\n  ".join(TARGETS))
+    return 0
+
+
+def show(a: argparse.Namespace) -> int:
+    from .ir.printer import program_text
+    from .runtime.show import graph_dot, kernels_text, schedule_text
+    (b,) = _builds(a)
+    wanted = [w for w in ("kernels", "ir", "source", "graph") if getattr(a, w)]
+    if a.schedule == "" or not wanted:
+        wanted.insert(0, "schedule")
+    text = {"schedule": lambda: schedule_text(b), "kernels": lambda: kernels_text(b), "source": lambda: render(b),
+            "ir": lambda: program_text(lowered(b)), "graph": lambda: graph_dot(b)}
+    print("\n".join(text[w]() for w in wanted))
+    return 0
+
+
+def verify(a: argparse.Namespace) -> int:
+    import torch
+
+    from .runtime.targets import runs
+    from .runtime.verify import CASES, table
+    if a.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: got 'cuda'; accepted: cpu, since torch sees no GPU here")
+    builds = [b for b in _builds(a) if runs(b.target, a.device)]
+    for b in _builds(a):
+        if b not in builds:
+            print(f"{b.target}: does not run {a.device} tensors here; see gdn_codegen doctor")
+    cases = CASES[:2] if a.quick else CASES
+    good = bool(builds)
+    for i, b in enumerate(builds):
+        lines, ok = table([b], cases, a.device)
+        print("\n".join(lines if i == 0 else lines[1:]), flush=True)
+        good &= ok
+    print("all comparisons hold" if good else "FAILED")
+    return int(not good)
+
+
+def doctor(a: argparse.Namespace) -> int:
+    from .runtime.targets import findings
+    for f in findings():
+        print(f"{f.target:9} {f.what:16} {'yes' if f.ok else 'no':4} {f.detail}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="gdn_codegen", description="Gated DeltaNet kernels from one algorithm.")
+    sub = top.add_subparsers(dest="command", required=True)
+    p = sub.add_parser("build", help="write a module that stands alone")
+    _build_options(p, several=True)
+    p.add_argument("--out", default="generated", metavar="DIR", help="folder of DIR/TARGET/NAME.py (default: generated)")
+    p.add_argument("--check", action="store_true", help="compile as far as this machine allows")
+    p.set_defaults(run=build)
+    sub.add_parser("list", help="algorithms, schedules, targets").set_defaults(run=list_)
+    p = sub.add_parser("show", help="what a build does")
+    _build_options(p, several=False)
+    for flag, text in (("--kernels", "each kernel's grid, reads and writes"),
+                       ("--ir", "the lowered program"), ("--source", "the emitted module"),
+                       ("--graph", "the chunk graph with its kernel cuts, in DOT")):
+        p.add_argument(flag, action="store_true", help=text)
+    p.set_defaults(run=show)
+    p = sub.add_parser("verify", help="run targets against the float64 recurrence")
+    _build_options(p, several=True)
+    p.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the tensors live (default: cpu)")
+    p.add_argument("--quick", action="store_true", help="two cases only")
+    p.set_defaults(run=verify)
+    sub.add_parser("doctor", help="which targets run here, and what is missing for the rest").set_defaults(run=doctor)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    a = parser().parse_args(argv)
+    try:
+        run: int = a.run(a)
+    except ValueError as e:
+        print(f"gdn_codegen: {e}", file=sys.stderr)
+        return 2
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Ops for callers of the package: built on first use, then called like any function."""
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, LAYOUTS, TARGETS, Build
+from .runtime.load import function
+from .runtime.targets import choose
+from .schedule import Schedule
+
+_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+
+def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
+              schedule: str | Schedule) -> Build:
+    """The build that serves these tensors."""
+    for name, x in (("q", q), ("v", v)):
+        if not isinstance(x, torch.Tensor) or x.ndim != 4:
+            raise ValueError(f"{name}: got {tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__}; "
+                             "accepted: a tensor of rank 4")
+    if q.dtype not in _NAMES:
+        raise ValueError(f"q: got {q.dtype}; accepted: {', '.join(map(str, _NAMES))}")
+    if target != "auto" and target not in TARGETS:
+        raise ValueError(f"target: got {target!r}; accepted: auto, {', '.join(TARGETS)}")
+    if chunk_size not in CHUNKS:
+        raise ValueError(f"chunk_size: got {chunk_size!r}; accepted: {', '.join(map(str, CHUNKS))}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: got {layout!r}; accepted: {', '.join(LAYOUTS)}")
+    target = choose(q.device.type) if target == "auto" else target
+    b = Build(target, chunk_size, layout, algorithm, schedule, _NAMES[q.dtype], q.shape[-1], v.shape[-1])
+    if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
+        print(f"gdn_codegen: {b}", file=sys.stderr)
+    return b
+
+
+def chunk_gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
+                           scale: float | None = None, initial_state: torch.Tensor | None = None,
+                           output_final_state: bool = False, cu_seqlens: torch.Tensor | None = None, *,
+                           target: str = "auto", chunk_size: int = 64, layout: str = "bthd",
+                           schedule: str | Schedule = DEFAULT_SCHEDULE) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gated DeltaNet prefill (arXiv:2412.06464): o and the final state.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V], HV a multiple of H; g (log decay, float32 kept), beta: [B, T, HV]; layout
+    "bhtd" swaps T and heads. float16, bfloat16 or float32; products sum in float32. scale defaults to K ** -0.5.
+    initial_state: [N, HV, K, V]; the final state is returned in float32. cu_seqlens: [N + 1], int32 or int64, packs N
+    sequences into B = 1. target: "auto" picks what runs on q's device. Raises ValueError naming a bad argument.
+    """
+    fn = function(build_for("gated_delta_rule", q, v, target, chunk_size, layout, schedule))
+    result: Any = fn(q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+                     cu_seqlens=cu_seqlens)
+    return result  # type: ignore[no-any-return]

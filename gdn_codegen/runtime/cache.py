@@ -1,0 +1,64 @@
+"""Where generated modules and compiled objects lie: content-hashed, safe under several processes and kills."""
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def folder() -> Path:
+    """$GDN_CODEGEN_CACHE, or gdn_codegen under $XDG_CACHE_HOME or ~/.cache."""
+    given = os.environ.get("GDN_CODEGEN_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gdn_codegen"
+
+
+def digest(*parts: str | bytes) -> str:
+    """16 hex digits that name this content."""
+    h = hashlib.sha256()
+    for p in parts:
+        data = p.encode() if isinstance(p, str) else p
+        h.update(len(data).to_bytes(8, "little") + data)
+    return h.hexdigest()[:16]
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a file whole or not at all: a temporary beside it, flushed, then renamed onto it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8", newline="\n") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Hold `path`.lock against other processes; a killed holder frees it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(path.name + ".lock"), "w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+def made(path: Path, make: Callable[[Path], None]) -> Path:
+    """`path`, made by `make(temporary path)` if it is not there: once among processes, never half."""
+    if path.exists():
+        return path
+    with lock(path):
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making.") as tmp:
+                temporary = Path(tmp) / path.name
+                make(temporary)
+                os.replace(temporary, path)
+    return path

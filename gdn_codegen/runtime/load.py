@@ -1,0 +1,49 @@
+"""Writes and imports generated modules."""
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from . import cache
+from .build import Build, render
+
+
+def write(b: Build, out: Path) -> Path:
+    """The generated module of `b` at out/TARGET/NAME.py; an unchanged file is left alone."""
+    path, text = out / b.target / f"{b.name}.py", render(b)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        cache.write(path, text)
+    return path
+
+
+def import_path(path: Path) -> ModuleType:
+    """Import a generated module from any folder."""
+    name = f"gdn_codegen_generated_{path.parent.name}_{path.stem}_{cache.digest(str(path.resolve()))[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"path: got {path}; accepted: a generated Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and source inspection look the module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@lru_cache(maxsize=256)
+def function(b: Build) -> Callable[..., Any]:
+    """The op of `b`, built into the cache on first use."""
+    text = render(b)
+    path = cache.folder() / "modules" / b.target / f"{b.name}_{cache.digest(text)}.py"
+    cache.made(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    fn: Callable[..., Any] = getattr(import_path(path), b.function)
+    return fn

@@ -1,0 +1,85 @@
+"""Which targets run on this machine, on what, and what is missing for the rest."""
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `doctor`: ok says whether `what` of `target` works here; detail is a version or what to install."""
+
+    target: str
+    what: str
+    ok: bool
+    detail: str
+
+
+def _version(module: str) -> str:
+    """The installed version of a distribution, without importing it; "" where it is missing."""
+    if importlib.util.find_spec(module) is None:
+        return ""
+    from importlib.metadata import PackageNotFoundError, version
+    try:
+        return version(module)
+    except PackageNotFoundError:
+        return "unknown version"
+
+
+def _first_line(*command: str) -> str:
+    path = shutil.which(command[0])
+    if path is None:
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    return lines[-1] if command[0] == "nvcc" and lines else (lines[0] if lines else path)
+
+
+def runs(target: str, device: str) -> bool:
+    """Whether `target` runs tensors of `device` ("cuda", "cpu", "npu") here."""
+    if target == "pto":
+        return device == "npu" or (device == "cpu" and shutil.which("g++") is not None)
+    if device == "npu" or not _version(target):
+        return False
+    return target != "tilelang" or device != "cpu" or shutil.which("gcc") is not None
+
+
+def findings() -> list[Finding]:
+    """What `doctor` prints."""
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+    triton, tilelang, nvcc = _version("triton"), _version("tilelang"), _first_line("nvcc", "--version")
+    gxx, bisheng = _first_line("g++", "--version"), shutil.which("bisheng") or ""
+    npu, root = _version("torch_npu"), os.environ.get("PTO_ISA_ROOT", "")
+    need_gpu = "no GPU that torch sees"
+    return [
+        Finding("triton", "package", bool(triton), triton or "pip install 'gdn_codegen[triton]'"),
+        Finding("triton", "CPU tensors", bool(triton), "Triton's interpreter" if triton else "needs the package"),
+        Finding("triton", "GPU tensors", bool(triton and gpu), gpu or need_gpu),
+        Finding("tilelang", "package", bool(tilelang), tilelang or "pip install 'gdn_codegen[tilelang]'"),
+        Finding("tilelang", "CPU tensors", bool(tilelang and shutil.which("gcc")),
+                "TileLang's C backend" if tilelang and shutil.which("gcc") else "needs the package and gcc"),
+        Finding("tilelang", "nvcc", bool(nvcc), nvcc or "needs a CUDA toolkit with nvcc on PATH"),
+        Finding("tilelang", "GPU tensors", bool(tilelang and gpu and nvcc), gpu or need_gpu),
+        Finding("pto", "CPU tensors", bool(gxx), f"the bundled simulator, {gxx}" if gxx else "needs g++ 12 or newer"),
+        Finding("pto", "PTO-ISA headers", bool(root), root or "set PTO_ISA_ROOT to a PTO-ISA installation"),
+        Finding("pto", "bisheng", bool(bisheng), bisheng or "needs the CANN toolkit: bisheng on PATH"),
+        Finding("pto", "NPU tensors", bool(npu and bisheng), npu or "needs torch_npu and an Ascend NPU"),
+    ]
+
+
+def choose(device: str) -> str:
+    """The target for tensors of `device` when the caller leaves it open."""
+    order = {"cuda": ("tilelang", "triton"), "npu": ("pto",)}.get(device, ("tilelang", "triton", "pto"))
+    for target in order:
+        if runs(target, device):
+            return target
+    raise ValueError(f"target: got 'auto', but none of {', '.join(order)} runs {device} tensors here; "
+                     "`gdn_codegen doctor` says what is missing")

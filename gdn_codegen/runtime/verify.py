@@ -1,0 +1,124 @@
+"""Runs targets against the token recurrence in float64.
+
+The reference is the algorithm's own page interpreted in float64 with a chunk of one token, which is the recurrence; the
+tests hold the pages against recurrences written out by hand.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..ir.core import Program
+from ..ir.interpret import TORCH, Problem, interpret
+from ..ir.types import Tensor
+from .build import Build
+from .load import function
+
+#: RMSE over RMS that a comparison may reach.
+TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences to run: lengths packed into one row, or `batch` equal rows. gate: mean log decay of a token."""
+
+    lengths: tuple[int, ...]
+    heads: int = 1
+    value_heads: int = 2
+    gate: float = -0.5
+    initial: bool = True
+    batched: bool = False
+    seed: int = 0
+
+
+#: What `verify` runs when nothing is asked: tails, packs, an empty sequence, slow and sudden forgetting.
+CASES = (Case((64,)), Case((1,)), Case((63, 0, 65)), Case((129,), gate=0.0), Case((33, 64), gate=-50.0),
+         Case((70, 70), batched=True, initial=False))
+
+
+def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
+    """Packed inputs [tokens, heads, ...] of a traced program: unit keys and queries, gates <= 0, beta in (0, 1)."""
+    gen = torch.Generator().manual_seed(case.seed)
+    total, out = sum(case.lengths), {}
+    for t in p.role("input"):
+        heads = case.heads if t.heads == "H" else case.value_heads
+        shape = (total, heads, *t.tile.shape(b.sizes)[1:])
+        if t.optional:
+            shape = (len(case.lengths), case.value_heads, *t.tile.shape(b.sizes))
+        x = torch.randn(shape, generator=gen)
+        if t.heads == "H":
+            x = torch.nn.functional.normalize(x, dim=-1)
+        elif t.index == "token" and len(t.dims) == 1:
+            u = torch.rand(shape, generator=gen)
+            x = 2 * case.gate * u if t.name.startswith("g") else u
+        out[t.name] = x.to(TORCH[b.dtype]) if t.index == "token" and len(t.dims) > 1 else x
+    return out
+
+
+def reference(b: Build, case: Case, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Outputs of the token recurrence in float64, packed like the inputs."""
+    page = b.page
+    p = page.trace()
+    p = replace(p, dims=(("C", 1), *((d, n) for d, n in b.sizes.items() if d != "C")))
+    numbers = {n: v if v is not None else 1.0 for n, v in page.scalar_defaults(b.sizes).items()}
+    given: dict[str, torch.Tensor | None] = {t.name: None if t.optional and not case.initial else x[t.name]
+                                             for t in p.role("input")}
+    return interpret(p, Problem(list(case.lengths), case.heads, case.value_heads), given, numbers)
+
+
+def rms_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """RMSE(got - want) / RMS(want); NaN where `got` has one. A reference of all zeros counts absolutely."""
+    if not want.numel():
+        return 0.0
+    scale = want.double().pow(2).mean().sqrt().item()
+    return (got.double() - want.double()).pow(2).mean().sqrt().item() / (scale or 1.0)
+
+
+def to_layout(t: Tensor, x: torch.Tensor, b: Build, case: Case) -> torch.Tensor:
+    """A packed token tensor as the caller passes it."""
+    rows = len(case.lengths) if case.batched else 1
+    x = x.reshape(rows, -1, *x.shape[1:]) if x.numel() else x.reshape(rows, x.shape[0] // rows, *x.shape[1:])
+    return x if b.layout == "bthd" else x.transpose(1, 2).contiguous()
+
+
+def run(b: Build, case: Case, x: dict[str, torch.Tensor], device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Outputs of the built op, packed like the reference's."""
+    p = b.page.trace()
+    given = {t.name: to_layout(t, x[t.name], b, case).to(device) for t in p.role("input") if not t.optional}
+    states = {t.name: x[t.name].to(device) for t in p.role("input") if t.optional and case.initial}
+    ends = [0]
+    for n in case.lengths:
+        ends.append(ends[-1] + n)
+    cu = None if case.batched else torch.tensor(ends, dtype=torch.int32, device=device)
+    results = function(b)(**given, **states, output_final_state=True, cu_seqlens=cu)
+    outs = p.role("output")
+    got = {}
+    for t, r in zip(sorted(outs, key=lambda t: t.index != "token"), results, strict=True):
+        if t.index == "token":
+            r = r if b.layout == "bthd" else r.transpose(1, 2)
+            r = r.reshape(sum(case.lengths), *r.shape[2:])
+        got[t.name] = r.cpu()
+    return got
+
+
+def compare(b: Build, case: Case, device: str = "cpu") -> dict[str, float]:
+    """RMSE over RMS of each output."""
+    x = inputs(b, b.page.trace(), case)
+    want, got = reference(b, case, x), run(b, case, x, device)
+    return {n: rms_error(got[n], want[n]) for n in want}
+
+
+def table(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu") -> tuple[list[str], bool]:
+    """Lines of the table that `verify` prints, and whether all comparisons hold."""
+    lines, good = [f"{'target':10} {'module':34} {'lengths':16} {'gate':>6}  RMSE/RMS of outputs"], True
+    for b in builds:
+        for case in cases:
+            errors = compare(b, case, device)
+            ok = all(e <= TOLERANCE[b.dtype] for e in errors.values())
+            good &= ok
+            shown = "  ".join(f"{n} {e:.1e}" for n, e in errors.items())
+            lengths = "+".join(map(str, case.lengths)) if not case.batched else f"{len(case.lengths)}x{case.lengths[0]}"
+            lines.append(f"{b.target:10} {b.name:34} {lengths:16} {case.gate:6g}  {shown}  {'ok' if ok else 'FAILED'}")
+    return lines, good

@@ -1,0 +1,65 @@
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+# Outputs and workspaces of generated modules start as NaN, and nothing is shared with a user's cache.
+os.environ["GDN_CODEGEN_POISON"] = "1"
+os.environ.setdefault("GDN_CODEGEN_CACHE", str(Path(tempfile.gettempdir()) / f"gdn_codegen_tests_{os.getuid()}"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from gdn_codegen.ir.interpret import Problem, interpret  # noqa: E402
+from gdn_codegen.ir.parser import parse_program  # noqa: E402
+from gdn_codegen.ir.printer import program_text  # noqa: E402
+from gdn_codegen.ir.verify import verify  # noqa: E402
+from gdn_codegen.schedule import pipelines  # noqa: E402
+
+torch.set_num_threads(1)
+_seen: set[str] = set()
+_outputs: dict[str, dict[str, torch.Tensor]] = {}
+
+
+def _small(p):
+    """Inputs of a program: two sequences, the second with a partial chunk, one head group of two value heads."""
+    problem = Problem([p.sizes["C"], p.sizes["C"] // 2 + 1], 1, 2)
+    gen, x = torch.Generator().manual_seed(0), {}
+    for t in p.role("input"):
+        heads = 1 if t.heads == "H" else 2
+        lead = (2, heads) if t.index == "sequence" else (sum(problem.lengths), heads)
+        dims = t.tile.shape(p.sizes)[0 if t.index == "sequence" else 1:]
+        x[t.name] = torch.randn(*lead, *dims, generator=gen, dtype=torch.float64) / 8
+        if t.name.startswith("g"):
+            x[t.name] = -x[t.name].abs()
+    return problem, x
+
+
+def _run(p):
+    text = program_text(p)
+    if text not in _outputs:
+        problem, x = _small(p)
+        _outputs[text] = interpret(p, problem, x, dict.fromkeys(p.scalars, 0.5))
+    return _outputs[text]
+
+
+def check_pass(name, before, after, context):
+    """After every pass: verify, print and parse back, interpret before and after."""
+    verify(after)
+    text = program_text(after)
+    assert parse_program(text) == after, f"{name}: the program does not survive print and parse"
+    if text in _seen:
+        return
+    _seen.add(text)
+    want, got = _run(before), _run(after)
+    for n in want:
+        scale = want[n].pow(2).mean().sqrt()
+        assert (got[n] - want[n]).pow(2).mean().sqrt() <= 1e-9 * scale, f"{name} changed {n}"
+
+
+@pytest.fixture(autouse=True)
+def _every_pass_is_checked():
+    pipelines.observers.append(check_pass)
+    yield
+    pipelines.observers.remove(check_pass)

@@ -1,0 +1,127 @@
+"""The IR: type rules, verifier, printer and parser, interpreter."""
+from dataclasses import replace
+
+import pytest
+import torch
+from reference import expected, problem, rms_error
+
+from gdn_codegen.algorithms import find, names
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, valid
+from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.ir.ops import OPS, TypeRuleError, infer
+from gdn_codegen.ir.parser import ParseError, parse_program
+from gdn_codegen.ir.printer import program_text
+from gdn_codegen.ir.types import Tile
+from gdn_codegen.ir.verify import VerifyError, verify
+
+HAS_DELTA = {"gated_delta_rule": True, "simple_gla": False}
+
+
+def sized(name, C, K=16, V=8):
+    return replace(find(name).trace(), dims=(("C", C), ("K", K), ("V", V)))
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("chunk", [1, 16, 32])
+def test_pages_are_the_recurrence(name, chunk):
+    x = problem([5, 33, 0, 16], 1, 2, 16, 8, torch.float64, gate="mixed")
+    want_o, want_S = expected(x, HAS_DELTA[name])
+    given = {**{n: x[n].double() for n in ("q", "k", "v", "g", "beta")}, "initial_state": x["S"]}
+    p = sized(name, chunk)
+    got = interpret(p, Problem(x["lengths"], 1, 2), {t.name: given[t.name] for t in p.role("input")}, {"scale": x["scale"]})
+    assert rms_error(got["o"], want_o) < 1e-12
+    assert rms_error(got["final_state"], want_S) < 1e-12
+
+
+def test_values_have_the_pages_names():
+    ops = {o.out for o in find("gated_delta_rule").trace().kernels[0].body[1].body}
+    assert {"G", "D", "A", "Tinv", "U", "o"} <= ops
+
+
+@pytest.mark.parametrize("bad, text", [
+    (lambda: infer("matmul", (Tile(("C", "K")), Tile(("C", "K"))), {}), "transpose one operand"),
+    (lambda: infer("add", (Tile(("C",)), Tile(("C", "C"))), {}), r"x\[:, None\]"),
+    (lambda: infer("add", (Tile(("C",), "float16"), Tile(("C",))), {}), "cast one"),
+    (lambda: infer("lower", (Tile(("C", "K")),), {}), "square"),
+    (lambda: infer("nothing", (), {}), "unknown"),
+    (lambda: infer("exp", (Tile(),), {"to": 1}), "attribute to"),
+])
+def test_type_rules_say_how_to_fix(bad, text):
+    with pytest.raises(TypeRuleError, match=text):
+        bad()
+
+
+def test_a_page_that_branches_on_data_is_refused():
+    with pytest.raises(TypeRuleError, match="cannot branch"):
+        @algorithm(q="C K", S=carried("K K"))
+        def bad(q, S):
+            return (q if q else q), S
+        bad.trace()
+
+
+def test_a_page_with_a_wrong_state_is_refused():
+    @algorithm(q="C K", S=carried("K K"))
+    def bad(q, S):
+        return q, q
+    with pytest.raises(TypeRuleError, match="next S"):
+        bad.trace()
+
+
+def test_gates_that_are_not_zero_on_padding_need_valid():
+    def page(clean):
+        @algorithm(x="C K", a="C", S=carried("K K"))
+        def raw(x, a, S):
+            g = -exp(a)
+            G = cumsum(valid(g) if clean else g)
+            return exp(G)[:, None] * (x @ S), exp(last(G)) * S
+        return raw.trace()
+    verify(page(True))
+    with pytest.raises(VerifyError, match=r"use valid\(g\)"):
+        verify(page(False))
+
+
+def test_round_trip_and_parse_errors():
+    p = sized("gated_delta_rule", 16)
+    assert parse_program(program_text(p)) == p
+    with pytest.raises(ParseError, match="not in the table"):
+        parse_program(program_text(p).replace("cumsum(", "frobnicate("))
+    with pytest.raises(ParseError, match="before it is defined"):
+        parse_program(program_text(p).replace("G = cumsum(g", "G2 = cumsum(g"))
+
+
+def broken(change):
+    """The gated delta rule with one op of its walk changed."""
+    p = sized("gated_delta_rule", 16)
+    loop = p.kernels[0].body[1]
+    body = tuple(c for o in loop.body for c in change(o))
+    return replace(p, kernels=(replace(p.kernels[0], body=(p.kernels[0].body[0], replace(loop, body=body), *p.kernels[0].body[2:])),))
+
+
+@pytest.mark.parametrize("change, text", [
+    (lambda o: () if o.out == "G" else (o,), "G is read before"),
+    (lambda o: (o, o) if o.out == "G" else (o,), "defined twice"),
+    (lambda o: (replace(o, type=Tile(("C", "C"))),) if o.out == "G" else (o,), "operands give"),
+    (lambda o: () if o.kind == "store" else (o,), "written by no kernel"),
+    (lambda o: (replace(o, attrs=(("tensor", "v"),)),) if o.kind == "store" else (o,), "to the input v"),
+    (lambda o: (replace(o, buffer="nowhere"),) if o.out == "G" else (o,), "buffer"),
+])
+def test_verifier(change, text):
+    with pytest.raises((VerifyError), match=text):
+        verify(broken(change))
+
+
+def test_every_op_has_a_doc_and_pure_ones_a_meaning():
+    in_interpreter = {"const", "scalar", "full", "eye", "expand", "valid", "cast"}
+    for o in OPS.values():
+        assert o.doc
+        assert o.effect != "pure" or o.evaluate is not None or o.name in in_interpreter, o.name
+
+
+def test_outputs_start_as_nan():
+    p = sized("gated_delta_rule", 16)
+    x = problem([20], 1, 1, 16, 8, torch.float64)
+    loop = p.kernels[0].body[1]
+    skip = replace(p, kernels=(replace(p.kernels[0], body=(p.kernels[0].body[0], replace(loop, body=tuple(
+        o for o in loop.body if o.kind != "store")), *p.kernels[0].body[2:])),))
+    given = {**{n: x[n].double() for n in ("q", "k", "v", "g", "beta")}, "initial_state": None}
+    assert interpret(skip, Problem([20], 1, 1), given, {"scale": 1.0})["o"].isnan().all()

@@ -1,0 +1,83 @@
+"""Recurrences written out by hand, in float64, and random problems: what every target is held against."""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+DELTA, PLAIN = True, False
+
+
+def recurrence(q, k, v, g, beta, scale, S, delta=DELTA):
+    """One head: q, k [T, K], v [T, V], g, beta [T], S [K, V], all float64; o [T, V] and the final state."""
+    o, S = torch.empty(len(q), v.shape[1], dtype=torch.float64), S.clone()
+    for t in range(len(q)):
+        S = torch.exp(g[t]) * S
+        u = beta[t] * (v[t] - k[t] @ S) if delta else v[t]
+        S = S + torch.outer(k[t], u)
+        o[t] = scale * (q[t] @ S)
+    return o, S
+
+
+def problem(lengths, H, HV, K, V, dtype=torch.float16, gate=-0.5, beta=None, initial=True, seed=0, same_keys=False):
+    """Packed tensors [T, heads, ...]. gate: the mean of g, or "mixed"; beta: a constant, or uniform in (0, 1)."""
+    gen = torch.Generator().manual_seed(seed)
+    T = sum(lengths)
+    r = lambda *s: torch.randn(*s, generator=gen)
+    u = torch.rand(T, HV, generator=gen)
+    k = F.normalize(r(T, H, K), dim=-1)
+    if same_keys and T:
+        k = k[:1].expand(T, H, K).clone()
+    g = 2 * gate * u if gate != "mixed" else torch.tensor([0.0, -0.05, -3.0, -50.0])[torch.randint(4, (T, HV), generator=gen)]
+    b = torch.rand(T, HV, generator=gen) if beta is None else torch.full((T, HV), float(beta))
+    return dict(lengths=list(lengths), q=F.normalize(r(T, H, K), dim=-1).to(dtype), k=k.to(dtype), v=r(T, HV, V).to(dtype),
+                g=g, beta=b, S=r(len(lengths), HV, K, V) if initial else None, scale=K ** -0.5)
+
+
+def expected(x, delta=DELTA):
+    """o [T, HV, V] and final states [N, HV, K, V] of a problem, by the recurrence."""
+    H, HV, K, V = x["q"].shape[1], x["v"].shape[1], x["q"].shape[2], x["v"].shape[2]
+    o, states, at = torch.empty(x["v"].shape, dtype=torch.float64), [], 0
+    for n, length in enumerate(x["lengths"]):
+        s = slice(at, at + length)
+        at += length
+        for h in range(HV):
+            i = h // (HV // H)
+            S = x["S"][n, h].double() if x["S"] is not None else torch.zeros(K, V, dtype=torch.float64)
+            o[s, h], S = recurrence(x["q"][s, i].double(), x["k"][s, i].double(), x["v"][s, h].double(),
+                                    x["g"][s, h].double(), x["beta"][s, h].double(), x["scale"], S, delta)
+            states.append(S)
+    return o, torch.stack(states).reshape(len(x["lengths"]), HV, K, V)
+
+
+def rms_error(got, want):
+    """RMSE over RMS; NaN in `got` gives NaN, which no comparison passes. An all-zero reference counts absolutely."""
+    assert got.shape == want.shape, (got.shape, want.shape)
+    if not want.numel():
+        return 0.0
+    rms = want.double().pow(2).mean().sqrt().item()
+    return (got.double() - want.double()).pow(2).mean().sqrt().item() / (rms or 1.0)
+
+
+def call(fn, x, layout="bthd", batched=False, cu_dtype=torch.int32, delta=DELTA, state=True):
+    """Run a generated op on a problem: packed with cu_seqlens, or as equal rows; outputs packed again."""
+    n = len(x["lengths"]) if batched else 1
+    def shaped(t):
+        t = t.reshape(n, t.shape[0] // n, *t.shape[1:])
+        return t if layout == "bthd" else t.transpose(1, 2).contiguous()
+    ends = [0]
+    for length in x["lengths"]:
+        ends.append(ends[-1] + length)
+    args = [shaped(x[i]) for i in (("q", "k", "v", "g", "beta") if delta else ("q", "k", "v", "g"))]
+    o, final = fn(*args, scale=x["scale"], initial_state=x["S"], output_final_state=state,
+                  cu_seqlens=None if batched else torch.tensor(ends, dtype=cu_dtype))
+    o = o if layout == "bthd" else o.transpose(1, 2)
+    return o.reshape(x["v"].shape), final
+
+
+def check(fn, x, tolerance=5e-3, **options):
+    """Assert that a generated op agrees with the recurrence."""
+    want_o, want_S = expected(x, options.get("delta", DELTA))
+    o, S = call(fn, x, **options)
+    errors = rms_error(o, want_o), rms_error(S, want_S)
+    assert errors[0] <= tolerance and errors[1] <= tolerance, f"o {errors[0]:.2e}, state {errors[1]:.2e} > {tolerance}"
+    return errors

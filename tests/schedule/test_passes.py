@@ -1,0 +1,146 @@
+"""Schedules, rewrites and passes. The fixture in conftest checks every pass by interpreting before and after."""
+from dataclasses import replace
+
+import pytest
+import torch
+from reference import expected, problem, rms_error
+
+from gdn_codegen.algorithms import find
+from gdn_codegen.ir.core import Loop, walk
+from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.schedule import SCHEDULES, Schedule, ScheduleError, named
+from gdn_codegen.schedule.cut import cut
+from gdn_codegen.schedule.pipelines import PIPELINES, lower
+from gdn_codegen.schedule.rewrite import rewrite
+
+SIZES = {"C": 32, "K": 16, "V": 32}
+
+
+def without(s, *names):
+    """The schedule less some values."""
+    return replace(s, kernels=tuple(g for g in (tuple(n for n in g if n not in names) for g in s.kernels) if g))
+
+
+def in_form(name, form):
+    s = replace(named(name), form=form)
+    return s if form == "wy" else without(s, "W", "U0")
+
+
+def run(p, x, exact=True):
+    given = {**{n: x[n] for n in ("q", "k", "v", "g", "beta")}, "initial_state": x["S"]}
+    return interpret(p, Problem(x["lengths"], x["q"].shape[1], x["v"].shape[1]),
+                     {t.name: given[t.name] for t in p.role("input")}, {"scale": x["scale"]}, exact)
+
+
+@pytest.mark.parametrize("target", PIPELINES)
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("form", ["direct", "wy", "gate-free"])
+@pytest.mark.parametrize("inverse", ["doubling", "blocked16"])
+def test_lowered_programs_are_the_recurrence(target, name, form, inverse):
+    x = problem([33, 0, 5], 1, 2, 16, 32, torch.float16, gate="mixed")
+    p = lower(find("gated_delta_rule").trace(), target, replace(in_form(name, form), inverse=inverse), SIZES, "float16")
+    got, (o, S) = run(p, x), expected(x)
+    assert rms_error(got["o"], o) < 1e-11 and rms_error(got["final_state"], S) < 1e-11
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float16", 1e-3), ("bfloat16", 5e-3), ("float32", 1e-6)])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_rounding_stays_within_bounds(name, dtype, tolerance):
+    x = problem([70], 1, 2, 16, 32, getattr(torch, dtype))
+    p = lower(find("gated_delta_rule").trace(), "triton", named(name), SIZES, dtype)
+    got, (o, S) = run(p, x, exact=False), expected(x)
+    assert rms_error(got["o"], o) < tolerance and rms_error(got["final_state"], S) < tolerance
+
+
+@pytest.mark.parametrize("inverse", ["doubling", "blocked16"])
+@pytest.mark.parametrize("chunk", [64, 128])
+def test_equal_keys_do_not_lose_the_inverse(inverse, chunk):
+    """beta = 1, g = 0 and one key for all tokens: powers of A grow as binomials, the inverse does not."""
+    x = problem([chunk], 1, 1, 16, 16, torch.float32, gate=0.0, beta=1.0, same_keys=True)
+    s = replace(named("fused"), inverse=inverse)
+    p = lower(find("gated_delta_rule").trace(), "triton", s, {"C": chunk, "K": 16, "V": 16}, "float32")
+    got, (o, S) = run(p, x, exact=False), expected(x)
+    assert rms_error(got["o"], o) < (1e-5 if inverse == "doubling" else 1e-3)
+    assert rms_error(got["final_state"], S) < (1e-5 if inverse == "doubling" else 1e-3)
+
+
+@pytest.mark.parametrize("name, grids", [
+    ("staged", "chunks chunks chunks chunks sequences chunks"), ("prepared", "chunks chunks sequences chunks"),
+    ("replay", "chunks sequences"), ("fused", "sequences")])
+def test_cut_is_parallel_where_it_can_be(name, grids):
+    p = lower(find("gated_delta_rule").trace(), "triton", named(name), SIZES, "float16")
+    assert " ".join(k.grid for k in p.kernels) == grids
+
+
+def test_a_value_nobody_reads_later_is_not_written():
+    p = lower(find("gated_delta_rule").trace(), "triton", named("fused"), SIZES, "float16")
+    assert not p.role("workspace")
+    p = lower(find("gated_delta_rule").trace(), "triton", named("replay"), SIZES, "float16")
+    assert {t.name for t in p.role("workspace")} == {"G_ws", "Tinv_ws"}
+
+
+def test_one_kernel_a_value():
+    """Any cut works, not only the named ones."""
+    s = Schedule("each", (("G",), ("D",), ("A",), ("Tinv",), ("U", "S"), ("o",)))
+    x = problem([40], 1, 1, 16, 32)
+    p = lower(find("gated_delta_rule").trace(), "triton", s, SIZES, "float16")
+    assert len(p.kernels) == 6 and rms_error(run(p, x)["o"], expected(x)[0]) < 1e-11
+
+
+@pytest.mark.parametrize("kernels, text", [
+    ((("G", "X"), ("o", "S")), "names X"), ((("o",),), "no group of kernels writes S"),
+    ((("G",), ("G", "o", "S")), "twice"), (((), ("o", "S")), "empty group"), ((("S",),), "writes o")])
+def test_bad_cuts(kernels, text):
+    with pytest.raises(ScheduleError, match=text):
+        cut(find("gated_delta_rule").trace(), Schedule("bad", kernels), SIZES)
+
+
+def test_bad_fields():
+    with pytest.raises(ScheduleError, match="form='x'; accepted are direct"):
+        Schedule("bad", (("o", "S"),), form="x")
+    with pytest.raises(ScheduleError, match="accepted are staged"):
+        named("nothing")
+
+
+@pytest.mark.parametrize("form", ["wy", "gate-free"])
+def test_a_form_that_does_not_apply_is_an_error(form):
+    from gdn_codegen.ir.builder import algorithm, carried
+
+    @algorithm(q="C K", v="C V", S=carried("K V"))
+    def linear(q, v, S):
+        return q @ S + v, S + q.T @ v
+    with pytest.raises(ScheduleError, match=form):
+        rewrite(linear.trace(), Schedule("bad", (("S",),), form=form))
+
+
+def test_v_block_cuts_what_has_v_and_nothing_else():
+    x = problem([33], 1, 2, 16, 32)
+    p = lower(find("gated_delta_rule").trace(), "triton", replace(named("staged"), v_block=16), SIZES, "float16")
+    assert {k.name: k.split for k in p.kernels} == {"G": "", "A": "", "Tinv": "", "W_U0": "", "S_U": "V", "o": "V"}
+    got, (o, S) = run(p, x), expected(x)
+    assert rms_error(got["o"], o) < 1e-11 and rms_error(got["final_state"], S) < 1e-11
+    with pytest.raises(ScheduleError, match="does not divide"):
+        lower(find("gated_delta_rule").trace(), "triton", replace(named("fused"), v_block=24), SIZES, "float16")
+
+
+def test_place_never_overwrites_a_value_that_is_still_read():
+    """Shared buffers, checked op by op: a buffer holds the value that a reader means."""
+    for name in SCHEDULES:
+        p = lower(find("gated_delta_rule").trace(), "tilelang", named(name), SIZES, "float16")
+        for k in p.kernels:
+            defs = {o.out: o for o in walk(k.body) if o.out}
+            loop = next((s for s in k.body if isinstance(s, Loop)), None)
+            holds = {c.name: c.name for c in loop.carried} if loop else {}
+            owner = {c.name: defs[c.init].buffer for c in loop.carried} if loop else {}
+
+            def leaves(a, defs=defs):
+                o = defs.get(a)
+                if o is None or o.buffer:
+                    return [a]
+                return [x for b in o.args for x in leaves(b)]
+            for o in (loop.body if loop else k.body):
+                if o.buffer or not o.out:
+                    for a in (x for arg in o.args for x in leaves(arg)):
+                        buffer = defs[a].buffer if a in defs else owner.get(a, "")
+                        assert not buffer or holds.get(buffer, a) == a, f"{name}/{k.name}: {o.out} reads {a}, overwritten"
+                    holds[o.buffer] = o.out
