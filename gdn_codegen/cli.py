@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from . import algorithms
 from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DTYPES, HEAD_DIMS, LAYOUTS, TARGETS, Build, lowered, render
@@ -20,7 +21,7 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool) -> None:
     p.add_argument("--layout", default="bthd", choices=LAYOUTS, help="order of tokens and heads (default: bthd)")
     p.add_argument("--algorithm", default="gated_delta_rule", metavar="NAME|FILE.py:FUNCTION",
                    help=f"one of {', '.join(algorithms.names())}, or a page of your own (default: gated_delta_rule)")
-    bare = {} if several else {"nargs": "?", "const": ""}
+    bare: dict[str, Any] = {} if several else {"nargs": "?", "const": ""}
     p.add_argument("--schedule", default=None, choices=(*SCHEDULES, *([] if several else [""])), metavar="NAME",
                    help=f"one of {', '.join(SCHEDULES)} (default: {DEFAULT_SCHEDULE})"
                    + ("" if several else "; without a name, print the schedule"), **bare)

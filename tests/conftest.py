@@ -8,14 +8,14 @@ os.environ["GDN_CODEGEN_POISON"] = "1"
 os.environ.setdefault("GDN_CODEGEN_CACHE", str(Path(tempfile.gettempdir()) / f"gdn_codegen_tests_{os.getuid()}"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from gdn_codegen.ir.interpret import Problem, interpret  # noqa: E402
-from gdn_codegen.ir.parser import parse_program  # noqa: E402
-from gdn_codegen.ir.printer import program_text  # noqa: E402
-from gdn_codegen.ir.verify import verify  # noqa: E402
-from gdn_codegen.schedule import pipelines  # noqa: E402
+from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.ir.parser import parse_program
+from gdn_codegen.ir.printer import program_text
+from gdn_codegen.ir.verify import verify
+from gdn_codegen.schedule import pipelines
 
 torch.set_num_threads(1)
 _seen: set[str] = set()

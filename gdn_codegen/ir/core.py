@@ -47,7 +47,7 @@ class Carry:
 
 @dataclass(frozen=True)
 class Loop:
-    """A walk over the chunks of one sequence, in order."""
+    """A walk over the chunks of one sequence, in order. Index "item": over the instances that one core group takes."""
 
     index: str
     carried: tuple[Carry, ...]

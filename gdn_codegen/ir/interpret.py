@@ -86,16 +86,22 @@ class Interpreter:
 
     def kernel(self, k: Kernel) -> None:
         full, sizes = self.p.sizes, {**self.p.sizes, **k.sizes}
+        body: tuple[Stmt, ...] = k.body
+        outer: dict[str, torch.Tensor] = {}
+        for i, s in enumerate(k.body):
+            if isinstance(s, Loop) and s.index == "item":  # what stands before it runs once
+                self.body(k, k.body[:i], outer, _At(0, 0, -1), sizes)
+                body = s.body
         blocks = full[k.split] // sizes[k.split] if k.split else 1
         chunk = full["C"]
         for n, length in enumerate(self.problem.lengths):
             for h in range(self.problem.value_heads):
                 for b in range(blocks):
                     if k.grid == "sequences":
-                        self.body(k, k.body, {}, _At(n, h, -1, b), sizes)
+                        self.body(k, body, dict(outer), _At(n, h, -1, b), sizes)
                         continue
                     for c in range(-(-length // chunk)):
-                        self.body(k, k.body, {}, _At(n, h, c, b), sizes)
+                        self.body(k, body, dict(outer), _At(n, h, c, b), sizes)
 
     def body(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         for s in body:
@@ -144,7 +150,7 @@ class Interpreter:
     def rows(self, at: _At, sizes: dict[str, int]) -> int:
         return min(sizes["C"], self.problem.lengths[at.seq] - at.chunk * sizes["C"])
 
-    def place(self, k: Kernel, t: Tensor, at: _At, sizes: dict[str, int]) -> tuple[object, ...]:
+    def place(self, k: Kernel, t: Tensor, at: _At, sizes: dict[str, int]) -> tuple[slice | int, ...]:
         """The index of this instance's tile in the whole tensor (rows of a token tensor: the valid ones)."""
         pr = self.problem
         head = at.head if t.heads == "HV" else at.head // (pr.value_heads // pr.heads)

@@ -205,7 +205,14 @@ def _mm(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor | None
 
 def _inverse(attrs: Attrs, a: torch.Tensor) -> torch.Tensor:
     eye = torch.eye(len(a), dtype=a.dtype)
-    return torch.linalg.solve_triangular(eye + a, eye, upper=False, unitriangular=True)
+    out: torch.Tensor = torch.linalg.solve_triangular(eye + a, eye, upper=False, unitriangular=True)
+    return out
+
+
+def _scan_step(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[attrs["size"]:] += x[: -attrs["size"]]
+    return y
 
 
 def _row_norm(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
@@ -216,12 +223,15 @@ def _row_norm(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
 op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",))
 op("scalar", "a number that the caller passes", _scalar, attrs=("param",))
 op("full", "a tile of one number", _filled, attrs=("dims", "value", "dtype"))
-for _n, _f in {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum,
-               "minimum": torch.minimum}.items():
+_BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum,
+    "minimum": torch.minimum}
+for _n, _f in _BINARY.items():
     op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n),
        (lambda f: lambda attrs, a, b: f(a, b))(_f), elementwise=True)
-for _n, _g in {"neg": torch.neg, "exp": torch.exp, "log": torch.log, "rsqrt": torch.rsqrt,
-               "sigmoid": torch.sigmoid}.items():
+_UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "neg": torch.neg, "exp": torch.exp, "log": torch.log, "rsqrt": torch.rsqrt, "sigmoid": torch.sigmoid}
+for _n, _g in _UNARY.items():
     op(_n, f"elementwise {_n}", _same(_n), (lambda g: lambda attrs, x: g(x))(_g), elementwise=True)
 op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",))
 op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True)
@@ -229,6 +239,7 @@ op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elemen
 op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",))
 op("matmul", "a @ b (+ accumulator), either side transposed, summed in float32", _matmul, _mm, attrs=("ta", "tb"))
 op("cumsum", "running sum along tokens", _cumsum, lambda attrs, x: x.cumsum(0))
+op("scan_step", "each entry plus the one `size` rows above it, if there is one", _cumsum, _scan_step, attrs=("size",))
 op("last", "row C - 1", _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:])
 op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1))
 op("lower", "entries on and below the diagonal; the others become `fill`", _square("lower"), _masked("lower"),
@@ -245,7 +256,7 @@ op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_
 op("valid", "rows past the sequence's end become zero", lambda attrs, x: x)
 op("load", "a tile from global memory", _loaded, effect="read", attrs=("tensor",))
 op("store", "a tile to global memory", _effect, effect="write", attrs=("tensor",))
-op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "part"))
+op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"))
 op("signal", "producer of `channel` says that a buffer is full or free", _effect, effect="sync",
    attrs=("channel", "src", "dst", "id", "why"))
 op("wait", "consumer of `channel` holds until it was signalled", _effect, effect="sync",

@@ -41,7 +41,8 @@ class _Kernel:
     def run(self) -> None:
         if self.k.grid not in ("chunks", "sequences"):
             raise self.fail(None, f"grid {self.k.grid!r} is not chunks or sequences")
-        self.body(self.k.body, inside=self.k.grid == "chunks")
+        items = any(isinstance(s, Loop) and s.index == "item" for s in self.k.body)
+        self.body(self.k.body, inside=self.k.grid == "chunks" and not items)
 
     def define(self, o: Op | None, name: str, t: Tile, zero: bool) -> None:
         if name in self.env:
@@ -56,6 +57,11 @@ class _Kernel:
                 self.op(s, inside)
 
     def loop(self, lp: Loop, inside: bool) -> None:
+        if lp.index == "item":  # the instances that one core group takes, one after the other
+            if lp.carried:
+                raise self.fail(None, "instances hand nothing to each other, and this loop over items carries values")
+            self.body(lp.body, self.k.grid == "chunks")
+            return
         if inside or self.k.grid != "sequences":
             raise self.fail(None, "a loop over chunks stands only in a kernel over sequences, and once")
         for c in lp.carried:
@@ -117,7 +123,8 @@ class _Kernel:
         tall = [a for a in o.args if self.env[a].dims[:1] == ("C",)]
         if o.kind == "valid":
             return True
-        if o.kind in ("neg", "cast", "col", "row", "row_norm", "row_sum", "move", "strictly_lower", "expand"):
+        if o.kind in ("neg", "cast", "col", "row", "row_norm", "row_sum", "move", "strictly_lower", "expand",
+                      "scan_step"):
             return z[0]
         if o.kind == "lower":
             return z[0] and not o.attr("fill")

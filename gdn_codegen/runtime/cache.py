@@ -51,7 +51,7 @@ def lock(path: Path) -> Iterator[None]:
         yield
 
 
-def made(path: Path, make: Callable[[Path], None]) -> Path:
+def made(path: Path, make: Callable[[Path], object]) -> Path:
     """`path`, made by `make(temporary path)` if it is not there: once among processes, never half."""
     if path.exists():
         return path

@@ -21,9 +21,9 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int]) -> Program:
     g = _Graph(p, s, whole, loop)
     parts = [g.slice(i) for i in range(len(s.kernels))]
     kernels, tensors = [], list(p.tensors)
-    for i, group in enumerate(s.kernels):
+    for i, part in enumerate(parts):
         read_later = {n for later in parts[i + 1:] for n in later.reads}
-        kernel, made = g.kernel(i, parts[i], read_later)
+        kernel, made = g.kernel(i, part, read_later)
         split = _split(s, kernel, {t.name: t for t in [*tensors, *made]}, sizes)
         kernels.append(replace(kernel, split=split, dims=((split, s.v_block),) if split else ()))
         tensors += made

@@ -74,8 +74,8 @@ class _Kernel:
         if not OPS[reader.kind].elementwise and reader.kind != "store" and self.device.tile != "register":
             return True  # cumsum, last, row_sum read storage
         # A vector under a tile would be computed again for every column.
-        return self.device.vector != "register" and self.type[o.out].rank == 1 and reader.kind in ("col", "row") \
-            or self.device.number != "register" and self.type[o.out].rank == 0
+        return (self.device.vector != "register" and self.type[o.out].rank == 1 and reader.kind in ("col", "row")) \
+            or (self.device.number != "register" and self.type[o.out].rank == 0)
 
     def operands(self) -> set[str]:
         return {a for o in self.ops if o.kind == "matmul" for a in o.args[:2]}

@@ -29,12 +29,16 @@ def rewrite(p: Program, s: Schedule) -> Program:
 
 def _start(p: Program, loop: Loop) -> Body:
     b = Body({t.name: t for t in p.tensors}, {c.name: c.type for c in loop.carried})
-    b.taken |= {o.out for o in loop.body if isinstance(o, Op)} | {c.result for c in loop.carried}
+    b.taken |= {o.out for o in _ops(loop)} | {c.result for c in loop.carried}
     return b
 
 
+def _ops(loop: Loop) -> list[Op]:
+    return [o for o in loop.body if isinstance(o, Op)]
+
+
 def _gate_free(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
-    defs = {o.out: o for o in loop.body if isinstance(o, Op)}
+    defs = {o.out: o for o in _ops(loop)}
     count = uses(loop.body)
     b, decays = _start(p, loop), {}
     for o in defs.values():  # the tiles to be inverted whose decay factors out, with that decay
@@ -46,8 +50,7 @@ def _gate_free(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     if not decays:
         raise ScheduleError(f"schedule {s.name}: form gate-free needs unit_lower_inverse(strictly_lower(... * "
                             f"exp(lower(x[:, None] - x[None, :], fill=-inf)))), which {p.name} has not")
-    for o in loop.body:
-        assert isinstance(o, Op)
+    for o in _ops(loop):
         decay = decays.get(o.out)
         if decay is None:
             b.copy(o)
@@ -84,10 +87,10 @@ def _is_decay(name: str, defs: dict[str, Op]) -> bool:
 
 
 def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
-    defs = {o.out: o for o in loop.body if isinstance(o, Op)}
+    defs = {o.out: o for o in _ops(loop)}
     states = {c.name for c in loop.carried}
     b, tile = _start(p, loop), types(loop.body)
-    depends: dict[str, bool] = {n: True for n in states}
+    depends: dict[str, bool] = dict.fromkeys(states, True)
     for o in defs.values():
         depends[o.out] = any(depends.get(a, False) for a in o.args)
 
@@ -118,8 +121,7 @@ def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
         raise _NotAffine
 
     done = 0
-    for o in loop.body:
-        assert isinstance(o, Op)
+    for o in _ops(loop):
         if o.kind == "matmul" and len(o.args) == 2 and o.args[1] not in states and not depends[o.args[0]] \
                 and depends[o.args[1]] and not o.attr("ta") and not o.attr("tb"):
             try:
