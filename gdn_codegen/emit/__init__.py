@@ -4,9 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir.core import Program
+from . import triton
 from .base import EmitError, KernelText
 
 #: target -> (program, layout) -> the kernels' text
-EMITTERS: dict[str, Callable[[Program, str], list[KernelText]]] = {}
+EMITTERS: dict[str, Callable[[Program, str], list[KernelText]]] = {"triton": triton.emit}
 
 __all__ = ["EMITTERS", "EmitError", "KernelText"]

@@ -1,0 +1,388 @@
+"""Triton: rules that give the text of placed ops. One program instance a (sequence or chunk slot, head, block)."""
+from __future__ import annotations
+
+import keyword
+import math
+from dataclasses import dataclass
+
+from ..ir.types import Dim, Tensor, Tile
+from .base import EmitError, Kernel, KernelText, Loop, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched
+
+rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "move": "place",
+                        "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise"})
+
+WIDTH = 120
+#: Names of the kernels' own text, which no value may take.
+OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
+       "cu_seqlens", "find_sequence", "N", "T", "batched", "H", "HV", "DOT_TYPE"}
+ATOM, UNARY, PRODUCT, SUM = 4, 3, 2, 1
+
+
+@dataclass(frozen=True)
+class Text:
+    """An expression, and how tightly its outermost operator binds."""
+
+    code: str
+    level: int = ATOM
+
+    def __str__(self) -> str:
+        return self.code
+
+    def at(self, level: int) -> str:
+        """The text as an operand that must bind at least as tightly as `level`."""
+        return self.code if self.level >= level else f"({self.code})"
+
+
+class _Kernel:
+    """Writes one kernel. `uses` collects the names of the kernel's own that rules ask for."""
+
+    def __init__(self, p: Program, k: Kernel, layout: str) -> None:
+        self.p, self.k, self.layout = p, k, layout
+        self.w = Writer(p, "#", 1)
+        self.env: dict[str, Text] = {}
+        self.type: dict[str, Tile] = {}
+        self.uses: dict[str, None] = {}
+        self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")}
+        self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in (("", "_ptr"), ("has_", ""))}
+
+    def use(self, name: str) -> str:
+        self.uses[name] = None
+        return name
+
+    def name(self, value: str) -> str:
+        """The variable of a value or buffer, out of the way of the kernel's own names."""
+        return f"{value}_" if value in self.taken or keyword.iskeyword(value) else value
+
+    def dim(self, d: Dim) -> str:
+        """The size of a dim as a tile sees it."""
+        if isinstance(d, int):
+            return str(d)
+        return self.use(f"B{d}") if d == self.k.split else self.use(d)
+
+    def index(self, d: Dim, axis: int, rank: int) -> str:
+        """Indices along a dim in the whole tensor, shaped for axis `axis` of `rank`."""
+        if isinstance(d, int):
+            self_index = f"tl.arange(0, {d})"
+        else:
+            self_index = self.use(f"i_{d}")
+        return self_index + ("" if rank == 1 else ("[:, None]", "[None, :]")[axis])
+
+    def shape(self, t: Tile) -> str:
+        return f"[{', '.join(self.dim(d) for d in t.dims)}]"
+
+    # --- addresses ---
+    def pointers(self, t: Tensor) -> str:
+        """Pointers to this instance's tile of `t`."""
+        parts = [f"{t.name}_ptr"]
+        head, heads = (self.use("h"), self.use("H")) if t.heads == "H" else ("hv", "HV")
+        if t.index == "token":
+            row, width = self.use("row"), [self.use(str(d)) for d in t.dims[1:]]
+            at = f"({row} * {heads} + {head})" if self.layout == "bthd" else f"(({self.use('b')} * {heads} + {head}) * T + {row})"
+            parts.append(" * ".join([at, *width]))
+            stride = ([heads] if self.layout == "bthd" else []) + width
+            rows = self.index(t.dims[0], 0, len(t.dims))
+            parts.append(" * ".join([rows, f"({' * '.join(stride)})" if len(stride) > 1 else stride[0]]) if stride else rows)
+            parts += [self.index(d, 1, 2) for d in t.dims[1:]]
+        elif t.index in ("slot", "sequence"):
+            size = [str(d) if isinstance(d, int) else self.use(d) for d in t.dims]
+            at = f"({self.use('slot')} * HV + hv)" if t.index == "slot" else "(n.to(tl.int64) * HV + hv)"
+            parts.append(" * ".join([at, f"({' * '.join(size)})"] if len(size) > 1 else [at, *size]))
+            for axis, d in enumerate(t.dims):
+                i = self.index(d, axis, len(t.dims))
+                parts.append(f"{i} * {size[1]}" if axis == 0 and len(size) == 2 else i)
+        else:
+            raise EmitError(f"triton has no address for tensor {t.name}: index {t.index}")
+        return " + ".join(parts)
+
+    def mask(self, t: Tensor) -> str:
+        return self.use("valid") + ("[:, None]" if len(t.dims) > 1 else "") if t.index == "token" else ""
+
+    # --- statements ---
+    def body(self, body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                self.loop(s)
+                continue
+            emit = rule.of(s)
+            if s.type is not None:
+                self.type[s.out] = s.type
+            if s.kind in ("load", "store"):
+                self.w.at(s)
+                emit(self, s)
+                continue
+            text = emit(self, s, *(self.env[a] for a in s.args))
+            if s.buffer:
+                self.w.at(s)
+                self.line(f"{self.name(s.buffer)} = {text}")
+                text = Text(self.name(s.buffer))
+            self.env[s.out] = text
+
+    def loop(self, lp: Loop) -> None:
+        for c in lp.carried:
+            self.type[c.name] = self.type[c.result] = c.type
+            name = Text(self.name(c.name))
+            if self.env[c.init].code != name.code:
+                self.line(f"{name} = {self.env[c.init]}")
+            self.env[c.name] = self.env[c.result] = name
+        self.w(f"for t in range(0, {self.use('length')}, {self.use('C')}):")
+        self.w.indent += 1
+        first = len(self.w.lines)
+        self.body(lp.body)
+        for c in lp.carried:
+            if self.env[c.next].code != self.env[c.name].code:
+                self.line(f"{self.env[c.name]} = {self.env[c.next]}")
+        after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
+        self.w(*self.chunk())
+        self.w.lines += after
+        self.w.indent -= 1
+
+    def chunk(self) -> list[str]:
+        """What is known of the chunk whose first token is t."""
+        lines = {"row": "row = start + t" if self.layout == "bthd" else "row = start - b * T + t",
+                 "valid": f"valid = {self.index('C', 0, 1) if 'valid' in self.uses else ''} < length - t",
+                 "slot": "slot = start // C + n + t // C"}
+        if self.k.grid == "chunks":
+            del lines["slot"]
+        return [text for name, text in lines.items() if name in self.uses]
+
+    def line(self, text: str) -> None:
+        self.w(*_wrapped(text, WIDTH - 4 * self.w.indent))
+
+    # --- the whole ---
+    def text(self) -> KernelText:
+        self.body(self.k.body)
+        chunk = self.chunk() if self.k.grid == "chunks" else []
+        head = Writer(self.p, "#", 1)
+        head(*self.head(), *chunk)
+        tensors = touched(self.p, self.k)
+        flags = [f"has_{t.name}" for t in tensors if t.optional]
+        shape = [x for x in ("H", "HV", *self.p.sizes, f"B{self.k.split}") if x in self.uses]
+        plain = [f"{t.name}_ptr" for t in tensors] + ["cu_seqlens", *(self.name(s) for s in numbers(self.k))]
+        sizes = [x for x in ("N", "T", "batched") if x in self.uses]
+        fixed = [*flags, *shape, *(["DOT_TYPE"] if "DOT_TYPE" in self.uses else [])]
+        block = {f"B{d}": n for d, n in self.k.dims}
+        params = [*plain, *sizes, *(f"{x}: tl.constexpr" for x in fixed)]
+        return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
+                          "\n".join([*head.lines, *self.w.lines]),
+                          {"params": params, "sizes": sizes, "block": block, "warps": self.warps()})
+
+    def head(self) -> list[str]:
+        """From the program id to the head, the sequence and, in a grid over chunks, the chunk."""
+        split = self.k.split
+        out = ["pid = tl.program_id(0)"]
+        if split:
+            count = f"({self.use(split)} // {self.use(f'B{split}')})"
+            out += [f"block = pid % {count}", f"pid = pid // {count}"]
+        out.append(f"hv = pid % {self.use('HV')}")
+        if "h" in self.uses:
+            out.append(f"h = hv // (HV // {self.use('H')})")
+        ragged = {"row", "valid", "slot", "length"} & set(self.uses)
+        if self.k.grid == "chunks":
+            out += ["slot = (pid // HV).to(tl.int64)", f"n = find_sequence(cu_seqlens, slot, {self.use('N')}, {self.use('C')})"]
+            ragged = {"length"}
+        else:
+            out.append("n = pid // HV")
+        if "b" in self.uses:
+            out.append(f"b = (n * {self.use('batched')}).to(tl.int64)")
+            self.use("T")
+        if ragged:
+            out += ["start = tl.load(cu_seqlens + n).to(tl.int64)",
+                    "length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)"]
+        if self.k.grid == "chunks":
+            out += ["t = ((slot - start // C - n) * C).to(tl.int32)", "if t >= length:", "    return"]
+        if "valid" in self.uses:
+            self.use("i_C")
+        for d in self.p.sizes:
+            if f"i_{d}" in self.uses:
+                out.append(f"i_{d} = block * B{d} + tl.arange(0, B{d})" if d == split
+                           else f"i_{d} = tl.arange(0, {self.use(d)})")
+        return out
+
+    def warps(self) -> int:
+        """Warps for the largest tile: about 64 float32 registers a thread."""
+        return 8 if max((math.prod(b.shape) for b in self.k.buffers), default=0) >= 128 * 128 else 4
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The line, or where it is too long the arguments of its longest outermost call on lines of their own."""
+    if len(text) <= width:
+        return [text]
+    depth, commas, best = 0, [], [0, 0]
+    for i, ch in enumerate(text):
+        if ch in "([":
+            depth += 1
+            if depth == 1:
+                commas = [i]
+        elif ch in ")]":
+            depth -= 1
+            if depth == 0 and i - commas[0] > best[-1] - best[0]:
+                best = [*commas, i]
+        elif ch == "," and depth == 1:
+            commas.append(i)
+    if best[-1] == 0:
+        return [text]
+    call = text[: best[0]][-1:].isidentifier()
+    parts = [text[x + 1: y].strip() for x, y in zip(best, best[1:], strict=False)]
+    inner = [line for x in parts for line in _with_comma(_wrapped(x, width - 5), call)]
+    return [text[: best[0] + 1], *("    " + x for x in inner), text[best[-1]:]]
+
+
+def _with_comma(lines: list[str], call: bool) -> list[str]:
+    return [*lines[:-1], lines[-1] + ","] if call else lines
+
+
+def emit(p: Program, layout: str) -> list[KernelText]:
+    """The kernels of a placed program."""
+    return [_Kernel(p, k, layout).text() for k in p.kernels]
+
+
+# --- rules: (kernel, op, operands) -> expression; loads and stores write their line ---------------------------------
+def _number(x: float) -> str:
+    return f'float("{x}")' if math.isinf(x) or math.isnan(x) else repr(float(x))
+
+
+@rule("const")
+def const(w: _Kernel, o: Op) -> Text:
+    x = o.attr("value")
+    return Text(_number(x), ATOM if x >= 0 or math.isinf(x) else UNARY)
+
+
+@rule("scalar")
+def scalar(w: _Kernel, o: Op) -> Text:
+    return Text(w.name(o.attr("param")))
+
+
+@rule("full")
+def full(w: _Kernel, o: Op) -> Text:
+    assert o.type is not None
+    return Text(f"tl.full({w.shape(o.type)}, {_number(o.attr('value'))}, tl.{o.type.dtype})")
+
+
+@rule("expand")
+def expand(w: _Kernel, o: Op, x: Text) -> Text:
+    assert o.type is not None
+    return Text(f"tl.broadcast_to({x}, {w.shape(o.type)})")
+
+
+def _binary(kind: str, sign: str, level: int) -> None:
+    # The right operand keeps its parentheses at equal level: sums are not reassociated.
+    @rule(kind)
+    def write(w: _Kernel, o: Op, a: Text, b: Text) -> Text:
+        return Text(f"{a.at(level)} {sign} {b.at(level + 1)}", level)
+
+
+for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", PRODUCT), ("div", "/", PRODUCT)):
+    _binary(_kind, _sign, _level)
+
+
+@rule("maximum", "minimum")
+def extreme(w: _Kernel, o: Op, a: Text, b: Text) -> Text:
+    return Text(f"tl.{o.kind}({a}, {b})")
+
+
+@rule("neg")
+def neg(w: _Kernel, o: Op, x: Text) -> Text:
+    return Text(f"-{x.at(ATOM)}", UNARY)
+
+
+@rule("exp", "log", "rsqrt", "sigmoid")
+def function(w: _Kernel, o: Op, x: Text) -> Text:
+    return Text(f"tl.{o.kind}({x})")
+
+
+@rule("cast")
+def cast(w: _Kernel, o: Op, x: Text) -> Text:
+    return Text(f"{x.at(ATOM)}.to(tl.{o.attr('to')})")
+
+
+@rule("col")
+def col(w: _Kernel, o: Op, x: Text) -> Text:
+    return Text(f"{x.at(ATOM)}[:, None]")
+
+
+@rule("row")
+def row(w: _Kernel, o: Op, x: Text) -> Text:
+    return Text(f"{x.at(ATOM)}[None, :]")
+
+
+@rule("matmul")
+def matmul(w: _Kernel, o: Op, a: Text, b: Text, acc: Text | None = None) -> Text:
+    sides = []
+    for x, name, flip in ((a, o.args[0], o.attr("ta")), (b, o.args[1], o.attr("tb"))):
+        code = f"{x.at(ATOM)}.to({w.use('DOT_TYPE')})" if w.type[name].dtype == "bfloat16" else x.code
+        sides.append(f"tl.trans({code})" if flip else code)
+    if acc is not None:
+        sides.append(f"acc={acc}")
+    if w.type[o.args[0]].dtype == "float32":
+        sides.append('input_precision="ieee"')
+    return Text(f"tl.dot({', '.join(sides)})")
+
+
+@rule("cumsum")
+def cumsum(w: _Kernel, o: Op, x: Text) -> Text:
+    return Text(f"tl.cumsum({x}, axis=0)")
+
+
+@rule("last")
+def last(w: _Kernel, o: Op, x: Text) -> Text:
+    dims = w.type[o.args[0]].dims
+    here = f"{w.index(dims[0], 0, len(dims))} == {w.dim(dims[0])} - 1"
+    return Text(f"tl.sum(tl.where({here}, {x}, 0.0), axis=0{', keep_dims=True' if len(dims) > 1 else ''})")
+
+
+@rule("row_sum")
+def row_sum(w: _Kernel, o: Op, x: Text) -> Text:
+    return Text(f"tl.sum({x}, axis=1)")
+
+
+def _keep(w: _Kernel, o: Op) -> str:
+    assert o.type is not None
+    (i, j), size = (w.index(d, axis, 2) for axis, d in enumerate(o.type.dims)), o.attr("size", 0)
+    if o.kind in ("lower", "strictly_lower", "eye"):
+        return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[o.kind]} {j}"
+    if o.kind == "diag_blocks":
+        return f"{i} // {size} == {j} // {size}"
+    below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
+    return f"({i} // {2 * size} == {j} // {2 * size}) & ({below})"
+
+
+@rule("lower", "strictly_lower", "pairs", "diag_blocks")
+def masked(w: _Kernel, o: Op, x: Text) -> Text:
+    return Text(f"tl.where({_keep(w, o)}, {x}, {_number(o.attr('fill', 0.0))})")
+
+
+@rule("eye")
+def eye(w: _Kernel, o: Op) -> Text:
+    return Text(f"tl.where({_keep(w, o)}, 1.0, 0.0)")
+
+
+@rule("valid")
+def valid(w: _Kernel, o: Op, x: Text) -> Text:
+    return Text(f"tl.where({w.use('valid')}{'[:, None]' if len(w.type[o.args[0]].dims) > 1 else ''}, {x}, 0.0)")
+
+
+@rule("load")
+def load(w: _Kernel, o: Op) -> None:
+    t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
+    mask = w.mask(t)
+    text = f"{name} = tl.load({w.pointers(t)}{f', mask={mask}, other=0.0' if mask else ''})"
+    w.env[o.out] = Text(name)
+    if not t.optional:
+        w.line(text)
+        return
+    w.line(f"{name} = tl.full({w.shape(t.tile)}, 0.0, tl.{t.dtype})")
+    w.line(f"if has_{t.name}:")
+    w.w.indent += 1
+    w.line(text)
+    w.w.indent -= 1
+
+
+@rule("store")
+def store(w: _Kernel, o: Op) -> None:
+    t, mask = w.p.tensor(o.attr("tensor")), w.mask(w.p.tensor(o.attr("tensor")))
+    if t.optional:
+        w.line(f"if has_{t.name}:")
+        w.w.indent += 1
+    w.line(f"tl.store({w.pointers(t)}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
+    if t.optional:
+        w.w.indent -= 1
