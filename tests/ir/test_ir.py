@@ -94,7 +94,8 @@ def broken(change):
     p = sized("gated_delta_rule", 16)
     loop = p.kernels[0].body[1]
     body = tuple(c for o in loop.body for c in change(o))
-    return replace(p, kernels=(replace(p.kernels[0], body=(p.kernels[0].body[0], replace(loop, body=body), p.kernels[0].body[2])),))
+    first, _, last_store = p.kernels[0].body
+    return replace(p, kernels=(replace(p.kernels[0], body=(first, replace(loop, body=body), last_store)),))
 
 
 @pytest.mark.parametrize("change, text", [
