@@ -1,4 +1,8 @@
-"""Triton: rules that give the text of placed ops. One program instance a (sequence or chunk slot, head, block)."""
+"""Triton: rules that give the text of placed ops. One program instance a (sequence or chunk slot, head, block).
+
+In a bfloat16 module tiles have dtype OPERAND, bfloat16 on a GPU and float32 in Triton's interpreter, which multiplies the
+bits of bfloat16 as integers and truncates where it should round; the template's `rounded` gives the same numbers in both.
+"""
 from __future__ import annotations
 
 import keyword
@@ -14,7 +18,7 @@ rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompos
 WIDTH = 120
 #: Names of the kernels' own text, which no value may take.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
-       "cu_seqlens", "find_sequence", "N", "T", "batched", "H", "HV", "DOT_TYPE"}
+       "cu_seqlens", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded"}
 ATOM, UNARY, PRODUCT, SUM = 4, 3, 2, 1
 
 
@@ -159,7 +163,7 @@ class _Kernel:
         shape = [x for x in ("H", "HV", *self.p.sizes, f"B{self.k.split}") if x in self.uses]
         plain = [f"{t.name}_ptr" for t in tensors] + ["cu_seqlens", *(self.name(s) for s in numbers(self.k))]
         sizes = [x for x in ("N", "T", "batched") if x in self.uses]
-        fixed = [*flags, *shape, *(["DOT_TYPE"] if "DOT_TYPE" in self.uses else [])]
+        fixed = [*flags, *shape, *(["OPERAND"] if "OPERAND" in self.uses else [])]
         block = {f"B{d}": n for d, n in self.k.dims}
         params = [*plain, *sizes, *(f"{x}: tl.constexpr" for x in fixed)]
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
@@ -292,6 +296,8 @@ def function(w: _Kernel, o: Op, x: Text) -> Text:
 
 @rule("cast")
 def cast(w: _Kernel, o: Op, x: Text) -> Text:
+    if o.attr("to") == "bfloat16":
+        return Text(f"rounded({x}, {w.use('OPERAND')})")
     return Text(f"{x.at(ATOM)}.to(tl.{o.attr('to')})")
 
 
@@ -308,9 +314,8 @@ def row(w: _Kernel, o: Op, x: Text) -> Text:
 @rule("matmul")
 def matmul(w: _Kernel, o: Op, a: Text, b: Text, acc: Text | None = None) -> Text:
     sides = []
-    for x, name, flip in ((a, o.args[0], o.attr("ta")), (b, o.args[1], o.attr("tb"))):
-        code = f"{x.at(ATOM)}.to({w.use('DOT_TYPE')})" if w.type[name].dtype == "bfloat16" else x.code
-        sides.append(f"tl.trans({code})" if flip else code)
+    for x, flip in ((a, o.attr("ta")), (b, o.attr("tb"))):
+        sides.append(f"tl.trans({x})" if flip else x.code)
     if acc is not None:
         sides.append(f"acc={acc}")
     if w.type[o.args[0]].dtype == "float32":
@@ -366,6 +371,8 @@ def load(w: _Kernel, o: Op) -> None:
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
     mask = w.mask(t)
     text = f"{name} = tl.load({w.pointers(t)}{f', mask={mask}, other=0.0' if mask else ''})"
+    if t.dtype == "bfloat16":
+        text += f".to({w.use('OPERAND')})"
     w.env[o.out] = Text(name)
     if not t.optional:
         w.line(text)
