@@ -1,0 +1,162 @@
+"""Every target against the float64 token recurrence and against each other, on random problems.
+
+Builds are few, since some targets compile; problems are many. Tolerances are RMSE over RMS.
+"""
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reference import call, check, expected, problem, rms_error
+
+from gdn_codegen.runtime.build import TARGETS, Build
+from gdn_codegen.runtime.load import function
+from gdn_codegen.runtime.targets import runs
+
+HERE = [t for t in TARGETS if runs(t, "cpu")]
+LADDER = (1, 17, 31, 32, 33, 63, 64, 65, 95, 127, 128, 129, 191, 193, 367, 447, 512, 640, 1920)
+#: chunk, layout, schedule, dtype, K, V: each value of each option at least once.
+BUILDS = {
+    "c64-fused-f16": (64, "bthd", "fused", "float16", 128, 128),
+    "c32-replay-bf16": (32, "bhtd", "replay", "bfloat16", 32, 64),
+    "c16-prepared-f32": (16, "bthd", "prepared", "float32", 32, 16),
+    "c64-staged-bf16": (64, "bhtd", "staged", "bfloat16", 64, 32),
+    "c128-fused-f16": (128, "bthd", "fused", "float16", 64, 64),
+}
+TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
+EXAMPLES = int(os.environ.get("GDN_CODEGEN_EXAMPLES", "6"))
+
+
+def build(target, name):
+    chunk, layout, schedule, dtype, K, V = BUILDS[name]
+    return Build(target, chunk, layout, "gated_delta_rule", schedule, dtype, K, V)
+
+
+@st.composite
+def problems(draw, most=140):
+    """Lengths (zero too), head counts, gates from never to at once, beta near 0 and 1, with and without a state."""
+    batched = draw(st.booleans())
+    length = st.sampled_from([n for n in LADDER if n <= most]) | st.integers(0, most)
+    lengths = [draw(length)] * draw(st.integers(1, 2)) if batched else draw(st.lists(length, min_size=1, max_size=3))
+    heads = draw(st.integers(1, 2))
+    return dict(batched=batched, lengths=lengths, H=heads, HV=heads * draw(st.sampled_from([1, 2, 3])),
+                gate=draw(st.sampled_from([0.0, -1e-3, -0.1, -1.0, -50.0, "mixed"])),
+                beta=draw(st.sampled_from([None, None, 0.0, 1e-3, 0.999, 1.0])), initial=draw(st.booleans()),
+                cu_dtype=draw(st.sampled_from([torch.int32, torch.int64])), seed=draw(st.integers(0, 999)))
+
+
+def made(b, p):
+    return problem(p["lengths"], p["H"], p["HV"], b.head_dim_k, b.head_dim_v, getattr(torch, b.dtype), p["gate"], p["beta"],
+                   p["initial"], p["seed"])
+
+
+def tolerance(b, p):
+    """float32 keeps 24 bits of a running gate as large as 50 a token, and decay is the exponential of a difference."""
+    return TOLERANCE[b.dtype] * (10 if b.dtype == "float32" and p["gate"] == "mixed" else 1)
+
+
+@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("target", HERE)
+def test_random_problems(target, name):
+    b = build(target, name)
+    fn = function(b)
+
+    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None,
+              suppress_health_check=list(HealthCheck))
+    @given(problems())
+    def run(p):
+        check(fn, made(b, p), tolerance(b, p), layout=b.layout, batched=p["batched"], cu_dtype=p["cu_dtype"])
+    run()
+
+
+LADDER_BUILD = (64, "bthd", "replay", "float16", 32, 32)
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_length_ladder_alone(target):
+    fn = function(Build(target, *LADDER_BUILD[:2], "gated_delta_rule", *LADDER_BUILD[2:]))
+    for n in LADDER:
+        check(fn, problem([n], 1, 1, 32, 32, seed=n))
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_length_ladder_mixed(target):
+    fn = function(Build(target, *LADDER_BUILD[:2], "gated_delta_rule", *LADDER_BUILD[2:]))
+    check(fn, problem([0, *LADDER[:9], 0, 0, *LADDER[9:14], 0], 1, 2, 32, 32, gate=-0.05))
+
+
+@pytest.mark.skipif(len(HERE) < 2, reason="one target runs here; agreement needs two")
+@pytest.mark.parametrize("seed", range(3))
+def test_targets_agree(seed):
+    x = problem([65, 0, 129], 1, 2, 32, 32, gate=(-0.05, -1.0, "mixed")[seed], seed=seed)
+    outs = [call(function(Build(t, *LADDER_BUILD[:2], "gated_delta_rule", *LADDER_BUILD[2:])), x) for t in HERE]
+    for o, S in outs[1:]:
+        assert rms_error(o, outs[0][0]) < 5e-3 and rms_error(S, outs[0][1]) < 5e-3
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_same_bits_twice_and_nan_stays_in_its_sequence(target):
+    fn = function(Build(target, *LADDER_BUILD[:2], "gated_delta_rule", *LADDER_BUILD[2:]))
+    x = problem([40, 70, 33], 1, 1, 32, 32)
+    o, S = call(fn, x)
+    o2, S2 = call(fn, x)
+    assert torch.equal(o, o2) and torch.equal(S, S2)
+    x["v"][45] = float("nan")
+    o3, S3 = call(fn, x)
+    clean = [*range(40), *range(110, 143)]
+    assert torch.equal(o3[clean], o[clean]) and torch.equal(S3[[0, 2]], S[[0, 2]])
+    assert o3[45:110].isnan().any() and S3[1].isnan().any()
+
+
+# --- negative controls: the comparison must be able to fail ----------------------------------------------------------
+def _exact(x):
+    def fn(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens):
+        o, S = expected(x)
+        return o[None].clone(), S.clone()
+    return fn
+
+
+def _zeros(x):
+    return lambda *a, **k: tuple(torch.zeros_like(t) for t in _exact(x)(*a, **k))
+
+
+def _tail_dropped(x):
+    def fn(*a, **k):
+        o, S = _exact(x)(*a, **k)
+        o[0, -(x["lengths"][-1] % 64):] = 0
+        return o, S
+    return fn
+
+
+def _gates_swapped(x):
+    swapped = {**x, "g": x["g"].flip(1)}
+    return lambda *a, **k: tuple(t[None] if i == 0 else t for i, t in enumerate(expected(swapped)))
+
+
+def _state_stale(x):
+    fresh = {**x, "S": None}
+    return lambda *a, **k: tuple(t[None] if i == 0 else t for i, t in enumerate(expected(fresh)))
+
+
+def _not_written(x):
+    def fn(*a, **k):
+        o, S = _exact(x)(*a, **k)
+        o[0, 3, 0, 0] = float("nan")
+        return o, S
+    return fn
+
+
+X = dict(lengths=[64, 65], H=1, HV=2, K=16, V=16, gate=-0.05)
+
+
+def test_the_comparison_accepts_the_truth():
+    x = problem(**X)
+    check(_exact(x), x)
+
+
+@pytest.mark.parametrize("wrong", [_zeros, _tail_dropped, _gates_swapped, _state_stale, _not_written])
+def test_negative_controls(wrong):
+    x = problem(**X)
+    with pytest.raises(AssertionError, match="state"):
+        check(wrong(x), x)
