@@ -33,3 +33,29 @@ TRITON = Device("triton", "triton", {"register": 0})
 #: (CUDA C++ Programming Guide, compute capability 9.0).
 HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "fragment": 0, "local": 0}, operand="shared",
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True)
+
+
+@dataclass(frozen=True)
+class Cores(Device):
+    """A device whose agents are cores that share no memory, each with pipes that run side by side.
+
+    runs: ops that only one agent can do; the first agent does the rest. copies: cores of an agent in a core group, each
+    with an equal part of a tile's rows. home: the space of an agent's values. feeds: the spaces of a product's two
+    operands, filled from home. narrow: dtypes in which a product goes straight to home. pipes: agent -> op -> pipe, "*"
+    for the rest. unordered: pipes whose ops overlap unless a barrier parts them. issuer: the pipe that issues all others
+    and waits for its own ops. events: ids of a pair of pipes; flags: ids between agents, each counting to flag_limit.
+    align: bytes.
+    """
+
+    runs: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, int] = field(default_factory=dict)
+    home: dict[str, str] = field(default_factory=dict)
+    feeds: tuple[str, str] = ("", "")
+    narrow: tuple[str, ...] = ()
+    pipes: dict[str, dict[str, str]] = field(default_factory=dict)
+    unordered: tuple[str, ...] = ()
+    issuer: str = ""
+    events: int = 0
+    flags: int = 0
+    flag_limit: int = 0
+    align: int = 1

@@ -1,0 +1,21 @@
+"""Ascend A2 and A3: a core group is one cube core and two vector cores, which talk through global memory."""
+from . import Cores
+
+#: The last 8 KiB of UB are scratch of instructions that broadcast a column.
+ASCEND_A2 = Cores(
+    "ascend_a2", "pto",
+    {"UB": 184 * 1024, "L1": 512 * 1024, "L0A": 64 * 1024, "L0B": 64 * 1024, "L0C": 128 * 1024},
+    operand="L1", product="L0C", loaded="UB", vector="UB", tile="UB", number="",
+    agents=("vector", "cube"),
+    runs={"matmul": "cube"},
+    copies={"vector": 2, "cube": 1},
+    home={"vector": "UB", "cube": "L1"},
+    feeds=("L0A", "L0B"),
+    narrow=("float16", "bfloat16"),
+    pipes={"vector": {"load": "MTE2", "store": "MTE3", "last": "S", "*": "V"},
+           "cube": {"load": "MTE2", "valid": "MTE2", "move": "MTE1", "matmul": "M", "cast": "FIX", "store": "FIX"}},
+    unordered=("V",),
+    issuer="S",
+    events=8, flags=16, flag_limit=15,
+    align=32,
+)
