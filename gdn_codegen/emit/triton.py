@@ -377,7 +377,7 @@ def load(w: _Kernel, o: Op) -> None:
     if not t.optional:
         w.line(text)
         return
-    w.line(f"{name} = tl.full({w.shape(t.tile)}, 0.0, tl.{t.dtype})")
+    w.line(f"{name} = tl.zeros({w.shape(t.tile)}, dtype=tl.{t.dtype})")
     w.line(f"if has_{t.name}:")
     w.w.indent += 1
     w.line(text)
