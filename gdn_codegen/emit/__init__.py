@@ -4,10 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir.core import Program
-from . import triton
+from . import tilelang, triton
 from .base import EmitError, KernelText
 
 #: target -> (program, layout) -> the kernels' text
-EMITTERS: dict[str, Callable[[Program, str], list[KernelText]]] = {"triton": triton.emit}
+EMITTERS: dict[str, Callable[[Program, str], list[KernelText]]] = {"tilelang": tilelang.emit, "triton": triton.emit}
 
 __all__ = ["EMITTERS", "EmitError", "KernelText"]

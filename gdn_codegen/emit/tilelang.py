@@ -1,0 +1,452 @@
+"""TileLang: rules that give the text of placed ops. One thread block a (sequence or chunk slot, head, block).
+
+One text serves CUDA and the CPU: `t`, the prelude of the module's template, knows which of the two is traced.
+"""
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..ir.core import Buffer
+from ..ir.types import Dim, Tensor
+from .base import EmitError, Kernel, KernelText, Loop, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched, walk
+
+rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "move": "place",
+                          "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise"})
+
+WIDTH = 120
+#: Names of the kernels' own text, which no value may take.
+OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
+       "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends"}
+ATOM, UNARY, PRODUCT, SUM, TEST = 5, 4, 3, 2, 1
+
+
+@dataclass(frozen=True)
+class Text:
+    """An expression, and how tightly its outermost operator binds."""
+
+    code: str
+    level: int = ATOM
+
+    def __str__(self) -> str:
+        return self.code
+
+    def at(self, level: int) -> str:
+        """The text as an operand that must bind at least as tightly as `level`."""
+        return self.code if self.level >= level else f"({self.code})"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value: `at` gives its element at some indices; `buffer` names its storage, "" for an expression."""
+
+    dims: tuple[Dim, ...]
+    dtype: str
+    at: Callable[..., Text]
+    buffer: str = ""
+
+
+class _Kernel:
+    """Writes one kernel. `uses` collects the names of the kernel's own that rules ask for."""
+
+    def __init__(self, p: Program, k: Kernel, layout: str) -> None:
+        self.p, self.k, self.layout = p, k, layout
+        self.sizes = {**p.sizes, **k.sizes}
+        self.buffers = {x.name: x for x in k.buffers}
+        self.env: dict[str, Value] = {}
+        self.uses: dict[str, None] = {}
+        self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
+        self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | set(p.scalars)
+        self.taken |= {f"has_{x}" for x in self.params}
+        self.w = Writer(p, "#", 2)
+
+    def use(self, name: str) -> str:
+        self.uses[name] = None
+        return name
+
+    def name(self, buffer: str) -> str:
+        """The variable of a buffer, out of the way of the kernel's own names."""
+        return f"{buffer}_" if buffer in self.taken or keyword.iskeyword(buffer) else buffer
+
+    def dim(self, d: Dim) -> str:
+        """The size of a dim as this kernel's tiles see it."""
+        return f"B{d}" if d == self.k.split else str(d)
+
+    def dtype(self, name: str) -> str:
+        # On the CPU bfloat16 is held as float32; the prelude says which.
+        return "t.bfloat16" if name == "bfloat16" else f"T.{name}"
+
+    # --- text of values ---
+    def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
+        name = self.name(buffer)
+
+        def at(*index: str) -> Text:
+            return Text(f"{name}[{', '.join(index)}]" if index else name)
+        return Value(o_dims, self.buffers[buffer].dtype, at, buffer)
+
+    def loop(self, dims: tuple[Dim, ...]) -> tuple[str, ...]:
+        """Open a parallel loop over a tile; the indices of its element. The caller closes it with `end`."""
+        if not dims:
+            return ()
+        index = ("i", "j")[: len(dims)]
+        self.line(f"for {', '.join(index)} in t.parallel({', '.join(self.dim(d) for d in dims)}):")
+        self.w.indent += 1
+        return index
+
+    def end(self, dims: tuple[Dim, ...]) -> None:
+        self.w.indent -= bool(dims)
+
+    def fill(self, to: Value, x: Value) -> None:
+        """One loop that fills the storage of `to` with `x`, element by element."""
+        index = self.loop(to.dims)
+        self.line(f"{to.at(*index)} = {element(x, to.dims, index)}")
+        self.end(to.dims)
+
+    def line(self, text: str) -> None:
+        width = WIDTH - 4 * self.w.indent
+        if len(text) > width and " = " in text:
+            left, right = text.split(" = ", 1)
+            self.w(f"{left} = (", f"    {right}", ")")
+        else:
+            self.w(text)
+
+    # --- addresses ---
+    def address(self, t: Tensor, index: tuple[str, ...]) -> str:
+        """The element of `t` that this instance's tile has at `index`."""
+        cut = [f"block * {self.dim(d)} + {x}" if d == self.k.split else x for d, x in zip(t.dims, index, strict=True)]
+        head = self.use("h") if t.heads == "H" else "hv"
+        if t.index == "token":
+            row = f"{self.use('row')} + {cut[0]}"
+            where = [self.use("b"), *((row, head) if self.layout == "bthd" else (head, row)), *cut[1:]]
+        elif t.index == "slot":
+            where = [self.use("slot"), head, *cut]
+        elif t.index == "sequence":
+            where = ["n", head, *cut]
+        else:
+            raise EmitError(f"tilelang has no address for tensor {t.name}: index {t.index}")
+        return f"{self.params[t.name]}[{', '.join(where)}]"
+
+    def shape(self, t: Tensor) -> str:
+        dims = [str(d) for d in t.dims]
+        if t.index == "token":
+            lead = ["B", *(("L", t.heads) if self.layout == "bthd" else (t.heads, "L"))]
+            dims = dims[1:]
+        else:
+            lead = ["slots" if t.index == "slot" else "ends - 1", t.heads]
+        return f"({', '.join([*lead, *dims])})"
+
+    # --- statements ---
+    def body(self, body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                self.walk(s)
+                continue
+            write = rule.of(s)
+            args = [self.env[a] for a in s.args]
+            if s.kind in STATEMENTS:
+                self.w.at(s)
+                write(self, s, *args)
+                if s.out:
+                    assert s.type is not None
+                    self.env[s.out] = self.stored(s.type.dims, s.buffer)
+                continue
+            assert s.type is not None
+            x = Value(s.type.dims, s.type.dtype, write(self, s, *args))
+            if s.buffer:
+                self.w.at(s)
+                to = self.stored(s.type.dims, s.buffer)
+                self.fill(to, x)
+                x = to
+            self.env[s.out] = x
+
+    def walk(self, lp: Loop) -> None:
+        """The walk over chunks. Carried values live in the buffer of their name."""
+        names = {c.name for c in lp.carried}
+        for c in lp.carried:
+            here = self.stored(c.type.dims, c.name)
+            if self.env[c.init].buffer != c.name:
+                self.fill(here, self.env[c.init])
+            self.env[c.name] = self.env[c.result] = here
+        first = len(self.w.lines)
+        self.w.indent += 1
+        self.body(lp.body)
+        for c in lp.carried:
+            new = self.env[c.next]
+            if new.buffer != c.name:
+                if new.buffer in names:
+                    raise EmitError(f"tilelang: carried {c.name} becomes another carried value, {c.next}; pass place "
+                                    f"should have copied it")
+                self.fill(self.env[c.name], new)
+        self.w.indent -= 1
+        after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
+        self.use("length")
+        self.w("for chunk in T.serial(T.ceildiv(length, C)):")
+        self.w.indent += 1
+        self.w(*self.chunk("chunk"))
+        self.w.indent -= 1
+        self.w.lines += after
+
+    def chunk(self, number: str) -> list[str]:
+        """What ops asked to know of the chunk."""
+        row = "start" if self.layout == "bthd" else "start"
+        lines = {"row": f"row = {row} - {self.use('b')} * L + {number} * C" if "row" in self.uses else "",
+                 "rows": f"rows = length - {number} * C"}
+        if self.k.grid == "sequences":
+            lines["slot"] = f"slot = start // C + n + {number}"
+        if "row" in self.uses or "rows" in self.uses or "slot" in self.uses:
+            self.use("length")
+        return [text for name, text in lines.items() if name in self.uses]
+
+    # --- the whole ---
+    def text(self) -> KernelText:
+        chunks = self.k.grid == "chunks"
+        self.w.indent = 4 if chunks else 3
+        self.body(self.k.body)
+        body = self.w.lines
+        at_chunk = self.chunk("chunk") if chunks else []
+        self.w = Writer(self.p, "#", 2)
+        self.head()
+        for x in self.k.buffers:
+            self.w(self.allocation(x))
+        if chunks:
+            self.w("if chunk * C < length:")
+            self.w.indent += 1
+        self.w(*at_chunk)
+        tensors = touched(self.p, self.k)
+        params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
+        params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32"]
+        params += [f"has_{x.name}: T.int32" for x in tensors if x.optional]
+        params += [f"{x}: T.float32" for x in numbers(self.k)]
+        shapes = " ".join(self.shape(x) for x in tensors)
+        dynamic = [x for x in ("B", "L", "H", "HV", "slots") if x in shapes.replace("(", " ").replace(",", " ").split()]
+        return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
+                          "\n".join([*self.w.lines, *body]),
+                          {"params": params, "dynamic": [*dynamic, "ends"], "block": {f"B{d}": n for d, n in self.k.dims},
+                           "written": self.written()})
+
+    def written(self) -> tuple[str, ...]:
+        names = {o.attr("tensor") for o in walk(self.k.body) if o.kind == "store"}
+        return tuple(x.name for x in touched(self.p, self.k) if x.name in names)
+
+    def head(self) -> None:
+        """From the block's indices to its head, its sequence and, in a grid over chunks, its chunk."""
+        grid, index = ["slots" if self.k.grid == "chunks" else "ends - 1", "HV"], \
+            ["slot" if self.k.grid == "chunks" else "n", "hv"]
+        if self.k.split:
+            grid.append(f"{self.k.split} // {self.dim(self.k.split)}")
+            index.append("block")
+        self.w(f"with t.kernel({', '.join(grid)}, threads={self.threads()}) as ({', '.join(index)}):")
+        self.w.indent += 1
+        if "h" in self.uses:
+            self.w("h = T.truncdiv(hv, T.truncdiv(HV, H))")
+        if self.k.grid == "chunks":
+            self.w("n = T.alloc_var(T.int32)", "t.find_sequence(cu_seqlens, slot, ends - 1, n)")
+        if "b" in self.uses:
+            self.w("b = n * batched")
+        if "length" in self.uses or self.k.grid == "chunks":
+            self.w("start = cu_seqlens[n]", "length = cu_seqlens[n + 1] - start")
+        if self.k.grid == "chunks":
+            self.w("chunk = slot - (start // C + n)")
+
+    def allocation(self, x: Buffer) -> str:
+        if not x.shape:
+            return f"{self.name(x.name)} = T.alloc_var({self.dtype(x.dtype)})"
+        dims = [self.dim(d) for d in self.buffer_dims(x.name)]
+        shape = f"({', '.join(dims)}{',' * (len(dims) == 1)})"
+        return f"{self.name(x.name)} = t.{x.space}({shape}, {self.dtype(x.dtype)})"
+
+    def buffer_dims(self, name: str) -> tuple[Dim, ...]:
+        for o in walk(self.k.body):
+            if o.buffer == name and o.type is not None:
+                return o.type.dims
+        return next(c.type.dims for s in self.k.body if isinstance(s, Loop) for c in s.carried if c.name == name)
+
+    def threads(self) -> int:
+        """256 where the largest fragment would take more than 64 registers of 128 threads; fewer than 128 where a product
+        has fewer 16 x 16 tiles than that many warps."""
+        large = max((math.prod(x.shape) for x in self.k.buffers if x.space == "fragment"), default=0) > 64 * 128
+        tiles = [math.prod(n // 16 for n in self.buffers[o.buffer].shape) for o in walk(self.k.body) if o.kind == "matmul"]
+        return 32 * min([8 if large else 4, *tiles])
+
+
+def element(x: Value, dims: tuple[Dim, ...], index: tuple[str, ...]) -> Text:
+    """`x`, broadcast to `dims`, at `index`."""
+    if not x.dims:
+        return x.at()
+    return x.at(*("0" if d == 1 and full != 1 else i for d, full, i in zip(x.dims, dims, index, strict=True)))
+
+
+def emit(p: Program, layout: str) -> list[KernelText]:
+    """The kernels of a placed program."""
+    return [_Kernel(p, k, layout).text() for k in p.kernels]
+
+
+# --- rules of ops that write lines -----------------------------------------------------------------------------------
+STATEMENTS = ("matmul", "cumsum", "row_sum", "load", "store")
+
+
+def _storage(w: _Kernel, o: Op, x: Value) -> str:
+    if not x.buffer:
+        raise EmitError(f"tilelang: {o.kind} ({o.out}, line {o.line}) reads a value without storage; pass place should have "
+                        f"given it a buffer")
+    return w.name(x.buffer)
+
+
+@rule("matmul")
+def matmul(w: _Kernel, o: Op, a: Value, b: Value, acc: Value | None = None) -> None:
+    assert o.type is not None
+    if acc is not None and acc.buffer != o.buffer:
+        w.fill(w.stored(o.type.dims, o.buffer), acc)
+    options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
+    options += ["clear_accum=False"] * (acc is not None)
+    w.line(f"t.gemm({', '.join([_storage(w, o, a), _storage(w, o, b), w.name(o.buffer), *options])})")
+
+
+@rule("cumsum", "row_sum")
+def helper(w: _Kernel, o: Op, x: Value) -> None:
+    w.line(f"t.{o.kind}({_storage(w, o, x)}, {w.name(o.buffer)})")
+
+
+@rule("load")
+def load(w: _Kernel, o: Op) -> None:
+    assert o.type is not None
+    t, to = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer)
+    index = w.loop(to.dims)
+    text = w.address(t, index)
+    if t.index == "token":
+        text = f"T.if_then_else(i < {w.use('rows')}, {text}, 0)"
+    if t.optional:
+        text = f"T.if_then_else(has_{t.name} != 0, {text}, 0)"
+    w.line(f"{to.at(*index)} = {text}")
+    w.end(to.dims)
+
+
+@rule("store")
+def store(w: _Kernel, o: Op, x: Value) -> None:
+    t = w.p.tensor(o.attr("tensor"))
+    if t.optional:
+        w.line(f"if has_{t.name} != 0:")
+        w.w.indent += 1
+    index = w.loop(t.dims)
+    if t.index == "token":
+        w.line(f"if i < {w.use('rows')}:")
+        w.w.indent += 1
+    w.line(f"{w.address(t, index)} = {element(x, t.dims, index)}")
+    w.w.indent -= (t.index == "token") + t.optional
+    w.end(t.dims)
+
+
+# --- rules of expressions: (kernel, op, operands) -> the element at some indices ------------------------------------
+At = Callable[..., Text]
+
+
+def _number(x: float) -> Text:
+    if math.isinf(x):
+        return Text("T.infinity(T.float32)" if x > 0 else "-T.infinity(T.float32)", ATOM if x > 0 else UNARY)
+    return Text(repr(float(x)), ATOM if x >= 0 else UNARY)
+
+
+@rule("const")
+def const(w: _Kernel, o: Op) -> At:
+    return lambda: _number(o.attr("value"))
+
+
+@rule("scalar")
+def scalar(w: _Kernel, o: Op) -> At:
+    return lambda: Text(o.attr("param"))
+
+
+@rule("full")
+def full(w: _Kernel, o: Op) -> At:
+    return lambda *index: _number(o.attr("value"))
+
+
+@rule("expand")
+def expand(w: _Kernel, o: Op, x: Value) -> At:
+    assert o.type is not None
+    dims = o.type.dims
+    return lambda *index: element(x, dims, index)
+
+
+def _binary(kind: str, sign: str, level: int) -> None:
+    # The right operand keeps its parentheses at equal level: sums are not reassociated.
+    @rule(kind)
+    def write(w: _Kernel, o: Op, a: Value, b: Value) -> At:
+        assert o.type is not None
+        dims = o.type.dims
+
+        def at(*index: str) -> Text:
+            return Text(f"{element(a, dims, index).at(level)} {sign} {element(b, dims, index).at(level + 1)}", level)
+        return at
+
+
+for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", PRODUCT), ("div", "/", PRODUCT)):
+    _binary(_kind, _sign, _level)
+
+
+@rule("maximum", "minimum")
+def extreme(w: _Kernel, o: Op, a: Value, b: Value) -> At:
+    assert o.type is not None
+    dims = o.type.dims
+    return lambda *index: Text(f"T.{o.kind[:3]}({element(a, dims, index)}, {element(b, dims, index)})")
+
+
+@rule("neg")
+def neg(w: _Kernel, o: Op, x: Value) -> At:
+    return lambda *index: Text(f"-{x.at(*index).at(UNARY + 1)}", UNARY)
+
+
+@rule("exp", "log", "rsqrt", "sigmoid")
+def function(w: _Kernel, o: Op, x: Value) -> At:
+    return lambda *index: Text(f"T.{o.kind}({x.at(*index)})")
+
+
+@rule("cast")
+def cast(w: _Kernel, o: Op, x: Value) -> At:
+    if o.buffer:
+        return x.at  # storing into the buffer rounds
+    return lambda *index: Text(f"T.cast({x.at(*index)}, {w.dtype(o.attr('to'))})")
+
+
+@rule("col")
+def col(w: _Kernel, o: Op, x: Value) -> At:
+    return lambda i, j: x.at(i)
+
+
+@rule("row")
+def row(w: _Kernel, o: Op, x: Value) -> At:
+    return lambda i, j: x.at(j)
+
+
+@rule("last")
+def last(w: _Kernel, o: Op, x: Value) -> At:
+    end = f"{w.dim(x.dims[0])} - 1"
+    return lambda *index: x.at(end, *index[1:])
+
+
+def _keep(kind: str, size: int, i: str, j: str) -> str:
+    if kind in ("lower", "strictly_lower", "eye"):
+        return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[kind]} {j}"
+    if kind == "diag_blocks":
+        return f"{i} // {size} == {j} // {size}"
+    below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
+    return f"T.And({i} // {2 * size} == {j} // {2 * size}, {below})"
+
+
+@rule("lower", "strictly_lower", "pairs", "diag_blocks")
+def masked(w: _Kernel, o: Op, x: Value) -> At:
+    fill = _number(o.attr("fill", 0.0))
+    return lambda i, j: Text(f"T.if_then_else({_keep(o.kind, o.attr('size', 0), i, j)}, {x.at(i, j)}, {fill})")
+
+
+@rule("eye")
+def eye(w: _Kernel, o: Op) -> At:
+    return lambda i, j: Text(f"T.if_then_else({_keep('eye', 0, i, j)}, 1.0, 0.0)")
+
+
+@rule("valid")
+def valid(w: _Kernel, o: Op, x: Value) -> At:
+    rows = w.use("rows")
+    return lambda i, *rest: Text(f"T.if_then_else({i} < {rows}, {x.at(i, *rest)}, 0.0)")
