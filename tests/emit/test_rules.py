@@ -1,0 +1,90 @@
+"""What emitters and templates may know: ops, not algorithms, and not each other."""
+import ast
+import importlib
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from gdn_codegen import algorithms
+from gdn_codegen.emit import EMITTERS
+from gdn_codegen.emit.base import EmitError
+from gdn_codegen.ir.core import Loop, Op, walk
+from gdn_codegen.ir.ops import OPS
+
+ROOT = Path(__file__).parents[2]
+EMIT = ROOT / "gdn_codegen" / "emit"
+TEMPLATES = sorted((ROOT / "templates").rglob("*.j2"))
+#: Words of the family that are not names on a page.
+WORDS = {"gdn", "delta", "kkt", "wy", "decay", "gate", "gates"}
+#: Values whose names are ordinary words of kernels too: loop variables, dims, a head index.
+PLAIN = {"o", "g", "S", "G", "D", "A", "U", "q", "k", "v", "scale"}
+
+
+def page_names():
+    out = set()
+    for n in algorithms.names():
+        page = algorithms.find(n)
+        loop = next(s for s in page.trace().kernels[0].body if isinstance(s, Loop))
+        lines = " ".join(text for _, text in page.trace().source)
+        out |= {o.out for o in loop.body if isinstance(o, Op) and re.search(rf"\b{o.out} =", lines)} | set(page.inputs)
+    return out
+
+
+@pytest.mark.parametrize("target", EMITTERS)
+def test_rules_and_unsupported_are_the_table(target):
+    rules = importlib.import_module(f"gdn_codegen.emit.{target}").rule
+    assert set(rules.table) | set(rules.unsupported) == set(OPS)
+    assert not set(rules.table) & set(rules.unsupported)
+
+
+@pytest.mark.parametrize("target", EMITTERS)
+def test_a_missing_rule_names_op_target_and_pass(target):
+    rules = importlib.import_module(f"gdn_codegen.emit.{target}").rule
+    kind, made_by = next(iter(rules.unsupported.items()))
+    with pytest.raises(EmitError, match=rf"{target} has no rule for {kind} .*{made_by}"):
+        rules.of(Op(kind, "x"))
+
+
+@pytest.mark.parametrize("path", sorted(EMIT.glob("*.py")), ids=lambda p: p.stem)
+def test_no_emitter_imports_another(path):
+    others = {t for t in EMITTERS if t != path.stem}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if path.stem != "__init__" and isinstance(node, ast.ImportFrom | ast.Import):
+            names = {a.name for a in node.names} | {getattr(node, "module", "") or ""}
+            assert not {n.split(".")[-1] for n in names} & others
+
+
+def words(path):
+    text = path.read_text()
+    if path.suffix == ".py":  # code, comments and strings, split into words
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        text = " ".join(t.string for t in tokens)
+    return set(re.findall(r"[A-Za-z][A-Za-z0-9]*", text))
+
+
+@pytest.mark.parametrize("path", [*sorted(EMIT.glob("*.py")), *TEMPLATES], ids=lambda p: p.name)
+def test_no_emitter_or_template_names_a_value(path):
+    names = page_names()
+    assert {"beta", "Tinv", "G", "A", "U", "o"} <= names
+    found = words(path)
+    assert not found & (names - PLAIN), f"{path.name} names {sorted(found & (names - PLAIN))}"
+    # The installed package's name and its variables stand in templates; nothing else of the family does.
+    found = {w.lower() for w in re.findall(r"[A-Za-z]+", re.sub(r"(?i)gdn_(codegen|debug)\w*", "", path.read_text()))}
+    assert not found & WORDS, f"{path.name} says {sorted(found & WORDS)}"
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: str(p.relative_to(ROOT / "templates")))
+def test_templates_do_no_arithmetic_and_loop_over_no_ops(path):
+    for expression in re.findall(r"\{[{%](.*?)[%}]\}", path.read_text(), re.S):
+        outside_strings = re.sub(r'"[^"]*"', "", expression).strip().strip("-")
+        assert not re.search(r"[*/+]|//| - ", outside_strings), expression
+        assert "ops" not in outside_strings.split() and ".body." not in outside_strings
+
+
+def test_a_page_of_ones_own_needs_no_rule():
+    """The example's op row_norm is in no emitter's way."""
+    page = algorithms.find(f"{ROOT}/examples/my_linear_attention.py:decayed_linear_attention")
+    assert any(o.kind == "row_norm" for o in walk(page.trace().kernels[0].body))
