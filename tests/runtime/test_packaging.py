@@ -1,0 +1,52 @@
+"""The wheel carries templates and simulator headers, and works where the sources are not."""
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("hatchling", reason="building the wheel offline needs hatchling, which the test extra brings")
+    out = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(out), str(ROOT)],
+                   check=True, capture_output=True, text=True)
+    (path,) = out.glob("*.whl")
+    return path
+
+
+def test_what_is_inside(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    inside = {f"gdn_codegen/templates/{p.relative_to(ROOT / 'templates')}" for p in (ROOT / "templates").rglob("*.j2")}
+    inside |= {str(p.relative_to(ROOT)) for p in (ROOT / "gdn_codegen").rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    assert inside <= names, inside - names
+    assert any(n.endswith("licenses/LICENSE") for n in names)
+    assert not [n for n in names if n.startswith(("tests", "generated"))]
+
+
+def test_the_core_needs_torch_and_jinja2_alone(wheel):
+    meta = next(n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA"))
+    requires = [x for x in zipfile.ZipFile(wheel).read(meta).decode().splitlines() if x.startswith("Requires-Dist")]
+    assert sorted(x.split()[1].split(">")[0] for x in requires if "extra ==" not in x) == ["jinja2", "torch"]
+
+
+def test_an_install_elsewhere_builds(wheel, tmp_path):
+    site = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); import gdn_codegen; from gdn_codegen.cli import main\n"
+            "assert gdn_codegen.__file__.startswith(sys.argv[1]), gdn_codegen.__file__\n"
+            "sys.exit(main(['build', '--target', 'all', '--out', 'mine']))\n")
+    done = subprocess.run([sys.executable, "-c", code, str(site)], cwd=tmp_path, capture_output=True, text=True,
+                          env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "mine").rglob("gdn_c64_bthd.py"))
+
+
+def test_importing_the_package_imports_no_target():
+    code = "import sys, gdn_codegen.cli; print([m for m in ('triton', 'tilelang', 'torch_npu', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,26 @@
+"""generated/ holds the default builds: each is rebuilt by the command in its own head, to the same bytes."""
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gdn_codegen.cli import main
+from gdn_codegen.runtime.build import TARGETS
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "generated").rglob("*.py"))
+
+
+def test_there_is_a_default_build_of_each_target_and_algorithm():
+    from gdn_codegen import algorithms
+    have = {(p.parent.name, p.stem) for p in FILES}
+    assert {(t, f"{ {'gated_delta_rule': 'gdn'}.get(a, a)}_c64_bthd") for t in TARGETS for a in algorithms.names()} <= have
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_rebuilds_to_the_same_bytes(path, tmp_path):
+    command = next(x for x in path.read_text().splitlines() if "gdn_codegen build" in x)
+    words = shlex.split(command[command.index("gdn_codegen build"):])[1:]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    again = tmp_path / path.parent.name / path.name
+    assert again.read_bytes() == path.read_bytes(), f"{path.name} changed: rebuild it with `{command.strip()}` and read the diff"
