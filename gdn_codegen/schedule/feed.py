@@ -1,0 +1,60 @@
+"""feed: ops that bring operands where an agent can read them. Requires stage "transferred"; produces stage "fed".
+
+- A core group takes instances one after the other: the kernel's body becomes a loop over items.
+- An operand of a product moves from its agent's home to the space of that side.
+- What was loaded from a caller's tensor passes through `valid`, which zeroes the rows past the sequence's end.
+- One value a token comes as a column with a stride, "wide": one value a row of `align` bytes. The running sum works on
+  that; a move makes it flat for all other readers.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..devices import Cores
+from ..ir.builder import Body
+from ..ir.core import Loop, Op, Program, Stmt
+from .tools import rebuild_kernel
+
+
+def feed(p: Program, device: Cores) -> Program:
+    """`p` with explicit moves and with the loop over items."""
+    kernels = []
+    for k in p.kernels:
+        k = rebuild_kernel(p, k, _Feed(p, device))
+        fixed: tuple[Stmt, ...] = (Loop("item", (), k.body),)
+        kernels.append(replace(k, body=fixed))
+    return replace(p, stage="fed", kernels=tuple(kernels))
+
+
+class _Feed:
+    def __init__(self, p: Program, device: Cores) -> None:
+        self.device = device
+        self.token = {t.name for t in p.tensors if t.index == "token"}
+        self.wide: dict[str, str] = {}  # flat value -> its wide form
+
+    def __call__(self, o: Op, b: Body) -> str | None:
+        def op(kind: str, *args: str, name: str = "", **attrs: object) -> str:
+            return b.op(kind, *args, name=name, line=o.line, agent=o.agent, **attrs)
+
+        if o.kind == "load" and o.attr("tensor") in self.token:
+            rank = b.tensors[o.attr("tensor")].tile.rank
+            raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"))
+            if rank == 2:
+                return op("valid", raw, name=o.out)
+            return self.flat(o, b, op("valid", raw, name=b.fresh(f"{o.out}_wide")))
+        if o.kind == "scan_step":
+            x = o.args[0]
+            if x not in self.wide:
+                self.wide[x] = op("move", x, name=b.fresh(f"{x}_wide"), space=self.device.home[o.agent])
+            return self.flat(o, b, op("scan_step", self.wide[x], name=b.fresh(f"{o.out}_wide"), **dict(o.attrs)))
+        if o.kind == "matmul":
+            sides = []
+            for a, space, turned in zip(o.args, self.device.feeds, (o.attr("ta"), o.attr("tb")), strict=False):
+                sides.append(op("move", a, name=b.fresh(f"{a}_{'left' if not sides else 'right'}"), space=space,
+                                transposed=turned))
+            return op("matmul", *sides, *o.args[2:], name=o.out, **dict(o.attrs))
+        return None
+
+    def flat(self, o: Op, b: Body, wide: str) -> str:
+        self.wide[o.out] = wide
+        return b.op("move", wide, name=o.out, line=o.line, agent=o.agent, space=self.device.home[o.agent])
