@@ -8,11 +8,13 @@ from __future__ import annotations
 import keyword
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..ir.types import Dim, Tensor, Tile
 from .base import EmitError, Kernel, KernelText, Loop, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched
 
 rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "move": "place",
+                        "scan_step": "vectorise",
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise"})
 
 WIDTH = 120
@@ -226,7 +228,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     if best[-1] == 0:
         return [text]
     call = text[: best[0]][-1:].isidentifier()
-    parts = [text[x + 1: y].strip() for x, y in zip(best, best[1:], strict=False)]
+    parts = [text[x + 1: y].strip() for x, y in pairwise(best)]
     inner = [line for x in parts for line in _with_comma(_wrapped(x, width - 5), call)]
     return [text[: best[0] + 1], *("    " + x for x in inner), text[best[-1]:]]
 
