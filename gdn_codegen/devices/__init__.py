@@ -44,7 +44,7 @@ class Cores(Device):
     operands, filled from home. narrow: dtypes in which a product goes straight to home. pipes: agent -> op -> pipe, "*"
     for the rest. unordered: pipes whose ops overlap unless a barrier parts them. issuer: the pipe that issues all others
     and waits for its own ops. events: ids of a pair of pipes; flags: ids between agents, each counting to flag_limit.
-    align: bytes.
+    align: bytes. column_scratch: the bytes of a space that ops with a column operand overwrite; no value lies there.
     """
 
     runs: dict[str, str] = field(default_factory=dict)
@@ -59,3 +59,4 @@ class Cores(Device):
     flags: int = 0
     flag_limit: int = 0
     align: int = 1
+    column_scratch: tuple[str, int, int] = ("", 0, 0)

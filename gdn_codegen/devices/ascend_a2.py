@@ -1,7 +1,6 @@
 """Ascend A2 and A3: a core group is one cube core and two vector cores, which talk through global memory."""
 from . import Cores
 
-#: The last 8 KiB of UB are scratch of instructions that broadcast a column.
 ASCEND_A2 = Cores(
     "ascend_a2", "pto",
     {"UB": 184 * 1024, "L1": 512 * 1024, "L0A": 64 * 1024, "L0B": 64 * 1024, "L0C": 128 * 1024},
@@ -18,4 +17,5 @@ ASCEND_A2 = Cores(
     issuer="S",
     events=8, flags=16, flag_limit=15,
     align=32,
+    column_scratch=("UB", 184 * 1024, 192 * 1024),
 )

@@ -138,6 +138,8 @@ class Interpreter:
                 env[o.out] = torch.full(shape, attrs["value"], dtype=self.dtype(o.type.dtype))
             else:
                 env[o.out] = env[o.args[0]].expand(shape)
+        elif o.kind == "valid" and attrs.get("given"):
+            env[o.out] = env[o.args[0]]  # an absent tensor is zero to begin with
         elif o.kind == "valid":
             x = env[o.args[0]].clone()
             x[self.rows(at, sizes):] = 0

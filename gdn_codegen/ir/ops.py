@@ -253,7 +253,8 @@ op("diag_blocks", "the size x size blocks on the diagonal", _square("diag_blocks
 op("eye", "the identity matrix", lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims",))
 op("unit_lower_inverse", "(I + x)^-1 of a strictly lower x", _square("unit_lower_inverse"), _inverse)
 op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",))
-op("valid", "rows past the sequence's end become zero", lambda attrs, x: x)
+op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
+   lambda attrs, x: x, attrs=("given",))
 op("load", "a tile from global memory", _loaded, effect="read", attrs=("tensor",))
 op("store", "a tile to global memory", _effect, effect="write", attrs=("tensor",))
 op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"))

@@ -122,7 +122,7 @@ class _Kernel:
         z = [self.zero[a] for a in o.args]
         tall = [a for a in o.args if self.env[a].dims[:1] == ("C",)]
         if o.kind == "valid":
-            return True
+            return not o.attr("given")
         if o.kind in ("neg", "cast", "col", "row", "row_norm", "row_sum", "move", "strictly_lower", "expand",
                       "scan_step"):
             return z[0]

@@ -2,7 +2,8 @@
 
 - A core group takes instances one after the other: the kernel's body becomes a loop over items.
 - An operand of a product moves from its agent's home to the space of that side.
-- What was loaded from a caller's tensor passes through `valid`, which zeroes the rows past the sequence's end.
+- What was loaded from a caller's tensor passes through `valid`, which zeroes the rows past the sequence's end, or all
+  where the caller gave none.
 - One value a token comes as a column with a stride, "wide": one value a row of `align` bytes. The running sum works on
   that; a move makes it flat for all other readers.
 """
@@ -42,6 +43,9 @@ class _Feed:
             if rank == 2:
                 return op("valid", raw, name=o.out)
             return self.flat(o, b, op("valid", raw, name=b.fresh(f"{o.out}_wide")))
+        if o.kind == "load" and b.tensors[o.attr("tensor")].optional:
+            raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"))
+            return op("valid", raw, name=o.out, given=o.attr("tensor"))
         if o.kind == "scan_step":
             x = o.args[0]
             if x not in self.wide:

@@ -77,6 +77,9 @@ def accesses(p: Program, k: Kernel, device: Cores) -> dict[int, list[Access]]:
             found.append(memory(o.buffer, True, o.out))
         if f"{o.out}_scratch" in buffers:
             found.append(memory(f"{o.out}_scratch", True, f"{o.out}_scratch"))
+        if any(a in defs and defs[a].kind == "col" for a in o.args):
+            space, low, high = device.column_scratch
+            found.append(Access(space, low, high, True, "scratch of a column"))
         if o.kind in ("load", "store") and o.attr("tensor") in shared:
             found.append(Access(o.attr("tensor"), 0, 1, o.kind == "store", o.attr("tensor")))
         out[id(o)] = found

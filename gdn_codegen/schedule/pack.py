@@ -23,7 +23,40 @@ SCRATCH = ("row_sum", "move")  # these sum rows, which takes a temporary
 
 def pack(p: Program, device: Cores) -> Program:
     """`p` with buffers at byte offsets."""
-    return replace(p, stage="placed", kernels=tuple(_Kernel(p, _with_copies(k, device), device).run() for k in p.kernels))
+    return replace(p, stage="placed", kernels=tuple(_pack(p, _with_copies(k, device), device) for k in p.kernels))
+
+
+def _pack(p: Program, k: Kernel, device: Cores) -> Kernel:
+    """With loads as early as they stand, for a head start; with each load before its first reader where that is too much."""
+    try:
+        return _Kernel(p, k, device).run()
+    except ScheduleError:
+        return _Kernel(p, replace(k, body=_late_loads(k.body)), device).run()
+
+
+def _late_loads(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """The body with each load, and the `valid` after it, right before what reads it first."""
+    held: list[Op] = []
+    out: list[Stmt] = []
+
+    def release(names: set[str]) -> None:
+        for o in [o for o in held if o.out in names]:
+            if o in held:
+                release(set(o.args))
+                held.remove(o)
+                out.append(o)
+
+    for s in body:
+        if isinstance(s, Loop):
+            release({o.out for o in held})
+            out.append(replace(s, body=_late_loads(s.body)))
+        elif s.kind == "load" or s.kind == "valid" and any(o.out in s.args for o in held):
+            held.append(s)
+        else:
+            release(set(s.args))
+            out.append(s)
+    release({o.out for o in held})
+    return tuple(out)
 
 
 def _with_copies(k: Kernel, device: Cores) -> Kernel:
@@ -146,7 +179,7 @@ class _Kernel:
 
     def view(self, o: Op) -> bool:
         """Whether `o` has no storage: a number, a column or row of a vector, a product rounded on its way to memory."""
-        return o.kind in VIEWS or o.kind == "cast" and o.agent != self.device.agents[0] and o.out in self.alone_stored
+        return o.kind in VIEWS or self.type[o.out].rank == 0 or o.kind == "cast" and o.agent != self.device.agents[0] and o.out in self.alone_stored
 
     # --- buffers -------------------------------------------------------------------------------------------------
     def buffers(self, body: tuple[Stmt, ...]) -> None:

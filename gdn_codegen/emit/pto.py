@@ -1,0 +1,465 @@
+"""PTO C++ for Ascend: rules that give the text of placed, synchronised ops. One function a kernel, a part for each agent.
+
+Vector cores hold their part of a tile's rows, `sub` says which; a vector of C values is whole on each core. A value's
+tile is declared once, at the address of its buffer, as a view of one of the layouts in the template.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.core import Buffer, Kernel, Loop, Op, Program, Stmt, loops, types
+from ..ir.types import Dim, Tensor
+from .base import EmitError, KernelText, Rules, Writer, blocks, numbers, touched, walk
+
+rule = Rules("pto", {
+    "unit_lower_inverse": "decompose", "row_norm": "decompose", "cumsum": "vectorise", "lower": "vectorise",
+    "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise", "eye": "vectorise",
+    "neg": "vectorise", "sigmoid": "vectorise", "full": "vectorise"})
+
+AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
+CTYPE = {"float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
+WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
+#: Names of the kernels' own text, which no value may take.
+OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "t", "c", "item", "first", "length", "rows", "part", "slot", "sub", "col",
+       "block", "batched", "slots", "ffts", "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and",
+       "or", "not", "xor", "do", "if", "for", "view", "div", "exp", "log", "std", "this", "signed", "long", "short"}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A value's tile: its C++ type and byte address; `half` of the cores' rows where it is a view of a whole vector."""
+
+    type: str
+    address: str
+
+
+class _Kernel:
+    """Writes one kernel."""
+
+    def __init__(self, p: Program, k: Kernel, layout: str) -> None:
+        self.p, self.k, self.layout = p, k, layout
+        self.sizes = {**p.sizes, **k.sizes}
+        self.buffers = {b.name: b for b in k.buffers}
+        self.type = types(k.body)
+        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.where: dict[str, str] = {o.out: o.buffer for o in walk(k.body) if o.buffer}
+        self.results: dict[str, str] = {}  # what a carried value is called after its loop -> in the loop
+        for lp in loops(k.body):
+            for c in lp.carried:
+                self.where[c.name] = self.where[c.result] = self.where[c.init]
+                self.results[c.result] = c.name
+        self.w = Writer(p, "//", 1)
+        self.agent = ""
+        self.taken = OWN | {f"{t.name}_gm" for t in touched(p, k)} | {f"has_{t.name}" for t in touched(p, k)} \
+            | set(numbers(k))
+
+    def name(self, value: str) -> str:
+        value = self.results.get(value, value)
+        o = self.defs.get(value)
+        if o is not None and o.kind == "const":
+            return f"{o.attr('value')!r}f"
+        if o is not None and o.kind == "scalar":
+            return str(o.attr("param"))
+        if o is not None and o.kind == "row" or o is not None and o.kind == "cast" and not o.buffer:
+            return self.name(o.args[0])
+        return f"{value}_" if value in self.taken else value
+
+    # --- what an operand is ---
+    def buffer(self, value: str) -> Buffer:
+        o = self.defs.get(value)
+        if value not in self.where and o is not None:
+            return self.buffer(o.args[0])
+        return self.buffers[self.where[value]]
+
+    def is_number(self, value: str) -> bool:
+        return self.type[value].rank == 0
+
+    def is_col(self, value: str) -> bool:
+        return self.defs[value].kind == "col" if value in self.defs else False
+
+    def is_wide(self, value: str) -> bool:
+        return self.type[value].rank == 1 and len(self.buffer(value).shape) == 2
+
+    def whole(self, value: str) -> bool:
+        """Whether a vector is whole on each core."""
+        return self.buffer(value).shape[0] == self.type[value].shape(self.sizes)[0] if self.type[value].rank == 1 \
+            else self.whole(self.defs[value].args[0])
+
+    def parts(self, value: str) -> int:
+        """Rows of a tile that this core holds."""
+        return self.buffer(value).shape[0]
+
+    # --- declarations ---
+    def tile(self, value: str) -> Tile | None:
+        """The tile that is declared for a value of the current agent."""
+        o = self.defs.get(value)
+        if value not in self.where:
+            if o is not None and o.kind == "col":
+                source = self.buffer(value)
+                n = source.shape[0] // 2 if self.whole(value) else source.shape[0]
+                address = hex(source.offset) + (f" + sub * {n * 4}" if self.whole(value) else "")
+                return Tile(f"UbCol<float, {n}>", address)
+            return None
+        b = self.buffers[self.where[value]]
+        ctype, shape = CTYPE[b.dtype], ", ".join(map(str, b.shape))
+        if b.space == "UB":
+            if self.type[value].rank == 1:
+                kind = f"UbWide<{ctype}, {b.shape[0]}>" if len(b.shape) == 2 else f"UbTile<{ctype}, 1, {b.shape[0]}>"
+                return Tile(kind, hex(b.offset))
+            return Tile(f"UbTile<{ctype}, {shape}>", hex(b.offset))
+        kind = {"L1": "L1Tile", "L0A": "TileLeft", "L0B": "TileRight", "L0C": "TileAcc"}[b.space]
+        return Tile(f"{kind}<{ctype}, {shape}>", hex(b.offset))
+
+    def declare(self) -> None:
+        """The agent's tiles."""
+        for value in self.declarations(self.k.body):
+            tile = self.tile(value)
+            o = self.defs.get(value)
+            raw = o is not None and o.kind == "load" and o.attr("tensor") in self.ragged()
+            if tile is not None and not raw:
+                self.w(f"{tile.type} {self.name(value)};", f"TASSIGN({self.name(value)}, {tile.address});")
+        for b in self.k.buffers:
+            if b.name.endswith("_scratch") and b.agent == self.agent:
+                self.w(f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {b.name};", f"TASSIGN({b.name}, {hex(b.offset)});")
+
+    def declarations(self, body: tuple[Stmt, ...]) -> list[str]:
+        """Values of the agent, but a carried value goes by the name it has in the loop."""
+        out: list[str] = []
+        for s in body:
+            if isinstance(s, Loop):
+                out += [c.name for c in s.carried if self.buffer(c.name).agent == self.agent]
+                out += self.declarations(s.body)
+            elif s.out and s.agent == self.agent and s.kind not in ("const", "scalar", "last", "row"):
+                out.append(s.out)
+        return out
+
+    def ragged(self) -> set[str]:
+        return {t.name for t in self.p.tensors if t.index == "token"}
+
+    # --- addresses in global memory ---
+    def dim(self, d: Dim) -> int:
+        return d if isinstance(d, int) else self.p.sizes[d]
+
+    def at(self, t: Tensor, row: str) -> tuple[str, str]:
+        """Pointer to row `row` of this instance's tile, and elements from row to row."""
+        last = self.dim(t.dims[-1]) if len(t.dims) > 1 else 1
+        shift = " + col" if self.k.split and t.dims[-1] == self.k.split else ""
+        if t.index == "token":
+            heads, head = (t.heads, "hv" if t.heads == "HV" else "h")
+            place = f"token_at({heads}, {head}, {last}, b, T, t{f' + {row}' if row != '0' else ''})"
+            return f"{t.name}_gm + {place}{shift}", f"token_stride({heads}, {last})"
+        size = 1
+        for d in t.dims:
+            size *= self.dim(d)
+        base = {"slot": f"(slot * HV + hv) * {size}", "sequence": f"(n * HV + hv) * {size}",
+                "block": f"get_block_idx() * {size}", "const": ""}[t.index]
+        step = last if len(t.dims) > 1 else 1
+        terms = [f"{t.name}_gm", base, "" if row == "0" else f"{row} * {step}" if step != 1 else row]
+        return " + ".join(x for x in terms if x) + shift, str(step)
+
+    def view(self, t: Tensor, row: str, rows: str, cols: int) -> str:
+        pointer, stride = self.at(t, row)
+        return f"view({pointer}, {rows}, {cols}, {stride})"
+
+    # --- statements ---
+    def body(self, body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                if s.index == "item":
+                    self.items(s)
+                else:
+                    self.chunks(s)
+            elif s.agent == self.agent:
+                self.w.at(s)
+                self.w(*rule.of(s)(self, s))
+
+    def items(self, s: Loop) -> None:
+        n = blocks(self.p, self.k)
+        over = "slots" if self.k.grid == "chunks" else "N"
+        w = self.w
+        w(f"for (int64_t item = get_block_idx(); item < {over} * HV{f' * {n}' if n > 1 else ''}; item += get_block_num()) {{")
+        w.indent += 1
+        one = "item" if n == 1 else f"item / {n}"
+        if n > 1:
+            w(f"const int64_t col = item % {n} * {self.k.sizes[self.k.split]};")
+        w(f"const int64_t hv = {one} % HV, h = hv / (HV / H);")
+        size = self.p.sizes["C"]
+        if self.k.grid == "chunks":
+            w(f"const int64_t slot = {one} / HV, n = sequence_of(cu_seqlens, N, slot, {size});",
+              "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;",
+              f"const int64_t c = slot - first / {size} - n;",
+              f"if (c * {size} >= length) continue;")
+            self.chunk(size)
+        else:
+            w(f"const int64_t n = {one} / HV, b = n * batched;",
+              "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;")
+        self.body(s.body)
+        w.indent -= 1
+        w("}")
+        w.line = 0
+
+    def chunks(self, s: Loop) -> None:
+        size, w = self.p.sizes["C"], self.w
+        w(f"for (int64_t c = 0; c * {size} < length; ++c) {{")
+        w.indent += 1
+        w(f"const int64_t slot = first / {size} + n + c;")
+        self.chunk(size)
+        self.body(s.body)
+        w.indent -= 1
+        w("}")
+        w.line = 0
+
+    def chunk(self, size: int) -> None:
+        self.w(f"const int64_t t = first - b * T + c * {size};",
+               f"const int64_t rows = length - c * {size} < {size} ? length - c * {size} : {size};")
+        if self.agent == "vector":
+            half = size // 2
+            self.w(f"const int64_t part = rows <= sub * {half} ? 0 : rows - sub * {half} < {half} ? rows - sub * {half} : {half};")
+
+    def run(self) -> str:
+        for agent, macro in AGENTS.items():
+            if not any(o.agent == agent and o.kind not in ("const", "scalar") for o in walk(self.k.body)):
+                continue
+            self.agent, self.w.line = agent, 0
+            self.w.indent = 0
+            self.w(f"#if defined({macro})")
+            self.w.indent = 1
+            if agent == "vector":
+                self.w("set_mask_norm();", "set_vector_mask(-1, -1);", "const int64_t sub = get_subblockid();")
+            self.declare()
+            self.body(self.k.body)
+            self.w.indent = 0
+            self.w("#endif")
+        return self.w.text()
+
+
+# --- rules: global memory ---
+@rule("load")
+def _load(k: _Kernel, o: Op) -> list[str]:
+    t, b, name = k.p.tensor(o.attr("tensor")), k.buffer(o.out), k.name(o.out)
+    ctype = CTYPE[b.dtype]
+    if t.index == "token":
+        if k.agent == "cube":
+            return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(rows, {b.shape[1]});", f"TASSIGN({name}, {hex(b.offset)});",
+                    f"auto {name}_from = {k.view(t, '0', 'rows', b.shape[1])};", f"TLOAD({name}, {name}_from);"]
+        if len(t.dims) == 1:
+            return [f"UbWidePart<{ctype}, {b.shape[0]}> {name}(rows);", f"TASSIGN({name}, {hex(b.offset)});",
+                    f"auto {name}_from = {k.view(t, '0', 'rows', 1)};", f"TLOAD({name}, {name}_from);"]
+        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(part, {b.shape[1]});", f"TASSIGN({name}, {hex(b.offset)});",
+                "if (part > 0) {", f"    auto from = {k.view(t, f'sub * {b.shape[0]}', 'part', b.shape[1])};",
+                f"    TLOAD({name}, from);", "}"]
+    if len(t.dims) == 1:
+        pointer, _ = k.at(t, "0")
+        text = [f"auto from = view({pointer}, 1, {b.shape[0]}, {b.shape[0]});", f"TLOAD({name}, from);"]
+    else:
+        row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
+        text = [f"auto from = {k.view(t, row, str(b.shape[0]), b.shape[1])};", f"TLOAD({name}, from);"]
+    return _braces(text, f"if (has_{t.name}) " if t.optional else "")
+
+
+def _braces(lines: list[str], head: str = "") -> list[str]:
+    return [head + "{", *(f"    {x}" for x in lines), "}"]
+
+
+@rule("store")
+def _store(k: _Kernel, o: Op) -> list[str]:
+    t, value = k.p.tensor(o.attr("tensor")), o.args[0]
+    b, name = k.buffer(value), k.name(value)
+    ctype = CTYPE[b.dtype]
+    if t.index == "token":
+        if len(t.dims) == 1:
+            raise EmitError(f"pto stores no caller's tensor of one value a token, and {t.name} is one")
+        if k.agent == "cube":
+            return _braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {b.shape[1]});",
+                            f"TASSIGN(valid, {hex(b.offset)});",
+                            f"auto to = {k.view(t, '0', 'rows', b.shape[1])};", "TSTORE(to, valid);"])
+        return _braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {b.shape[1]});",
+                        f"TASSIGN(valid, {hex(b.offset)});",
+                        f"auto to = {k.view(t, f'sub * {b.shape[0]}', 'part', b.shape[1])};", "TSTORE(to, valid);"],
+                       "if (part > 0) ")
+    if len(t.dims) == 1:  # each core stores its part
+        n = b.shape[0] // 2 if k.whole(value) else b.shape[0]
+        address = hex(b.offset) + (f" + sub * {n * WIDTH[b.dtype]}" if k.whole(value) else "")
+        pointer, _ = k.at(t, f"sub * {n}")
+        return _braces([f"UbTile<{ctype}, 1, {n}> mine;", f"TASSIGN(mine, {address});",
+                        f"auto to = view({pointer}, 1, {n}, {n});", "TSTORE(to, mine);"])
+    row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
+    return _braces([f"auto to = {k.view(t, row, str(b.shape[0]), b.shape[1])};", f"TSTORE(to, {name});"],
+                   f"if (has_{t.name}) " if t.optional else "")
+
+
+@rule("valid")
+def _valid(k: _Kernel, o: Op) -> list[str]:
+    raw, name, b = k.name(o.args[0]), k.name(o.out), k.buffer(o.out)
+    if o.attr("given"):
+        if k.agent != "vector":
+            raise EmitError(f"pto reads the optional {o.attr('given')} with vector cores only")
+        return [f"if (!has_{o.attr('given')}) TEXPANDS({name}, 0);"]
+    if k.agent == "cube":
+        return [f"if (rows < {b.shape[0]}) TFILLPAD({raw}, {raw});"]
+    if k.is_wide(o.out):
+        return [f"fill_wide({raw}, rows, {hex(b.offset)});"]
+    return [f"fill_rows({name}, {raw}, part, {hex(b.offset)});"]
+
+
+# --- rules: vector cores ---
+OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+SHORT = {"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV", "maximum": "MAX", "minimum": "MIN"}
+
+
+@rule("add", "sub", "mul", "div", "maximum", "minimum")
+def _binary(k: _Kernel, o: Op) -> list[str]:
+    x, y = o.args
+    out, a, b = k.name(o.out), k.name(x), k.name(y)
+    if k.is_number(o.out):
+        if o.kind in OPERATORS:
+            return [f"const float {out} = {a} {OPERATORS[o.kind]} {b};"]
+        return [f"const float {out} = {a} {'>' if o.kind == 'maximum' else '<'} {b} ? {a} : {b};"]
+    if k.is_number(x):
+        raise EmitError(f"pto takes a number as second operand only, and {o.out} has it first; vectorise turns it")
+    if k.is_number(y):
+        if o.kind == "sub":
+            return [f"TADDS({out}, {a}, -{b});"]
+        return [f"T{SHORT[o.kind]}S({out}, {a}, {b});"]
+    if k.is_col(y):
+        return [f"TROWEXPAND{SHORT[o.kind]}({out}, {a}, {b});"]
+    lines = []
+    if k.type[o.out].rank == 1 and not k.is_wide(o.out) and not k.whole(o.out):  # one's rows of a whole vector
+        n = k.buffer(o.out).shape[0]
+        for v in dict.fromkeys((x, y)):
+            if k.whole(v):
+                lines += [f"UbTile<float, 1, {n}> {k.name(v)}_mine_{out};",
+                          f"TASSIGN({k.name(v)}_mine_{out}, {hex(k.buffer(v).offset)} + sub * {4 * n});"]
+        a, b = (f"{k.name(v)}_mine_{out}" if k.whole(v) else k.name(v) for v in (x, y))
+    return [*lines, f"T{SHORT[o.kind]}({out}, {a}, {b});"]
+
+
+@rule("exp", "log", "rsqrt")
+def _unary(k: _Kernel, o: Op) -> list[str]:
+    if k.is_number(o.out):
+        raise EmitError(f"pto has no {o.kind} of a number ({o.out}); apply it to the vector that the number comes from")
+    return [f"T{o.kind.upper()}({k.name(o.out)}, {k.name(o.args[0])});"]
+
+
+@rule("cast")
+def _cast(k: _Kernel, o: Op) -> list[str]:
+    if not o.buffer:
+        return []  # the store that reads it rounds
+    out, x = k.name(o.out), k.name(o.args[0])
+    if k.agent == "cube":
+        return [f"TMOV({out}, {x});"]
+    mode = "CAST_NONE" if o.attr("to") == "float32" else "CAST_RINT"
+    return [f"TCVT({out}, {x}, RoundMode::{mode});"]
+
+
+@rule("const", "scalar", "col", "row")
+def _view(k: _Kernel, o: Op) -> list[str]:
+    return []
+
+
+@rule("last")
+def _last(k: _Kernel, o: Op) -> list[str]:
+    x = o.args[0]
+    return [f"const float {k.name(o.out)} = {k.name(x)}.GetValue({k.buffer(x).shape[0] - 1});"]
+
+
+@rule("expand")
+def _expand(k: _Kernel, o: Op) -> list[str]:
+    x = o.args[0]
+    if k.is_number(x):
+        return [f"TEXPANDS({k.name(o.out)}, {k.name(x)});"]
+    if k.is_col(x):
+        raise EmitError(f"pto expands rows and numbers; {o.out} expands a column")
+    return [f"TCOLEXPAND({k.name(o.out)}, {k.name(x)});"]
+
+
+@rule("row_sum")
+def _row_sum(k: _Kernel, o: Op) -> list[str]:
+    b = k.buffer(o.out)
+    return _braces([f"UbCol<float, {b.shape[0]}> sums;", f"TASSIGN(sums, {hex(b.offset)});",
+                    f"TROWSUM(sums, {k.name(o.args[0])}, {o.out}_scratch);"])
+
+
+@rule("scan_step")
+def _scan_step(k: _Kernel, o: Op) -> list[str]:
+    size, n = o.attr("size"), k.buffer(o.out).shape[0]
+    to, x = k.buffer(o.out).offset, k.buffer(o.args[0]).offset
+    step = size * 32
+
+    def tile(name: str, rows: int, at: int) -> list[str]:
+        return [f"UbWide<float, {rows}> {name};", f"TASSIGN({name}, {hex(at)});"]
+    return _braces([*tile("head", size, to), *tile("head_from", size, x), *tile("rest", n - size, to + step),
+                    *tile("rest_from", n - size, x + step), *tile("above", n - size, x),
+                    "TMOV(head, head_from);", "TADD(rest, rest_from, above);"])
+
+
+# --- rules: cube core, and moves ---
+@rule("move")
+def _move(k: _Kernel, o: Op) -> list[str]:
+    x, out, b, source = o.args[0], k.name(o.out), k.buffer(o.out), k.buffer(o.args[0])
+    if b.space in ("L0A", "L0B"):
+        if not o.attr("transposed"):
+            return [f"TEXTRACT({out}, {k.name(x)}, 0, 0);"]
+        turned = f"{out}_from"
+        return [f"L1View<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {turned};", f"TRESHAPE({turned}, {k.name(x)});",
+                f"TEXTRACT({out}, {turned}, 0, 0);"]
+    if k.is_wide(x) and not k.is_wide(o.out):
+        return _braces([f"UbCol<float, {b.shape[0]}> flat;", f"TASSIGN(flat, {hex(b.offset)});",
+                        f"TROWSUM(flat, {k.name(x)}, {o.out}_scratch);"])
+    if k.is_wide(o.out) and not k.is_wide(x):
+        return _braces([f"UbTile<float, {b.shape[0]}, {b.shape[1]}> wide;", f"TASSIGN(wide, {hex(b.offset)});",
+                        f"UbCol<float, {b.shape[0]}> flat;", f"TASSIGN(flat, {hex(source.offset)});",
+                        "TROWEXPAND(wide, flat);"])
+    return [f"TMOV({out}, {k.name(x)});"]
+
+
+@rule("matmul")
+def _matmul(k: _Kernel, o: Op) -> list[str]:
+    out, left, right = k.name(o.out), k.name(o.args[0]), k.name(o.args[1])
+    if len(o.args) == 3:
+        return [f"TMATMUL_ACC({out}, {k.name(o.args[2])}, {left}, {right});"]
+    return [f"TMATMUL({out}, {left}, {right});"]
+
+
+# --- rules: waits ---
+@rule("signal")
+def _signal(k: _Kernel, o: Op) -> list[str]:
+    src = str(o.attr("src"))
+    if "." in src:
+        return [f"ffts_cross_core_sync(PIPE_{src.split('.')[1]}, group_flag({o.attr('id')}));  // {o.attr('why')}"]
+    return [f"set_flag(PIPE_{src}, PIPE_{o.attr('dst')}, EVENT_ID{o.attr('id')});  // {o.attr('why')}"]
+
+
+@rule("wait")
+def _wait(k: _Kernel, o: Op) -> list[str]:
+    if "." in str(o.attr("src")):
+        return [f"wait_flag_dev({o.attr('id')});  // {o.attr('why')}"]
+    return [f"wait_flag(PIPE_{o.attr('src')}, PIPE_{o.attr('dst')}, EVENT_ID{o.attr('id')});  // {o.attr('why')}"]
+
+
+@rule("barrier")
+def _barrier(k: _Kernel, o: Op) -> list[str]:
+    return [f"pipe_barrier(PIPE_{o.attr('scope')});"]
+
+
+def emit(p: Program, layout: str) -> list[KernelText]:
+    """The text of each kernel's body, and what the template declares: parameters in order."""
+    out = []
+    short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+    dtype = next((t.dtype for t in p.role("input") if len(t.dims) > 1 and t.index == "token"), "float32")
+    for k in p.kernels:
+        tensors = touched(p, k)
+        optional = [t.name for t in tensors if t.optional]
+        params = [f"__gm__ {CTYPE[t.dtype]} *{t.name}_gm" for t in tensors] + ["__gm__ int32_t *cu_seqlens"]
+        params += [f"int64_t {x}" for x in ("N", "T", "batched", "H", "HV", "slots", *(f"has_{n}" for n in optional))]
+        params += [f"float {x}" for x in numbers(k)] + ["uint64_t ffts"]
+        kinds = [{"input": 0, "output": 1, "workspace": 3}[t.role] for t in tensors]
+        doc = [f"{t.name}: {t.role}, {t.index}, [{', '.join(map(str, t.dims))}] {t.dtype}"
+               + (" (optional)" if t.optional else "") for t in tensors]
+        out.append(KernelText(k.name, k.grid, blocks(p, k), tensors, numbers(k), _Kernel(p, k, layout).run(), {
+            "symbol": f"{p.name}_{k.name}_{short[dtype]}", "params": params, "kinds": kinds, "doc": doc,
+            "names": [x.split()[-1].lstrip("*") for x in params],
+            "agents": sorted({o.agent for o in walk(k.body) if o.agent and o.kind not in ("const", "scalar")}),
+            "scratch": [(t.name, t.index, t.tile.shape(p.sizes), t.dtype, t.fill) for t in tensors
+                        if t.index in ("block", "const")]}))
+    return out
