@@ -28,7 +28,7 @@ class PtoSimError(RuntimeError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        head, _, rest = message.partition("pto_sim [")
+        _, _, rest = message.partition("pto_sim [")
         self.category = rest.partition("]")[0] if rest else ""
 
 
@@ -74,7 +74,7 @@ def compile_command(source: Path, names: Sequence[str], output: Path, opt: str =
 def runtime_object(cache: Path | None = None, cxx: str | None = None) -> Path:
     """The engine, compiled once for its text and compiler."""
     cxx = cxx or compiler()
-    base = cache or Path(os.environ.get("GDN_CACHE", Path.home() / ".cache" / "gdn_codegen"))
+    base = cache or _cache()
     digest = hashlib.sha256(cxx.encode())
     for part in sorted([*source_dir().glob("*"), *include_dir().rglob("*.hpp")]):
         digest.update(part.read_bytes())
@@ -87,6 +87,11 @@ def runtime_object(cache: Path | None = None, cxx: str | None = None) -> Path:
                       str(source_dir() / "pto_sim.cpp"), "-o", str(built)])
             built.replace(target)  # whole or not at all: others may look for it now
     return target
+
+
+def _cache() -> Path:
+    given = os.environ.get("GDN_CODEGEN_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gdn_codegen"
 
 
 def _compile(command: Sequence[str]) -> None:

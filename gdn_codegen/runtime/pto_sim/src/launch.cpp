@@ -40,9 +40,7 @@ uint32_t intern(const char* name, Site site) {
     static Slot slots[512];
     const size_t at = (size_t(site.line) * 31 + (reinterpret_cast<size_t>(name) >> 3)) % 512;
     Slot& slot = slots[at];
-    if (slot.site && slot.site < machine.sites.size() && slot.file == site.file && slot.line == site.line &&
-        slot.name == name)
-        return slot.site;
+    if (slot.site && slot.file == site.file && slot.line == site.line && slot.name == name) return slot.site;
     if (machine.sites.empty()) machine.sites.push_back({"", 0, ""});
     machine.sites.push_back({site.file, site.line, name});
     slot = {site.file, site.line, name, uint32_t(machine.sites.size() - 1)};
@@ -283,7 +281,6 @@ int run(const Launch& l) {
     std::lock_guard<std::mutex> launching(one_launch_at_a_time);
     machine.launch = &l;
     machine.error.clear();
-    machine.sites.clear();
     machine.trace.clear();
     machine.instructions = 0;
     machine.random = uint64_t(machine.options.shuffle) * 0x9E3779B97F4A7C15ULL + 1;

@@ -144,6 +144,7 @@ static void walk(const Instr& in, Buffer& b, size_t at, size_t bytes, bool write
     if (b.read_only && !write) return;  // nothing ever writes it
     const size_t end = at + bytes;
     const size_t first = at / cell_bytes, last = (end - 1) / cell_bytes;
+    if ((last + 1) * cell_bytes > b.high) b.high = (last + 1) * cell_bytes;  // first, as what follows may stop the run
     for (size_t index = first; index <= last; ++index) {
         uint32_t mask = 0xFFFFFFFFu;
         if (index == first && at % cell_bytes) mask &= ~0u << (at % cell_bytes);
@@ -158,8 +159,6 @@ static void walk(const Instr& in, Buffer& b, size_t at, size_t bytes, bool write
         else if (needs_known && !b.always_known && (cell.known & mask) != mask)
             unknown(in, b, index, mask & ~cell.known, at, bytes);
     }
-    const size_t reach = (last + 1) * cell_bytes;
-    if (reach > b.high) b.high = reach;
 }
 
 void touch(const Instr& in, Buffer& buffer, size_t at, size_t bytes, bool write, bool needs_known) {

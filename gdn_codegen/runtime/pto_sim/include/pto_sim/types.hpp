@@ -32,9 +32,9 @@ namespace pto_sim {
 struct Site {
     const char* file;
     int line;
+    static constexpr Site here(const char* f = __builtin_FILE(), int l = __builtin_LINE()) { return {f, l}; }
 };
-#define PTO_SIM_HERE \
-    ::pto_sim::Site site = ::pto_sim::Site { __builtin_FILE(), __builtin_LINE() }
+#define PTO_SIM_HERE ::pto_sim::Site site = ::pto_sim::Site::here()
 
 uint16_t f16_bits(float value);   // nearest, ties to even
 float f16_value(uint16_t bits);
