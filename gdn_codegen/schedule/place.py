@@ -1,25 +1,45 @@
 """place: gives values buffers. Requires stage "assigned"; produces stage "placed".
 
 A value without a buffer is an expression inside the op that reads it: cheap elementwise ops read once, numbers, and
-row and column views. The others get a buffer in the space that the device names for their kind. Where the device allows
-it, a product shares the buffer of its accumulator, and a carried value the buffer of what it becomes, if nobody reads
-the old value afterwards.
+row and column views. The others get a buffer in the space that the device names for their kind; an operand that cannot
+be computed where products read it gets a `move` there. Where the device allows it, a product shares the buffer of its
+accumulator, a carried value the buffer of what it becomes, and values of one shape that are never alive together one
+buffer of a limited space, if nobody reads the old value afterwards.
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from math import prod
 
 from ..devices import Device
+from ..ir.builder import Body
 from ..ir.core import Buffer, Kernel, Loop, Op, Program, Stmt, loops, types, uses, walk
 from ..ir.ops import OPS
 from .schedule import ScheduleError
+from .tools import rebuild_kernel
 
 VIEWS = ("const", "scalar", "col", "row", "eye", "full", "expand")
 
 
 def place(p: Program, device: Device) -> Program:
     """`p` with buffers on its kernels and on the ops that fill them."""
-    return replace(p, stage="placed", kernels=tuple(_Kernel(p, k, device).run() for k in p.kernels))
+    kernels = (_moved(p, k, device) if device.operand != device.product else k for k in p.kernels)
+    return replace(p, stage="placed", kernels=tuple(_Kernel(p, k, device).run() for k in kernels))
+
+
+def _moved(p: Program, k: Kernel, device: Device) -> Kernel:
+    """The kernel with a move for each operand of a product that is itself a product or carried."""
+    products = {o.out for o in walk(k.body) if o.kind == "matmul"}
+    products |= {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
+
+    def rule(o: Op, b: Body) -> str | None:
+        if o.kind != "matmul" or not products & set(o.args[:2]):
+            return None
+        sides = (b.op("move", a, space=device.operand, agent=o.agent, line=o.line) if a in products else a for a in o.args[:2])
+        return b.op("matmul", *sides, *o.args[2:], name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
+
+    return rebuild_kernel(p, k, rule)
 
 
 class _Kernel:
@@ -47,12 +67,13 @@ class _Kernel:
                     owner[c.next] = c.name
         if self.device.in_place:
             self.share_accumulators(owner)
+            self.share_storage(owner)
         buffers: dict[str, Buffer] = {}
         for value, name in owner.items():
             if name not in buffers:
                 t = self.type[value]
                 buffers[name] = Buffer(name, self.space(name if name in self.defs else value), t.shape(self.sizes), t.dtype)
-        self.check_sizes(list(buffers.values()))
+        self.check_sizes(buffers.values())
         return replace(self.k, body=self.mark(self.k.body, owner), buffers=tuple(buffers.values()))
 
     def stored(self, o: Op) -> bool:
@@ -119,6 +140,31 @@ class _Kernel:
                 for v in [v for v, n in owner.items() if n == root]:
                     owner[v] = o.out
 
+    def share_storage(self, owner: dict[str, str]) -> None:
+        """Values of limited spaces that are never alive together share a buffer of their shape and dtype."""
+        region = next(loops(self.k.body), self.k).body
+        order = {id(o): n for n, o in enumerate(region)}
+        alive: dict[str, tuple[int, int]] = {}  # buffer -> first definition, last reader
+        for o in region:
+            if isinstance(o, Op) and o.out in owner and o.out not in self.carried:
+                ends = [order.get(id(r), len(region)) for r, _ in self.all_readers(o.out)]
+                first, last = alive.get(owner[o.out], (order[id(o)], 0))
+                alive[owner[o.out]] = first, max([last, order[id(o)], *ends])
+        free: dict[tuple[str, tuple[int, ...], str], list[tuple[int, str]]] = {}
+        for name, (first, last) in sorted(alive.items(), key=lambda x: x[1]):
+            t, space = self.type[name], self.space(name)
+            if not self.device.spaces.get(space):
+                continue
+            same = free.setdefault((space, t.shape(self.sizes), t.dtype), [])
+            for n, (end, other) in enumerate(same):
+                if end < first:
+                    same[n] = last, other
+                    for v in [v for v, root in owner.items() if root == name]:
+                        owner[v] = other
+                    break
+            else:
+                same.append((last, name))
+
     def all_readers(self, name: str) -> list[tuple[Op, int]]:
         out = []
         for r, n in self.readers.get(name, []):
@@ -129,14 +175,15 @@ class _Kernel:
         return tuple(replace(s, body=self.mark(s.body, owner)) if isinstance(s, Loop)
                      else replace(s, buffer=owner.get(s.out, "")) for s in body)
 
-    def check_sizes(self, buffers: list[Buffer]) -> None:
-        """A single buffer larger than its space; a compiler that merges lifetimes has the last word on the sum."""
+    def check_sizes(self, buffers: Iterable[Buffer]) -> None:
+        """The buffers of a limited space fit it together."""
         width = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+        sizes: dict[str, dict[str, int]] = {}
         for b in buffers:
-            size = width[b.dtype]
-            for n in b.shape:
-                size *= n
-            limit = self.device.spaces.get(b.space, 0)
-            if limit and size > limit:
-                raise ScheduleError(f"{self.p.name}, kernel {self.k.name}: {b.name} takes {size} bytes, {b.space} of "
-                                    f"{self.device.name} has {limit}")
+            sizes.setdefault(b.space, {})[b.name] = width[b.dtype] * prod(b.shape)
+        for space, each in sizes.items():
+            limit, total = self.device.spaces.get(space, 0), sum(each.values())
+            if limit and total > limit:
+                most = sorted(each.items(), key=lambda x: -x[1])
+                raise ScheduleError(f"{self.p.name}, kernel {self.k.name}: {space} of {self.device.name} has {limit} bytes, "
+                                    f"{total} are needed: {', '.join(f'{n} {size}' for n, size in most)}")
