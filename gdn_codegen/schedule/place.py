@@ -1,10 +1,9 @@
 """place: gives values buffers. Requires stage "assigned"; produces stage "placed".
 
 A value without a buffer is an expression inside the op that reads it: cheap elementwise ops read once, numbers, and
-row and column views. The others get a buffer in the space that the device names for their kind; an operand that cannot
-be computed where products read it gets a `move` there. Where the device allows it, a product shares the buffer of its
-accumulator, a carried value the buffer of what it becomes, and values of one shape that are never alive together one
-buffer of a limited space, if nobody reads the old value afterwards.
+row and column views. The others get a buffer in the space that the device names for their kind. Where the device allows
+it, a product shares the buffer of its accumulator, a carried value the buffer of what it becomes, and values of one shape
+that are never alive together one buffer of a limited space, if nobody reads the old value afterwards.
 """
 from __future__ import annotations
 
@@ -13,33 +12,16 @@ from dataclasses import replace
 from math import prod
 
 from ..devices import Device
-from ..ir.builder import Body
 from ..ir.core import Buffer, Kernel, Loop, Op, Program, Stmt, loops, types, uses, walk
 from ..ir.ops import OPS
 from .schedule import ScheduleError
-from .tools import rebuild_kernel
 
 VIEWS = ("const", "scalar", "col", "row", "eye", "full", "expand")
 
 
 def place(p: Program, device: Device) -> Program:
     """`p` with buffers on its kernels and on the ops that fill them."""
-    kernels = (_moved(p, k, device) if device.operand != device.product else k for k in p.kernels)
-    return replace(p, stage="placed", kernels=tuple(_Kernel(p, k, device).run() for k in kernels))
-
-
-def _moved(p: Program, k: Kernel, device: Device) -> Kernel:
-    """The kernel with a move for each operand of a product that is itself a product or carried."""
-    products = {o.out for o in walk(k.body) if o.kind == "matmul"}
-    products |= {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
-
-    def rule(o: Op, b: Body) -> str | None:
-        if o.kind != "matmul" or not products & set(o.args[:2]):
-            return None
-        sides = (b.op("move", a, space=device.operand, agent=o.agent, line=o.line) if a in products else a for a in o.args[:2])
-        return b.op("matmul", *sides, *o.args[2:], name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
-
-    return rebuild_kernel(p, k, rule)
+    return replace(p, stage="placed", kernels=tuple(_Kernel(p, k, device).run() for k in p.kernels))
 
 
 class _Kernel:
