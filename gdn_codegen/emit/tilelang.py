@@ -13,7 +13,7 @@ from ..ir.core import Buffer
 from ..ir.types import Dim, Tensor
 from .base import EmitError, Kernel, KernelText, Loop, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched, walk
 
-rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "move": "place",
+rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "scan_step": "decompose",
                           "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise"})
 
 WIDTH = 120
@@ -105,12 +105,7 @@ class _Kernel:
         self.end(to.dims)
 
     def line(self, text: str) -> None:
-        width = WIDTH - 4 * self.w.indent
-        if len(text) > width and " = " in text:
-            left, right = text.split(" = ", 1)
-            self.w(f"{left} = (", f"    {right}", ")")
-        else:
-            self.w(text)
+        self.w(*_wrapped(text, WIDTH - 4 * self.w.indent))
 
     # --- addresses ---
     def address(self, t: Tensor, index: tuple[str, ...]) -> str:
@@ -190,13 +185,11 @@ class _Kernel:
 
     def chunk(self, number: str) -> list[str]:
         """What ops asked to know of the chunk."""
-        row = "start" if self.layout == "bthd" else "start"
-        lines = {"row": f"row = {row} - {self.use('b')} * L + {number} * C" if "row" in self.uses else "",
-                 "rows": f"rows = length - {number} * C"}
+        lines = {"row": f"row = start - b * L + {number} * C", "rows": f"rows = length - {number} * C"}
         if self.k.grid == "sequences":
             lines["slot"] = f"slot = start // C + n + {number}"
-        if "row" in self.uses or "rows" in self.uses or "slot" in self.uses:
-            self.use("length")
+        if "row" in self.uses:
+            self.use("b")
         return [text for name, text in lines.items() if name in self.uses]
 
     # --- the whole ---
@@ -219,8 +212,8 @@ class _Kernel:
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32"]
         params += [f"has_{x.name}: T.int32" for x in tensors if x.optional]
         params += [f"{x}: T.float32" for x in numbers(self.k)]
-        shapes = " ".join(self.shape(x) for x in tensors)
-        dynamic = [x for x in ("B", "L", "H", "HV", "slots") if x in shapes.replace("(", " ").replace(",", " ").split()]
+        bare = {d for x in tensors for d in self.shape(x)[1:-1].split(", ")}
+        dynamic = [x for x in ("B", "L", "H", "HV", "slots") if x in bare]
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*self.w.lines, *body]),
                           {"params": params, "dynamic": [*dynamic, "ends"], "block": {f"B{d}": n for d, n in self.k.dims},
@@ -242,7 +235,7 @@ class _Kernel:
         if "h" in self.uses:
             self.w("h = T.truncdiv(hv, T.truncdiv(HV, H))")
         if self.k.grid == "chunks":
-            self.w("n = T.alloc_var(T.int32)", "t.find_sequence(cu_seqlens, slot, ends - 1, n)")
+            self.w("n = t.find_sequence(cu_seqlens, slot, ends - 1)")
         if "b" in self.uses:
             self.w("b = n * batched")
         if "length" in self.uses or self.k.grid == "chunks":
@@ -269,6 +262,28 @@ class _Kernel:
         large = max((math.prod(x.shape) for x in self.k.buffers if x.space == "fragment"), default=0) > 64 * 128
         tiles = [math.prod(n // 16 for n in self.buffers[o.buffer].shape) for o in walk(self.k.body) if o.kind == "matmul"]
         return 32 * min([8 if large else 4, *tiles])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The line, or where it is too long the operands of its longest outermost call on lines of their own."""
+    if len(text) <= width:
+        return [text]
+    depth, cuts, best = 0, [0], [0, 0]
+    for at, ch in enumerate(text):
+        depth += (ch in "([") - (ch in ")]")
+        if ch in "([" and depth == 1:
+            cuts = [at]
+        elif ch == "," and depth == 1:
+            cuts.append(at)
+        elif ch in ")]" and depth == 0 and at - cuts[0] > best[-1] - best[0]:
+            best = [*cuts, at]
+    if best[-1] == 0:
+        return [text]
+    out = [text[: best[0] + 1]]
+    for n, first in enumerate(best[:-1]):
+        *most, end = _wrapped(text[first + 1: best[n + 1]].strip(), width - 5)
+        out += [f"    {x}" for x in (*most, f"{end},")] if len(best) > 2 else [f"    {x}" for x in (*most, end)]
+    return [*out, text[best[-1]:]]
 
 
 def element(x: Value, dims: tuple[Dim, ...], index: tuple[str, ...]) -> Text:
@@ -408,6 +423,11 @@ def cast(w: _Kernel, o: Op, x: Value) -> At:
     if o.buffer:
         return x.at  # storing into the buffer rounds
     return lambda *index: Text(f"T.cast({x.at(*index)}, {w.dtype(o.attr('to'))})")
+
+
+@rule("move")
+def move(w: _Kernel, o: Op, x: Value) -> At:
+    return x.at
 
 
 @rule("col")

@@ -4,17 +4,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..devices import HOPPER, TRITON, Device
+from ..devices import HOPPER, TRITON, Cores, Device
+from ..devices.ascend_a2 import ASCEND_A2
 from ..ir.core import Program
 from ..ir.verify import verify
 from .accumulate import accumulate
 from .assign import assign
+from .check import check
 from .cut import cut
 from .decompose import decompose
+from .feed import feed
+from .operands import operands
+from .pack import pack
 from .place import place
 from .precision import precision
 from .rewrite import rewrite
 from .schedule import Schedule
+from .synchronise import synchronise
+from .transfer import transfer
+from .vectorise import vectorise
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,11 @@ class Context:
     device: Device
     sizes: tuple[tuple[str, int], ...]
     dtype: str
+
+    @property
+    def cores(self) -> Cores:
+        assert isinstance(self.device, Cores), f"{self.device.name} has one agent"
+        return self.device
 
 
 Pass = Callable[[Program, Context], Program]
@@ -39,10 +52,21 @@ FRONT: tuple[tuple[str, Pass], ...] = (
 ONE_AGENT: tuple[tuple[str, Pass], ...] = (
     *FRONT,
     ("assign", lambda p, c: assign(p, c.device)),
+    ("operands", lambda p, c: operands(p, c.device)),
     ("place", lambda p, c: place(p, c.device)),
 )
-PIPELINES: dict[str, tuple[tuple[str, Pass], ...]] = {"triton": ONE_AGENT, "tilelang": ONE_AGENT}
-DEVICES: dict[str, Device] = {"triton": TRITON, "tilelang": HOPPER}
+CORES: tuple[tuple[str, Pass], ...] = (
+    *FRONT,
+    ("vectorise", lambda p, c: vectorise(p)),
+    ("assign", lambda p, c: assign(p, c.device)),
+    ("transfer", lambda p, c: transfer(p, c.cores)),
+    ("feed", lambda p, c: feed(p, c.cores)),
+    ("pack", lambda p, c: pack(p, c.cores)),
+    ("synchronise", lambda p, c: synchronise(p, c.device)),
+    ("check", lambda p, c: check(p, c.device)),
+)
+PIPELINES: dict[str, tuple[tuple[str, Pass], ...]] = {"triton": ONE_AGENT, "tilelang": ONE_AGENT, "pto": CORES}
+DEVICES: dict[str, Device] = {"triton": TRITON, "tilelang": HOPPER, "pto": ASCEND_A2}
 
 #: Called after every pass with (name, before, after, context); the tests put their checks here.
 observers: list[Callable[[str, Program, Program, Context], None]] = []

@@ -1,0 +1,95 @@
+"""Compiles the kernels of a generated TileLang module with nvcc, for a GPU that need not be here."""
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .load import import_path
+
+#: Bytes of shared memory a block may use (CUDA C++ Programming Guide, compute capability 9.0).
+SHARED = {"sm_90a": 227 * 1024}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel. shared: dynamic shared memory of a block, in bytes; registers of a thread; spills: bytes that a thread
+    stores and loads because registers ran out; products: T.gemm calls that became wgmma. error: why it does not build."""
+
+    kernel: str
+    arch: str
+    seconds: float = 0.0
+    shared: int = 0
+    registers: int = 0
+    spills: int = 0
+    wgmma: bool = False
+    error: str = ""
+
+    def __str__(self) -> str:
+        if self.error:
+            return f"{self.kernel} {self.arch}: {self.error}"
+        spilled = f", warning: spills {self.spills} bytes" if self.spills else ""
+        return (f"{self.kernel} {self.arch}: {self.shared} bytes shared, {self.registers} registers"
+                f"{', wgmma' if self.wgmma else ''}, {self.seconds:.0f} s{spilled}")
+
+
+def check(path: Path) -> list[tuple[str, bool]]:
+    """A line and a verdict for each kernel."""
+    return [(str(c), not c.error) for c in compiled(path)]
+
+
+def compiled(path: Path, kernels: Sequence[str] = (), arch: str = "sm_90a") -> list[Compiled]:
+    """The kernels of the module at `path` (all, or those named), compiled for `arch`."""
+    if shutil.which("nvcc") is None:
+        raise RuntimeError("nvcc is not on PATH: compiling for a GPU needs a CUDA toolkit")
+    module: Any = import_path(path)
+    return [_compile(module, name, arch) for name in kernels or module._KERNELS]
+
+
+def _compile(module: Any, name: str, arch: str) -> Compiled:
+    import tilelang
+    from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
+
+    start = time.perf_counter()
+    try:
+        with tilelang.tvm.transform.PassContext(config=module._PASSES), \
+                tilelang.tvm.target.Target({"kind": "cuda", "arch": arch}) as target:
+            source = tilelang.lower(module._KERNELS[name](module._prelude(cpu=False)), target=target)
+    except Exception as e:  # TVM raises what its passes raise
+        return Compiled(name, arch, error=" ".join(str(e).split())[-300:])
+    text = source.kernel_source
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cu")
+        file.write_text(text, encoding="utf-8")
+        command = ["nvcc", "-std=c++20", "-w", "-O3", f"-gencode=arch=compute_{arch[3:]},code={arch}", "-cubin",
+                   f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}", "-Xptxas=-v", "-o", f"{folder}/kernel.cubin",
+                   str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said, seconds = done.stderr, time.perf_counter() - start
+    if done.returncode:
+        return Compiled(name, arch, seconds, error=f"nvcc: {next(iter(re.findall('.*error.*', said)), said[-300:])}")
+    shared = _shared(source)
+    over = shared > SHARED[arch]
+    return Compiled(name, arch, seconds, shared, _number(r"Used (\d+) registers", said),
+                    _number(r"(\d+) bytes spill stores", said) + _number(r"(\d+) bytes spill loads", said), "wgmma" in text,
+                    f"needs {shared} bytes of shared memory, a block of {arch} has {SHARED[arch]}" if over else "")
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0
+
+
+def _shared(source: Any) -> int:
+    """Dynamic shared memory of the lowered kernel, from the attribute that its launcher reads."""
+    for f in source.device_mod.functions.values():
+        found = f.attrs.get("dyn_shared_memory_buf") if f.attrs else None
+        if found is not None:
+            return int(found)
+    return 0

@@ -1,0 +1,61 @@
+"""operands: moves to where products read. Requires stage "assigned"; keeps it.
+
+On a device whose products read one space and write another, an operand that was computed in the second moves to the
+first: a product's result, a carried value, and what is computed from values that lie in the first space already. That
+last move is for speed: reading a space while writing it costs a wait an element.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..devices import Device
+from ..ir.builder import Body
+from ..ir.core import Kernel, Op, Program, loops, types, uses, walk
+from ..ir.ops import OPS
+from .place import VIEWS
+from .tools import rebuild_kernel
+
+
+def operands(p: Program, device: Device) -> Program:
+    """`p` with moves before its products, where `device` needs them."""
+    if device.operand == device.product:
+        return p
+    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Operands(k, device)) for k in p.kernels))
+
+
+class _Operands:
+    def __init__(self, k: Kernel, device: Device) -> None:
+        self.device, self.type, self.count = device, types(k.body), uses(k.body)
+        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.result)}
+        self.moved: dict[str, str] = {}
+
+    def __call__(self, o: Op, b: Body) -> str | None:
+        if o.kind != "matmul":
+            return None
+        sides = [self.move(a, o, b) if self.far(a) else a for a in o.args[:2]]
+        return b.op("matmul", *sides, *o.args[2:], name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
+
+    def move(self, a: str, o: Op, b: Body) -> str:
+        if a not in self.moved:
+            self.moved[a] = b.op("move", a, name=b.fresh(f"{a}_op"), line=o.line, agent=o.agent, space=self.device.operand)
+        return self.moved[a]
+
+    def far(self, a: str) -> bool:
+        """Whether `a` has to be computed outside the operands' space."""
+        o = self.defs.get(a)
+        if o is None or a in self.carried or o.kind == "matmul":
+            return True
+        return OPS[o.kind].elementwise and self.reads_near(o)
+
+    def reads_near(self, o: Op) -> bool:
+        """Whether the elementwise `o` reads a vector or a loaded tile, itself or through expressions inside it."""
+        for a in o.args:
+            x = self.defs.get(a)
+            vector, loaded = self.type[a].rank == 1, x is not None and x.kind == "load"
+            if self.device.operand in (self.device.vector * vector, self.device.loaded * loaded):
+                return True
+            inside = x is not None and OPS[x.kind].elementwise and (self.count[a] == 1 or x.kind in VIEWS)
+            if x is not None and inside and self.reads_near(x):
+                return True
+        return False
