@@ -185,7 +185,7 @@ struct Dims {
 
     Dims() = default;
     template <typename... I>
-    explicit Dims(int64_t first, I... rest) {
+    Dims(int64_t first, I... rest) {
         constexpr int given = 1 + int(sizeof...(rest));
         static_assert(given == 5 || given == dynamic_dims, "Shape, Stride: one argument a dynamic dim, or all five");
         const int64_t values[] = {first, static_cast<int64_t>(rest)...};
