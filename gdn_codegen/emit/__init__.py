@@ -4,10 +4,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir.core import Program
-from . import tilelang, triton
+from . import pto, tilelang, triton
 from .base import EmitError, KernelText
 
 #: target -> (program, layout) -> the kernels' text
-EMITTERS: dict[str, Callable[[Program, str], list[KernelText]]] = {"tilelang": tilelang.emit, "triton": triton.emit}
+EMITTERS: dict[str, Callable[[Program, str], list[KernelText]]] = {
+    "tilelang": tilelang.emit, "triton": triton.emit, "pto": pto.emit}
 
 __all__ = ["EMITTERS", "EmitError", "KernelText"]

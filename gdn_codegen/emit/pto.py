@@ -448,18 +448,25 @@ def emit(p: Program, layout: str) -> list[KernelText]:
     short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
     dtype = next((t.dtype for t in p.role("input") if len(t.dims) > 1 and t.index == "token"), "float32")
     for k in p.kernels:
-        tensors = touched(p, k)
+        given = tuple(t for t in touched(p, k) if t.index not in ("block", "const"))
+        own = tuple(t for t in touched(p, k) if t.index in ("block", "const"))  # the launcher's, after the host's
+        tensors = (*given, *own)
         optional = [t.name for t in tensors if t.optional]
-        params = [f"__gm__ {CTYPE[t.dtype]} *{t.name}_gm" for t in tensors] + ["__gm__ int32_t *cu_seqlens"]
-        params += [f"int64_t {x}" for x in ("N", "T", "batched", "H", "HV", "slots", *(f"has_{n}" for n in optional))]
-        params += [f"float {x}" for x in numbers(k)] + ["uint64_t ffts"]
-        kinds = [{"input": 0, "output": 1, "workspace": 3}[t.role] for t in tensors]
+        ints = [f"int64_t {x}" for x in ("N", "T", "batched", "H", "HV", "slots", *(f"has_{n}" for n in optional))]
+        plain = [*ints, *(f"float {x}" for x in numbers(k))]
+        bytes_ = [f"uint8_t *{t.name}_bytes" for t in tensors] + ["uint8_t *cu_seqlens_bytes"]
+        pointers = [(f"{t.name}_gm", CTYPE[t.dtype], f"{t.name}_bytes") for t in tensors]
+        pointers.append(("cu_seqlens", "int32_t", "cu_seqlens_bytes"))
+        stored = {o.attr("tensor") for o in walk(k.body) if o.kind == "store"}
         doc = [f"{t.name}: {t.role}, {t.index}, [{', '.join(map(str, t.dims))}] {t.dtype}"
                + (" (optional)" if t.optional else "") for t in tensors]
-        out.append(KernelText(k.name, k.grid, blocks(p, k), tensors, numbers(k), _Kernel(p, k, layout).run(), {
-            "symbol": f"{p.name}_{k.name}_{short[dtype]}", "params": params, "kinds": kinds, "doc": doc,
-            "names": [x.split()[-1].lstrip("*") for x in params],
-            "agents": sorted({o.agent for o in walk(k.body) if o.agent and o.kind not in ("const", "scalar")}),
-            "scratch": [(t.name, t.index, t.tile.shape(p.sizes), t.dtype, t.fill) for t in tensors
-                        if t.index in ("block", "const")]}))
+        out.append(KernelText(k.name, k.grid, blocks(p, k), given, numbers(k), _Kernel(p, k, layout).run(), {
+            "symbol": f"{p.name}_{k.name}_{short[dtype]}", "doc": doc, "pointers": pointers,
+            "device_params": [*(f"__gm__ {x}" for x in bytes_), *plain, "uint64_t ffts"],
+            "host_params": ["uint32_t block_dim", "void *stream", *bytes_, *plain],
+            "names": [x.split()[-1].lstrip("*") for x in (*bytes_, *plain)] + ["ffts"],
+            "kinds": [2 if t.index == "block" else 1 if t.name in stored else 0 for t in tensors] + [0],
+            "own": [t.name for t in own],
+            "channels": [(t.name, t.tile.shape(p.sizes), t.dtype) for t in tensors if t.index == "block"],
+            "constants": [(t.name, t.fill, t.tile.shape(p.sizes)[0], t.dtype) for t in tensors if t.index == "const"]}))
     return out

@@ -1,0 +1,968 @@
+"""Token t: S <- exp(g) S + k v^T; o = scale S^T q.
+
+Generated PTO C++: schedule fused, chunks of 64 tokens, layout bthd, float16. Needs torch, and on an Ascend A2 or A3
+torch_npu, bisheng (CANN) and PTO-ISA's headers; CPU tensors run in the simulator of gdn_codegen, which needs g++.
+Made by: gdn_codegen build --target pto --chunk 64 --layout bthd --algorithm simple_gla --schedule fused --dtype float16 --head-dim-k 128 --head-dim-v 128
+"""
+import ctypes
+import functools
+import hashlib
+import math
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+CHUNK = 64
+LAYOUT = "bthd"
+#: Outputs and workspaces start as NaN: for tests.
+POISON = os.environ.get("GDN_CODEGEN_POISON") == "1"
+# name, heads, dims after [batch, tokens, heads], dtype
+INPUTS = (
+    ("q", "H", (128,), "float16"),
+    ("k", "H", (128,), "float16"),
+    ("v", "HV", (128,), "float16"),
+    ("g", "HV", (), "float32"),
+)
+OUTPUTS = (
+    ("o", (128,), "float16"),
+)
+# one tile a chunk slot and value head
+WORKSPACES = ()
+# one float32 tile a sequence and value head
+INITIAL = (
+    ("initial_state", (128, 128)),
+)
+FINAL = (
+    ("final_state", (128, 128)),
+)
+# defaults of the caller's numbers
+SCALARS = {"scale": 0.08838834764831845}
+# name, instances over, blocks of a split dim, tensors passed, numbers passed
+KERNELS = (
+    ("o_S", "sequences", 1, ("q", "k", "v", "g", "o", "initial_state", "final_state"), ("scale",)),
+)
+# C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores)
+SYMBOLS = {
+    "o_S": ("simple_gla_o_S_fp16", ["lower_fill", "S_h_x", "q_S_x", "q_k_x", "mul_h_x", "add_mul_part_x", "mul_h_2_x", "S_next_part_x"], [0, 0, 0, 0, 1, 0, 1, 0, 2, 2, 2, 2, 2, 2, 2, 0]),
+}
+# name, dims, dtype of what cores of a group hand each other: one a group
+CHANNELS = {
+    "S_h_x": ([128, 128], "float16"),
+    "q_S_x": ([64, 128], "float32"),
+    "q_k_x": ([64, 64], "float32"),
+    "mul_h_x": ([64, 64], "float16"),
+    "add_mul_part_x": ([64, 128], "float32"),
+    "mul_h_2_x": ([64, 128], "float16"),
+    "S_next_part_x": ([128, 128], "float32"),
+}
+# masks: kind[:size], value kept, value elsewhere; side; dtype
+CONSTANTS = {
+    "lower_fill": ("lower 0.0 -inf", 64, "float32"),
+}
+
+SOURCE = r'''
+// Token t: S <- exp(g) S + k v^T; o = scale S^T q.
+// Generated PTO C++ for Ascend A2 and A3: schedule fused, chunks of 64 tokens, layout bthd, float16.
+// Made by: gdn_codegen build --target pto --chunk 64 --layout bthd --algorithm simple_gla --schedule fused --dtype float16 --head-dim-k 128 --head-dim-v 128
+#include <pto/pto-inst.hpp>
+#include "acl/acl.h"
+#include <runtime/rt_ffts.h>
+using namespace pto;
+
+#ifndef PTO_ENTRY
+#define PTO_ENTRY extern "C" __global__ AICORE
+#endif
+
+#if defined(__CCE_AICORE__)
+// Tiles in UB: rows of values; a vector as a column; a vector with a stride of 32 bytes; and tiles with fewer valid rows.
+template <typename E, int Rows, int Cols>
+using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows>
+using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
+template <typename E, int Rows>
+using UbWide = Tile<TileType::Vec, E, Rows, 32 / sizeof(E), BLayout::RowMajor, Rows, 1>;
+template <typename E, int Rows>
+using UbWidePart = Tile<TileType::Vec, E, Rows, 32 / sizeof(E), BLayout::RowMajor, DYNAMIC, 1>;
+// Tiles in L1, the transposed view of one, and tiles with fewer valid rows.
+template <typename E, int Rows, int Cols>
+using L1Tile = Tile<TileType::Mat, E, Rows, Cols, BLayout::ColMajor, Rows, Cols, SLayout::RowMajor, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using L1View = Tile<TileType::Mat, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::ColMajor, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using L1Part = Tile<TileType::Mat, E, Rows, Cols, BLayout::ColMajor, DYNAMIC, DYNAMIC, SLayout::RowMajor, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
+// Rows in global memory.
+template <typename E>
+using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
+
+template <typename E>
+AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+{
+    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+}
+
+// Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
+AICORE inline int64_t token_at(int64_t heads, int64_t head, int64_t dim, int64_t b, int64_t tokens, int64_t t)
+{
+    return ((b * tokens + t) * heads + head) * dim;
+}
+
+AICORE inline int64_t token_stride(int64_t heads, int64_t dim)
+{
+    return heads * dim;
+}
+
+// The last sequence whose first chunk slot, cu_seqlens[n] / chunk + n, is not after `slot`.
+AICORE inline int64_t sequence_of(__gm__ int32_t *cu_seqlens, int64_t sequences, int64_t slot, int64_t chunk)
+{
+    int64_t low = 0, high = sequences - 1;
+    while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        if (cu_seqlens[middle] / chunk + middle <= slot) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+// The flag `id` between a cube core and its vector cores.
+AICORE inline uint64_t group_flag(uint64_t id)
+{
+    return 1 | (2 << 4) | (id << 8);
+}
+
+#if defined(__DAV_C220_VEC__)
+// Zeroes the rows of a tile past its first `rows`.
+template <typename Whole, typename Part>
+AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t address)
+{
+    if (rows >= Whole::Rows) return;
+    if (rows > 0) {
+        TFILLPAD_INPLACE(whole, part);
+    } else {
+        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
+        TASSIGN(bits, address);
+        TEXPANDS(bits, 0.0f);
+    }
+}
+
+template <typename Part>
+AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
+{
+    if (rows >= Part::Rows) return;
+    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
+    TASSIGN(whole, address);
+    TFILLPAD_INPLACE(whole, part);
+}
+#endif
+#endif
+
+/**
+ * @brief Kernel o_S over sequences.
+ * q: input, token, [C, K] float16
+ * k: input, token, [C, K] float16
+ * v: input, token, [C, V] float16
+ * g: input, token, [C] float32
+ * o: output, token, [C, V] float16
+ * initial_state: input, sequence, [K, V] float32 (optional)
+ * final_state: output, sequence, [K, V] float32 (optional)
+ * lower_fill: workspace, const, [C, C] float32
+ * S_h_x: workspace, block, [K, V] float16
+ * q_S_x: workspace, block, [C, V] float32
+ * q_k_x: workspace, block, [C, C] float32
+ * mul_h_x: workspace, block, [C, C] float16
+ * add_mul_part_x: workspace, block, [C, V] float32
+ * mul_h_2_x: workspace, block, [C, V] float16
+ * S_next_part_x: workspace, block, [K, V] float32
+ */
+PTO_ENTRY void simple_gla_o_S_fp16(
+    __gm__ uint8_t *q_bytes,
+    __gm__ uint8_t *k_bytes,
+    __gm__ uint8_t *v_bytes,
+    __gm__ uint8_t *g_bytes,
+    __gm__ uint8_t *o_bytes,
+    __gm__ uint8_t *initial_state_bytes,
+    __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *lower_fill_bytes,
+    __gm__ uint8_t *S_h_x_bytes,
+    __gm__ uint8_t *q_S_x_bytes,
+    __gm__ uint8_t *q_k_x_bytes,
+    __gm__ uint8_t *mul_h_x_bytes,
+    __gm__ uint8_t *add_mul_part_x_bytes,
+    __gm__ uint8_t *mul_h_2_x_bytes,
+    __gm__ uint8_t *S_next_part_x_bytes,
+    __gm__ uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    int64_t has_initial_state,
+    int64_t has_final_state,
+    float scale,
+    uint64_t ffts)
+{
+#if defined(__CCE_AICORE__)
+    set_ffts_base_addr(ffts);
+    __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
+    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
+    __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
+    __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
+    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
+    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
+    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
+    __gm__ half *S_h_x_gm = reinterpret_cast<__gm__ half *>(S_h_x_bytes);
+    __gm__ float *q_S_x_gm = reinterpret_cast<__gm__ float *>(q_S_x_bytes);
+    __gm__ float *q_k_x_gm = reinterpret_cast<__gm__ float *>(q_k_x_bytes);
+    __gm__ half *mul_h_x_gm = reinterpret_cast<__gm__ half *>(mul_h_x_bytes);
+    __gm__ float *add_mul_part_x_gm = reinterpret_cast<__gm__ float *>(add_mul_part_x_bytes);
+    __gm__ half *mul_h_2_x_gm = reinterpret_cast<__gm__ half *>(mul_h_2_x_bytes);
+    __gm__ float *S_next_part_x_gm = reinterpret_cast<__gm__ float *>(S_next_part_x_bytes);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+#if defined(__DAV_C220_CUBE__)
+    L1Tile<half, 64, 128> q;
+    TASSIGN(q, 0x0);
+    L1Tile<half, 64, 128> k;
+    TASSIGN(k, 0x4000);
+    L1Tile<half, 64, 128> v_m;
+    TASSIGN(v_m, 0x8000);
+    L1Tile<half, 128, 128> S_h_in;
+    TASSIGN(S_h_in, 0xc000);
+    TileLeft<half, 64, 128> q_left;
+    TASSIGN(q_left, 0x0);
+    TileRight<half, 128, 128> S_h_in_right;
+    TASSIGN(S_h_in_right, 0x0);
+    TileAcc<float, 64, 128> q_S;
+    TASSIGN(q_S, 0x0);
+    TileLeft<half, 64, 128> q_left_2;
+    TASSIGN(q_left_2, 0x4000);
+    TileRight<half, 128, 64> k_right;
+    TASSIGN(k_right, 0x8000);
+    TileAcc<float, 64, 64> q_k;
+    TASSIGN(q_k, 0x8000);
+    L1Tile<half, 64, 64> mul_h_in;
+    TASSIGN(mul_h_in, 0x14000);
+    TileLeft<half, 64, 64> mul_h_in_left;
+    TASSIGN(mul_h_in_left, 0x8000);
+    TileRight<half, 64, 128> v_m_right;
+    TASSIGN(v_m_right, 0xc000);
+    TileAcc<float, 64, 128> add_mul_part;
+    TASSIGN(add_mul_part, 0xc000);
+    L1Tile<half, 64, 128> mul_h_2_in;
+    TASSIGN(mul_h_2_in, 0x16000);
+    TileLeft<half, 128, 64> k_left;
+    TASSIGN(k_left, 0xa000);
+    TileRight<half, 64, 128> mul_h_2_in_right;
+    TASSIGN(mul_h_2_in_right, 0x0);
+    TileAcc<float, 128, 128> S_next_part;
+    TASSIGN(S_next_part, 0x0);
+    for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t n = item / HV, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
+        pipe_barrier(PIPE_ALL);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+        for (int64_t c = 0; c * 64 < length; ++c) {
+            const int64_t slot = first / 64 + n + c;
+            const int64_t t = first - b * T + c * 64;
+            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+            L1Part<half, 64, 128> q_raw(rows, 128);
+            TASSIGN(q_raw, 0x0);
+            auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
+            TLOAD(q_raw, q_raw_from);
+            if (rows < 64) TFILLPAD(q_raw, q_raw);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left
+            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+            L1Part<half, 64, 128> k_raw(rows, 128);
+            TASSIGN(k_raw, 0x4000);
+            auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
+            TLOAD(k_raw, k_raw_from);
+            if (rows < 64) TFILLPAD(k_raw, k_raw);
+            L1Part<half, 64, 128> v_m_raw(rows, 128);
+            TASSIGN(v_m_raw, 0x8000);
+            auto v_m_raw_from = view(v_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
+            TLOAD(v_m_raw, v_m_raw_from);
+            if (rows < 64) TFILLPAD(v_m_raw, v_m_raw);
+            wait_flag_dev(0);  // S_h_x -> S_h_in
+            {
+                auto from = view(S_h_x_gm + get_block_idx() * 16384, 128, 128, 128);
+                TLOAD(S_h_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_h_in -> S_h_in_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+            TEXTRACT(q_left, q, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_h_in -> S_h_in_right
+            TEXTRACT(S_h_in_right, S_h_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> q_S
+            TMATMUL(q_S, q_left, S_h_in_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
+            {
+                auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, q_S);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_S_x -> q_S_in
+            TEXTRACT(q_left_2, q, 0, 0);
+            L1View<half, 128, 64> k_right_from;
+            TRESHAPE(k_right_from, k);
+            TEXTRACT(k_right, k_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right -> q_k
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right -> q_k
+            TMATMUL(q_k, q_left_2, k_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
+            {
+                auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_k);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_k_x -> q_k_in
+            wait_flag_dev(0);  // mul_h_x -> mul_h_in
+            {
+                auto from = view(mul_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(mul_h_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_left
+            TEXTRACT(mul_h_in_left, mul_h_in, 0, 0);
+            TEXTRACT(v_m_right, v_m, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_m_right -> add_mul_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_m_right -> add_mul_part
+            TMATMUL(add_mul_part, mul_h_in_left, v_m_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part -> store
+            {
+                auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, add_mul_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // add_mul_part_x -> add_mul_part_in
+            wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in
+            {
+                auto from = view(mul_h_2_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(mul_h_2_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_2_in -> mul_h_2_in_right
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+            L1View<half, 128, 64> k_left_from;
+            TRESHAPE(k_left_from, k);
+            TEXTRACT(k_left, k_left_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_2_in -> mul_h_2_in_right
+            TEXTRACT(mul_h_2_in_right, mul_h_2_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // mul_h_2_in_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // mul_h_2_in_right -> S_next_part
+            TMATMUL(S_next_part, k_left, mul_h_2_in_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_part -> store
+            {
+                auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
+                TSTORE(to, S_next_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_x -> S_next_part_in
+        }
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+    }
+#endif
+#if defined(__DAV_C220_VEC__)
+    set_mask_norm();
+    set_vector_mask(-1, -1);
+    const int64_t sub = get_subblockid();
+    UbTile<float, 64, 128> S_0_raw;
+    TASSIGN(S_0_raw, 0x0);
+    UbTile<float, 64, 128> S_0;
+    TASSIGN(S_0, 0x0);
+    UbTile<float, 64, 128> S;
+    TASSIGN(S, 0x0);
+    UbTile<half, 32, 128> v;
+    TASSIGN(v, 0x8000);
+    UbWide<float, 64> g_wide;
+    TASSIGN(g_wide, 0xa000);
+    UbWide<float, 64> scan_step_g_wide;
+    TASSIGN(scan_step_g_wide, 0xa800);
+    UbWide<float, 64> scan_step_scan_wide;
+    TASSIGN(scan_step_scan_wide, 0xb000);
+    UbWide<float, 64> scan_step_scan_2_wide;
+    TASSIGN(scan_step_scan_2_wide, 0xb800);
+    UbWide<float, 64> scan_step_scan_3_wide;
+    TASSIGN(scan_step_scan_3_wide, 0xc000);
+    UbWide<float, 64> scan_step_scan_4_wide;
+    TASSIGN(scan_step_scan_4_wide, 0xc800);
+    UbWide<float, 64> G_wide;
+    TASSIGN(G_wide, 0xd000);
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0xe000);
+    UbCol<float, 32> G_col;
+    TASSIGN(G_col, 0xe000 + sub * 128);
+    UbTile<float, 1, 64> mul_G;
+    TASSIGN(mul_G, 0xe100);
+    UbTile<float, 32, 64> expand_mul;
+    TASSIGN(expand_mul, 0xe200);
+    UbTile<float, 32, 64> sub_G_col;
+    TASSIGN(sub_G_col, 0xe200);
+    UbTile<float, 32, 64> lower_fill;
+    TASSIGN(lower_fill, 0x10200);
+    UbTile<float, 32, 64> lower_sub;
+    TASSIGN(lower_sub, 0xe200);
+    UbTile<float, 32, 64> D;
+    TASSIGN(D, 0xe200);
+    UbTile<float, 1, 64> exp_G;
+    TASSIGN(exp_G, 0x12200);
+    UbCol<float, 32> exp_G_col;
+    TASSIGN(exp_G_col, 0x12200 + sub * 128);
+    UbTile<half, 64, 128> S_h;
+    TASSIGN(S_h, 0x12300);
+    UbTile<float, 32, 128> q_S_in;
+    TASSIGN(q_S_in, 0x16300);
+    UbTile<float, 32, 128> mul_exp;
+    TASSIGN(mul_exp, 0x16300);
+    UbTile<float, 32, 64> q_k_in;
+    TASSIGN(q_k_in, 0x1a300);
+    UbTile<float, 32, 64> mul_q_k;
+    TASSIGN(mul_q_k, 0x1a300);
+    UbTile<half, 32, 64> mul_h;
+    TASSIGN(mul_h, 0x1c300);
+    UbTile<float, 32, 128> add_mul_part_in;
+    TASSIGN(add_mul_part_in, 0x1d300);
+    UbTile<float, 32, 128> add_mul;
+    TASSIGN(add_mul, 0x16300);
+    UbTile<float, 32, 128> o;
+    TASSIGN(o, 0x16300);
+    UbTile<float, 64, 128> mul_exp_2;
+    TASSIGN(mul_exp_2, 0x21300);
+    UbTile<float, 1, 64> sub_last_G;
+    TASSIGN(sub_last_G, 0xe100);
+    UbTile<float, 1, 64> exp_sub;
+    TASSIGN(exp_sub, 0xe100);
+    UbCol<float, 32> exp_sub_col;
+    TASSIGN(exp_sub_col, 0xe100 + sub * 128);
+    UbTile<float, 32, 128> v_f;
+    TASSIGN(v_f, 0x29300);
+    UbTile<float, 32, 128> mul_exp_3;
+    TASSIGN(mul_exp_3, 0x29300);
+    UbTile<half, 32, 128> mul_h_2;
+    TASSIGN(mul_h_2, 0x8000);
+    UbTile<float, 64, 128> S_next_part_in;
+    TASSIGN(S_next_part_in, 0xa000);
+    UbTile<float, 64, 128> S_next;
+    TASSIGN(S_next, 0x0);
+    UbTile<half, 32, 128> o_h;
+    TASSIGN(o_h, 0x12000);
+    UbTile<float, 64, 8> G_scratch;
+    TASSIGN(G_scratch, 0xd800);
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t n = item / HV, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+        if (has_initial_state) {
+            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
+            TLOAD(S_0_raw, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        if (!has_initial_state) TEXPANDS(S_0, 0);
+        pipe_barrier(PIPE_ALL);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> lower_fill
+        for (int64_t c = 0; c * 64 < length; ++c) {
+            const int64_t slot = first / 64 + n + c;
+            const int64_t t = first - b * T + c * 64;
+            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+            const int64_t part = rows <= sub * 32 ? 0 : rows - sub * 32 < 32 ? rows - sub * 32 : 32;
+            UbPart<half, 32, 128> v_raw(part, 128);
+            TASSIGN(v_raw, 0x8000);
+            if (part > 0) {
+                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(v_raw, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
+            fill_rows(v, v_raw, part, 0x8000);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
+            UbWidePart<float, 64> g_raw(rows);
+            TASSIGN(g_raw, 0xa000);
+            auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
+            TLOAD(g_raw, g_raw_from);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // g_raw -> g_wide
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // g_raw -> g_wide
+            fill_wide(g_raw, rows, 0xa000);
+            pipe_barrier(PIPE_V);
+            // G = cumsum(g)
+            {
+                UbWide<float, 1> head;
+                TASSIGN(head, 0xa800);
+                UbWide<float, 1> head_from;
+                TASSIGN(head_from, 0xa000);
+                UbWide<float, 63> rest;
+                TASSIGN(rest, 0xa820);
+                UbWide<float, 63> rest_from;
+                TASSIGN(rest_from, 0xa020);
+                UbWide<float, 63> above;
+                TASSIGN(above, 0xa000);
+                TMOV(head, head_from);
+                TADD(rest, rest_from, above);
+            }
+            pipe_barrier(PIPE_V);
+            {
+                UbWide<float, 2> head;
+                TASSIGN(head, 0xb000);
+                UbWide<float, 2> head_from;
+                TASSIGN(head_from, 0xa800);
+                UbWide<float, 62> rest;
+                TASSIGN(rest, 0xb040);
+                UbWide<float, 62> rest_from;
+                TASSIGN(rest_from, 0xa840);
+                UbWide<float, 62> above;
+                TASSIGN(above, 0xa800);
+                TMOV(head, head_from);
+                TADD(rest, rest_from, above);
+            }
+            pipe_barrier(PIPE_V);
+            {
+                UbWide<float, 4> head;
+                TASSIGN(head, 0xb800);
+                UbWide<float, 4> head_from;
+                TASSIGN(head_from, 0xb000);
+                UbWide<float, 60> rest;
+                TASSIGN(rest, 0xb880);
+                UbWide<float, 60> rest_from;
+                TASSIGN(rest_from, 0xb080);
+                UbWide<float, 60> above;
+                TASSIGN(above, 0xb000);
+                TMOV(head, head_from);
+                TADD(rest, rest_from, above);
+            }
+            pipe_barrier(PIPE_V);
+            {
+                UbWide<float, 8> head;
+                TASSIGN(head, 0xc000);
+                UbWide<float, 8> head_from;
+                TASSIGN(head_from, 0xb800);
+                UbWide<float, 56> rest;
+                TASSIGN(rest, 0xc100);
+                UbWide<float, 56> rest_from;
+                TASSIGN(rest_from, 0xb900);
+                UbWide<float, 56> above;
+                TASSIGN(above, 0xb800);
+                TMOV(head, head_from);
+                TADD(rest, rest_from, above);
+            }
+            pipe_barrier(PIPE_V);
+            {
+                UbWide<float, 16> head;
+                TASSIGN(head, 0xc800);
+                UbWide<float, 16> head_from;
+                TASSIGN(head_from, 0xc000);
+                UbWide<float, 48> rest;
+                TASSIGN(rest, 0xca00);
+                UbWide<float, 48> rest_from;
+                TASSIGN(rest_from, 0xc200);
+                UbWide<float, 48> above;
+                TASSIGN(above, 0xc000);
+                TMOV(head, head_from);
+                TADD(rest, rest_from, above);
+            }
+            pipe_barrier(PIPE_V);
+            {
+                UbWide<float, 32> head;
+                TASSIGN(head, 0xd000);
+                UbWide<float, 32> head_from;
+                TASSIGN(head_from, 0xc800);
+                UbWide<float, 32> rest;
+                TASSIGN(rest, 0xd400);
+                UbWide<float, 32> rest_from;
+                TASSIGN(rest_from, 0xcc00);
+                UbWide<float, 32> above;
+                TASSIGN(above, 0xc800);
+                TMOV(head, head_from);
+                TADD(rest, rest_from, above);
+            }
+            pipe_barrier(PIPE_V);
+            {
+                UbCol<float, 64> flat;
+                TASSIGN(flat, 0xe000);
+                TROWSUM(flat, G_wide, G_scratch);
+            }
+            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+            pipe_barrier(PIPE_V);
+            TMULS(mul_G, G, -1.0f);
+            pipe_barrier(PIPE_V);
+            TCOLEXPAND(expand_mul, mul_G);
+            pipe_barrier(PIPE_V);
+            TROWEXPANDADD(sub_G_col, expand_mul, G_col);
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> lower_fill
+            {
+                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(lower_fill, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill -> lower_sub
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill -> lower_sub
+            pipe_barrier(PIPE_V);
+            TADD(lower_sub, sub_G_col, lower_fill);
+            pipe_barrier(PIPE_V);
+            TEXP(D, lower_sub);
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+            TEXP(exp_G, G);
+            TCVT(S_h, S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
+            {
+                auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TSTORE(to, S_h);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_h_x -> S_h_in
+            wait_flag_dev(1);  // q_S_x -> q_S_in
+            {
+                auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(q_S_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp
+            TROWEXPANDMUL(mul_exp, q_S_in, exp_G_col);
+            wait_flag_dev(1);  // q_k_x -> q_k_in
+            {
+                auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_k_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_k_in -> mul_q_k
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_k_in -> mul_q_k
+            TMUL(mul_q_k, q_k_in, D);
+            pipe_barrier(PIPE_V);
+            TCVT(mul_h, mul_q_k, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h -> store
+            {
+                auto to = view(mul_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, mul_h);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
+            wait_flag_dev(1);  // add_mul_part_x -> add_mul_part_in
+            {
+                auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(add_mul_part_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
+            TADD(add_mul, mul_exp, add_mul_part_in);
+            pipe_barrier(PIPE_V);
+            TMULS(o, add_mul, scale);
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+            const float last_G = G.GetValue(63);
+            const float exp_last_G = exp_G.GetValue(63);
+            TMULS(mul_exp_2, S, exp_last_G);
+            TADDS(sub_last_G, mul_G, last_G);
+            pipe_barrier(PIPE_V);
+            TEXP(exp_sub, sub_last_G);
+            TCVT(v_f, v, RoundMode::CAST_NONE);
+            pipe_barrier(PIPE_V);
+            TROWEXPANDMUL(mul_exp_3, v_f, exp_sub_col);
+            pipe_barrier(PIPE_V);
+            TCVT(mul_h_2, mul_exp_3, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h_2 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h_2 -> store
+            {
+                auto to = view(mul_h_2_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, mul_h_2);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in
+            wait_flag_dev(1);  // S_next_part_x -> S_next_part_in
+            {
+                auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TLOAD(S_next_part_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // S_next_part_in -> S_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // S_next_part_in -> S_next
+            TADD(S_next, mul_exp_2, S_next_part_in);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
+            TCVT(o_h, o, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_h -> store
+            if (part > 0) {
+                UbPart<half, 32, 128> valid(part, 128);
+                TASSIGN(valid, 0x12000);
+                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TSTORE(to, valid);
+            }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> lower_fill
+        }
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> lower_fill
+        if (has_final_state) {
+            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
+            TSTORE(to, S);
+        }
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    }
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+#endif
+#endif
+}
+
+#if !defined(__CCE_AICORE__) && !defined(__CPU_SIM)
+// Host side: one launcher a kernel; 0, or 1 where the runtime has no address for flags between cores.
+extern "C" int call_simple_gla_o_S_fp16(
+    uint32_t block_dim,
+    void *stream,
+    uint8_t *q_bytes,
+    uint8_t *k_bytes,
+    uint8_t *v_bytes,
+    uint8_t *g_bytes,
+    uint8_t *o_bytes,
+    uint8_t *initial_state_bytes,
+    uint8_t *final_state_bytes,
+    uint8_t *lower_fill_bytes,
+    uint8_t *S_h_x_bytes,
+    uint8_t *q_S_x_bytes,
+    uint8_t *q_k_x_bytes,
+    uint8_t *mul_h_x_bytes,
+    uint8_t *add_mul_part_x_bytes,
+    uint8_t *mul_h_2_x_bytes,
+    uint8_t *S_next_part_x_bytes,
+    uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    int64_t has_initial_state,
+    int64_t has_final_state,
+    float scale)
+{
+    uint64_t ffts = 0;
+    uint32_t length = 0;
+    if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
+    simple_gla_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_fill_bytes, S_h_x_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_x_bytes, add_mul_part_x_bytes, mul_h_2_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    return 0;
+}
+#endif
+'''
+
+
+def compile_command(source, library):
+    """The command that builds the kernels for an Ascend A2 or A3."""
+    toolkit = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
+    headers = os.environ.get("PTO_LIB_PATH")
+    if not toolkit or not headers:
+        raise RuntimeError("NPU tensors need CANN and PTO-ISA: set ASCEND_TOOLKIT_HOME (CANN's set_env.sh does) and "
+                           "PTO_LIB_PATH to a checkout of PTO-ISA")
+    driver = os.environ.get("ASCEND_DRIVER_PATH", "/usr/local/Ascend/driver")
+    folders = [f"{headers}/include", f"{toolkit}/include", f"{toolkit}/pkg_inc", f"{toolkit}/pkg_inc/runtime",
+               f"{toolkit}/pkg_inc/profiling", f"{driver}/kernel/inc"]
+    tuning = ["-cce-aicore-stack-size=0x8000", "-cce-aicore-function-stack-size=0x8000",
+              "-cce-aicore-record-overflow=true", "-cce-aicore-dcci-insert-for-scalar=false"]
+    return ["bisheng", "-fPIC", "-shared", "-xcce", "-DMEMORY_BASE", "-O2", "-std=gnu++17", "--cce-aicore-arch=dav-c220",
+            *(word for t in tuning for word in ("-mllvm", t)), *(f"-I{f}" for f in folders), str(source), "-o", str(library)]
+
+
+def _compile_npu(source, library):
+    try:
+        done = subprocess.run(compile_command(source, library), capture_output=True, text=True)
+    except FileNotFoundError:
+        raise RuntimeError("NPU tensors need bisheng, the compiler of the CANN toolkit, on PATH") from None
+    if done.returncode:
+        raise RuntimeError(f"bisheng failed:\n{done.stderr}")
+
+
+def _compile_cpu(source, library):
+    from gdn_codegen.runtime import pto_sim
+    pto_sim.build(source, [symbol for symbol, *_ in SYMBOLS.values()], library)
+
+
+@functools.lru_cache(maxsize=None)
+def _library(kind):
+    """The compiled kernels, cached by content; safe under several processes, since a file appears whole."""
+    make = _compile_npu if kind == "npu" else _compile_cpu
+    seed = SOURCE
+    if kind != "npu":
+        from gdn_codegen.runtime import pto_sim
+        seed += str(pto_sim.runtime_object())
+    given = os.environ.get("GDN_CODEGEN_CACHE")
+    cache = (Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gdn_codegen") / "pto"
+    library = cache / f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so"
+    if not library.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            source, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+            source.write_text(SOURCE)
+            make(source, built)
+            built.replace(library)
+    return ctypes.CDLL(str(library))
+
+
+@functools.lru_cache(maxsize=64)
+def _constant(name, device):
+    """A mask of CONSTANTS."""
+    fill, side, dtype = CONSTANTS[name]
+    kind, kept, other = fill.split()
+    kind, _, size = kind.partition(":")
+    size = int(size or 1)
+    i, j = torch.arange(side)[:, None], torch.arange(side)[None, :]
+    keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diag_blocks": i // size == j // size,
+            "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
+    return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype]).to(device)
+
+
+@functools.lru_cache(maxsize=None)
+def _core_groups(device):
+    """Cube cores of the NPU; a few in the simulator."""
+    if device.type == "cpu":
+        return 4
+    return getattr(torch.npu.get_device_properties(device), "cube_core_num", 24)
+
+
+def _launch(name, instances, tensors, cu, sizes, flags, scalars, memory, device):
+    symbol, own, kinds = SYMBOLS[name]
+    groups = min(instances, _core_groups(device))
+    arguments = [*tensors, *(_own(n, groups, device) for n in own), cu]
+    if device.type == "cpu":
+        from gdn_codegen.runtime import pto_sim
+        pto_sim.launch(_library("cpu"), symbol, groups, arguments, kinds, [*sizes, *flags], scalars)
+        return
+    stream = torch.npu.current_stream()._as_parameter_
+    failed = getattr(_library("npu"), f"call_{symbol}")(
+        ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
+        *(ctypes.c_int64(n) for n in (*sizes, *flags)), *(ctypes.c_float(x) for x in scalars))
+    if failed:
+        raise RuntimeError(f"{symbol}: the runtime gave no address for flags between cores")
+
+
+def _own(name, groups, device):
+    """A mask, or memory through which the cores of a group hand each other tiles."""
+    if name in CONSTANTS:
+        return _constant(name, device)
+    dims, dtype = CHANNELS[name]
+    return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
+
+
+# --- host: the same text in every generated module -------------------------------------------------------------------
+_FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_cumulative = {}
+
+
+def _fail(argument, got, accepted):
+    raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
+
+
+def _check_inputs(given):
+    """B, T, H, HV of the inputs, or a ValueError naming the argument at fault."""
+    seen = {}
+    device = None
+    for name, heads, dims, dtype in INPUTS:
+        x = given[name]
+        if not isinstance(x, torch.Tensor):
+            _fail(name, type(x).__name__, "a torch.Tensor")
+        if x.dtype != _FLOATS[dtype] and not (not dims and x.dtype in _FLOATS.values()):
+            _fail(name, x.dtype, f"torch.{dtype} (this module was built for it)")
+        if device is None:
+            device = x.device
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {INPUTS[0][0]}")
+        tokens, head = (1, 2) if LAYOUT == "bthd" else (2, 1)
+        if x.ndim != 3 + len(dims):
+            _fail(name, f"rank {x.ndim}", f"rank {3 + len(dims)}, layout {LAYOUT}")
+        if tuple(x.shape[3:]) != dims:
+            _fail(name, f"shape {tuple(x.shape)}", f"last dim {dims[0]} (this module was built for it)")
+        for key, size in (("B", x.shape[0]), ("T", x.shape[tokens]), (heads, x.shape[head])):
+            if seen.setdefault(key, size) != size:
+                _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
+    value_heads = seen.get("HV", seen.get("H"))
+    heads = seen.get("H", value_heads)
+    if heads < 1 or value_heads % heads:
+        _fail("heads", f"H = {heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
+    return seen["B"], seen["T"], heads, value_heads, device
+
+
+def _check_sequences(cu_seqlens, batch, tokens, device):
+    """cu_seqlens as int32 on the device, and whether the batch is of equal-length rows."""
+    if cu_seqlens is None:
+        key = (batch, tokens, device)
+        if key not in _cumulative:
+            if len(_cumulative) >= 64:
+                _cumulative.clear()
+            _cumulative[key] = torch.arange(batch + 1, dtype=torch.int32, device=device) * tokens
+        return _cumulative[key], 1
+    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        _fail("cu_seqlens", getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__), "an int32 or int64 tensor")
+    if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
+        _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
+    if cu_seqlens.device != device:
+        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    if batch != 1:
+        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1: packed sequences")
+    if device.type == "cpu" or os.environ.get("GDN_CODEGEN_CHECK") == "1":
+        ends = cu_seqlens.tolist()
+        if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in zip(ends, ends[1:])):
+            _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
+                  f"values that start at 0, never fall and end at most at T = {tokens}")
+    return cu_seqlens.to(torch.int32).contiguous(), 0
+
+
+def _check_state(name, x, shape, device):
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    if x.dtype not in _FLOATS.values():
+        _fail(name, x.dtype, "torch.float32, torch.float16 or torch.bfloat16")
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+    return x.to(torch.float32).contiguous()
+
+
+def _run(given, numbers, states, cu_seqlens):
+    """Check, allocate, launch every kernel; returns the outputs by name."""
+    batch, tokens, heads, value_heads, device = _check_inputs(given)
+    cu, batched = _check_sequences(cu_seqlens, batch, tokens, device)
+    sequences = cu.numel() - 1
+    slots = batch * tokens // CHUNK + sequences
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            _fail(name, value, "a finite number")
+    memory = {n: given[n].contiguous() if d else given[n].to(torch.float32).contiguous() for n, _, d, _ in INPUTS}
+    flags = {}
+    for name, dims in INITIAL:
+        x = states.get(name)
+        flags[name] = int(x is not None)
+        shape = (sequences, value_heads, *dims)
+        memory[name] = torch.empty(1, device=device) if x is None else _check_state(name, x, shape, device)
+    for name, dims in FINAL:
+        flags[name] = 1
+        memory[name] = torch.empty(sequences, value_heads, *dims, dtype=torch.float32, device=device)
+    rows = (batch, tokens, value_heads) if LAYOUT == "bthd" else (batch, value_heads, tokens)
+    for name, dims, dtype in OUTPUTS:
+        memory[name] = torch.empty(*rows, *dims, dtype=_FLOATS[dtype], device=device)
+    for name, dims, dtype in WORKSPACES:
+        memory[name] = torch.empty(slots, value_heads, *dims, dtype=_FLOATS[dtype], device=device)
+    if POISON:
+        for name in [n for n, *_ in (*FINAL, *OUTPUTS, *WORKSPACES)]:
+            memory[name].fill_(float("nan"))
+    sizes = (sequences, tokens, batched, heads, value_heads, slots)
+    for name, grid, blocks, tensors, scalars in KERNELS:
+        instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
+        if instances:
+            _launch(name, instances, [memory[t] for t in tensors], cu, sizes, [flags[t] for t in tensors if t in flags],
+                    [numbers[s] for s in scalars], memory, device)
+    return memory
+
+
+def chunk_simple_gla(q, k, v, g, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
+    """Token t: S <- exp(g) S + k v^T; o = scale S^T q.
+
+    Shapes, layout bthd: q [B, T, H, 128] float16, k [B, T, H, 128] float16, v [B, T, HV, 128] float16, g [B, T, HV] float32.
+    initial_state: [N, HV, 128, 128], read as float32; zero where absent.
+    cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
+    Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
+    """
+    numbers = {"scale": SCALARS["scale"] if scale is None else float(scale)}
+    memory = _run({"q": q, "k": k, "v": v, "g": g}, numbers, {"initial_state": initial_state}, cu_seqlens)
+    final = tuple(memory[name] for name, _ in FINAL) if output_final_state else ()
+    outputs = tuple(memory[name] for name, *_ in OUTPUTS)
+    return (*outputs, *(final or (None,) * len(FINAL)))
