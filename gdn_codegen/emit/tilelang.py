@@ -59,7 +59,7 @@ class _Kernel:
         self.uses: dict[str, None] = {}
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | set(p.scalars)
-        self.taken |= {f"has_{x}" for x in self.params}
+        self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n")}
         self.w = Writer(p, "#", 2)
 
     def use(self, name: str) -> str:
@@ -129,7 +129,8 @@ class _Kernel:
             lead = ["B", *(("L", t.heads) if self.layout == "bthd" else (t.heads, "L"))]
             dims = dims[1:]
         else:
-            lead = ["slots" if t.index == "slot" else "ends - 1", t.heads]
+            # A tensor that the caller left out comes with no sequences.
+            lead = ["slots" if t.index == "slot" else f"n_{t.name}" if t.optional else "ends - 1", t.heads]
         return f"({', '.join([*lead, *dims])})"
 
     # --- statements ---
@@ -213,7 +214,7 @@ class _Kernel:
         params += [f"has_{x.name}: T.int32" for x in tensors if x.optional]
         params += [f"{x}: T.float32" for x in numbers(self.k)]
         bare = {d for x in tensors for d in self.shape(x)[1:-1].split(", ")}
-        dynamic = [x for x in ("B", "L", "H", "HV", "slots") if x in bare]
+        dynamic = [x for x in ("B", "L", "H", "HV", "slots", *(f"n_{x.name}" for x in tensors)) if x in bare]
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*self.w.lines, *body]),
                           {"params": params, "dynamic": [*dynamic, "ends"], "block": {f"B{d}": n for d, n in self.k.dims},
