@@ -1,4 +1,4 @@
-"""PTO C++ for Ascend: rules that give the text of placed, synchronised ops. One function a kernel, a part for each agent.
+"""PTO C++ for Ascend: rules that give the text of placed, synchronised ops. One function a kernel, a part an agent.
 
 Vector cores hold their part of a tile's rows, `sub` says which; a vector of C values is whole on each core. A value's
 tile is declared once, at the address of its buffer, as a view of one of the layouts in the template.
@@ -60,7 +60,7 @@ class _Kernel:
             return f"{o.attr('value')!r}f"
         if o is not None and o.kind == "scalar":
             return str(o.attr("param"))
-        if o is not None and o.kind == "row" or o is not None and o.kind == "cast" and not o.buffer:
+        if (o is not None and o.kind == "row") or (o is not None and o.kind == "cast" and not o.buffer):
             return self.name(o.args[0])
         return f"{value}_" if value in self.taken else value
 
@@ -120,7 +120,8 @@ class _Kernel:
                 self.w(f"{tile.type} {self.name(value)};", f"TASSIGN({self.name(value)}, {tile.address});")
         for b in self.k.buffers:
             if b.name.endswith("_scratch") and b.agent == self.agent:
-                self.w(f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {b.name};", f"TASSIGN({b.name}, {hex(b.offset)});")
+                self.w(f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {b.name};",
+                       f"TASSIGN({b.name}, {hex(b.offset)});")
 
     def declarations(self, body: tuple[Stmt, ...]) -> list[str]:
         """Values of the agent, but a carried value goes by the name it has in the loop."""
@@ -177,7 +178,8 @@ class _Kernel:
         n = blocks(self.p, self.k)
         over = "slots" if self.k.grid == "chunks" else "N"
         w = self.w
-        w(f"for (int64_t item = get_block_idx(); item < {over} * HV{f' * {n}' if n > 1 else ''}; item += get_block_num()) {{")
+        items = f"{over} * HV{f' * {n}' if n > 1 else ''}"
+        w(f"for (int64_t item = get_block_idx(); item < {items}; item += get_block_num()) {{")
         w.indent += 1
         one = "item" if n == 1 else f"item / {n}"
         if n > 1:
@@ -214,7 +216,7 @@ class _Kernel:
                f"const int64_t rows = length - c * {size} < {size} ? length - c * {size} : {size};")
         if self.agent == "vector":
             half = size // 2
-            self.w(f"const int64_t part = rows <= sub * {half} ? 0 : rows - sub * {half} < {half} ? rows - sub * {half} : {half};")
+            self.w(f"const int64_t part = part_of(rows, sub, {half});")
 
     def run(self) -> str:
         for agent, macro in AGENTS.items():
@@ -240,12 +242,14 @@ def _load(k: _Kernel, o: Op) -> list[str]:
     ctype = CTYPE[b.dtype]
     if t.index == "token":
         if k.agent == "cube":
-            return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(rows, {b.shape[1]});", f"TASSIGN({name}, {hex(b.offset)});",
+            return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(rows, {b.shape[1]});",
+                    f"TASSIGN({name}, {hex(b.offset)});",
                     f"auto {name}_from = {k.view(t, '0', 'rows', b.shape[1])};", f"TLOAD({name}, {name}_from);"]
         if len(t.dims) == 1:
             return [f"UbWidePart<{ctype}, {b.shape[0]}> {name}(rows);", f"TASSIGN({name}, {hex(b.offset)});",
                     f"auto {name}_from = {k.view(t, '0', 'rows', 1)};", f"TLOAD({name}, {name}_from);"]
-        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(part, {b.shape[1]});", f"TASSIGN({name}, {hex(b.offset)});",
+        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(part, {b.shape[1]});",
+                f"TASSIGN({name}, {hex(b.offset)});",
                 "if (part > 0) {", f"    auto from = {k.view(t, f'sub * {b.shape[0]}', 'part', b.shape[1])};",
                 f"    TLOAD({name}, from);", "}"]
     if len(t.dims) == 1:

@@ -9,6 +9,7 @@ go to it and the rest to the first agent, and:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..devices import Cores, Device
 from ..ir.builder import Body
@@ -74,7 +75,7 @@ class _Assign:
             if self.fed(o.out):
                 self.twin[o.out] = copy(maker)
             others = [r for r in self.readers.get(o.out, []) if r[0].kind not in ("matmul", "store") or
-                      r[0].kind == "matmul" and r[1] == 2]
+                      (r[0].kind == "matmul" and r[1] == 2)]
             if others or o.out in self.kept:
                 return copy(first, b.fresh(o.out) if o.out in self.twin else o.out)
             return self.twin.get(o.out) or copy(maker)
@@ -93,7 +94,7 @@ class _Assign:
     def product(self, o: Op, b: Body) -> str:
         left, right = (self.twin.get(a, a) for a in o.args[:2])
 
-        def matmul(*args: str, name: str = "", **attrs: object) -> str:
+        def matmul(*args: str, name: str = "", **attrs: Any) -> str:
             out = b.op("matmul", *args, name=name, line=o.line, agent=self.maker, **attrs)
             self.products.add(out)
             return out

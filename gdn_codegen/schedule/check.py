@@ -126,7 +126,8 @@ class _Check:
         behind = n - (self.device.flag_limit if crosses else 1)
         if behind >= 0:  # the wait of that set must surely be over
             if len(waits) <= behind or known[self.waiter(key)] < waits[behind]:
-                raise self.error(f"{op_text(o)}: set again before {'its counter is sure to have room' if crosses else 'the wait of the set before it'}")
+                late = "its counter is sure to have room" if crosses else "the wait of the set before it"
+                raise self.error(f"{op_text(o)}: set again before {late}")
         self.sets[key] = n + 1
         queue.append(c.snapshot(pipe))
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..devices import Cores
 from ..ir.builder import Body
@@ -34,7 +35,7 @@ class _Feed:
         self.wide: dict[str, str] = {}  # flat value -> its wide form
 
     def __call__(self, o: Op, b: Body) -> str | None:
-        def op(kind: str, *args: str, name: str = "", **attrs: object) -> str:
+        def op(kind: str, *args: str, name: str = "", **attrs: Any) -> str:
             return b.op(kind, *args, name=name, line=o.line, agent=o.agent, **attrs)
 
         if o.kind == "load" and o.attr("tensor") in self.token:
@@ -52,7 +53,7 @@ class _Feed:
                 self.wide[x] = op("move", x, name=b.fresh(f"{x}_wide"), space=self.device.home[o.agent])
             return self.flat(o, b, op("scan_step", self.wide[x], name=b.fresh(f"{o.out}_wide"), **dict(o.attrs)))
         if o.kind == "matmul":
-            sides = []
+            sides: list[str] = []
             for a, space, turned in zip(o.args, self.device.feeds, (o.attr("ta"), o.attr("tb")), strict=False):
                 sides.append(op("move", a, name=b.fresh(f"{a}_{'left' if not sides else 'right'}"), space=space,
                                 transposed=turned))

@@ -18,7 +18,6 @@ from .schedule import ScheduleError
 
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 VIEWS = ("const", "scalar", "col", "row", "last")
-SCRATCH = ("row_sum", "move")  # these sum rows, which takes a temporary
 
 
 def pack(p: Program, device: Cores) -> Program:
@@ -27,7 +26,7 @@ def pack(p: Program, device: Cores) -> Program:
 
 
 def _pack(p: Program, k: Kernel, device: Cores) -> Kernel:
-    """With loads as early as they stand, for a head start; with each load before its first reader where that is too much."""
+    """With loads as early as they stand, for a head start; right before their first readers where that is too much."""
     try:
         return _Kernel(p, k, device).run()
     except ScheduleError:
@@ -50,7 +49,7 @@ def _late_loads(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         if isinstance(s, Loop):
             release({o.out for o in held})
             out.append(replace(s, body=_late_loads(s.body)))
-        elif s.kind == "load" or s.kind == "valid" and any(o.out in s.args for o in held):
+        elif s.kind == "load" or (s.kind == "valid" and any(o.out in s.args for o in held)):
             held.append(s)
         else:
             release(set(s.args))
@@ -74,10 +73,10 @@ def _with_copies(k: Kernel, device: Cores) -> Kernel:
                 ops = [o for o in inner if isinstance(o, Op)]
                 made = next((n for n, o in enumerate(ops) if o.out == c.next), -1)
                 late = any(c.name in _through_views(ops, o) for o in ops[made + 1:])
-                if late or made < 0 or ops[made].kind not in OPS or not OPS[ops[made].kind].elementwise \
-                        and ops[made].kind != "load":
-                    b = Body(types={c.next: c.type})
-                    b.op("move", c.next, name=f"{c.next}_kept", space=device.home[device.agents[0]], agent=device.agents[0])
+                if late or made < 0 or ops[made].kind not in OPS or (not OPS[ops[made].kind].elementwise \
+                        and ops[made].kind != "load"):
+                    b, first = Body(types={c.next: c.type}), device.agents[0]
+                    b.op("move", c.next, name=f"{c.next}_kept", space=device.home[first], agent=first)
                     inner += b.finish()
                     c = replace(c, next=f"{c.next}_kept")
                 carried.append(c)
@@ -161,7 +160,7 @@ class _Kernel:
                     self.first[c.result], self.depth[c.result] = self.at, depth
                     self.last[c.name] = self.last[c.result] = self.at
                 for name, end in list(self.last.items()):  # read in the loop, made before it: kept for its next turn
-                    if self.first[name] < start and end >= start or name in {c.name for c in s.carried}:
+                    if (self.first[name] < start and end >= start) or name in {c.name for c in s.carried}:
                         self.last[name] = max(end, self.at)
             else:
                 self.at += 1
@@ -179,7 +178,9 @@ class _Kernel:
 
     def view(self, o: Op) -> bool:
         """Whether `o` has no storage: a number, a column or row of a vector, a product rounded on its way to memory."""
-        return o.kind in VIEWS or self.type[o.out].rank == 0 or o.kind == "cast" and o.agent != self.device.agents[0] and o.out in self.alone_stored
+        if o.kind == "cast":
+            return o.agent != self.device.agents[0] and o.out in self.alone_stored
+        return o.kind in VIEWS or self.type[o.out].rank == 0
 
     # --- buffers -------------------------------------------------------------------------------------------------
     def buffers(self, body: tuple[Stmt, ...]) -> None:
@@ -212,7 +213,7 @@ class _Kernel:
             return
         nexts = {c.next: c.name for lp in loops(self.k.body) for c in lp.carried}
         x = o.args[0] if o.args else ""
-        if o.kind in ("valid", "scan_step") or o.kind == "load" and o.attr("tensor") in self.token:
+        if o.kind in ("valid", "scan_step") or (o.kind == "load" and o.attr("tensor") in self.token):
             if self.type[o.out].rank == 1:
                 self.wide.add(o.out)
         if o.kind == "row_sum" or any(self.source(a) in self.half for a in o.args):
@@ -221,7 +222,7 @@ class _Kernel:
         if o.kind == "expand" and any(self.source(a) in self.half and self.type[a].dims[0] == 1 for a in o.args):
             raise self.error(f"{o.out} needs all of {x}, of which each core has its own rows")
         shape, space = self.shape(o), self.space(o)
-        if o.kind == "valid" or o.kind == "matmul" and len(o.args) == 3:
+        if o.kind == "valid" or (o.kind == "matmul" and len(o.args) == 3):
             place = self.home[o.args[-1]]
         elif o.out in nexts:
             place = self.home[nexts[o.out]]
@@ -230,8 +231,7 @@ class _Kernel:
                                                            self.at, self.at)
         place.end = max(place.end, self.last[o.out])
         self.home[o.out] = place
-        if o.kind == "row_sum" or o.kind == "move" and space == self.device.home[self.device.agents[0]] \
-                and x in self.wide:
+        if o.kind == "row_sum" or (o.kind == "move" and x in self.wide):
             source = self.home[x]
             self.scratch.append(_Place(f"{o.out}_scratch", space, source.shape, source.dtype, o.agent, self.at, self.at))
 

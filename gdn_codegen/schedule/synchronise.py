@@ -291,4 +291,5 @@ class _Derive:
         return tuple(out)
 
     def barriers(self, place: _Place) -> list[Stmt]:
-        return [Op("barrier", "", (), (("scope", "ALL"),), agent=agent) for at, agent in sorted(self.drains) if at == place]
+        return [Op("barrier", "", (), (("scope", "ALL"),), agent=agent) for at, agent in sorted(self.drains)
+                if at == place]

@@ -92,11 +92,9 @@ class _Kernel:
                 for c in carried:
                     self.send(b, c.result)
                 continue
-            names = {}
-            for n, a in enumerate(s.args):
-                if self.crosses(s.agent, a, s.kind == "matmul" and n < 2):
-                    names[a] = self.receive(b, a, s.agent, got)
-            b.copy(s, names)
+            args = tuple(self.receive(b, a, s.agent, got) if self.crosses(s.agent, a, s.kind == "matmul" and n < 2) else a
+                         for n, a in enumerate(s.args))
+            b.copy(replace(s, args=args))
             if s.out:
                 self.send(b, s.out)
         return b.finish()

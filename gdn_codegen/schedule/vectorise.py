@@ -8,6 +8,7 @@ with -1; sigmoid(x) is exp(-log(1 + exp(-x))).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..ir.builder import Body
 from ..ir.core import Op, Program, walk
@@ -57,7 +58,7 @@ class _Rules:
         return b.op("load", name=b.fresh(name), tensor=name, line=line)
 
     def __call__(self, o: Op, b: Body) -> str | None:
-        def op(kind: str, *args: str, **attrs: object) -> str:
+        def op(kind: str, *args: str, **attrs: Any) -> str:
             return b.op(kind, *args, line=o.line, **attrs)
 
         def number(x: float) -> str:

@@ -130,6 +130,13 @@ AICORE inline int64_t sequence_of(__gm__ int32_t *cu_seqlens, int64_t sequences,
     return low;
 }
 
+// Of a chunk's valid rows, those that fall to vector core `sub`, which holds `half` rows.
+AICORE inline int64_t part_of(int64_t rows, int64_t sub, int64_t half)
+{
+    const int64_t left = rows - sub * half;
+    return left < 0 ? 0 : left < half ? left : half;
+}
+
 // The flag `id` between a cube core and its vector cores.
 AICORE inline uint64_t group_flag(uint64_t id)
 {
@@ -477,7 +484,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            const int64_t part = rows <= sub * 32 ? 0 : rows - sub * 32 < 32 ? rows - sub * 32 : 32;
+            const int64_t part = part_of(rows, sub, 32);
             UbPart<half, 32, 128> v_raw(part, 128);
             TASSIGN(v_raw, 0x8000);
             if (part > 0) {
