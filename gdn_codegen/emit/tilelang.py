@@ -213,12 +213,12 @@ class _Kernel:
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32"]
         params += [f"has_{x.name}: T.int32" for x in tensors if x.optional]
         params += [f"{x}: T.float32" for x in numbers(self.k)]
-        bare = {d for x in tensors for d in self.shape(x)[1:-1].split(", ")}
-        dynamic = [x for x in ("B", "L", "H", "HV", "slots", *(f"n_{x.name}" for x in tensors)) if x in bare]
+        bare = dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].split(", ")) | {"ends": None}
+        dynamic = [[x for x in ("B", "L", "H", "HV", "slots", "ends") if x in bare], [x for x in bare if x.startswith("n_")]]
+        extra = {"params": params, "dynamic": [", ".join(x) for x in dynamic if x],
+                 "block": {f"B{d}": n for d, n in self.k.dims}, "written": self.written()}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
-                          "\n".join([*self.w.lines, *body]),
-                          {"params": params, "dynamic": [*dynamic, "ends"], "block": {f"B{d}": n for d, n in self.k.dims},
-                           "written": self.written()})
+                          "\n".join([*self.w.lines, *body]), extra)
 
     def written(self) -> tuple[str, ...]:
         names = {o.attr("tensor") for o in walk(self.k.body) if o.kind == "store"}

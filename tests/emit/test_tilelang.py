@@ -1,0 +1,198 @@
+"""TileLang: generated modules on CPU tensors against the token recurrence, and compiled for sm_90a."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from reference import call, check, expected, problem, rms_error
+
+from gdn_codegen.emit import tilelang as emitter
+from gdn_codegen.emit.base import EmitError
+from gdn_codegen.ir.core import Op
+from gdn_codegen.ir.ops import OPS
+from gdn_codegen.runtime import check_tilelang
+from gdn_codegen.runtime.build import Build, lowered, render
+from gdn_codegen.runtime.load import import_path
+from gdn_codegen.schedule import SCHEDULES
+
+pytest.importorskip("tilelang")
+TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
+LADDER = [[n] for n in (1, 17, 31, 33, 63, 64, 65, 129)] + [[0], [33, 0, 64, 1], [0, 17, 17, 0]]
+_modules, _serial = {}, count()
+
+
+#: A kernel takes seconds to compile, a shape milliseconds to run: few modules, many shapes. Each dtype, layout, schedule,
+#: form and inverse stands here, and K != V both ways.
+BUILDS = {b.name: b for b in (
+    Build("tilelang", 32, "bthd", schedule="fused", dtype="float16", head_dim_k=32, head_dim_v=64),
+    Build("tilelang", 32, "bhtd", schedule="staged", dtype="float16", head_dim_k=64, head_dim_v=32),
+    Build("tilelang", 32, "bthd", schedule="prepared", dtype="bfloat16", head_dim_k=32, head_dim_v=64),
+    Build("tilelang", 32, "bhtd", schedule="replay", dtype="float32", head_dim_k=32, head_dim_v=32),
+    Build("tilelang", 32, "bhtd", schedule=replace(SCHEDULES["fused"], name="columns", form="gate-free", inverse="blocked16",
+                                                   v_block=32), head_dim_k=32, head_dim_v=64),
+    Build("tilelang", 16, "bthd", schedule=replace(SCHEDULES["prepared"], name="columns_wy", v_block=16), dtype="float32",
+          head_dim_k=16, head_dim_v=32),
+    Build("tilelang", 64, "bthd", schedule="fused", head_dim_k=128, head_dim_v=128),
+)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compilers_leave_nothing(tmp_path_factory):
+    """TileLang's C backend leaves files in the folder for temporaries; its disk cache is ours."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TILELANG_CACHE_DIR", str(Path(os.environ["GDN_CODEGEN_CACHE"]) / "tilelang"))
+    patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("compilers")))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("generated") / "tilelang"
+
+
+def load(folder, text):
+    folder.mkdir(exist_ok=True)
+    path = folder / f"module_{next(_serial)}.py"
+    path.write_text(text)
+    module = import_path(path)
+    assert module.POISON
+    return module
+
+
+def function(folder, b):
+    if b not in _modules:
+        _modules[b] = getattr(load(folder, render(b)), b.function)
+    return _modules[b]
+
+
+def given(b, lengths, **options):
+    return problem(lengths, 2, 4, b.head_dim_k, b.head_dim_v, getattr(torch, b.dtype), **options)
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_lengths_packs_and_states(folder, name):
+    b = BUILDS[name]
+    fn, options = function(folder, b), {"tolerance": TOLERANCE[b.dtype], "layout": b.layout}
+    for n, lengths in enumerate(LADDER):
+        x = given(b, lengths, gate=-0.1, initial=n % 3 != 2, seed=n)
+        check(fn, x, cu_dtype=torch.int64 if n % 2 else torch.int32, **options)
+    check(fn, given(b, [45, 45, 45]), batched=True, **options)
+    check(fn, given(b, [1, 1], initial=False), batched=True, **options)
+
+
+@pytest.mark.parametrize("gate, beta", [(0.0, 1.0), (0.0, 0.0), (-50.0, 0.01), ("mixed", None)])
+def test_gates(folder, gate, beta):
+    b = BUILDS["gdn_c32_bthd_k32v64"]
+    check(function(folder, b), given(b, [70], gate=gate, beta=beta))
+
+
+def test_head_groups_and_an_empty_batch(folder):
+    b = BUILDS["gdn_c32_bthd_k32v64"]
+    fn = function(folder, b)
+    for H, HV in ((1, 1), (3, 3), (1, 4)):
+        check(fn, problem([40, 3], H, HV, 32, 64))
+    o, S = call(fn, problem([0, 0], 1, 2, 32, 64), batched=True)
+    assert o.numel() == 0 and S.shape == (2, 2, 32, 64)
+
+
+def test_unaligned_inputs(folder):
+    """A slice of a larger tensor may start anywhere; kernels load 16 bytes at a time."""
+    b = BUILDS["gdn_c32_bthd_k32v64"]
+    x = given(b, [33])
+    for n in ("q", "k", "v"):
+        x[n] = torch.cat([torch.zeros(1, dtype=x[n].dtype), x[n].reshape(-1)])[1:].view(x[n].shape)
+        assert x[n].data_ptr() % 16
+    check(function(folder, b), x)
+
+
+def test_a_member_without_the_inverse(folder):
+    b = Build("tilelang", 32, "bthd", "simple_gla", "fused", "float16", 32, 32)
+    check(function(folder, b), given(b, [33, 0, 64]), delta=False)
+
+
+MUTATIONS = {
+    "rows past the end keep what lies there": (r"T\.if_then_else\(i < rows, (.*), 0\)$", r"\1"),
+    "the state misses the chunk's update": (r"^ +t\.gemm\(.*, S, transpose_A=True, clear_accum=False\)\n", ""),
+}
+
+
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_mutations_fail_the_comparison(folder, what):
+    b = BUILDS["gdn_c32_bthd_k32v64"]
+    text, n = re.subn(*MUTATIONS[what], render(b), flags=re.M)
+    assert n
+    x = given(b, [33, 31, 32])  # no partial chunk at the very end: the mutant reads nobody's memory
+    want = expected(x)
+    check(function(folder, b), x)
+    o, S = call(getattr(load(folder, text), b.function), x)
+    assert not (rms_error(o, want[0]) <= 5e-3 and rms_error(S, want[1]) <= 5e-3)
+
+
+ALONE = """
+import sys, torch
+import {name} as m
+assert "gdn_codegen" not in sys.modules
+q, k = (torch.nn.functional.normalize(torch.randn(1, 5, 1, 16), dim=-1) for _ in "qk")
+o, S = m.chunk_gated_delta_rule(q, k, torch.ones(1, 5, 1, 16), torch.zeros(1, 5, 1), torch.ones(1, 5, 1), output_final_state=True)
+assert o.isfinite().all() and torch.allclose(k[0, 4, 0] @ S[0, 0], torch.ones(16), atol=1e-5)
+"""
+
+
+def test_two_processes_build_a_copy_of_the_module_at_once(tmp_path):
+    """From a cold cache, in a folder that has nothing else; with beta = 1 and g = 0 the last key then recalls its value."""
+    b = Build("tilelang", 16, "bthd", dtype="float32", head_dim_k=16, head_dim_v=16)
+    (tmp_path / f"{b.name}.py").write_text(render(b))
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    env |= {"TILELANG_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    runs = [subprocess.Popen([sys.executable, "-c", ALONE.format(name=b.name)], cwd=tmp_path, env=env, text=True,
+                             stderr=subprocess.PIPE) for _ in range(2)]
+    for run in runs:
+        said = run.communicate(timeout=100)[1]
+        assert run.returncode == 0, said
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
+def test_compiles_for_hopper(folder):
+    b = Build("tilelang", 64, "bthd", schedule="replay", head_dim_k=64, head_dim_v=64)
+    folder.mkdir(exist_ok=True)
+    (folder / f"{b.name}.py").write_text(render(b))
+    for found in check_tilelang.compiled(folder / f"{b.name}.py", ["o_S"]):
+        assert not found.error and not found.spills and found.wgmma
+        assert 0 < found.shared <= 227 * 1024 and 0 < found.registers < 256
+
+
+def test_every_op_has_a_rule_or_a_pass_that_removes_it():
+    table = emitter.rule
+    assert not set(table.table) & set(table.unsupported)
+    assert set(table.table) | set(table.unsupported) == set(OPS)
+    with pytest.raises(EmitError, match="decompose"):
+        table.of(Op("row_norm", "x"))
+
+
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_text_is_stable_ascii_and_short_lined(schedule):
+    for dtype, layout in (("float16", "bthd"), ("bfloat16", "bhtd")):
+        b = Build("tilelang", schedule=schedule, dtype=dtype, layout=layout)
+        text = render(b)
+        assert text == render(b) and text.isascii()
+        body = text[text.index("_kernel("):text.index("_KERNELS")]
+        assert max(map(len, body.splitlines())) <= 120
+        assert not re.search(r"[ \t]$", text, re.M) and not re.search(r"\n{4}", text)
+
+
+def test_a_product_of_an_expression_is_refused():
+    p = lowered(Build("tilelang"))
+    (k,) = p.kernels
+    loop = next(s for s in k.body if not isinstance(s, Op))
+    broken = tuple(replace(o, buffer="") if o.out == "U_h" else o for o in loop.body)
+    body = tuple(replace(loop, body=broken) if s is loop else s for s in k.body)
+    with pytest.raises(EmitError, match="without storage; pass place"):
+        emitter.emit(replace(p, kernels=(replace(k, body=body),)), "bthd")
