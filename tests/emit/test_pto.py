@@ -151,7 +151,7 @@ def test_npu_compile_command(folder, monkeypatch, tmp_path):
     module = load(folder, render(build("fused")))
     monkeypatch.delenv("ASCEND_TOOLKIT_HOME", raising=False)
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
-    with pytest.raises(RuntimeError, match="set ASCEND_TOOLKIT_HOME .* and PTO_LIB_PATH"):
+    with pytest.raises(RuntimeError, match=r"set ASCEND_TOOLKIT_HOME .* and PTO_LIB_PATH"):
         module.compile_command("a.cpp", "a.so")
     monkeypatch.setenv("ASCEND_TOOLKIT_HOME", "/cann")
     monkeypatch.setenv("PTO_LIB_PATH", "/pto")
