@@ -8,12 +8,13 @@ import keyword
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..ir.core import Buffer
 from ..ir.types import Dim, Tensor
 from .base import EmitError, Kernel, KernelText, Loop, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched, walk
 
-rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "scan_step": "decompose",
+rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "part": "vectorise", "join": "vectorise",
                           "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise"})
 
 WIDTH = 120
@@ -215,7 +216,7 @@ class _Kernel:
         params += [f"{x}: T.float32" for x in numbers(self.k)]
         bare = dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].split(", ")) | {"ends": None}
         dynamic = [[x for x in ("B", "L", "H", "HV", "slots", "ends") if x in bare], [x for x in bare if x.startswith("n_")]]
-        extra = {"params": params, "dynamic": [", ".join(x) for x in dynamic if x],
+        extra: dict[str, Any] = {"params": params, "dynamic": [", ".join(x) for x in dynamic if x],
                  "block": {f"B{d}": n for d, n in self.k.dims}, "written": self.written()}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*self.w.lines, *body]), extra)
