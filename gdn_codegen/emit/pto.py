@@ -99,6 +99,8 @@ class _Kernel:
                 n = source.shape[0] // 2 if self.whole(value) else source.shape[0]
                 address = hex(source.offset) + (f" + sub * {n * 4}" if self.whole(value) else "")
                 return Tile(f"UbCol<float, {n}>", address)
+            if o is not None and o.kind == "part":
+                return Tile(f"UbTile<float, 1, {o.attr('size')}>", hex(self.buffer(value).offset + 4 * o.attr("start")))
             return None
         b = self.buffers[self.where[value]]
         ctype, shape = CTYPE[b.dtype], ", ".join(map(str, b.shape))
@@ -256,7 +258,7 @@ def _load(k: _Kernel, o: Op) -> list[str]:
         pointer, _ = k.at(t, "0")
         text = [f"auto from = view({pointer}, 1, {b.shape[0]}, {b.shape[0]});", f"TLOAD({name}, from);"]
     else:
-        row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
+        row = "0" if b.shape[0] == t.tile.shape(k.sizes)[0] else f"sub * {b.shape[0]}"
         text = [f"auto from = {k.view(t, row, str(b.shape[0]), b.shape[1])};", f"TLOAD({name}, from);"]
     return _braces(text, f"if (has_{t.name}) " if t.optional else "")
 
@@ -356,7 +358,7 @@ def _cast(k: _Kernel, o: Op) -> list[str]:
     return [f"TCVT({out}, {x}, RoundMode::{mode});"]
 
 
-@rule("const", "scalar", "col", "row")
+@rule("const", "scalar", "col", "row", "part")
 def _view(k: _Kernel, o: Op) -> list[str]:
     return []
 
@@ -384,17 +386,14 @@ def _row_sum(k: _Kernel, o: Op) -> list[str]:
                     f"TROWSUM(sums, {k.name(o.args[0])}, {o.out}_scratch);"])
 
 
-@rule("scan_step")
-def _scan_step(k: _Kernel, o: Op) -> list[str]:
-    size, n = o.attr("size"), k.buffer(o.out).shape[0]
-    to, x = k.buffer(o.out).offset, k.buffer(o.args[0]).offset
-    step = size * 32
-
-    def tile(name: str, rows: int, at: int) -> list[str]:
-        return [f"UbWide<float, {rows}> {name};", f"TASSIGN({name}, {hex(at)});"]
-    return _braces([*tile("head", size, to), *tile("head_from", size, x), *tile("rest", n - size, to + step),
-                    *tile("rest_from", n - size, x + step), *tile("above", n - size, x),
-                    "TMOV(head, head_from);", "TADD(rest, rest_from, above);"])
+@rule("join")
+def _join(k: _Kernel, o: Op) -> list[str]:
+    lines, at = [], k.buffer(o.out).offset
+    for x in o.args:
+        n = k.buffer(x).shape[0]
+        lines += _braces([f"UbTile<float, 1, {n}> to;", f"TASSIGN(to, {hex(at)});", f"TMOV(to, {k.name(x)});"])
+        at += 4 * n
+    return lines
 
 
 # --- rules: cube core, and moves ---

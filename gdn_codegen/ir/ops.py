@@ -169,6 +169,17 @@ def _expand(attrs: Attrs, *args: Tile) -> Tile:
     return want
 
 
+def _part(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("part", 1, args)
+    _need(args[0].rank == 1, f"part takes a vector, {args[0]} came")
+    return Tile((attrs["size"],), args[0].dtype)
+
+
+def _join(attrs: Attrs, *args: Tile) -> Tile:
+    _need(bool(args) and all(x.rank == 1 and x.dtype == args[0].dtype for x in args), "join takes vectors of one dtype")
+    return Tile((attrs["dim"],), args[0].dtype)
+
+
 def _effect(attrs: Attrs, *args: Tile) -> Tile:
     return Tile(())
 
@@ -209,12 +220,6 @@ def _inverse(attrs: Attrs, a: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _scan_step(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
-    y = x.clone()
-    y[attrs["size"]:] += x[: -attrs["size"]]
-    return y
-
-
 def _row_norm(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + attrs.get("eps", 1e-6))
 
@@ -239,7 +244,9 @@ op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elemen
 op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",))
 op("matmul", "a @ b (+ accumulator), either side transposed, summed in float32", _matmul, _mm, attrs=("ta", "tb"))
 op("cumsum", "running sum along tokens", _cumsum, lambda attrs, x: x.cumsum(0))
-op("scan_step", "each entry plus the one `size` rows above it, if there is one", _cumsum, _scan_step, attrs=("size",))
+op("part", "`size` entries of a vector from `start` on", _part, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
+   attrs=("start", "size"))
+op("join", "vectors one after the other, as one along `dim`", _join, lambda attrs, *x: torch.cat(x), attrs=("dim",))
 op("last", "row C - 1", _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:])
 op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1))
 op("lower", "entries on and below the diagonal; the others become `fill`", _square("lower"), _masked("lower"),

@@ -4,8 +4,7 @@
 - An operand of a product moves from its agent's home to the space of that side.
 - What was loaded from a caller's tensor passes through `valid`, which zeroes the rows past the sequence's end, or all
   where the caller gave none.
-- One value a token comes as a column with a stride, "wide": one value a row of `align` bytes. The running sum works on
-  that; a move makes it flat for all other readers.
+- One value a token comes as a column with a stride, "wide": one value a row of `align` bytes; a move makes it flat.
 """
 from __future__ import annotations
 
@@ -32,7 +31,6 @@ class _Feed:
     def __init__(self, p: Program, device: Cores) -> None:
         self.device = device
         self.token = {t.name for t in p.tensors if t.index == "token"}
-        self.wide: dict[str, str] = {}  # flat value -> its wide form
 
     def __call__(self, o: Op, b: Body) -> str | None:
         def op(kind: str, *args: str, name: str = "", **attrs: Any) -> str:
@@ -43,15 +41,11 @@ class _Feed:
             raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"))
             if rank == 2:
                 return op("valid", raw, name=o.out)
-            return self.flat(o, b, op("valid", raw, name=b.fresh(f"{o.out}_wide")))
+            wide = op("valid", raw, name=b.fresh(f"{o.out}_wide"))
+            return op("move", wide, name=o.out, space=self.device.home[o.agent])
         if o.kind == "load" and b.tensors[o.attr("tensor")].optional:
             raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"))
             return op("valid", raw, name=o.out, given=o.attr("tensor"))
-        if o.kind == "scan_step":
-            x = o.args[0]
-            if x not in self.wide:
-                self.wide[x] = op("move", x, name=b.fresh(f"{x}_wide"), space=self.device.home[o.agent])
-            return self.flat(o, b, op("scan_step", self.wide[x], name=b.fresh(f"{o.out}_wide"), **dict(o.attrs)))
         if o.kind == "matmul":
             sides: list[str] = []
             for a, space, turned in zip(o.args, self.device.feeds, (o.attr("ta"), o.attr("tb")), strict=False):
@@ -59,7 +53,3 @@ class _Feed:
                                 transposed=turned))
             return op("matmul", *sides, *o.args[2:], name=o.out, **dict(o.attrs))
         return None
-
-    def flat(self, o: Op, b: Body, wide: str) -> str:
-        self.wide[o.out] = wide
-        return b.op("move", wide, name=o.out, line=o.line, agent=o.agent, space=self.device.home[o.agent])

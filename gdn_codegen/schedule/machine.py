@@ -20,7 +20,7 @@ Turn = tuple[int, ...]  # the iteration of each loop on the way to it
 
 def pipe_of(device: Cores, o: Op) -> Pipe | None:
     """The pipe that runs `o`; None for what is no instruction."""
-    if o.kind in ("const", "scalar", "col", "row", "signal", "wait", "barrier"):
+    if o.kind in ("const", "scalar", "col", "row", "part", "signal", "wait", "barrier"):
         return None
     table = device.pipes[o.agent]
     if o.out and not o.buffer and o.kind != "last":

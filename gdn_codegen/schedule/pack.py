@@ -17,7 +17,7 @@ from ..ir.ops import OPS
 from .schedule import ScheduleError
 
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
-VIEWS = ("const", "scalar", "col", "row", "last")
+VIEWS = ("const", "scalar", "col", "row", "part", "last")
 
 
 def pack(p: Program, device: Cores) -> Program:
@@ -173,7 +173,7 @@ class _Kernel:
     def read(self, name: str) -> None:
         self.last[name] = self.at
         o = self.defs.get(name)
-        if o is not None and (o.kind in ("col", "row", "cast") and self.view(o)):
+        if o is not None and (o.kind in ("col", "row", "part", "cast") and self.view(o)):
             self.read(o.args[0])
 
     def view(self, o: Op) -> bool:
@@ -213,12 +213,12 @@ class _Kernel:
             return
         nexts = {c.next: c.name for lp in loops(self.k.body) for c in lp.carried}
         x = o.args[0] if o.args else ""
-        if o.kind in ("valid", "scan_step") or (o.kind == "load" and o.attr("tensor") in self.token):
+        if o.kind == "valid" or (o.kind == "load" and o.attr("tensor") in self.token):
             if self.type[o.out].rank == 1:
                 self.wide.add(o.out)
-        if o.kind == "row_sum" or any(self.source(a) in self.half for a in o.args):
-            if self.type[o.out].rank == 1 and o.kind not in ("move",):
-                self.half.add(o.out)
+        if self.type[o.out].rank == 1 and o.kind != "move" and isinstance(self.type[o.out].dims[0], str) and (
+                o.kind == "row_sum" or any(self.source(a) in self.half for a in o.args)):
+            self.half.add(o.out)
         if o.kind == "expand" and any(self.source(a) in self.half and self.type[a].dims[0] == 1 for a in o.args):
             raise self.error(f"{o.out} needs all of {x}, of which each core has its own rows")
         shape, space = self.shape(o), self.space(o)
@@ -237,7 +237,7 @@ class _Kernel:
 
     def source(self, name: str) -> str:
         o = self.defs.get(name)
-        return o.args[0] if o is not None and o.kind in ("col", "row") else name
+        return self.source(o.args[0]) if o is not None and o.kind in ("col", "row", "part") else name
 
     def reuse(self, o: Op, space: str, shape: tuple[int, ...]) -> _Place | None:
         """The buffer of an operand that ends here, for an elementwise op."""
@@ -260,7 +260,7 @@ class _Kernel:
         shape, parts = t.shape(self.sizes), self.device.copies[o.agent]
         if o.kind == "move" and o.attr("transposed"):
             shape = shape[::-1]
-        if t.rank == 2 and parts > 1:
+        if t.rank == 2 and parts > 1 and isinstance(t.dims[0], str):  # a dim without a name is whole on each core
             if shape[0] % (8 * parts):
                 raise self.error(f"{o.out} has {shape[0]} rows, which do not make {parts} parts of whole 8-row groups")
             shape = (shape[0] // parts, shape[1])

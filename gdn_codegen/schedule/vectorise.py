@@ -2,7 +2,7 @@
 
 A vector unit has elementwise ops of two tiles, of a tile and a column, of a tile and a number; a row becomes a tile by
 an op of its own. So: a row is expanded; a masking op is a product with a mask (or, with a fill of -inf, a sum) that the
-host made; cumsum takes log2(C) steps; last moves behind what is elementwise, since a number has no exp; neg is a product
+host made; cumsum sums masked rows; last moves behind what is elementwise, since a number has no exp; neg is a product
 with -1; sigmoid(x) is exp(-log(1 + exp(-x))).
 """
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .schedule import ScheduleError
 from .tools import rebuild_kernel, with_tensors
 
 COMMUTE = ("add", "mul", "maximum", "minimum")
+BLOCK = 64  # a tile of this side, whole on each core, is 16 KiB
 MASKS = ("lower", "strictly_lower", "pairs", "diag_blocks")
 
 
@@ -80,14 +81,25 @@ class _Rules:
             y = op("add", op("exp", op("mul", x, number(-1.0))), number(1.0))
             return b.op("exp", op("mul", op("log", y), number(-1.0)), name=o.out, line=o.line)
         if o.kind == "cumsum":
-            size = 1
-            while size < self.chunk:
-                x = b.op("scan_step", x, size=size, line=o.line, name=o.out if 2 * size >= self.chunk else "")
-                size *= 2
-            return x
+            return self.cumsum(o, b)
         if o.kind in (*COMMUTE, "sub", "div") and len(o.args) == 2:
             return self.binary(o, b)
         return None
+
+    def cumsum(self, o: Op, b: Body) -> str:
+        """Row i of a tile of x, masked, sums to entry i; blocks of 64, each after the total of those before. Entries after
+        which x is zero come out equal to the bit, which a scan in log2(C) steps does not give."""
+        size = min(self.chunk, BLOCK)
+        name = f"lower_{size}_mask"
+        b.tensors[name] = self.made[name] = Tensor(name, "workspace", "const", "HV", (size, size), fill="lower 1.0 0.0")
+        mask = b.op("load", name=b.fresh(name), tensor=name, line=o.line)
+        sums: list[str] = []
+        for start in range(0, self.chunk, size):
+            x = b.op("row", b.op("part", o.args[0], start=start, size=size, line=o.line), line=o.line)
+            x = b.op("mul", b.op("expand", x, dims=(size, size), line=o.line), mask, line=o.line)
+            total = b.op("row_sum", x, line=o.line)
+            sums.append(b.op("add", total, b.op("last", sums[-1], line=o.line), line=o.line) if sums else total)
+        return b.op("join", *sums, dim="C", name=o.out, line=o.line)
 
     def binary(self, o: Op, b: Body) -> str | None:
         """The second operand may be a column or a number; a row is expanded."""

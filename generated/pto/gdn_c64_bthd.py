@@ -47,7 +47,7 @@ KERNELS = (
 )
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores)
 SYMBOLS = {
-    "o_S": ("gated_delta_rule_o_S_fp16", ["lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16", "k_k_x", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "S_h_x", "k_S_x", "mul_h_x", "U_x", "q_S_x", "q_k_x", "mul_h_2_x", "add_mul_part_x", "mul_h_3_x", "S_next_part_x"], [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("gated_delta_rule_o_S_fp16", ["lower_64_mask", "lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16", "k_k_x", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "S_h_x", "k_S_x", "mul_h_x", "U_x", "q_S_x", "q_k_x", "mul_h_2_x", "add_mul_part_x", "mul_h_3_x", "S_next_part_x"], [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
@@ -71,6 +71,7 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; side; dtype
 CONSTANTS = {
+    "lower_64_mask": ("lower 1.0 0.0", 64, "float32"),
     "lower_fill": ("lower 0.0 -inf", 64, "float32"),
     "strictly_lower_mask": ("strictly_lower 1.0 0.0", 64, "float32"),
     "eye_mask": ("eye 1.0 0.0", 64, "float32"),
@@ -199,6 +200,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
+ * lower_64_mask: workspace, const, [64, 64] float32
  * lower_fill: workspace, const, [C, C] float32
  * strictly_lower_mask: workspace, const, [C, C] float32
  * eye_mask: workspace, const, [C, C] float32
@@ -236,6 +238,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *lower_64_mask_bytes,
     __gm__ uint8_t *lower_fill_bytes,
     __gm__ uint8_t *strictly_lower_mask_bytes,
     __gm__ uint8_t *eye_mask_bytes,
@@ -285,6 +288,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
     __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
     __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
@@ -794,150 +798,152 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(v, 0x8000);
     UbWide<float, 64> g_wide;
     TASSIGN(g_wide, 0xa000);
+    UbTile<float, 1, 64> g;
+    TASSIGN(g, 0xb000);
     UbWide<float, 64> beta_wide;
-    TASSIGN(beta_wide, 0xa800);
+    TASSIGN(beta_wide, 0xb100);
     UbTile<float, 1, 64> beta;
-    TASSIGN(beta, 0xb800);
-    UbWide<float, 64> scan_step_g_wide;
-    TASSIGN(scan_step_g_wide, 0xb900);
-    UbWide<float, 64> scan_step_scan_wide;
-    TASSIGN(scan_step_scan_wide, 0xc100);
-    UbWide<float, 64> scan_step_scan_2_wide;
-    TASSIGN(scan_step_scan_2_wide, 0xc900);
-    UbWide<float, 64> scan_step_scan_3_wide;
-    TASSIGN(scan_step_scan_3_wide, 0xd100);
-    UbWide<float, 64> scan_step_scan_4_wide;
-    TASSIGN(scan_step_scan_4_wide, 0xd900);
-    UbWide<float, 64> G_wide;
-    TASSIGN(G_wide, 0xe100);
+    TASSIGN(beta, 0xc100);
+    UbTile<float, 64, 64> lower_64_mask;
+    TASSIGN(lower_64_mask, 0xc200);
+    UbTile<float, 1, 64> part_g;
+    TASSIGN(part_g, 0xb000);
+    UbTile<float, 64, 64> expand_part;
+    TASSIGN(expand_part, 0x10200);
+    UbTile<float, 64, 64> mul_expand;
+    TASSIGN(mul_expand, 0x10200);
+    UbTile<float, 1, 64> row_sum_mul;
+    TASSIGN(row_sum_mul, 0x18200);
     UbTile<float, 1, 64> G;
-    TASSIGN(G, 0xf100);
+    TASSIGN(G, 0x18300);
     UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0xf100 + sub * 128);
+    TASSIGN(G_col, 0x18300 + sub * 128);
     UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0xf200);
+    TASSIGN(mul_G, 0x18400);
     UbTile<float, 32, 64> expand_mul;
-    TASSIGN(expand_mul, 0xf300);
+    TASSIGN(expand_mul, 0x18500);
     UbTile<float, 32, 64> sub_G_col;
-    TASSIGN(sub_G_col, 0xf300);
+    TASSIGN(sub_G_col, 0x18500);
     UbTile<float, 32, 64> lower_fill;
-    TASSIGN(lower_fill, 0x11300);
+    TASSIGN(lower_fill, 0x1a500);
     UbTile<float, 32, 64> lower_sub;
-    TASSIGN(lower_sub, 0xf300);
+    TASSIGN(lower_sub, 0x18500);
     UbTile<float, 32, 64> D;
-    TASSIGN(D, 0xf300);
+    TASSIGN(D, 0x18500);
     UbCol<float, 32> beta_col;
-    TASSIGN(beta_col, 0xb800 + sub * 128);
+    TASSIGN(beta_col, 0xc100 + sub * 128);
     UbTile<float, 32, 64> k_k_in;
-    TASSIGN(k_k_in, 0x13300);
+    TASSIGN(k_k_in, 0x1c500);
     UbTile<float, 32, 64> mul_beta;
-    TASSIGN(mul_beta, 0x13300);
+    TASSIGN(mul_beta, 0x1c500);
     UbTile<float, 32, 64> mul_mul;
-    TASSIGN(mul_mul, 0x13300);
+    TASSIGN(mul_mul, 0x1c500);
     UbTile<float, 32, 64> strictly_lower_mask;
-    TASSIGN(strictly_lower_mask, 0x15300);
+    TASSIGN(strictly_lower_mask, 0x1e500);
     UbTile<float, 32, 64> A;
-    TASSIGN(A, 0x13300);
+    TASSIGN(A, 0x1c500);
     UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x17300);
+    TASSIGN(eye_mask, 0x20500);
     UbTile<float, 32, 64> neg_A;
-    TASSIGN(neg_A, 0x13300);
+    TASSIGN(neg_A, 0x1c500);
     UbTile<float, 32, 64> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x19300);
+    TASSIGN(pairs_1_mask, 0x22500);
     UbTile<float, 32, 64> pairs_neg_A;
-    TASSIGN(pairs_neg_A, 0x19300);
+    TASSIGN(pairs_neg_A, 0x22500);
     UbTile<float, 32, 64> Tinv_1;
-    TASSIGN(Tinv_1, 0x17300);
+    TASSIGN(Tinv_1, 0x20500);
     UbTile<float, 32, 64> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0x1b300);
+    TASSIGN(pairs_2_mask, 0x24500);
     UbTile<float, 32, 64> pairs_neg_A_2;
-    TASSIGN(pairs_neg_A_2, 0x1b300);
+    TASSIGN(pairs_neg_A_2, 0x24500);
     UbTile<half, 32, 64> pairs_h;
-    TASSIGN(pairs_h, 0x1d300);
+    TASSIGN(pairs_h, 0x26500);
     UbTile<half, 32, 64> Tinv_1_h;
-    TASSIGN(Tinv_1_h, 0x1e300);
+    TASSIGN(Tinv_1_h, 0x27500);
     UbTile<float, 32, 64> pairs_4_mask;
-    TASSIGN(pairs_4_mask, 0x1f300);
+    TASSIGN(pairs_4_mask, 0x28500);
     UbTile<float, 32, 64> pairs_neg_A_3;
-    TASSIGN(pairs_neg_A_3, 0x1f300);
+    TASSIGN(pairs_neg_A_3, 0x28500);
     UbTile<half, 32, 64> pairs_h_2;
-    TASSIGN(pairs_h_2, 0x21300);
+    TASSIGN(pairs_h_2, 0x2a500);
     UbTile<float, 32, 64> pairs_8_mask;
-    TASSIGN(pairs_8_mask, 0x22300);
+    TASSIGN(pairs_8_mask, 0x2b500);
     UbTile<float, 32, 64> pairs_neg_A_4;
-    TASSIGN(pairs_neg_A_4, 0x22300);
+    TASSIGN(pairs_neg_A_4, 0x2b500);
     UbTile<half, 32, 64> pairs_h_3;
-    TASSIGN(pairs_h_3, 0x24300);
+    TASSIGN(pairs_h_3, 0xa000);
     UbTile<float, 32, 64> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0x25300);
+    TASSIGN(pairs_16_mask, 0xc200);
     UbTile<float, 32, 64> pairs_neg_A_5;
-    TASSIGN(pairs_neg_A_5, 0x25300);
+    TASSIGN(pairs_neg_A_5, 0xc200);
     UbTile<half, 32, 64> pairs_h_4;
-    TASSIGN(pairs_h_4, 0x27300);
+    TASSIGN(pairs_h_4, 0xe200);
     UbTile<float, 32, 64> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0x28300);
+    TASSIGN(pairs_32_mask, 0xf200);
     UbTile<float, 32, 64> pairs_neg_A_6;
-    TASSIGN(pairs_neg_A_6, 0x13300);
+    TASSIGN(pairs_neg_A_6, 0x1c500);
     UbTile<half, 32, 64> pairs_h_5;
-    TASSIGN(pairs_h_5, 0x2a300);
+    TASSIGN(pairs_h_5, 0x11200);
     UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x2b300);
+    TASSIGN(exp_G, 0x12200);
     UbCol<float, 32> exp_G_col;
-    TASSIGN(exp_G_col, 0x2b300 + sub * 128);
+    TASSIGN(exp_G_col, 0x12200 + sub * 128);
     UbTile<half, 64, 128> S_h;
-    TASSIGN(S_h, 0x11300);
+    TASSIGN(S_h, 0x12300);
     UbTile<float, 32, 128> k_S_in;
-    TASSIGN(k_S_in, 0x15300);
+    TASSIGN(k_S_in, 0x1a500);
     UbTile<float, 32, 128> mul_exp;
-    TASSIGN(mul_exp, 0x15300);
+    TASSIGN(mul_exp, 0x1a500);
     UbTile<float, 32, 128> v_f;
-    TASSIGN(v_f, 0x19300);
+    TASSIGN(v_f, 0x1e500);
     UbTile<float, 32, 128> sub_v;
-    TASSIGN(sub_v, 0x19300);
+    TASSIGN(sub_v, 0x1e500);
     UbTile<float, 32, 128> mul_beta_2;
-    TASSIGN(mul_beta_2, 0x19300);
+    TASSIGN(mul_beta_2, 0x1e500);
     UbTile<half, 32, 128> mul_h;
-    TASSIGN(mul_h, 0x1d300);
+    TASSIGN(mul_h, 0x22500);
     UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x1f300);
+    TASSIGN(q_S_in, 0x24500);
     UbTile<float, 32, 128> mul_exp_2;
-    TASSIGN(mul_exp_2, 0x1f300);
+    TASSIGN(mul_exp_2, 0x24500);
     UbTile<float, 32, 64> q_k_in;
-    TASSIGN(q_k_in, 0x23300);
+    TASSIGN(q_k_in, 0x28500);
     UbTile<float, 32, 64> mul_q_k;
-    TASSIGN(mul_q_k, 0x23300);
+    TASSIGN(mul_q_k, 0x28500);
     UbTile<half, 32, 64> mul_h_2;
-    TASSIGN(mul_h_2, 0x25300);
+    TASSIGN(mul_h_2, 0x2a500);
     UbTile<float, 32, 128> add_mul_part_in;
-    TASSIGN(add_mul_part_in, 0x26300);
+    TASSIGN(add_mul_part_in, 0x8000);
     UbTile<float, 32, 128> add_mul;
-    TASSIGN(add_mul, 0x1f300);
+    TASSIGN(add_mul, 0x24500);
     UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x1f300);
+    TASSIGN(o, 0x24500);
     UbTile<float, 64, 128> mul_exp_3;
-    TASSIGN(mul_exp_3, 0xf300);
+    TASSIGN(mul_exp_3, 0xc000);
     UbTile<float, 1, 64> sub_last_G;
-    TASSIGN(sub_last_G, 0xf200);
+    TASSIGN(sub_last_G, 0x18400);
     UbTile<float, 1, 64> exp_sub;
-    TASSIGN(exp_sub, 0xf200);
+    TASSIGN(exp_sub, 0x18400);
     UbCol<float, 32> exp_sub_col;
-    TASSIGN(exp_sub_col, 0xf200 + sub * 128);
+    TASSIGN(exp_sub_col, 0x18400 + sub * 128);
     UbTile<float, 32, 128> U_in;
-    TASSIGN(U_in, 0x17300);
+    TASSIGN(U_in, 0x14000);
     UbTile<float, 32, 128> mul_exp_4;
-    TASSIGN(mul_exp_4, 0x17300);
+    TASSIGN(mul_exp_4, 0x14000);
     UbTile<half, 32, 128> mul_h_3;
-    TASSIGN(mul_h_3, 0x1b300);
+    TASSIGN(mul_h_3, 0x18000);
     UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x23300);
+    TASSIGN(S_next_part_in, 0x1a000);
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x0);
     UbTile<half, 32, 128> o_h;
-    TASSIGN(o_h, 0x2b300);
+    TASSIGN(o_h, 0x22000);
+    UbTile<float, 64, 8> g_scratch;
+    TASSIGN(g_scratch, 0xa800);
     UbTile<float, 64, 8> beta_scratch;
-    TASSIGN(beta_scratch, 0xb000);
-    UbTile<float, 64, 8> G_scratch;
-    TASSIGN(G_scratch, 0xe900);
+    TASSIGN(beta_scratch, 0xb900);
+    UbTile<float, 64, 64> row_sum_mul_scratch;
+    TASSIGN(row_sum_mul_scratch, 0x14200);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
@@ -951,9 +957,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_fill
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // o -> pairs_4_mask
+        pipe_barrier(PIPE_ALL);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_64_mask
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> eye_mask
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -975,114 +981,47 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // g_raw -> g_wide
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // g_raw -> g_wide
             fill_wide(g_raw, rows, 0xa000);
+            pipe_barrier(PIPE_V);
+            {
+                UbCol<float, 64> flat;
+                TASSIGN(flat, 0xb000);
+                TROWSUM(flat, g_wide, g_scratch);
+            }
             UbWidePart<float, 64> beta_raw(rows);
-            TASSIGN(beta_raw, 0xa800);
+            TASSIGN(beta_raw, 0xb100);
             auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
             TLOAD(beta_raw, beta_raw_from);
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta_raw -> beta_wide
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta_raw -> beta_wide
-            fill_wide(beta_raw, rows, 0xa800);
+            fill_wide(beta_raw, rows, 0xb100);
             pipe_barrier(PIPE_V);
             {
                 UbCol<float, 64> flat;
-                TASSIGN(flat, 0xb800);
+                TASSIGN(flat, 0xc100);
                 TROWSUM(flat, beta_wide, beta_scratch);
             }
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_64_mask
             // G = cumsum(g)
             {
-                UbWide<float, 1> head;
-                TASSIGN(head, 0xb900);
-                UbWide<float, 1> head_from;
-                TASSIGN(head_from, 0xa000);
-                UbWide<float, 63> rest;
-                TASSIGN(rest, 0xb920);
-                UbWide<float, 63> rest_from;
-                TASSIGN(rest_from, 0xa020);
-                UbWide<float, 63> above;
-                TASSIGN(above, 0xa000);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
+                auto from = view(lower_64_mask_gm, 64, 64, 64);
+                TLOAD(lower_64_mask, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_64_mask -> mul_expand
+            TCOLEXPAND(expand_part, part_g);
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_64_mask -> mul_expand
+            pipe_barrier(PIPE_V);
+            TMUL(mul_expand, expand_part, lower_64_mask);
+            pipe_barrier(PIPE_V);
+            {
+                UbCol<float, 64> sums;
+                TASSIGN(sums, 0x18200);
+                TROWSUM(sums, mul_expand, row_sum_mul_scratch);
             }
             pipe_barrier(PIPE_V);
             {
-                UbWide<float, 2> head;
-                TASSIGN(head, 0xc100);
-                UbWide<float, 2> head_from;
-                TASSIGN(head_from, 0xb900);
-                UbWide<float, 62> rest;
-                TASSIGN(rest, 0xc140);
-                UbWide<float, 62> rest_from;
-                TASSIGN(rest_from, 0xb940);
-                UbWide<float, 62> above;
-                TASSIGN(above, 0xb900);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbWide<float, 4> head;
-                TASSIGN(head, 0xc900);
-                UbWide<float, 4> head_from;
-                TASSIGN(head_from, 0xc100);
-                UbWide<float, 60> rest;
-                TASSIGN(rest, 0xc980);
-                UbWide<float, 60> rest_from;
-                TASSIGN(rest_from, 0xc180);
-                UbWide<float, 60> above;
-                TASSIGN(above, 0xc100);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbWide<float, 8> head;
-                TASSIGN(head, 0xd100);
-                UbWide<float, 8> head_from;
-                TASSIGN(head_from, 0xc900);
-                UbWide<float, 56> rest;
-                TASSIGN(rest, 0xd200);
-                UbWide<float, 56> rest_from;
-                TASSIGN(rest_from, 0xca00);
-                UbWide<float, 56> above;
-                TASSIGN(above, 0xc900);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbWide<float, 16> head;
-                TASSIGN(head, 0xd900);
-                UbWide<float, 16> head_from;
-                TASSIGN(head_from, 0xd100);
-                UbWide<float, 48> rest;
-                TASSIGN(rest, 0xdb00);
-                UbWide<float, 48> rest_from;
-                TASSIGN(rest_from, 0xd300);
-                UbWide<float, 48> above;
-                TASSIGN(above, 0xd100);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbWide<float, 32> head;
-                TASSIGN(head, 0xe100);
-                UbWide<float, 32> head_from;
-                TASSIGN(head_from, 0xd900);
-                UbWide<float, 32> rest;
-                TASSIGN(rest, 0xe500);
-                UbWide<float, 32> rest_from;
-                TASSIGN(rest_from, 0xdd00);
-                UbWide<float, 32> above;
-                TASSIGN(above, 0xd900);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbCol<float, 64> flat;
-                TASSIGN(flat, 0xf100);
-                TROWSUM(flat, G_wide, G_scratch);
+                UbTile<float, 1, 64> to;
+                TASSIGN(to, 0x18300);
+                TMOV(to, row_sum_mul);
             }
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             pipe_barrier(PIPE_V);
@@ -1091,13 +1030,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TCOLEXPAND(expand_mul, mul_G);
             pipe_barrier(PIPE_V);
             TROWEXPANDADD(sub_G_col, expand_mul, G_col);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_fill
             {
                 auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(lower_fill, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_fill -> lower_sub
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_fill -> lower_sub
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // lower_fill -> lower_sub
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // lower_fill -> lower_sub
             pipe_barrier(PIPE_V);
             TADD(lower_sub, sub_G_col, lower_fill);
             pipe_barrier(PIPE_V);
@@ -1108,8 +1046,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(k_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(k_k_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_k_in -> mul_beta
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_k_in -> mul_beta
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_k_in -> mul_beta
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_k_in -> mul_beta
             TROWEXPANDMUL(mul_beta, k_k_in, beta_col);
             pipe_barrier(PIPE_V);
             TMUL(mul_mul, mul_beta, D);
@@ -1117,10 +1055,11 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(strictly_lower_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // strictly_lower_mask -> A
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // strictly_lower_mask -> A
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // strictly_lower_mask -> A
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // strictly_lower_mask -> A
             pipe_barrier(PIPE_V);
             TMUL(A, mul_mul, strictly_lower_mask);
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> eye_mask
             // Tinv = unit_lower_inverse(A)
             {
                 auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
@@ -1132,8 +1071,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_1_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask -> pairs_neg_A
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask -> pairs_neg_A
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask -> pairs_neg_A
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask -> pairs_neg_A
             pipe_barrier(PIPE_V);
             TMUL(pairs_neg_A, neg_A, pairs_1_mask);
             pipe_barrier(PIPE_V);
@@ -1142,37 +1081,36 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_2_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_2_mask -> pairs_neg_A_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_2_mask -> pairs_neg_A_2
+            pipe_barrier(PIPE_ALL);
             TMUL(pairs_neg_A_2, neg_A, pairs_2_mask);
             pipe_barrier(PIPE_V);
             TCVT(pairs_h, pairs_neg_A_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // pairs_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // pairs_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h -> store
             {
                 auto to = view(pairs_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, pairs_h);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_x -> pairs_h_in
             TCVT(Tinv_1_h, Tinv_1, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_1_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_1_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h -> store
             {
                 auto to = view(Tinv_1_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, Tinv_1_h);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_1_h_x -> Tinv_1_h_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // o -> pairs_4_mask
             {
                 auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_4_mask, from);
             }
-            pipe_barrier(PIPE_ALL);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask -> pairs_neg_A_3
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask -> pairs_neg_A_3
             TMUL(pairs_neg_A_3, neg_A, pairs_4_mask);
             pipe_barrier(PIPE_V);
             TCVT(pairs_h_2, pairs_neg_A_3, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_2 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_2 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2 -> store
             {
                 auto to = view(pairs_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, pairs_h_2);
@@ -1182,13 +1120,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_8_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_8_mask -> pairs_neg_A_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_8_mask -> pairs_neg_A_4
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_8_mask -> pairs_neg_A_4
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_8_mask -> pairs_neg_A_4
             TMUL(pairs_neg_A_4, neg_A, pairs_8_mask);
             pipe_barrier(PIPE_V);
             TCVT(pairs_h_3, pairs_neg_A_4, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_3 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_3 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3 -> store
             {
                 auto to = view(pairs_h_3_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, pairs_h_3);
@@ -1198,13 +1136,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_16_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_16_mask -> pairs_neg_A_5
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_16_mask -> pairs_neg_A_5
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask -> pairs_neg_A_5
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask -> pairs_neg_A_5
             TMUL(pairs_neg_A_5, neg_A, pairs_16_mask);
             pipe_barrier(PIPE_V);
             TCVT(pairs_h_4, pairs_neg_A_5, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_4 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_4 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4 -> store
             {
                 auto to = view(pairs_h_4_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, pairs_h_4);
@@ -1214,13 +1152,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_32_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_32_mask -> pairs_neg_A_6
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_32_mask -> pairs_neg_A_6
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_32_mask -> pairs_neg_A_6
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_32_mask -> pairs_neg_A_6
             TMUL(pairs_neg_A_6, neg_A, pairs_32_mask);
             pipe_barrier(PIPE_V);
             TCVT(pairs_h_5, pairs_neg_A_6, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_5 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_5 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5 -> store
             {
                 auto to = view(pairs_h_5_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, pairs_h_5);
@@ -1228,10 +1166,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_5_x -> pairs_h_5_in
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TEXP(exp_G, G);
-            pipe_barrier(PIPE_V);
             TCVT(S_h, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_h -> store
             {
                 auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_h);
@@ -1242,8 +1179,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(k_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(k_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_S_in -> mul_exp
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_S_in -> mul_exp
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_S_in -> mul_exp
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_S_in -> mul_exp
             TROWEXPANDMUL(mul_exp, k_S_in, exp_G_col);
             TCVT(v_f, v, RoundMode::CAST_NONE);
             pipe_barrier(PIPE_V);
@@ -1252,8 +1189,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TROWEXPANDMUL(mul_beta_2, sub_v, beta_col);
             pipe_barrier(PIPE_V);
             TCVT(mul_h, mul_beta_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // mul_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // mul_h -> store
             {
                 auto to = view(mul_h_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, mul_h);
@@ -1264,8 +1201,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(q_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> mul_exp_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> mul_exp_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_S_in -> mul_exp_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_S_in -> mul_exp_2
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TROWEXPANDMUL(mul_exp_2, q_S_in, exp_G_col);
             wait_flag_dev(0);  // q_k_x -> q_k_in
@@ -1273,13 +1210,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(q_k_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k_in -> mul_q_k
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k_in -> mul_q_k
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_k_in -> mul_q_k
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_k_in -> mul_q_k
             TMUL(mul_q_k, q_k_in, D);
             pipe_barrier(PIPE_V);
             TCVT(mul_h_2, mul_q_k, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h_2 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h_2 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_2 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_2 -> store
             {
                 auto to = view(mul_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, mul_h_2);
@@ -1290,8 +1227,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(add_mul_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // add_mul_part_in -> add_mul
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // add_mul_part_in -> add_mul
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // add_mul_part_in -> add_mul
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // add_mul_part_in -> add_mul
             TADD(add_mul, mul_exp_2, add_mul_part_in);
             pipe_barrier(PIPE_V);
             TMULS(o, add_mul, scale);
@@ -1306,14 +1243,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(U_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(U_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // U_in -> mul_exp_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // U_in -> mul_exp_4
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // U_in -> mul_exp_4
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // U_in -> mul_exp_4
             pipe_barrier(PIPE_V);
             TROWEXPANDMUL(mul_exp_4, U_in, exp_sub_col);
             pipe_barrier(PIPE_V);
             TCVT(mul_h_3, mul_exp_4, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // mul_h_3 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // mul_h_3 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_3 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_3 -> store
             {
                 auto to = view(mul_h_3_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, mul_h_3);
@@ -1327,21 +1264,20 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
             TADD(S_next, mul_exp_3, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_fill
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_64_mask
             TCVT(o_h, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_h -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // o -> pairs_4_mask
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x2b300);
+                TASSIGN(valid, 0x22000);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> eye_mask
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_fill
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // o -> pairs_4_mask
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_64_mask
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> eye_mask
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TSTORE(to, S);
@@ -1366,6 +1302,7 @@ extern "C" int call_gated_delta_rule_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
+    uint8_t *lower_64_mask_bytes,
     uint8_t *lower_fill_bytes,
     uint8_t *strictly_lower_mask_bytes,
     uint8_t *eye_mask_bytes,
@@ -1407,7 +1344,7 @@ extern "C" int call_gated_delta_rule_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_fill_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_bytes, k_k_x_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, S_h_x_bytes, k_S_x_bytes, mul_h_x_bytes, U_x_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_2_x_bytes, add_mul_part_x_bytes, mul_h_3_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    gated_delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_bytes, k_k_x_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, S_h_x_bytes, k_S_x_bytes, mul_h_x_bytes, U_x_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_2_x_bytes, add_mul_part_x_bytes, mul_h_3_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif

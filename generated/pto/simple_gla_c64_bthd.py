@@ -46,7 +46,7 @@ KERNELS = (
 )
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores)
 SYMBOLS = {
-    "o_S": ("simple_gla_o_S_fp16", ["lower_fill", "S_h_x", "q_S_x", "q_k_x", "mul_h_x", "add_mul_part_x", "mul_h_2_x", "S_next_part_x"], [0, 0, 0, 0, 1, 0, 1, 0, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("simple_gla_o_S_fp16", ["lower_64_mask", "lower_fill", "S_h_x", "q_S_x", "q_k_x", "mul_h_x", "add_mul_part_x", "mul_h_2_x", "S_next_part_x"], [0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
@@ -60,6 +60,7 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; side; dtype
 CONSTANTS = {
+    "lower_64_mask": ("lower 1.0 0.0", 64, "float32"),
     "lower_fill": ("lower 0.0 -inf", 64, "float32"),
 }
 
@@ -178,6 +179,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * o: output, token, [C, V] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
+ * lower_64_mask: workspace, const, [64, 64] float32
  * lower_fill: workspace, const, [C, C] float32
  * S_h_x: workspace, block, [K, V] float16
  * q_S_x: workspace, block, [C, V] float32
@@ -195,6 +197,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     __gm__ uint8_t *o_bytes,
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *lower_64_mask_bytes,
     __gm__ uint8_t *lower_fill_bytes,
     __gm__ uint8_t *S_h_x_bytes,
     __gm__ uint8_t *q_S_x_bytes,
@@ -224,6 +227,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
     __gm__ half *S_h_x_gm = reinterpret_cast<__gm__ half *>(S_h_x_bytes);
     __gm__ float *q_S_x_gm = reinterpret_cast<__gm__ float *>(q_S_x_bytes);
@@ -392,78 +396,80 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(v, 0x8000);
     UbWide<float, 64> g_wide;
     TASSIGN(g_wide, 0xa000);
-    UbWide<float, 64> scan_step_g_wide;
-    TASSIGN(scan_step_g_wide, 0xa800);
-    UbWide<float, 64> scan_step_scan_wide;
-    TASSIGN(scan_step_scan_wide, 0xb000);
-    UbWide<float, 64> scan_step_scan_2_wide;
-    TASSIGN(scan_step_scan_2_wide, 0xb800);
-    UbWide<float, 64> scan_step_scan_3_wide;
-    TASSIGN(scan_step_scan_3_wide, 0xc000);
-    UbWide<float, 64> scan_step_scan_4_wide;
-    TASSIGN(scan_step_scan_4_wide, 0xc800);
-    UbWide<float, 64> G_wide;
-    TASSIGN(G_wide, 0xd000);
+    UbTile<float, 1, 64> g;
+    TASSIGN(g, 0xb000);
+    UbTile<float, 64, 64> lower_64_mask;
+    TASSIGN(lower_64_mask, 0xb100);
+    UbTile<float, 1, 64> part_g;
+    TASSIGN(part_g, 0xb000);
+    UbTile<float, 64, 64> expand_part;
+    TASSIGN(expand_part, 0xf100);
+    UbTile<float, 64, 64> mul_expand;
+    TASSIGN(mul_expand, 0xf100);
+    UbTile<float, 1, 64> row_sum_mul;
+    TASSIGN(row_sum_mul, 0x17100);
     UbTile<float, 1, 64> G;
-    TASSIGN(G, 0xe000);
+    TASSIGN(G, 0x17200);
     UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0xe000 + sub * 128);
+    TASSIGN(G_col, 0x17200 + sub * 128);
     UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0xe100);
+    TASSIGN(mul_G, 0x17300);
     UbTile<float, 32, 64> expand_mul;
-    TASSIGN(expand_mul, 0xe200);
+    TASSIGN(expand_mul, 0x17400);
     UbTile<float, 32, 64> sub_G_col;
-    TASSIGN(sub_G_col, 0xe200);
+    TASSIGN(sub_G_col, 0x17400);
     UbTile<float, 32, 64> lower_fill;
-    TASSIGN(lower_fill, 0x10200);
+    TASSIGN(lower_fill, 0x19400);
     UbTile<float, 32, 64> lower_sub;
-    TASSIGN(lower_sub, 0xe200);
+    TASSIGN(lower_sub, 0x17400);
     UbTile<float, 32, 64> D;
-    TASSIGN(D, 0xe200);
+    TASSIGN(D, 0x17400);
     UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x12200);
+    TASSIGN(exp_G, 0x1b400);
     UbCol<float, 32> exp_G_col;
-    TASSIGN(exp_G_col, 0x12200 + sub * 128);
+    TASSIGN(exp_G_col, 0x1b400 + sub * 128);
     UbTile<half, 64, 128> S_h;
-    TASSIGN(S_h, 0x12300);
+    TASSIGN(S_h, 0x1b500);
     UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x16300);
+    TASSIGN(q_S_in, 0x1f500);
     UbTile<float, 32, 128> mul_exp;
-    TASSIGN(mul_exp, 0x16300);
+    TASSIGN(mul_exp, 0x1f500);
     UbTile<float, 32, 64> q_k_in;
-    TASSIGN(q_k_in, 0x1a300);
+    TASSIGN(q_k_in, 0x23500);
     UbTile<float, 32, 64> mul_q_k;
-    TASSIGN(mul_q_k, 0x1a300);
+    TASSIGN(mul_q_k, 0x23500);
     UbTile<half, 32, 64> mul_h;
-    TASSIGN(mul_h, 0x1c300);
+    TASSIGN(mul_h, 0x25500);
     UbTile<float, 32, 128> add_mul_part_in;
-    TASSIGN(add_mul_part_in, 0x1d300);
+    TASSIGN(add_mul_part_in, 0x26500);
     UbTile<float, 32, 128> add_mul;
-    TASSIGN(add_mul, 0x16300);
+    TASSIGN(add_mul, 0x1f500);
     UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x16300);
+    TASSIGN(o, 0x1f500);
     UbTile<float, 64, 128> mul_exp_2;
-    TASSIGN(mul_exp_2, 0x21300);
+    TASSIGN(mul_exp_2, 0xa000);
     UbTile<float, 1, 64> sub_last_G;
-    TASSIGN(sub_last_G, 0xe100);
+    TASSIGN(sub_last_G, 0x17300);
     UbTile<float, 1, 64> exp_sub;
-    TASSIGN(exp_sub, 0xe100);
+    TASSIGN(exp_sub, 0x17300);
     UbCol<float, 32> exp_sub_col;
-    TASSIGN(exp_sub_col, 0xe100 + sub * 128);
+    TASSIGN(exp_sub_col, 0x17300 + sub * 128);
     UbTile<float, 32, 128> v_f;
-    TASSIGN(v_f, 0x29300);
+    TASSIGN(v_f, 0x12000);
     UbTile<float, 32, 128> mul_exp_3;
-    TASSIGN(mul_exp_3, 0x29300);
+    TASSIGN(mul_exp_3, 0x12000);
     UbTile<half, 32, 128> mul_h_2;
-    TASSIGN(mul_h_2, 0x8000);
+    TASSIGN(mul_h_2, 0x16000);
     UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0xa000);
+    TASSIGN(S_next_part_in, 0x23500);
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x0);
     UbTile<half, 32, 128> o_h;
-    TASSIGN(o_h, 0x12000);
-    UbTile<float, 64, 8> G_scratch;
-    TASSIGN(G_scratch, 0xd800);
+    TASSIGN(o_h, 0x2b500);
+    UbTile<float, 64, 8> g_scratch;
+    TASSIGN(g_scratch, 0xa800);
+    UbTile<float, 64, 64> row_sum_mul_scratch;
+    TASSIGN(row_sum_mul_scratch, 0x13100);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
@@ -477,9 +483,8 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
-        pipe_barrier(PIPE_ALL);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> lower_fill
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> g_raw
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -494,7 +499,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
             fill_rows(v, v_raw, part, 0x8000);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> g_raw
             UbWidePart<float, 64> g_raw(rows);
             TASSIGN(g_raw, 0xa000);
             auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
@@ -503,101 +508,33 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // g_raw -> g_wide
             fill_wide(g_raw, rows, 0xa000);
             pipe_barrier(PIPE_V);
-            // G = cumsum(g)
-            {
-                UbWide<float, 1> head;
-                TASSIGN(head, 0xa800);
-                UbWide<float, 1> head_from;
-                TASSIGN(head_from, 0xa000);
-                UbWide<float, 63> rest;
-                TASSIGN(rest, 0xa820);
-                UbWide<float, 63> rest_from;
-                TASSIGN(rest_from, 0xa020);
-                UbWide<float, 63> above;
-                TASSIGN(above, 0xa000);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbWide<float, 2> head;
-                TASSIGN(head, 0xb000);
-                UbWide<float, 2> head_from;
-                TASSIGN(head_from, 0xa800);
-                UbWide<float, 62> rest;
-                TASSIGN(rest, 0xb040);
-                UbWide<float, 62> rest_from;
-                TASSIGN(rest_from, 0xa840);
-                UbWide<float, 62> above;
-                TASSIGN(above, 0xa800);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbWide<float, 4> head;
-                TASSIGN(head, 0xb800);
-                UbWide<float, 4> head_from;
-                TASSIGN(head_from, 0xb000);
-                UbWide<float, 60> rest;
-                TASSIGN(rest, 0xb880);
-                UbWide<float, 60> rest_from;
-                TASSIGN(rest_from, 0xb080);
-                UbWide<float, 60> above;
-                TASSIGN(above, 0xb000);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbWide<float, 8> head;
-                TASSIGN(head, 0xc000);
-                UbWide<float, 8> head_from;
-                TASSIGN(head_from, 0xb800);
-                UbWide<float, 56> rest;
-                TASSIGN(rest, 0xc100);
-                UbWide<float, 56> rest_from;
-                TASSIGN(rest_from, 0xb900);
-                UbWide<float, 56> above;
-                TASSIGN(above, 0xb800);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbWide<float, 16> head;
-                TASSIGN(head, 0xc800);
-                UbWide<float, 16> head_from;
-                TASSIGN(head_from, 0xc000);
-                UbWide<float, 48> rest;
-                TASSIGN(rest, 0xca00);
-                UbWide<float, 48> rest_from;
-                TASSIGN(rest_from, 0xc200);
-                UbWide<float, 48> above;
-                TASSIGN(above, 0xc000);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbWide<float, 32> head;
-                TASSIGN(head, 0xd000);
-                UbWide<float, 32> head_from;
-                TASSIGN(head_from, 0xc800);
-                UbWide<float, 32> rest;
-                TASSIGN(rest, 0xd400);
-                UbWide<float, 32> rest_from;
-                TASSIGN(rest_from, 0xcc00);
-                UbWide<float, 32> above;
-                TASSIGN(above, 0xc800);
-                TMOV(head, head_from);
-                TADD(rest, rest_from, above);
-            }
-            pipe_barrier(PIPE_V);
             {
                 UbCol<float, 64> flat;
-                TASSIGN(flat, 0xe000);
-                TROWSUM(flat, G_wide, G_scratch);
+                TASSIGN(flat, 0xb000);
+                TROWSUM(flat, g_wide, g_scratch);
+            }
+            // G = cumsum(g)
+            {
+                auto from = view(lower_64_mask_gm, 64, 64, 64);
+                TLOAD(lower_64_mask, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_64_mask -> mul_expand
+            pipe_barrier(PIPE_V);
+            TCOLEXPAND(expand_part, part_g);
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_64_mask -> mul_expand
+            pipe_barrier(PIPE_V);
+            TMUL(mul_expand, expand_part, lower_64_mask);
+            pipe_barrier(PIPE_V);
+            {
+                UbCol<float, 64> sums;
+                TASSIGN(sums, 0x17100);
+                TROWSUM(sums, mul_expand, row_sum_mul_scratch);
+            }
+            pipe_barrier(PIPE_V);
+            {
+                UbTile<float, 1, 64> to;
+                TASSIGN(to, 0x17200);
+                TMOV(to, row_sum_mul);
             }
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             pipe_barrier(PIPE_V);
@@ -606,13 +543,12 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             TCOLEXPAND(expand_mul, mul_G);
             pipe_barrier(PIPE_V);
             TROWEXPANDADD(sub_G_col, expand_mul, G_col);
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> lower_fill
             {
                 auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(lower_fill, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill -> lower_sub
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill -> lower_sub
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_fill -> lower_sub
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_fill -> lower_sub
             pipe_barrier(PIPE_V);
             TADD(lower_sub, sub_G_col, lower_fill);
             pipe_barrier(PIPE_V);
@@ -620,8 +556,8 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
             TEXP(exp_G, G);
             TCVT(S_h, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_h -> store
             {
                 auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_h);
@@ -632,21 +568,21 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                 auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(q_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> mul_exp
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> mul_exp
             TROWEXPANDMUL(mul_exp, q_S_in, exp_G_col);
             wait_flag_dev(1);  // q_k_x -> q_k_in
             {
                 auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(q_k_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_k_in -> mul_q_k
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_k_in -> mul_q_k
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k_in -> mul_q_k
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k_in -> mul_q_k
             TMUL(mul_q_k, q_k_in, D);
             pipe_barrier(PIPE_V);
             TCVT(mul_h, mul_q_k, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h -> store
             {
                 auto to = view(mul_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, mul_h);
@@ -657,8 +593,8 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                 auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(add_mul_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // add_mul_part_in -> add_mul
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // add_mul_part_in -> add_mul
             TADD(add_mul, mul_exp, add_mul_part_in);
             pipe_barrier(PIPE_V);
             TMULS(o, add_mul, scale);
@@ -674,8 +610,8 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             TROWEXPANDMUL(mul_exp_3, v_f, exp_sub_col);
             pipe_barrier(PIPE_V);
             TCVT(mul_h_2, mul_exp_3, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h_2 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h_2 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // mul_h_2 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // mul_h_2 -> store
             {
                 auto to = view(mul_h_2_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, mul_h_2);
@@ -686,23 +622,22 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                 auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // S_next_part_in -> S_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_next_part_in -> S_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_next_part_in -> S_next
             TADD(S_next, mul_exp_2, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> g_raw
             TCVT(o_h, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_h -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x12000);
+                TASSIGN(valid, 0x2b500);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> lower_fill
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> lower_fill
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> g_raw
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TSTORE(to, S);
@@ -726,6 +661,7 @@ extern "C" int call_simple_gla_o_S_fp16(
     uint8_t *o_bytes,
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
+    uint8_t *lower_64_mask_bytes,
     uint8_t *lower_fill_bytes,
     uint8_t *S_h_x_bytes,
     uint8_t *q_S_x_bytes,
@@ -748,7 +684,7 @@ extern "C" int call_simple_gla_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    simple_gla_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_fill_bytes, S_h_x_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_x_bytes, add_mul_part_x_bytes, mul_h_2_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    simple_gla_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, S_h_x_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_x_bytes, add_mul_part_x_bytes, mul_h_2_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
