@@ -118,6 +118,34 @@ def test_a_member_without_the_inverse(folder):
     check(function(folder, b), given(b, [33, 0, 64]), delta=False)
 
 
+def test_values_may_have_names_of_the_kernels_own(folder):
+    """A page of one's own may call its values anything."""
+    folder.mkdir(exist_ok=True)
+    page = folder / "clash.py"
+    page.write_text('''from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C", S=carried("K V"))
+def clash(q, k, v, g, S, *, n=1.0):
+    """S decays and takes k v^T."""
+    row = cumsum(g)
+    start = exp(row)
+    T = exp(last(row) - row)
+    hv = n * (start[:, None] * (q @ S))
+    S = exp(last(row)) * S + k.T @ (T[:, None] * v)
+    return hv, S
+''')
+    b = Build("tilelang", 16, algorithm=f"{page}:clash", schedule=replace(SCHEDULES["fused"], name="own", kernels=(("hv", "S"),)),
+              head_dim_k=16, head_dim_v=16)
+    x = problem([16], 1, 1, 16, 16)
+    out, S = getattr(load(folder, render(b)), b.function)(*(x[i][None] for i in "qkvg"), initial_state=x["S"], n=2.0,
+                                                          output_final_state=True)
+    G, q, k, v = x["g"][:, 0].double().cumsum(0), *(x[i][:, 0].double() for i in "qkv")
+    start = x["S"][0, 0].double()
+    assert rms_error(out[0, :, 0], 2 * torch.exp(G)[:, None] * (q @ start)) < 5e-3
+    assert rms_error(S[0, 0], torch.exp(G[-1]) * start + k.T @ (torch.exp(G[-1] - G)[:, None] * v)) < 5e-3
+
+
 MUTATIONS = {
     "rows past the end keep what lies there": (r"T\.if_then_else\(i < rows, (.*), 0\)$", r"\1"),
     "the state misses the chunk's update": (r"^ +t\.gemm\(.*, S, transpose_A=True, clear_accum=False\)\n", ""),

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference import call, check, expected, problem, rms_error
 
@@ -63,7 +63,7 @@ def test_random_problems(target, name):
     fn = function(b)
 
     @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None,
-              suppress_health_check=list(HealthCheck))
+              phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck))
     @given(problems())
     def run(p):
         check(fn, made(b, p), tolerance(b, p), layout=b.layout, batched=p["batched"], cu_dtype=p["cu_dtype"])
