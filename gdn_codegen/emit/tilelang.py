@@ -8,7 +8,6 @@ import keyword
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ..ir.core import Buffer
 from ..ir.types import Dim, Tensor
@@ -59,7 +58,7 @@ class _Kernel:
         self.env: dict[str, Value] = {}
         self.uses: dict[str, None] = {}
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
-        self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | set(p.scalars)
+        self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values())
         self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n")}
         self.w = Writer(p, "#", 2)
 
@@ -67,9 +66,12 @@ class _Kernel:
         self.uses[name] = None
         return name
 
-    def name(self, buffer: str) -> str:
-        """The variable of a buffer, out of the way of the kernel's own names."""
-        return f"{buffer}_" if buffer in self.taken or keyword.iskeyword(buffer) else buffer
+    def name(self, value: str) -> str:
+        """The variable of a buffer or a number, out of the way of the kernel's own names."""
+        out = value
+        while out in self.taken or keyword.iskeyword(out) or (out != value and out in self.buffers):
+            out += "_"
+        return out
 
     def dim(self, d: Dim) -> str:
         """The size of a dim as this kernel's tiles see it."""
@@ -213,11 +215,12 @@ class _Kernel:
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32"]
         params += [f"has_{x.name}: T.int32" for x in tensors if x.optional]
-        params += [f"{x}: T.float32" for x in numbers(self.k)]
-        bare = dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].split(", ")) | {"ends": None}
-        dynamic = [[x for x in ("B", "L", "H", "HV", "slots", "ends") if x in bare], [x for x in bare if x.startswith("n_")]]
-        extra: dict[str, Any] = {"params": params, "dynamic": [", ".join(x) for x in dynamic if x],
-                 "block": {f"B{d}": n for d, n in self.k.dims}, "written": self.written()}
+        params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]
+        bare = [*dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].split(", ")), "ends"]
+        fixed = [x for x in ("B", "L", "H", "HV", "slots", "ends") if x in bare]
+        dynamic = [", ".join(names) for names in (fixed, [x for x in bare if x.startswith("n_")]) if names]
+        extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
+                 "written": self.written()}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*self.w.lines, *body]), extra)
 
@@ -372,7 +375,7 @@ def const(w: _Kernel, o: Op) -> At:
 
 @rule("scalar")
 def scalar(w: _Kernel, o: Op) -> At:
-    return lambda: Text(o.attr("param"))
+    return lambda: Text(w.name(o.attr("param")))
 
 
 @rule("full")
