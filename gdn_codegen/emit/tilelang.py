@@ -183,15 +183,15 @@ class _Kernel:
         self.use("length")
         self.w("for chunk in T.serial(T.ceildiv(length, C)):")
         self.w.indent += 1
-        self.w(*self.chunk("chunk"))
+        self.w(*self.chunk())
         self.w.indent -= 1
         self.w.lines += after
 
-    def chunk(self, number: str) -> list[str]:
+    def chunk(self) -> list[str]:
         """What ops asked to know of the chunk."""
-        lines = {"row": f"row = start - b * L + {number} * C", "rows": f"rows = length - {number} * C"}
+        lines = {"row": "row = start - b * L + chunk * C", "rows": "rows = length - chunk * C"}
         if self.k.grid == "sequences":
-            lines["slot"] = f"slot = start // C + n + {number}"
+            lines["slot"] = "slot = start // C + n + chunk"
         if "row" in self.uses:
             self.use("b")
         return [text for name, text in lines.items() if name in self.uses]
@@ -202,7 +202,7 @@ class _Kernel:
         self.w.indent = 4 if chunks else 3
         self.body(self.k.body)
         body = self.w.lines
-        at_chunk = self.chunk("chunk") if chunks else []
+        at_chunk = self.chunk() if chunks else []
         self.w = Writer(self.p, "#", 2)
         self.head()
         for x in self.k.buffers:
