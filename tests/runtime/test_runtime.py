@@ -222,3 +222,18 @@ def test_modules_of_one_name_in_two_folders_do_not_mix(tmp_path):
     for n, value in (("a", 1), ("b", 2)):
         cache.write(tmp_path / n / "m.py", f"VALUE = {value}\n")
     assert import_path(tmp_path / "a" / "m.py").VALUE == 1 and import_path(tmp_path / "b" / "m.py").VALUE == 2
+
+
+def test_check_says_what_is_missing_and_fails_on_a_bad_kernel(tmp_path, capsys, monkeypatch):
+    from gdn_codegen.runtime import check as checks
+    options = ["build", "--target", "pto", "--check", "--head-dim-k", "32", "--head-dim-v", "32", "--out", str(tmp_path)]
+    monkeypatch.setattr(checks.shutil, "which", lambda n: None)
+    assert main(options) == 0
+    assert "not compiled: g++ is missing here" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert main(options) == 0
+    assert "compiles them" in capsys.readouterr().out
+    b = Build("pto", **SMALL)
+    path = tmp_path / "bad.py"
+    path.write_text(render(b).replace("TMATMUL(", "TMATMULL(", 1))
+    assert [ok for _, ok in checks.check(b, path)] == [False]
