@@ -14,7 +14,7 @@ from .base import EmitError, KernelText, Rules, Writer, blocks, numbers, touched
 rule = Rules("pto", {
     "unit_lower_inverse": "decompose", "row_norm": "decompose", "cumsum": "vectorise", "lower": "vectorise",
     "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise", "eye": "vectorise",
-    "neg": "vectorise", "sigmoid": "vectorise", "full": "vectorise"})
+    "neg": "vectorise", "sigmoid": "vectorise"})
 
 AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
 CTYPE = {"float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
@@ -31,6 +31,12 @@ class Tile:
 
     type: str
     address: str
+
+
+def _literal(x: float) -> str:
+    if x in (float("inf"), float("-inf")):
+        return "__builtin_inff()" if x > 0 else "-__builtin_inff()"
+    return f"{x!r}f"
 
 
 class _Kernel:
@@ -57,7 +63,7 @@ class _Kernel:
         value = self.results.get(value, value)
         o = self.defs.get(value)
         if o is not None and o.kind == "const":
-            return f"{o.attr('value')!r}f"
+            return _literal(o.attr("value"))
         if o is not None and o.kind == "scalar":
             return str(o.attr("param"))
         if (o is not None and o.kind == "row") or (o is not None and o.kind == "cast" and not o.buffer):
@@ -305,6 +311,15 @@ def _valid(k: _Kernel, o: Op) -> list[str]:
         return [f"if (rows < {b.shape[0]}) TFILLPAD({raw}, {raw});"]
     if k.is_wide(o.out):
         return [f"fill_wide({raw}, rows, {hex(b.offset)});"]
+    source = k.defs.get(o.args[0])
+    if source is None or source.kind != "load":  # a computed value: name its valid part
+        shape, sizes = (f"1, {b.shape[0]}", "1, rows") if len(b.shape) == 1 else (f"{b.shape[0]}, {b.shape[1]}",
+                                                                                f"part, {b.shape[1]}")
+        if len(b.shape) == 1 and not k.whole(o.out):
+            raise EmitError(f"pto takes valid of vectors that each core holds whole, and {o.out} is one a core's rows")
+        fill = "fill_row(" if len(b.shape) == 1 else "fill_rows("
+        return _braces([f"UbPart<float, {shape}> valid({sizes});", f"TASSIGN(valid, {hex(b.offset)});",
+                        f"{fill}{name}, valid, {'rows' if len(b.shape) == 1 else f'part, {hex(b.offset)}'});"])
     return [f"fill_rows({name}, {raw}, part, {hex(b.offset)});"]
 
 
@@ -325,7 +340,7 @@ def _binary(k: _Kernel, o: Op) -> list[str]:
         raise EmitError(f"pto takes a number as second operand only, and {o.out} has it first; vectorise turns it")
     if k.is_number(y):
         if o.kind == "sub":
-            return [f"TADDS({out}, {a}, -{b});"]
+            return [f"TADDS({out}, {a}, {b[1:] if b.startswith('-') else '-' + b});"]
         return [f"T{SHORT[o.kind]}S({out}, {a}, {b});"]
     if k.is_col(y):
         return [f"TROWEXPAND{SHORT[o.kind]}({out}, {a}, {b});"]
@@ -367,6 +382,11 @@ def _view(k: _Kernel, o: Op) -> list[str]:
 def _last(k: _Kernel, o: Op) -> list[str]:
     x = o.args[0]
     return [f"const float {k.name(o.out)} = {k.name(x)}.GetValue({k.buffer(x).shape[0] - 1});"]
+
+
+@rule("full")
+def _full(k: _Kernel, o: Op) -> list[str]:
+    return [f"TEXPANDS({k.name(o.out)}, {_literal(o.attr('value'))});"]
 
 
 @rule("expand")

@@ -46,6 +46,8 @@ class _Feed:
         if o.kind == "load" and b.tensors[o.attr("tensor")].optional:
             raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"))
             return op("valid", raw, name=o.out, given=o.attr("tensor"))
+        if o.kind == "valid":  # it works in place, on a copy
+            return op("valid", op("move", o.args[0], name=b.fresh(f"{o.out}_raw"), space=self.device.home[o.agent]), name=o.out)
         if o.kind == "matmul":
             sides: list[str] = []
             for a, space, turned in zip(o.args, self.device.feeds, (o.attr("ta"), o.attr("tb")), strict=False):

@@ -132,6 +132,8 @@ class _Rules:
         if bx and o.kind == "sub":  # s - y = -y + s
             minus = b.op("mul", y, b.op("const", value=-1.0), line=o.line)
             return b.op("add", minus, x, name=o.out, line=o.line)
-        if bx:
+        if bx == "col":
+            x = b.op("mul", b.op("full", dims=out.dims, value=1.0), x, line=o.line)
+        elif bx:
             x = b.op("expand", x, dims=out.dims, line=o.line)
         return b.op(o.kind, x, y, name=o.out, line=o.line)

@@ -179,6 +179,13 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     }
 }
 
+// Zeroes a vector past its first `rows`, of which there is one.
+template <typename Whole, typename Part>
+AICORE inline void fill_row(Whole &whole, Part &part, int64_t rows)
+{
+    if (rows < Whole::Cols) TFILLPAD_INPLACE(whole, part);
+}
+
 template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from reference import call, check, problem
+from reference import call, check, problem, rms_error
 
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.ir.core import walk
+from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.runtime import build as build_module
 from gdn_codegen.runtime import pto_sim
 from gdn_codegen.runtime.build import Build, lowered, render
@@ -108,6 +109,36 @@ def test_another_algorithm(folder, schedule):
 def test_equal_keys_invert_well(folder):
     fn = function(folder, chunk=64, head_dim_k=64, head_dim_v=64)
     check(fn, problem([128], 1, 1, 64, 64, gate=0.0, beta=1.0, same_keys=True))
+
+
+PAGE = """
+from math import inf
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, log, lower, row_norm, sigmoid, valid
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C", S=carried("K V"))
+def page(q, k, v, g, S, *, scale="K ** -0.5"):
+    G = cumsum(valid(log(sigmoid(g)) * 0.5 - 0.25))
+    kn = valid(row_norm(k) * 1.0)
+    D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    o = scale * (exp(G)[:, None] * (q @ S) + ((q @ kn.T) * D) @ v) / (1.0 + exp(-G))[:, None]
+    S = exp(last(G)) * S + kn.T @ (exp(last(G) - G)[:, None] * v)
+    return o, S
+"""
+
+
+def test_a_page_with_other_ops(folder):
+    """Sums along rows, values that are not zero on padding, divisions by a column."""
+    (folder / "page.py").write_text(PAGE)
+    b = build("fused", algorithm=f"{folder}/page.py:page")
+    x = problem([33, 0, 5], 1, 2, 32, 32, gate=-0.3)
+    p = b.page.trace()
+    want = interpret(replace(p, dims=tuple(b.sizes.items())), Problem(x["lengths"], 1, 2),
+                     {**{n: x[n] for n in "qkvg"}, "initial_state": x["S"]}, {"scale": 32 ** -0.5})
+    fn = getattr(load(folder, render(b)), b.function)
+    o, S = fn(*(x[n][None] for n in "qkvg"), initial_state=x["S"], output_final_state=True,
+              cu_seqlens=torch.tensor([0, 33, 33, 38]))
+    assert rms_error(o[0], want["o"]) < 2e-3 and rms_error(S, want["final_state"]) < 2e-3
 
 
 # --- the simulator sees what the checker sees ------------------------------------------------------------------------
