@@ -1,4 +1,6 @@
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -6,6 +8,10 @@ from pathlib import Path
 # Outputs and workspaces of generated modules start as NaN, and nothing is shared with a user's cache.
 os.environ["GDN_CODEGEN_POISON"] = "1"
 os.environ.setdefault("GDN_CODEGEN_CACHE", str(Path(tempfile.gettempdir()) / f"gdn_codegen_tests_{os.getuid()}"))
+# TileLang's C backend leaves its sources in the temporary folder.
+_scratch = tempfile.mkdtemp(prefix="gdn_codegen_scratch_")
+os.environ["TMPDIR"] = tempfile.tempdir = _scratch
+atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest

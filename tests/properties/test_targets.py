@@ -3,6 +3,7 @@
 Builds are few, since some targets compile; problems are many. Tolerances are RMSE over RMS.
 """
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from reference import call, check, expected, problem, rms_error
 from gdn_codegen.runtime.build import TARGETS, Build
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule import SCHEDULES, ScheduleError
 
 HERE = [t for t in TARGETS if runs(t, "cpu")]
 LADDER = (1, 17, 31, 32, 33, 63, 64, 65, 95, 127, 128, 129, 191, 193, 367, 447, 512, 640, 1920)
@@ -66,6 +68,40 @@ def test_random_problems(target, name):
               phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck))
     @given(problems())
     def run(p):
+        check(fn, made(b, p), tolerance(b, p), layout=b.layout, batched=p["batched"], cu_dtype=p["cu_dtype"])
+    run()
+
+
+@st.composite
+def builds(draw, target):
+    """Any build: every option free, forms and inverses too."""
+    form = draw(st.sampled_from(["direct", "wy", "gate-free"]))
+    s = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
+    if form != "wy":
+        groups = (tuple(n for n in g if n not in ("W", "U0")) for g in s.kernels)
+        s = replace(s, kernels=tuple(g for g in groups if g))
+    K, V = draw(st.sampled_from([16, 32, 64, 128])), draw(st.sampled_from([16, 32, 64, 128]))
+    v_block = draw(st.sampled_from([0, 16, 32, 64]))
+    s = replace(s, name="drawn", form=form, inverse=draw(st.sampled_from(["doubling", "blocked16"])),
+                v_block=v_block if v_block < V else 0)
+    return Build(target, draw(st.sampled_from([16, 32, 64, 128])), draw(st.sampled_from(["bthd", "bhtd"])), "gated_delta_rule",
+                 s, draw(st.sampled_from(["float16", "bfloat16", "float32"])), K, V)
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_random_builds(target):
+    """TileLang compiles for seconds a kernel, so it draws fewer."""
+    examples = {"triton": 2, "tilelang": 0.7, "pto": 2}[target] * EXAMPLES
+
+    @settings(max_examples=int(examples), deadline=None, derandomize=True, database=None,
+              phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck))
+    @given(builds(target), problems(most=130))
+    def run(b, p):
+        try:
+            fn = function(b)
+        except ScheduleError as e:
+            assert "bytes" in str(e)  # refused for its size, and it says so
+            return
         check(fn, made(b, p), tolerance(b, p), layout=b.layout, batched=p["batched"], cu_dtype=p["cu_dtype"])
     run()
 
