@@ -1,0 +1,2381 @@
+"""Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+Generated PTO C++: schedule staged, chunks of 64 tokens, layout bthd, float16. Needs torch, and on an Ascend A2 or A3
+torch_npu, bisheng (CANN) and PTO-ISA's headers; CPU tensors run in the simulator of gdn_codegen, which needs g++.
+Made by: gdn_codegen build --target pto --chunk 64 --layout bthd --algorithm gated_delta_rule --schedule staged --dtype float16 --head-dim-k 128 --head-dim-v 128
+"""
+import ctypes
+import functools
+import hashlib
+import math
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+CHUNK = 64
+LAYOUT = "bthd"
+#: Outputs and workspaces start as NaN: for tests.
+POISON = os.environ.get("GDN_CODEGEN_POISON") == "1"
+# name, heads, dims after [batch, tokens, heads], dtype
+INPUTS = (
+    ("q", "H", (128,), "float16"),
+    ("k", "H", (128,), "float16"),
+    ("v", "HV", (128,), "float16"),
+    ("g", "HV", (), "float32"),
+    ("beta", "HV", (), "float32"),
+)
+OUTPUTS = (
+    ("o", (128,), "float16"),
+)
+# one tile a chunk slot and value head
+WORKSPACES = (
+    ("G_ws", (64,), "float32"),
+    ("A_ws", (64, 64), "float32"),
+    ("Tinv_ws", (64, 64), "float16"),
+    ("W_ws", (64, 128), "float16"),
+    ("U0_ws", (64, 128), "float32"),
+    ("S_ws", (128, 128), "float16"),
+    ("U_ws", (64, 128), "float16"),
+)
+# one float32 tile a sequence and value head
+INITIAL = (
+    ("initial_state", (128, 128)),
+)
+FINAL = (
+    ("final_state", (128, 128)),
+)
+# defaults of the caller's numbers
+SCALARS = {"scale": 0.08838834764831845}
+# name, instances over, blocks of a split dim, tensors passed, numbers passed
+KERNELS = (
+    ("G", "chunks", 1, ("g", "G_ws"), ()),
+    ("A", "chunks", 1, ("k", "beta", "G_ws", "A_ws"), ()),
+    ("Tinv", "chunks", 1, ("A_ws", "Tinv_ws"), ()),
+    ("W_U0", "chunks", 1, ("k", "v", "beta", "G_ws", "Tinv_ws", "W_ws", "U0_ws"), ()),
+    ("S_U", "sequences", 1, ("k", "initial_state", "final_state", "G_ws", "W_ws", "U0_ws", "S_ws", "U_ws"), ()),
+    ("o", "chunks", 1, ("q", "k", "o", "G_ws", "S_ws", "U_ws"), ("scale",)),
+)
+# C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores)
+SYMBOLS = {
+    "G": ("gated_delta_rule_G_fp16", ["lower_64_mask"], [0, 1, 0, 0]),
+    "A": ("gated_delta_rule_A_fp16", ["lower_fill", "strictly_lower_mask", "k_k_x"], [0, 0, 0, 1, 0, 0, 2, 0]),
+    "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 0]),
+    "W_U0": ("gated_delta_rule_W_U0_fp16", ["mul_h_x", "mul_h_2_x"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
+    "S_U": ("gated_delta_rule_S_U_fp16", ["mul_h_x", "S_h_x", "W_S_x", "S_next_part_x"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
+    "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_x", "q_k_x", "mul_h_xx", "add_mul_part_x"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 0]),
+}
+# name, dims, dtype of what cores of a group hand each other: one a group
+CHANNELS = {
+    "k_k_x": ([64, 64], "float32"),
+    "pairs_h_x": ([64, 64], "float16"),
+    "Tinv_1_h_x": ([64, 64], "float16"),
+    "pairs_h_2_x": ([64, 64], "float16"),
+    "pairs_h_3_x": ([64, 64], "float16"),
+    "pairs_h_4_x": ([64, 64], "float16"),
+    "pairs_h_5_x": ([64, 64], "float16"),
+    "mul_h_x": ([64, 128], "float16"),
+    "mul_h_2_x": ([64, 128], "float16"),
+    "mul_h_x": ([64, 128], "float16"),
+    "S_h_x": ([128, 128], "float16"),
+    "W_S_x": ([64, 128], "float32"),
+    "S_next_part_x": ([128, 128], "float32"),
+    "q_S_x": ([64, 128], "float32"),
+    "q_k_x": ([64, 64], "float32"),
+    "mul_h_xx": ([64, 64], "float16"),
+    "add_mul_part_x": ([64, 128], "float32"),
+}
+# masks: kind[:size], value kept, value elsewhere; side; dtype
+CONSTANTS = {
+    "lower_64_mask": ("lower 1.0 0.0", 64, "float32"),
+    "lower_fill": ("lower 0.0 -inf", 64, "float32"),
+    "strictly_lower_mask": ("strictly_lower 1.0 0.0", 64, "float32"),
+    "eye_mask": ("eye 1.0 0.0", 64, "float32"),
+    "pairs_1_mask": ("pairs:1 1.0 0.0", 64, "float32"),
+    "pairs_2_mask": ("pairs:2 1.0 0.0", 64, "float32"),
+    "pairs_4_mask": ("pairs:4 1.0 0.0", 64, "float32"),
+    "pairs_8_mask": ("pairs:8 1.0 0.0", 64, "float32"),
+    "pairs_16_mask": ("pairs:16 1.0 0.0", 64, "float32"),
+    "pairs_32_mask": ("pairs:32 1.0 0.0", 64, "float32"),
+    "identity_float16": ("eye 1.0 0.0", 64, "float16"),
+    "lower_fill": ("lower 0.0 -inf", 64, "float32"),
+}
+
+SOURCE = r'''
+// Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+// Generated PTO C++ for Ascend A2 and A3: schedule staged, chunks of 64 tokens, layout bthd, float16.
+// Made by: gdn_codegen build --target pto --chunk 64 --layout bthd --algorithm gated_delta_rule --schedule staged --dtype float16 --head-dim-k 128 --head-dim-v 128
+#include <pto/pto-inst.hpp>
+#include "acl/acl.h"
+#include <runtime/rt_ffts.h>
+using namespace pto;
+
+#ifndef PTO_ENTRY
+#define PTO_ENTRY extern "C" __global__ AICORE
+#endif
+
+#if defined(__CCE_AICORE__)
+// Tiles in UB: rows of values; a vector as a column; a vector with a stride of 32 bytes; and tiles with fewer valid rows.
+template <typename E, int Rows, int Cols>
+using UbTile = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::NoneBox, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using UbPart = Tile<TileType::Vec, E, Rows, Cols, BLayout::RowMajor, DYNAMIC, DYNAMIC>;
+template <typename E, int Rows>
+using UbCol = Tile<TileType::Vec, E, Rows, 1, BLayout::ColMajor, Rows, 1>;
+template <typename E, int Rows>
+using UbWide = Tile<TileType::Vec, E, Rows, 32 / sizeof(E), BLayout::RowMajor, Rows, 1>;
+template <typename E, int Rows>
+using UbWidePart = Tile<TileType::Vec, E, Rows, 32 / sizeof(E), BLayout::RowMajor, DYNAMIC, 1>;
+// Tiles in L1, the transposed view of one, and tiles with fewer valid rows.
+template <typename E, int Rows, int Cols>
+using L1Tile = Tile<TileType::Mat, E, Rows, Cols, BLayout::ColMajor, Rows, Cols, SLayout::RowMajor, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using L1View = Tile<TileType::Mat, E, Rows, Cols, BLayout::RowMajor, Rows, Cols, SLayout::ColMajor, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using L1Part = Tile<TileType::Mat, E, Rows, Cols, BLayout::ColMajor, DYNAMIC, DYNAMIC, SLayout::RowMajor, 512, PadValue::Zero>;
+template <typename E, int Rows, int Cols>
+using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
+// Rows in global memory.
+template <typename E>
+using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
+
+template <typename E>
+AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+{
+    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+}
+
+// Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
+AICORE inline int64_t token_at(int64_t heads, int64_t head, int64_t dim, int64_t b, int64_t tokens, int64_t t)
+{
+    return ((b * tokens + t) * heads + head) * dim;
+}
+
+AICORE inline int64_t token_stride(int64_t heads, int64_t dim)
+{
+    return heads * dim;
+}
+
+// The last sequence whose first chunk slot, cu_seqlens[n] / chunk + n, is not after `slot`.
+AICORE inline int64_t sequence_of(__gm__ int32_t *cu_seqlens, int64_t sequences, int64_t slot, int64_t chunk)
+{
+    int64_t low = 0, high = sequences - 1;
+    while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        if (cu_seqlens[middle] / chunk + middle <= slot) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+// Of a chunk's valid rows, those that fall to vector core `sub`, which holds `half` rows.
+AICORE inline int64_t part_of(int64_t rows, int64_t sub, int64_t half)
+{
+    const int64_t left = rows - sub * half;
+    return left < 0 ? 0 : left < half ? left : half;
+}
+
+// The flag `id` between a cube core and its vector cores.
+AICORE inline uint64_t group_flag(uint64_t id)
+{
+    return 1 | (2 << 4) | (id << 8);
+}
+
+#if defined(__DAV_C220_VEC__)
+// Zeroes the rows of a tile past its first `rows`.
+template <typename Whole, typename Part>
+AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t address)
+{
+    if (rows >= Whole::Rows) return;
+    if (rows > 0) {
+        TFILLPAD_INPLACE(whole, part);
+    } else {
+        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
+        TASSIGN(bits, address);
+        TEXPANDS(bits, 0.0f);
+    }
+}
+
+// Zeroes a vector past its first `rows`, of which there is one.
+template <typename Whole, typename Part>
+AICORE inline void fill_row(Whole &whole, Part &part, int64_t rows)
+{
+    if (rows < Whole::Cols) TFILLPAD_INPLACE(whole, part);
+}
+
+template <typename Part>
+AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
+{
+    if (rows >= Part::Rows) return;
+    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
+    TASSIGN(whole, address);
+    TFILLPAD_INPLACE(whole, part);
+}
+#endif
+#endif
+
+/**
+ * @brief Kernel G over chunks.
+ * g: input, token, [C] float32
+ * G_ws: workspace, slot, [C] float32
+ * lower_64_mask: workspace, const, [64, 64] float32
+ */
+PTO_ENTRY void gated_delta_rule_G_fp16(
+    __gm__ uint8_t *g_bytes,
+    __gm__ uint8_t *G_ws_bytes,
+    __gm__ uint8_t *lower_64_mask_bytes,
+    __gm__ uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    uint64_t ffts)
+{
+#if defined(__CCE_AICORE__)
+    set_ffts_base_addr(ffts);
+    __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
+    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
+    __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+#if defined(__DAV_C220_VEC__)
+    set_mask_norm();
+    set_vector_mask(-1, -1);
+    const int64_t sub = get_subblockid();
+    UbWide<float, 64> g_wide;
+    TASSIGN(g_wide, 0x0);
+    UbTile<float, 1, 64> g;
+    TASSIGN(g, 0x1000);
+    UbTile<float, 64, 64> lower_64_mask;
+    TASSIGN(lower_64_mask, 0x1100);
+    UbTile<float, 1, 64> part_g;
+    TASSIGN(part_g, 0x1000);
+    UbTile<float, 64, 64> expand_part;
+    TASSIGN(expand_part, 0x5100);
+    UbTile<float, 64, 64> mul_expand;
+    TASSIGN(mul_expand, 0x5100);
+    UbTile<float, 1, 64> row_sum_mul;
+    TASSIGN(row_sum_mul, 0xd100);
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0xd200);
+    UbTile<float, 64, 8> g_scratch;
+    TASSIGN(g_scratch, 0x800);
+    UbTile<float, 64, 64> row_sum_mul_scratch;
+    TASSIGN(row_sum_mul_scratch, 0x9100);
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask -> lower_64_mask
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
+    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t c = slot - first / 64 - n;
+        if (c * 64 >= length) continue;
+        const int64_t t = first - b * T + c * 64;
+        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+        const int64_t part = part_of(rows, sub, 32);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
+        UbWidePart<float, 64> g_raw(rows);
+        TASSIGN(g_raw, 0x0);
+        auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
+        TLOAD(g_raw, g_raw_from);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g_wide
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g_wide
+        fill_wide(g_raw, rows, 0x0);
+        pipe_barrier(PIPE_V);
+        {
+            UbCol<float, 64> flat;
+            TASSIGN(flat, 0x1000);
+            TROWSUM(flat, g_wide, g_scratch);
+        }
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask -> lower_64_mask
+        // G = cumsum(g)
+        {
+            auto from = view(lower_64_mask_gm, 64, 64, 64);
+            TLOAD(lower_64_mask, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_64_mask -> mul_expand
+        pipe_barrier(PIPE_V);
+        TCOLEXPAND(expand_part, part_g);
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_64_mask -> mul_expand
+        pipe_barrier(PIPE_V);
+        TMUL(mul_expand, expand_part, lower_64_mask);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask -> lower_64_mask
+        pipe_barrier(PIPE_V);
+        {
+            UbCol<float, 64> sums;
+            TASSIGN(sums, 0xd100);
+            TROWSUM(sums, mul_expand, row_sum_mul_scratch);
+        }
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
+        pipe_barrier(PIPE_V);
+        {
+            UbTile<float, 1, 64> to;
+            TASSIGN(to, 0xd200);
+            TMOV(to, row_sum_mul);
+        }
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
+        {
+            UbTile<float, 1, 32> mine;
+            TASSIGN(mine, 0xd200 + sub * 128);
+            auto to = view(G_ws_gm + (slot * HV + hv) * 64 + sub * 32, 1, 32, 32);
+            TSTORE(to, mine);
+        }
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
+    }
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask -> lower_64_mask
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
+#endif
+#endif
+}
+
+/**
+ * @brief Kernel A over chunks.
+ * k: input, token, [C, K] float16
+ * beta: input, token, [C] float32
+ * G_ws: workspace, slot, [C] float32
+ * A_ws: workspace, slot, [C, C] float32
+ * lower_fill: workspace, const, [C, C] float32
+ * strictly_lower_mask: workspace, const, [C, C] float32
+ * k_k_x: workspace, block, [C, C] float32
+ */
+PTO_ENTRY void gated_delta_rule_A_fp16(
+    __gm__ uint8_t *k_bytes,
+    __gm__ uint8_t *beta_bytes,
+    __gm__ uint8_t *G_ws_bytes,
+    __gm__ uint8_t *A_ws_bytes,
+    __gm__ uint8_t *lower_fill_bytes,
+    __gm__ uint8_t *strictly_lower_mask_bytes,
+    __gm__ uint8_t *k_k_x_bytes,
+    __gm__ uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    uint64_t ffts)
+{
+#if defined(__CCE_AICORE__)
+    set_ffts_base_addr(ffts);
+    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
+    __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
+    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
+    __gm__ float *A_ws_gm = reinterpret_cast<__gm__ float *>(A_ws_bytes);
+    __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
+    __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
+    __gm__ float *k_k_x_gm = reinterpret_cast<__gm__ float *>(k_k_x_bytes);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+#if defined(__DAV_C220_CUBE__)
+    L1Tile<half, 64, 128> k;
+    TASSIGN(k, 0x0);
+    TileLeft<half, 64, 128> k_left;
+    TASSIGN(k_left, 0x0);
+    TileRight<half, 128, 64> k_right;
+    TASSIGN(k_right, 0x0);
+    TileAcc<float, 64, 64> k_k;
+    TASSIGN(k_k, 0x0);
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_k -> k_k
+    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t c = slot - first / 64 - n;
+        if (c * 64 >= length) continue;
+        const int64_t t = first - b * T + c * 64;
+        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+        L1Part<half, 64, 128> k_raw(rows, 128);
+        TASSIGN(k_raw, 0x0);
+        auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
+        TLOAD(k_raw, k_raw_from);
+        if (rows < 64) TFILLPAD(k_raw, k_raw);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_left
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        TEXTRACT(k_left, k, 0, 0);
+        L1View<half, 128, 64> k_right_from;
+        TRESHAPE(k_right_from, k);
+        TEXTRACT(k_right, k_right_from, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_k
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_k
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_k -> k_k
+        TMATMUL(k_k, k_left, k_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k -> store
+        wait_flag_dev(1);  // k_k_x -> store
+        {
+            auto to = view(k_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
+            TSTORE(to, k_k);
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_k_x -> k_k_in
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_k -> k_k
+    }
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_k -> k_k
+    wait_flag_dev(1);  // k_k_x -> store
+#endif
+#if defined(__DAV_C220_VEC__)
+    set_mask_norm();
+    set_vector_mask(-1, -1);
+    const int64_t sub = get_subblockid();
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0x0);
+    UbWide<float, 64> beta_wide;
+    TASSIGN(beta_wide, 0x100);
+    UbTile<float, 1, 64> beta;
+    TASSIGN(beta, 0x1100);
+    UbCol<float, 32> G_col;
+    TASSIGN(G_col, 0x0 + sub * 128);
+    UbTile<float, 1, 64> mul_G;
+    TASSIGN(mul_G, 0x1200);
+    UbTile<float, 32, 64> expand_mul;
+    TASSIGN(expand_mul, 0x1300);
+    UbTile<float, 32, 64> sub_G_col;
+    TASSIGN(sub_G_col, 0x1300);
+    UbTile<float, 32, 64> lower_fill;
+    TASSIGN(lower_fill, 0x3300);
+    UbTile<float, 32, 64> lower_sub;
+    TASSIGN(lower_sub, 0x1300);
+    UbTile<float, 32, 64> D;
+    TASSIGN(D, 0x1300);
+    UbCol<float, 32> beta_col;
+    TASSIGN(beta_col, 0x1100 + sub * 128);
+    UbTile<float, 32, 64> k_k_in;
+    TASSIGN(k_k_in, 0x5300);
+    UbTile<float, 32, 64> mul_beta;
+    TASSIGN(mul_beta, 0x5300);
+    UbTile<float, 32, 64> mul_mul;
+    TASSIGN(mul_mul, 0x5300);
+    UbTile<float, 32, 64> strictly_lower_mask;
+    TASSIGN(strictly_lower_mask, 0x7300);
+    UbTile<float, 32, 64> A;
+    TASSIGN(A, 0x5300);
+    UbTile<float, 64, 8> beta_scratch;
+    TASSIGN(beta_scratch, 0x900);
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill -> lower_fill
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_k_x -> store
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
+    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t c = slot - first / 64 - n;
+        if (c * 64 >= length) continue;
+        const int64_t t = first - b * T + c * 64;
+        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+        const int64_t part = part_of(rows, sub, 32);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
+        {
+            auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
+            TLOAD(G, from);
+        }
+        UbWidePart<float, 64> beta_raw(rows);
+        TASSIGN(beta_raw, 0x100);
+        auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
+        TLOAD(beta_raw, beta_raw_from);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta_raw -> beta_wide
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta_raw -> beta_wide
+        fill_wide(beta_raw, rows, 0x100);
+        pipe_barrier(PIPE_V);
+        {
+            UbCol<float, 64> flat;
+            TASSIGN(flat, 0x1100);
+            TROWSUM(flat, beta_wide, beta_scratch);
+        }
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        TMULS(mul_G, G, -1.0f);
+        pipe_barrier(PIPE_V);
+        TCOLEXPAND(expand_mul, mul_G);
+        pipe_barrier(PIPE_V);
+        TROWEXPANDADD(sub_G_col, expand_mul, G_col);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill -> lower_fill
+        {
+            auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+            TLOAD(lower_fill, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill -> lower_sub
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill -> lower_sub
+        pipe_barrier(PIPE_V);
+        TADD(lower_sub, sub_G_col, lower_fill);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill -> lower_fill
+        pipe_barrier(PIPE_V);
+        TEXP(D, lower_sub);
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        wait_flag_dev(0);  // k_k_x -> k_k_in
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
+        {
+            auto from = view(k_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TLOAD(k_k_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_k_in -> mul_beta
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_k_x -> store
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_k_in -> mul_beta
+        TROWEXPANDMUL(mul_beta, k_k_in, beta_col);
+        pipe_barrier(PIPE_V);
+        TMUL(mul_mul, mul_beta, D);
+        {
+            auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+            TLOAD(strictly_lower_mask, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask -> A
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask -> A
+        pipe_barrier(PIPE_V);
+        TMUL(A, mul_mul, strictly_lower_mask);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
+        {
+            auto to = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, A);
+        }
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
+    }
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill -> lower_fill
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
+#endif
+#endif
+}
+
+/**
+ * @brief Kernel Tinv over chunks.
+ * A_ws: workspace, slot, [C, C] float32
+ * Tinv_ws: workspace, slot, [C, C] float16
+ * eye_mask: workspace, const, [C, C] float32
+ * pairs_1_mask: workspace, const, [C, C] float32
+ * pairs_2_mask: workspace, const, [C, C] float32
+ * pairs_4_mask: workspace, const, [C, C] float32
+ * pairs_8_mask: workspace, const, [C, C] float32
+ * pairs_16_mask: workspace, const, [C, C] float32
+ * pairs_32_mask: workspace, const, [C, C] float32
+ * identity_float16: workspace, const, [C, C] float16
+ * pairs_h_x: workspace, block, [C, C] float16
+ * Tinv_1_h_x: workspace, block, [C, C] float16
+ * pairs_h_2_x: workspace, block, [C, C] float16
+ * pairs_h_3_x: workspace, block, [C, C] float16
+ * pairs_h_4_x: workspace, block, [C, C] float16
+ * pairs_h_5_x: workspace, block, [C, C] float16
+ */
+PTO_ENTRY void gated_delta_rule_Tinv_fp16(
+    __gm__ uint8_t *A_ws_bytes,
+    __gm__ uint8_t *Tinv_ws_bytes,
+    __gm__ uint8_t *eye_mask_bytes,
+    __gm__ uint8_t *pairs_1_mask_bytes,
+    __gm__ uint8_t *pairs_2_mask_bytes,
+    __gm__ uint8_t *pairs_4_mask_bytes,
+    __gm__ uint8_t *pairs_8_mask_bytes,
+    __gm__ uint8_t *pairs_16_mask_bytes,
+    __gm__ uint8_t *pairs_32_mask_bytes,
+    __gm__ uint8_t *identity_float16_bytes,
+    __gm__ uint8_t *pairs_h_x_bytes,
+    __gm__ uint8_t *Tinv_1_h_x_bytes,
+    __gm__ uint8_t *pairs_h_2_x_bytes,
+    __gm__ uint8_t *pairs_h_3_x_bytes,
+    __gm__ uint8_t *pairs_h_4_x_bytes,
+    __gm__ uint8_t *pairs_h_5_x_bytes,
+    __gm__ uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    uint64_t ffts)
+{
+#if defined(__CCE_AICORE__)
+    set_ffts_base_addr(ffts);
+    __gm__ float *A_ws_gm = reinterpret_cast<__gm__ float *>(A_ws_bytes);
+    __gm__ half *Tinv_ws_gm = reinterpret_cast<__gm__ half *>(Tinv_ws_bytes);
+    __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(eye_mask_bytes);
+    __gm__ float *pairs_1_mask_gm = reinterpret_cast<__gm__ float *>(pairs_1_mask_bytes);
+    __gm__ float *pairs_2_mask_gm = reinterpret_cast<__gm__ float *>(pairs_2_mask_bytes);
+    __gm__ float *pairs_4_mask_gm = reinterpret_cast<__gm__ float *>(pairs_4_mask_bytes);
+    __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
+    __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
+    __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
+    __gm__ half *identity_float16_gm = reinterpret_cast<__gm__ half *>(identity_float16_bytes);
+    __gm__ half *pairs_h_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_x_bytes);
+    __gm__ half *Tinv_1_h_x_gm = reinterpret_cast<__gm__ half *>(Tinv_1_h_x_bytes);
+    __gm__ half *pairs_h_2_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_2_x_bytes);
+    __gm__ half *pairs_h_3_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_3_x_bytes);
+    __gm__ half *pairs_h_4_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_4_x_bytes);
+    __gm__ half *pairs_h_5_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_5_x_bytes);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+#if defined(__DAV_C220_CUBE__)
+    L1Tile<half, 64, 64> pairs_h_in;
+    TASSIGN(pairs_h_in, 0x0);
+    L1Tile<half, 64, 64> Tinv_1_h_in;
+    TASSIGN(Tinv_1_h_in, 0x2000);
+    TileLeft<half, 64, 64> pairs_h_in_left;
+    TASSIGN(pairs_h_in_left, 0x0);
+    TileRight<half, 64, 64> Tinv_1_h_in_right;
+    TASSIGN(Tinv_1_h_in_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_p;
+    TASSIGN(Tinv_p, 0x0);
+    L1Tile<half, 64, 64> Tinv_p_h;
+    TASSIGN(Tinv_p_h, 0x4000);
+    L1Tile<half, 64, 64> identity;
+    TASSIGN(identity, 0x6000);
+    TileLeft<half, 64, 64> Tinv_1_h_in_left;
+    TASSIGN(Tinv_1_h_in_left, 0x2000);
+    TileRight<half, 64, 64> identity_right;
+    TASSIGN(identity_right, 0x2000);
+    TileAcc<float, 64, 64> Tinv_identi;
+    TASSIGN(Tinv_identi, 0x4000);
+    TileLeft<half, 64, 64> Tinv_1_h_in_left_2;
+    TASSIGN(Tinv_1_h_in_left_2, 0x4000);
+    TileRight<half, 64, 64> Tinv_p_h_right;
+    TASSIGN(Tinv_p_h_right, 0x4000);
+    TileAcc<float, 64, 64> Tinv_s;
+    TASSIGN(Tinv_s, 0x4000);
+    L1Tile<half, 64, 64> Tinv_s_h;
+    TASSIGN(Tinv_s_h, 0x8000);
+    L1Tile<half, 64, 64> pairs_h_2_in;
+    TASSIGN(pairs_h_2_in, 0xa000);
+    TileLeft<half, 64, 64> pairs_h_2_in_left;
+    TASSIGN(pairs_h_2_in_left, 0x6000);
+    TileRight<half, 64, 64> Tinv_s_h_right;
+    TASSIGN(Tinv_s_h_right, 0x6000);
+    TileAcc<float, 64, 64> Tinv_p_3;
+    TASSIGN(Tinv_p_3, 0x8000);
+    L1Tile<half, 64, 64> Tinv_h_2;
+    TASSIGN(Tinv_h_2, 0xc000);
+    TileLeft<half, 64, 64> Tinv_s_h_left;
+    TASSIGN(Tinv_s_h_left, 0x8000);
+    TileRight<half, 64, 64> Tinv_h_2_right;
+    TASSIGN(Tinv_h_2_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv_s_2;
+    TASSIGN(Tinv_s_2, 0x4000);
+    L1Tile<half, 64, 64> Tinv_h_3;
+    TASSIGN(Tinv_h_3, 0xe000);
+    L1Tile<half, 64, 64> pairs_h_3_in;
+    TASSIGN(pairs_h_3_in, 0x10000);
+    TileLeft<half, 64, 64> pairs_h_3_in_left;
+    TASSIGN(pairs_h_3_in_left, 0xa000);
+    TileRight<half, 64, 64> Tinv_h_3_right;
+    TASSIGN(Tinv_h_3_right, 0xa000);
+    TileAcc<float, 64, 64> Tinv_p_5;
+    TASSIGN(Tinv_p_5, 0xc000);
+    L1Tile<half, 64, 64> Tinv_h_4;
+    TASSIGN(Tinv_h_4, 0x12000);
+    TileLeft<half, 64, 64> Tinv_h_3_left;
+    TASSIGN(Tinv_h_3_left, 0xc000);
+    TileRight<half, 64, 64> Tinv_h_4_right;
+    TASSIGN(Tinv_h_4_right, 0xc000);
+    TileAcc<float, 64, 64> Tinv_s_3;
+    TASSIGN(Tinv_s_3, 0x4000);
+    L1Tile<half, 64, 64> Tinv_h_5;
+    TASSIGN(Tinv_h_5, 0x14000);
+    L1Tile<half, 64, 64> pairs_h_4_in;
+    TASSIGN(pairs_h_4_in, 0x16000);
+    TileLeft<half, 64, 64> pairs_h_4_in_left;
+    TASSIGN(pairs_h_4_in_left, 0xe000);
+    TileRight<half, 64, 64> Tinv_h_5_right;
+    TASSIGN(Tinv_h_5_right, 0xe000);
+    TileAcc<float, 64, 64> Tinv_p_7;
+    TASSIGN(Tinv_p_7, 0x10000);
+    L1Tile<half, 64, 64> Tinv_h_6;
+    TASSIGN(Tinv_h_6, 0x18000);
+    TileLeft<half, 64, 64> Tinv_h_5_left;
+    TASSIGN(Tinv_h_5_left, 0x0);
+    TileRight<half, 64, 64> Tinv_h_6_right;
+    TASSIGN(Tinv_h_6_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_s_4;
+    TASSIGN(Tinv_s_4, 0x4000);
+    L1Tile<half, 64, 64> Tinv_h_7;
+    TASSIGN(Tinv_h_7, 0x1a000);
+    L1Tile<half, 64, 64> pairs_h_5_in;
+    TASSIGN(pairs_h_5_in, 0x1c000);
+    TileLeft<half, 64, 64> pairs_h_5_in_left;
+    TASSIGN(pairs_h_5_in_left, 0x2000);
+    TileRight<half, 64, 64> Tinv_h_7_right;
+    TASSIGN(Tinv_h_7_right, 0x2000);
+    TileAcc<float, 64, 64> Tinv_p_9;
+    TASSIGN(Tinv_p_9, 0x14000);
+    L1Tile<half, 64, 64> Tinv_h_8;
+    TASSIGN(Tinv_h_8, 0x1e000);
+    TileLeft<half, 64, 64> Tinv_h_7_left;
+    TASSIGN(Tinv_h_7_left, 0x4000);
+    TileRight<half, 64, 64> Tinv_h_8_right;
+    TASSIGN(Tinv_h_8_right, 0x4000);
+    TileAcc<float, 64, 64> Tinv;
+    TASSIGN(Tinv, 0x4000);
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // pairs_h_x -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_1_h_x -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_in -> pairs_h_in
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> Tinv_1_h_in_left_2
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // pairs_h_2_x -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_2_in -> pairs_h_2_in
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // pairs_h_3_x -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in -> pairs_h_3_in
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // pairs_h_4_x -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // pairs_h_5_x -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in
+    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t c = slot - first / 64 - n;
+        if (c * 64 >= length) continue;
+        const int64_t t = first - b * T + c * 64;
+        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+        wait_flag_dev(0);  // pairs_h_x -> pairs_h_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_in -> pairs_h_in
+        {
+            auto from = view(pairs_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(pairs_h_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // pairs_h_in -> pairs_h_in_left
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // pairs_h_x -> store
+        wait_flag_dev(0);  // Tinv_1_h_x -> Tinv_1_h_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in
+        {
+            auto from = view(Tinv_1_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(Tinv_1_h_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in_right
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_1_h_x -> store
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // pairs_h_in -> pairs_h_in_left
+        // Tinv = unit_lower_inverse(A)
+        TEXTRACT(pairs_h_in_left, pairs_h_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_in -> pairs_h_in
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in_right
+        TEXTRACT(Tinv_1_h_in_right, Tinv_1_h_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_1_h_in_right -> Tinv_p
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_1_h_in_right -> Tinv_p
+        TMATMUL(Tinv_p, pairs_h_in_left, Tinv_1_h_in_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p -> Tinv_p_h
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p -> Tinv_p_h
+        TMOV(Tinv_p_h, Tinv_p);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
+        {
+            auto from = view(identity_float16_gm, 64, 64, 64);
+            TLOAD(identity, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // identity -> identity_right
+        TEXTRACT(Tinv_1_h_in_left, Tinv_1_h_in, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // identity -> identity_right
+        TEXTRACT(identity_right, identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> Tinv_identi
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> Tinv_identi
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
+        TMATMUL(Tinv_identi, Tinv_1_h_in_left, identity_right);
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> Tinv_1_h_in_left_2
+        TEXTRACT(Tinv_1_h_in_left_2, Tinv_1_h_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
+        TEXTRACT(Tinv_p_h_right, Tinv_p_h, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_p_h_right -> Tinv_s
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_p_h_right -> Tinv_s
+        TMATMUL_ACC(Tinv_s, Tinv_identi, Tinv_1_h_in_left_2, Tinv_p_h_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s -> Tinv_s_h
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s -> Tinv_s_h
+        TMOV(Tinv_s_h, Tinv_s);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h -> Tinv_s_h_right
+        wait_flag_dev(0);  // pairs_h_2_x -> pairs_h_2_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_2_in -> pairs_h_2_in
+        {
+            auto from = view(pairs_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(pairs_h_2_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_2_in -> pairs_h_2_in_left
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // pairs_h_2_x -> store
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_2_in -> pairs_h_2_in_left
+        TEXTRACT(pairs_h_2_in_left, pairs_h_2_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_2_in -> pairs_h_2_in
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h -> Tinv_s_h_right
+        TEXTRACT(Tinv_s_h_right, Tinv_s_h, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_s_h_right -> Tinv_p_3
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_s_h_right -> Tinv_p_3
+        TMATMUL(Tinv_p_3, pairs_h_2_in_left, Tinv_s_h_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_3 -> Tinv_h_2
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_3 -> Tinv_h_2
+        TMOV(Tinv_h_2, Tinv_p_3);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2 -> Tinv_h_2_right
+        TEXTRACT(Tinv_s_h_left, Tinv_s_h, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2 -> Tinv_h_2_right
+        TEXTRACT(Tinv_h_2_right, Tinv_h_2, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_2_right -> Tinv_s_2
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_2_right -> Tinv_s_2
+        TMATMUL_ACC(Tinv_s_2, Tinv_s, Tinv_s_h_left, Tinv_h_2_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_2 -> Tinv_h_3
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_2 -> Tinv_h_3
+        TMOV(Tinv_h_3, Tinv_s_2);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3 -> Tinv_h_3_right
+        wait_flag_dev(0);  // pairs_h_3_x -> pairs_h_3_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in -> pairs_h_3_in
+        {
+            auto from = view(pairs_h_3_x_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(pairs_h_3_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_3_in -> pairs_h_3_in_left
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // pairs_h_3_x -> store
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_3_in -> pairs_h_3_in_left
+        TEXTRACT(pairs_h_3_in_left, pairs_h_3_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in -> pairs_h_3_in
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3 -> Tinv_h_3_right
+        TEXTRACT(Tinv_h_3_right, Tinv_h_3, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_3_right -> Tinv_p_5
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_3_right -> Tinv_p_5
+        TMATMUL(Tinv_p_5, pairs_h_3_in_left, Tinv_h_3_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_5 -> Tinv_h_4
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_5 -> Tinv_h_4
+        TMOV(Tinv_h_4, Tinv_p_5);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4 -> Tinv_h_4_right
+        TEXTRACT(Tinv_h_3_left, Tinv_h_3, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4 -> Tinv_h_4_right
+        TEXTRACT(Tinv_h_4_right, Tinv_h_4, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_4_right -> Tinv_s_3
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_4_right -> Tinv_s_3
+        TMATMUL_ACC(Tinv_s_3, Tinv_s_2, Tinv_h_3_left, Tinv_h_4_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_3 -> Tinv_h_5
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_3 -> Tinv_h_5
+        TMOV(Tinv_h_5, Tinv_s_3);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5 -> Tinv_h_5_right
+        wait_flag_dev(0);  // pairs_h_4_x -> pairs_h_4_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
+        {
+            auto from = view(pairs_h_4_x_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(pairs_h_4_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_4_in -> pairs_h_4_in_left
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // pairs_h_4_x -> store
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_4_in -> pairs_h_4_in_left
+        TEXTRACT(pairs_h_4_in_left, pairs_h_4_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5 -> Tinv_h_5_right
+        TEXTRACT(Tinv_h_5_right, Tinv_h_5, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_5_right -> Tinv_p_7
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_5_right -> Tinv_p_7
+        TMATMUL(Tinv_p_7, pairs_h_4_in_left, Tinv_h_5_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_7 -> Tinv_h_6
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_7 -> Tinv_h_6
+        TMOV(Tinv_h_6, Tinv_p_7);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6 -> Tinv_h_6_right
+        TEXTRACT(Tinv_h_5_left, Tinv_h_5, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6 -> Tinv_h_6_right
+        TEXTRACT(Tinv_h_6_right, Tinv_h_6, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_6_right -> Tinv_s_4
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_6_right -> Tinv_s_4
+        TMATMUL_ACC(Tinv_s_4, Tinv_s_3, Tinv_h_5_left, Tinv_h_6_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_4 -> Tinv_h_7
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_4 -> Tinv_h_7
+        TMOV(Tinv_h_7, Tinv_s_4);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7 -> Tinv_h_7_right
+        wait_flag_dev(0);  // pairs_h_5_x -> pairs_h_5_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in
+        {
+            auto from = view(pairs_h_5_x_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(pairs_h_5_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_5_in -> pairs_h_5_in_left
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // pairs_h_5_x -> store
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_5_in -> pairs_h_5_in_left
+        TEXTRACT(pairs_h_5_in_left, pairs_h_5_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7 -> Tinv_h_7_right
+        TEXTRACT(Tinv_h_7_right, Tinv_h_7, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_7_right -> Tinv_p_9
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_7_right -> Tinv_p_9
+        TMATMUL(Tinv_p_9, pairs_h_5_in_left, Tinv_h_7_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_9 -> Tinv_h_8
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_9 -> Tinv_h_8
+        TMOV(Tinv_h_8, Tinv_p_9);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8 -> Tinv_h_8_right
+        TEXTRACT(Tinv_h_7_left, Tinv_h_7, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8 -> Tinv_h_8_right
+        TEXTRACT(Tinv_h_8_right, Tinv_h_8, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_8_right -> Tinv
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_8_right -> Tinv
+        TMATMUL_ACC(Tinv, Tinv_s_4, Tinv_h_7_left, Tinv_h_8_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> Tinv_1_h_in_left_2
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
+        {
+            auto to = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
+            TSTORE(to, Tinv);
+        }
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
+    }
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_in -> pairs_h_in
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> Tinv_1_h_in_left_2
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_2_in -> pairs_h_2_in
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in -> pairs_h_3_in
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in
+#endif
+#if defined(__DAV_C220_VEC__)
+    set_mask_norm();
+    set_vector_mask(-1, -1);
+    const int64_t sub = get_subblockid();
+    UbTile<float, 32, 64> A;
+    TASSIGN(A, 0x0);
+    UbTile<float, 32, 64> eye_mask;
+    TASSIGN(eye_mask, 0x2000);
+    UbTile<float, 32, 64> neg_A;
+    TASSIGN(neg_A, 0x0);
+    UbTile<float, 32, 64> pairs_1_mask;
+    TASSIGN(pairs_1_mask, 0x4000);
+    UbTile<float, 32, 64> pairs_neg_A;
+    TASSIGN(pairs_neg_A, 0x4000);
+    UbTile<float, 32, 64> Tinv_1;
+    TASSIGN(Tinv_1, 0x2000);
+    UbTile<float, 32, 64> pairs_2_mask;
+    TASSIGN(pairs_2_mask, 0x6000);
+    UbTile<float, 32, 64> pairs_neg_A_2;
+    TASSIGN(pairs_neg_A_2, 0x6000);
+    UbTile<half, 32, 64> pairs_h;
+    TASSIGN(pairs_h, 0x8000);
+    UbTile<half, 32, 64> Tinv_1_h;
+    TASSIGN(Tinv_1_h, 0x9000);
+    UbTile<float, 32, 64> pairs_4_mask;
+    TASSIGN(pairs_4_mask, 0xa000);
+    UbTile<float, 32, 64> pairs_neg_A_3;
+    TASSIGN(pairs_neg_A_3, 0xa000);
+    UbTile<half, 32, 64> pairs_h_2;
+    TASSIGN(pairs_h_2, 0xc000);
+    UbTile<float, 32, 64> pairs_8_mask;
+    TASSIGN(pairs_8_mask, 0xd000);
+    UbTile<float, 32, 64> pairs_neg_A_4;
+    TASSIGN(pairs_neg_A_4, 0xd000);
+    UbTile<half, 32, 64> pairs_h_3;
+    TASSIGN(pairs_h_3, 0xf000);
+    UbTile<float, 32, 64> pairs_16_mask;
+    TASSIGN(pairs_16_mask, 0x10000);
+    UbTile<float, 32, 64> pairs_neg_A_5;
+    TASSIGN(pairs_neg_A_5, 0x10000);
+    UbTile<half, 32, 64> pairs_h_4;
+    TASSIGN(pairs_h_4, 0x12000);
+    UbTile<float, 32, 64> pairs_32_mask;
+    TASSIGN(pairs_32_mask, 0x13000);
+    UbTile<float, 32, 64> pairs_neg_A_6;
+    TASSIGN(pairs_neg_A_6, 0x0);
+    UbTile<half, 32, 64> pairs_h_5;
+    TASSIGN(pairs_h_5, 0x15000);
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_6 -> A
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h -> pairs_h
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_1_h -> Tinv_1_h
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_2 -> pairs_h_2
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_3 -> pairs_h_3
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_4 -> pairs_h_4
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5 -> pairs_h_5
+    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t c = slot - first / 64 - n;
+        if (c * 64 >= length) continue;
+        const int64_t t = first - b * T + c * 64;
+        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+        const int64_t part = part_of(rows, sub, 32);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_6 -> A
+        {
+            auto from = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
+            TLOAD(A, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> neg_A
+        // Tinv = unit_lower_inverse(A)
+        {
+            auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
+            TLOAD(eye_mask, from);
+        }
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> neg_A
+        TMULS(neg_A, A, -1.0f);
+        {
+            auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
+            TLOAD(pairs_1_mask, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_1_mask -> pairs_neg_A
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_1_mask -> pairs_neg_A
+        pipe_barrier(PIPE_V);
+        TMUL(pairs_neg_A, neg_A, pairs_1_mask);
+        pipe_barrier(PIPE_V);
+        TADD(Tinv_1, eye_mask, pairs_neg_A);
+        {
+            auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
+            TLOAD(pairs_2_mask, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask -> pairs_neg_A_2
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask -> pairs_neg_A_2
+        TMUL(pairs_neg_A_2, neg_A, pairs_2_mask);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h -> pairs_h
+        pipe_barrier(PIPE_V);
+        TCVT(pairs_h, pairs_neg_A_2, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h -> store
+        wait_flag_dev(1);  // pairs_h_x -> store
+        {
+            auto to = view(pairs_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, pairs_h);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_x -> pairs_h_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h -> pairs_h
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_1_h -> Tinv_1_h
+        TCVT(Tinv_1_h, Tinv_1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h -> store
+        wait_flag_dev(2);  // Tinv_1_h_x -> store
+        {
+            auto to = view(Tinv_1_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, Tinv_1_h);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_1_h_x -> Tinv_1_h_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_1_h -> Tinv_1_h
+        {
+            auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
+            TLOAD(pairs_4_mask, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask -> pairs_neg_A_3
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask -> pairs_neg_A_3
+        TMUL(pairs_neg_A_3, neg_A, pairs_4_mask);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_2 -> pairs_h_2
+        pipe_barrier(PIPE_V);
+        TCVT(pairs_h_2, pairs_neg_A_3, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2 -> store
+        wait_flag_dev(3);  // pairs_h_2_x -> store
+        {
+            auto to = view(pairs_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, pairs_h_2);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_2_x -> pairs_h_2_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_2 -> pairs_h_2
+        {
+            auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
+            TLOAD(pairs_8_mask, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask -> pairs_neg_A_4
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask -> pairs_neg_A_4
+        TMUL(pairs_neg_A_4, neg_A, pairs_8_mask);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_3 -> pairs_h_3
+        pipe_barrier(PIPE_V);
+        TCVT(pairs_h_3, pairs_neg_A_4, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3 -> store
+        wait_flag_dev(4);  // pairs_h_3_x -> store
+        {
+            auto to = view(pairs_h_3_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, pairs_h_3);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_3_x -> pairs_h_3_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_3 -> pairs_h_3
+        {
+            auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
+            TLOAD(pairs_16_mask, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask -> pairs_neg_A_5
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask -> pairs_neg_A_5
+        TMUL(pairs_neg_A_5, neg_A, pairs_16_mask);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_4 -> pairs_h_4
+        pipe_barrier(PIPE_V);
+        TCVT(pairs_h_4, pairs_neg_A_5, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4 -> store
+        wait_flag_dev(5);  // pairs_h_4_x -> store
+        {
+            auto to = view(pairs_h_4_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, pairs_h_4);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_4_x -> pairs_h_4_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_4 -> pairs_h_4
+        {
+            auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
+            TLOAD(pairs_32_mask, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask -> pairs_neg_A_6
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask -> pairs_neg_A_6
+        TMUL(pairs_neg_A_6, neg_A, pairs_32_mask);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5 -> pairs_h_5
+        pipe_barrier(PIPE_V);
+        TCVT(pairs_h_5, pairs_neg_A_6, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5 -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_6 -> A
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5 -> store
+        wait_flag_dev(6);  // pairs_h_5_x -> store
+        {
+            auto to = view(pairs_h_5_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, pairs_h_5);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_5_x -> pairs_h_5_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5 -> pairs_h_5
+    }
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_6 -> A
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h -> pairs_h
+    wait_flag_dev(1);  // pairs_h_x -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_1_h -> Tinv_1_h
+    wait_flag_dev(2);  // Tinv_1_h_x -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_2 -> pairs_h_2
+    wait_flag_dev(3);  // pairs_h_2_x -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_3 -> pairs_h_3
+    wait_flag_dev(4);  // pairs_h_3_x -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_4 -> pairs_h_4
+    wait_flag_dev(5);  // pairs_h_4_x -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5 -> pairs_h_5
+    wait_flag_dev(6);  // pairs_h_5_x -> store
+#endif
+#endif
+}
+
+/**
+ * @brief Kernel W_U0 over chunks.
+ * k: input, token, [C, K] float16
+ * v: input, token, [C, V] float16
+ * beta: input, token, [C] float32
+ * G_ws: workspace, slot, [C] float32
+ * Tinv_ws: workspace, slot, [C, C] float16
+ * W_ws: workspace, slot, [C, K] float16
+ * U0_ws: workspace, slot, [C, V] float32
+ * mul_h_x: workspace, block, [C, V] float16
+ * mul_h_2_x: workspace, block, [C, K] float16
+ */
+PTO_ENTRY void gated_delta_rule_W_U0_fp16(
+    __gm__ uint8_t *k_bytes,
+    __gm__ uint8_t *v_bytes,
+    __gm__ uint8_t *beta_bytes,
+    __gm__ uint8_t *G_ws_bytes,
+    __gm__ uint8_t *Tinv_ws_bytes,
+    __gm__ uint8_t *W_ws_bytes,
+    __gm__ uint8_t *U0_ws_bytes,
+    __gm__ uint8_t *mul_h_x_bytes,
+    __gm__ uint8_t *mul_h_2_x_bytes,
+    __gm__ uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    uint64_t ffts)
+{
+#if defined(__CCE_AICORE__)
+    set_ffts_base_addr(ffts);
+    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
+    __gm__ half *v_gm = reinterpret_cast<__gm__ half *>(v_bytes);
+    __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
+    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
+    __gm__ half *Tinv_ws_gm = reinterpret_cast<__gm__ half *>(Tinv_ws_bytes);
+    __gm__ half *W_ws_gm = reinterpret_cast<__gm__ half *>(W_ws_bytes);
+    __gm__ float *U0_ws_gm = reinterpret_cast<__gm__ float *>(U0_ws_bytes);
+    __gm__ half *mul_h_x_gm = reinterpret_cast<__gm__ half *>(mul_h_x_bytes);
+    __gm__ half *mul_h_2_x_gm = reinterpret_cast<__gm__ half *>(mul_h_2_x_bytes);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+#if defined(__DAV_C220_CUBE__)
+    L1Tile<half, 64, 64> Tinv;
+    TASSIGN(Tinv, 0x0);
+    L1Tile<half, 64, 128> mul_h_in;
+    TASSIGN(mul_h_in, 0x2000);
+    TileLeft<half, 64, 64> Tinv_left;
+    TASSIGN(Tinv_left, 0x0);
+    TileRight<half, 64, 128> mul_h_in_right;
+    TASSIGN(mul_h_in_right, 0x0);
+    TileAcc<float, 64, 128> U0;
+    TASSIGN(U0, 0x0);
+    L1Tile<half, 64, 128> mul_h_2_in;
+    TASSIGN(mul_h_2_in, 0x6000);
+    TileLeft<half, 64, 64> Tinv_left_2;
+    TASSIGN(Tinv_left_2, 0x2000);
+    TileRight<half, 64, 128> mul_h_2_in_right;
+    TASSIGN(mul_h_2_in_right, 0x4000);
+    TileAcc<float, 64, 128> W;
+    TASSIGN(W, 0x8000);
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // mul_h_x -> store
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U0 -> U0
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // mul_h_2_x -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // W_h -> W
+    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t c = slot - first / 64 - n;
+        if (c * 64 >= length) continue;
+        const int64_t t = first - b * T + c * 64;
+        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
+        {
+            auto from = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
+            TLOAD(Tinv, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> Tinv_left
+        wait_flag_dev(0);  // mul_h_x -> mul_h_in
+        {
+            auto from = view(mul_h_x_gm + get_block_idx() * 8192, 64, 128, 128);
+            TLOAD(mul_h_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // mul_h_in -> mul_h_in_right
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // mul_h_x -> store
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> Tinv_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
+        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        TEXTRACT(Tinv_left, Tinv, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // mul_h_in -> mul_h_in_right
+        TEXTRACT(mul_h_in_right, mul_h_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // mul_h_in_right -> U0
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // mul_h_in_right -> U0
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U0 -> U0
+        TMATMUL(U0, Tinv_left, mul_h_in_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U0 -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U0 -> store
+        {
+            auto to = view(U0_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
+            TSTORE(to, U0);
+        }
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U0 -> U0
+        wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
+        {
+            auto from = view(mul_h_2_x_gm + get_block_idx() * 8192, 64, 128, 128);
+            TLOAD(mul_h_2_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in -> mul_h_2_in_right
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // mul_h_2_x -> store
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
+        TEXTRACT(Tinv_left_2, Tinv, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in -> mul_h_2_in_right
+        TEXTRACT(mul_h_2_in_right, mul_h_2_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right -> W
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right -> W
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // W_h -> W
+        TMATMUL(W, Tinv_left_2, mul_h_2_in_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W -> store
+        {
+            auto to = view(W_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
+            TSTORE(to, W);
+        }
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // W_h -> W
+    }
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U0 -> U0
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // W_h -> W
+#endif
+#if defined(__DAV_C220_VEC__)
+    set_mask_norm();
+    set_vector_mask(-1, -1);
+    const int64_t sub = get_subblockid();
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0x0);
+    UbTile<half, 32, 128> k;
+    TASSIGN(k, 0x100);
+    UbTile<half, 32, 128> v;
+    TASSIGN(v, 0x2100);
+    UbWide<float, 64> beta_wide;
+    TASSIGN(beta_wide, 0x4100);
+    UbTile<float, 1, 64> beta;
+    TASSIGN(beta, 0x5100);
+    UbCol<float, 32> beta_col;
+    TASSIGN(beta_col, 0x5100 + sub * 128);
+    UbTile<float, 1, 64> exp_G;
+    TASSIGN(exp_G, 0x0);
+    UbCol<float, 32> exp_G_col;
+    TASSIGN(exp_G_col, 0x0 + sub * 128);
+    UbTile<float, 32, 128> k_f;
+    TASSIGN(k_f, 0x5200);
+    UbTile<float, 32, 128> mul_exp_5;
+    TASSIGN(mul_exp_5, 0x5200);
+    UbTile<float, 32, 128> v_f;
+    TASSIGN(v_f, 0x9200);
+    UbTile<float, 32, 128> mul_beta_3;
+    TASSIGN(mul_beta_3, 0x9200);
+    UbTile<float, 32, 128> mul_beta_4;
+    TASSIGN(mul_beta_4, 0x5200);
+    UbTile<half, 32, 128> mul_h;
+    TASSIGN(mul_h, 0xd200);
+    UbTile<half, 32, 128> mul_h_2;
+    TASSIGN(mul_h_2, 0xf200);
+    UbTile<float, 64, 8> beta_scratch;
+    TASSIGN(beta_scratch, 0x4900);
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> v_raw
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // mul_h -> mul_h
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_2 -> mul_h_2
+    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t c = slot - first / 64 - n;
+        if (c * 64 >= length) continue;
+        const int64_t t = first - b * T + c * 64;
+        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+        const int64_t part = part_of(rows, sub, 32);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
+        {
+            auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
+            TLOAD(G, from);
+        }
+        UbPart<half, 32, 128> k_raw(part, 128);
+        TASSIGN(k_raw, 0x100);
+        if (part > 0) {
+            auto from = view(k_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
+            TLOAD(k_raw, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_raw -> k
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_raw -> k
+        fill_rows(k, k_raw, part, 0x100);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> v_raw
+        UbPart<half, 32, 128> v_raw(part, 128);
+        TASSIGN(v_raw, 0x2100);
+        if (part > 0) {
+            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+            TLOAD(v_raw, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
+        fill_rows(v, v_raw, part, 0x2100);
+        UbWidePart<float, 64> beta_raw(rows);
+        TASSIGN(beta_raw, 0x4100);
+        auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
+        TLOAD(beta_raw, beta_raw_from);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
+        fill_wide(beta_raw, rows, 0x4100);
+        pipe_barrier(PIPE_V);
+        {
+            UbCol<float, 64> flat;
+            TASSIGN(flat, 0x5100);
+            TROWSUM(flat, beta_wide, beta_scratch);
+        }
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        TEXP(exp_G, G);
+        TCVT(k_f, k, RoundMode::CAST_NONE);
+        pipe_barrier(PIPE_V);
+        TROWEXPANDMUL(mul_exp_5, k_f, exp_G_col);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
+        TCVT(v_f, v, RoundMode::CAST_NONE);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> v_raw
+        pipe_barrier(PIPE_V);
+        TROWEXPANDMUL(mul_beta_3, v_f, beta_col);
+        pipe_barrier(PIPE_V);
+        TROWEXPANDMUL(mul_beta_4, mul_exp_5, beta_col);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // mul_h -> mul_h
+        TCVT(mul_h, mul_beta_3, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h -> store
+        wait_flag_dev(1);  // mul_h_x -> store
+        {
+            auto to = view(mul_h_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            TSTORE(to, mul_h);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // mul_h -> mul_h
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_2 -> mul_h_2
+        pipe_barrier(PIPE_V);
+        TCVT(mul_h_2, mul_beta_4, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_2 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_2 -> store
+        wait_flag_dev(2);  // mul_h_2_x -> store
+        {
+            auto to = view(mul_h_2_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            TSTORE(to, mul_h_2);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_2 -> mul_h_2
+    }
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> v_raw
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // mul_h -> mul_h
+    wait_flag_dev(1);  // mul_h_x -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_2 -> mul_h_2
+    wait_flag_dev(2);  // mul_h_2_x -> store
+#endif
+#endif
+}
+
+/**
+ * @brief Kernel S_U over sequences.
+ * k: input, token, [C, K] float16
+ * initial_state: input, sequence, [K, V] float32 (optional)
+ * final_state: output, sequence, [K, V] float32 (optional)
+ * G_ws: workspace, slot, [C] float32
+ * W_ws: workspace, slot, [C, K] float16
+ * U0_ws: workspace, slot, [C, V] float32
+ * S_ws: workspace, slot, [K, V] float16
+ * U_ws: workspace, slot, [C, V] float16
+ * mul_h_x: workspace, block, [C, V] float16
+ * S_h_x: workspace, block, [K, V] float16
+ * W_S_x: workspace, block, [C, V] float32
+ * S_next_part_x: workspace, block, [K, V] float32
+ */
+PTO_ENTRY void gated_delta_rule_S_U_fp16(
+    __gm__ uint8_t *k_bytes,
+    __gm__ uint8_t *initial_state_bytes,
+    __gm__ uint8_t *final_state_bytes,
+    __gm__ uint8_t *G_ws_bytes,
+    __gm__ uint8_t *W_ws_bytes,
+    __gm__ uint8_t *U0_ws_bytes,
+    __gm__ uint8_t *S_ws_bytes,
+    __gm__ uint8_t *U_ws_bytes,
+    __gm__ uint8_t *mul_h_x_bytes,
+    __gm__ uint8_t *S_h_x_bytes,
+    __gm__ uint8_t *W_S_x_bytes,
+    __gm__ uint8_t *S_next_part_x_bytes,
+    __gm__ uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    int64_t has_initial_state,
+    int64_t has_final_state,
+    uint64_t ffts)
+{
+#if defined(__CCE_AICORE__)
+    set_ffts_base_addr(ffts);
+    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
+    __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
+    __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
+    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
+    __gm__ half *W_ws_gm = reinterpret_cast<__gm__ half *>(W_ws_bytes);
+    __gm__ float *U0_ws_gm = reinterpret_cast<__gm__ float *>(U0_ws_bytes);
+    __gm__ half *S_ws_gm = reinterpret_cast<__gm__ half *>(S_ws_bytes);
+    __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(U_ws_bytes);
+    __gm__ half *mul_h_x_gm = reinterpret_cast<__gm__ half *>(mul_h_x_bytes);
+    __gm__ half *S_h_x_gm = reinterpret_cast<__gm__ half *>(S_h_x_bytes);
+    __gm__ float *W_S_x_gm = reinterpret_cast<__gm__ float *>(W_S_x_bytes);
+    __gm__ float *S_next_part_x_gm = reinterpret_cast<__gm__ float *>(S_next_part_x_bytes);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+#if defined(__DAV_C220_CUBE__)
+    L1Tile<half, 64, 128> W;
+    TASSIGN(W, 0x0);
+    L1Tile<half, 64, 128> k;
+    TASSIGN(k, 0x4000);
+    L1Tile<half, 128, 128> S_h_in;
+    TASSIGN(S_h_in, 0x8000);
+    TileLeft<half, 64, 128> W_left;
+    TASSIGN(W_left, 0x0);
+    TileRight<half, 128, 128> S_h_in_right;
+    TASSIGN(S_h_in_right, 0x0);
+    TileAcc<float, 64, 128> W_S;
+    TASSIGN(W_S, 0x0);
+    L1Tile<half, 64, 128> mul_h_in;
+    TASSIGN(mul_h_in, 0x10000);
+    TileLeft<half, 128, 64> k_left;
+    TASSIGN(k_left, 0x4000);
+    TileRight<half, 64, 128> mul_h_in_right;
+    TASSIGN(mul_h_in_right, 0x8000);
+    TileAcc<float, 128, 128> S_next_part;
+    TASSIGN(S_next_part, 0x8000);
+    for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t n = item / HV, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
+        pipe_barrier(PIPE_ALL);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+        for (int64_t c = 0; c * 64 < length; ++c) {
+            const int64_t slot = first / 64 + n + c;
+            const int64_t t = first - b * T + c * 64;
+            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+            {
+                auto from = view(W_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
+                TLOAD(W, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // W -> W_left
+            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+            L1Part<half, 64, 128> k_raw(rows, 128);
+            TASSIGN(k_raw, 0x4000);
+            auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
+            TLOAD(k_raw, k_raw_from);
+            if (rows < 64) TFILLPAD(k_raw, k_raw);
+            wait_flag_dev(0);  // S_h_x -> S_h_in
+            {
+                auto from = view(S_h_x_gm + get_block_idx() * 16384, 128, 128, 128);
+                TLOAD(S_h_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_h_in -> S_h_in_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // W -> W_left
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            TEXTRACT(W_left, W, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_h_in -> S_h_in_right
+            TEXTRACT(S_h_in_right, S_h_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> W_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> W_S
+            TMATMUL(W_S, W_left, S_h_in_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W_S -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W_S -> store
+            {
+                auto to = view(W_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, W_S);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_S_x -> W_S_in
+            wait_flag_dev(0);  // mul_h_x -> mul_h_in
+            {
+                auto from = view(mul_h_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(mul_h_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_right
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            L1View<half, 128, 64> k_left_from;
+            TRESHAPE(k_left_from, k);
+            TEXTRACT(k_left, k_left_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_right
+            TEXTRACT(mul_h_in_right, mul_h_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_in_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_in_right -> S_next_part
+            TMATMUL(S_next_part, k_left, mul_h_in_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
+            {
+                auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
+                TSTORE(to, S_next_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_x -> S_next_part_in
+        }
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+    }
+#endif
+#if defined(__DAV_C220_VEC__)
+    set_mask_norm();
+    set_vector_mask(-1, -1);
+    const int64_t sub = get_subblockid();
+    UbTile<float, 64, 128> S_0_raw;
+    TASSIGN(S_0_raw, 0x0);
+    UbTile<float, 64, 128> S_0;
+    TASSIGN(S_0, 0x0);
+    UbTile<float, 64, 128> S;
+    TASSIGN(S, 0x0);
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0x8000);
+    UbTile<float, 32, 128> U0;
+    TASSIGN(U0, 0x8100);
+    UbTile<half, 64, 128> S_h;
+    TASSIGN(S_h, 0xc100);
+    UbTile<float, 32, 128> W_S_in;
+    TASSIGN(W_S_in, 0x10100);
+    UbTile<float, 32, 128> U;
+    TASSIGN(U, 0x8100);
+    UbTile<half, 32, 128> U_h;
+    TASSIGN(U_h, 0x14100);
+    UbTile<float, 1, 64> exp_G;
+    TASSIGN(exp_G, 0x16100);
+    UbTile<float, 64, 128> mul_exp_3;
+    TASSIGN(mul_exp_3, 0x16200);
+    UbTile<float, 1, 64> mul_G;
+    TASSIGN(mul_G, 0x8000);
+    UbTile<float, 1, 64> sub_last_G;
+    TASSIGN(sub_last_G, 0x8000);
+    UbTile<float, 1, 64> exp_sub;
+    TASSIGN(exp_sub, 0x8000);
+    UbCol<float, 32> exp_sub_col;
+    TASSIGN(exp_sub_col, 0x8000 + sub * 128);
+    UbTile<float, 32, 128> mul_exp_4;
+    TASSIGN(mul_exp_4, 0x8100);
+    UbTile<half, 32, 128> mul_h;
+    TASSIGN(mul_h, 0x1e200);
+    UbTile<float, 64, 128> S_next_part_in;
+    TASSIGN(S_next_part_in, 0x20200);
+    UbTile<float, 64, 128> S_next;
+    TASSIGN(S_next, 0x0);
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t n = item / HV, b = n * batched;
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+        if (has_initial_state) {
+            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
+            TLOAD(S_0_raw, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        if (!has_initial_state) TEXPANDS(S_0, 0);
+        for (int64_t c = 0; c * 64 < length; ++c) {
+            const int64_t slot = first / 64 + n + c;
+            const int64_t t = first - b * T + c * 64;
+            const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+            const int64_t part = part_of(rows, sub, 32);
+            {
+                auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
+                TLOAD(G, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
+            {
+                auto from = view(U0_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(U0, from);
+            }
+            pipe_barrier(PIPE_V);
+            TCVT(S_h, S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
+            {
+                auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TSTORE(to, S_h);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_h_x -> S_h_in
+            {
+                auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
+                TSTORE(to, S_h);
+            }
+            wait_flag_dev(1);  // W_S_x -> W_S_in
+            {
+                auto from = view(W_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(W_S_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_S_in -> U
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_S_in -> U
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            TSUB(U, U0, W_S_in);
+            pipe_barrier(PIPE_V);
+            TCVT(U_h, U, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // U_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // U_h -> store
+            {
+                auto to = view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, U_h);
+            }
+            wait_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            const float last_G = G.GetValue(63);
+            TEXP(exp_G, G);
+            set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> exp_last_G
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> exp_last_G
+            const float exp_last_G = exp_G.GetValue(63);
+            TMULS(mul_exp_3, S, exp_last_G);
+            TMULS(mul_G, G, -1.0f);
+            pipe_barrier(PIPE_V);
+            TADDS(sub_last_G, mul_G, last_G);
+            pipe_barrier(PIPE_V);
+            TEXP(exp_sub, sub_last_G);
+            pipe_barrier(PIPE_V);
+            TROWEXPANDMUL(mul_exp_4, U, exp_sub_col);
+            pipe_barrier(PIPE_V);
+            TCVT(mul_h, mul_exp_4, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h -> store
+            {
+                auto to = view(mul_h_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, mul_h);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
+            wait_flag_dev(1);  // S_next_part_x -> S_next_part_in
+            {
+                auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TLOAD(S_next_part_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
+            TADD(S_next, mul_exp_3, S_next_part_in);
+        }
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
+        if (has_final_state) {
+            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
+            TSTORE(to, S);
+        }
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    }
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+#endif
+#endif
+}
+
+/**
+ * @brief Kernel o over chunks.
+ * q: input, token, [C, K] float16
+ * k: input, token, [C, K] float16
+ * o: output, token, [C, V] float16
+ * G_ws: workspace, slot, [C] float32
+ * S_ws: workspace, slot, [K, V] float16
+ * U_ws: workspace, slot, [C, V] float16
+ * lower_fill: workspace, const, [C, C] float32
+ * q_S_x: workspace, block, [C, V] float32
+ * q_k_x: workspace, block, [C, C] float32
+ * mul_h_xx: workspace, block, [C, C] float16
+ * add_mul_part_x: workspace, block, [C, V] float32
+ */
+PTO_ENTRY void gated_delta_rule_o_fp16(
+    __gm__ uint8_t *q_bytes,
+    __gm__ uint8_t *k_bytes,
+    __gm__ uint8_t *o_bytes,
+    __gm__ uint8_t *G_ws_bytes,
+    __gm__ uint8_t *S_ws_bytes,
+    __gm__ uint8_t *U_ws_bytes,
+    __gm__ uint8_t *lower_fill_bytes,
+    __gm__ uint8_t *q_S_x_bytes,
+    __gm__ uint8_t *q_k_x_bytes,
+    __gm__ uint8_t *mul_h_xx_bytes,
+    __gm__ uint8_t *add_mul_part_x_bytes,
+    __gm__ uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    float scale,
+    uint64_t ffts)
+{
+#if defined(__CCE_AICORE__)
+    set_ffts_base_addr(ffts);
+    __gm__ half *q_gm = reinterpret_cast<__gm__ half *>(q_bytes);
+    __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
+    __gm__ half *o_gm = reinterpret_cast<__gm__ half *>(o_bytes);
+    __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
+    __gm__ half *S_ws_gm = reinterpret_cast<__gm__ half *>(S_ws_bytes);
+    __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(U_ws_bytes);
+    __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
+    __gm__ float *q_S_x_gm = reinterpret_cast<__gm__ float *>(q_S_x_bytes);
+    __gm__ float *q_k_x_gm = reinterpret_cast<__gm__ float *>(q_k_x_bytes);
+    __gm__ half *mul_h_xx_gm = reinterpret_cast<__gm__ half *>(mul_h_xx_bytes);
+    __gm__ float *add_mul_part_x_gm = reinterpret_cast<__gm__ float *>(add_mul_part_x_bytes);
+    __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
+#if defined(__DAV_C220_CUBE__)
+    L1Tile<half, 128, 128> S;
+    TASSIGN(S, 0x0);
+    L1Tile<half, 64, 128> U;
+    TASSIGN(U, 0x8000);
+    L1Tile<half, 64, 128> q;
+    TASSIGN(q, 0xc000);
+    L1Tile<half, 64, 128> k;
+    TASSIGN(k, 0x10000);
+    TileLeft<half, 64, 128> q_left;
+    TASSIGN(q_left, 0x0);
+    TileRight<half, 128, 128> S_right;
+    TASSIGN(S_right, 0x0);
+    TileAcc<float, 64, 128> q_S;
+    TASSIGN(q_S, 0x0);
+    TileLeft<half, 64, 128> q_left_2;
+    TASSIGN(q_left_2, 0x4000);
+    TileRight<half, 128, 64> k_right;
+    TASSIGN(k_right, 0x8000);
+    TileAcc<float, 64, 64> q_k;
+    TASSIGN(q_k, 0x8000);
+    L1Tile<half, 64, 64> mul_h_in;
+    TASSIGN(mul_h_in, 0x14000);
+    TileLeft<half, 64, 64> mul_h_in_left;
+    TASSIGN(mul_h_in_left, 0x8000);
+    TileRight<half, 64, 128> U_right;
+    TASSIGN(U_right, 0xc000);
+    TileAcc<float, 64, 128> add_mul_part;
+    TASSIGN(add_mul_part, 0xc000);
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // U -> U
+    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t c = slot - first / 64 - n;
+        if (c * 64 >= length) continue;
+        const int64_t t = first - b * T + c * 64;
+        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+        {
+            auto from = view(S_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
+            TLOAD(S, from);
+        }
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // U -> U
+        {
+            auto from = view(U_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
+            TLOAD(U, from);
+        }
+        L1Part<half, 64, 128> q_raw(rows, 128);
+        TASSIGN(q_raw, 0xc000);
+        auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
+        TLOAD(q_raw, q_raw_from);
+        if (rows < 64) TFILLPAD(q_raw, q_raw);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left
+        L1Part<half, 64, 128> k_raw(rows, 128);
+        TASSIGN(k_raw, 0x10000);
+        auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
+        TLOAD(k_raw, k_raw_from);
+        if (rows < 64) TFILLPAD(k_raw, k_raw);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+        TEXTRACT(q_left, q, 0, 0);
+        TEXTRACT(S_right, S, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right -> q_S
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right -> q_S
+        TMATMUL(q_S, q_left, S_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
+        {
+            auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
+            TSTORE(to, q_S);
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_x -> q_S_in
+        TEXTRACT(q_left_2, q, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
+        L1View<half, 128, 64> k_right_from;
+        TRESHAPE(k_right_from, k);
+        TEXTRACT(k_right, k_right_from, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right -> q_k
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right -> q_k
+        TMATMUL(q_k, q_left_2, k_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
+        {
+            auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
+            TSTORE(to, q_k);
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k_x -> q_k_in
+        wait_flag_dev(1);  // mul_h_xx -> mul_h_in
+        {
+            auto from = view(mul_h_xx_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(mul_h_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_left
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_left
+        TEXTRACT(mul_h_in_left, mul_h_in, 0, 0);
+        TEXTRACT(U_right, U, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // U_right -> add_mul_part
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // U -> U
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // U_right -> add_mul_part
+        TMATMUL(add_mul_part, mul_h_in_left, U_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part -> store
+        {
+            auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
+            TSTORE(to, add_mul_part);
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // add_mul_part_x -> add_mul_part_in
+    }
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // U -> U
+#endif
+#if defined(__DAV_C220_VEC__)
+    set_mask_norm();
+    set_vector_mask(-1, -1);
+    const int64_t sub = get_subblockid();
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0x0);
+    UbCol<float, 32> G_col;
+    TASSIGN(G_col, 0x0 + sub * 128);
+    UbTile<float, 1, 64> mul_G;
+    TASSIGN(mul_G, 0x100);
+    UbTile<float, 32, 64> expand_mul;
+    TASSIGN(expand_mul, 0x200);
+    UbTile<float, 32, 64> sub_G_col;
+    TASSIGN(sub_G_col, 0x200);
+    UbTile<float, 32, 64> lower_fill;
+    TASSIGN(lower_fill, 0x2200);
+    UbTile<float, 32, 64> lower_sub;
+    TASSIGN(lower_sub, 0x200);
+    UbTile<float, 32, 64> D;
+    TASSIGN(D, 0x200);
+    UbTile<float, 1, 64> exp_G;
+    TASSIGN(exp_G, 0x0);
+    UbCol<float, 32> exp_G_col;
+    TASSIGN(exp_G_col, 0x0 + sub * 128);
+    UbTile<float, 32, 128> q_S_in;
+    TASSIGN(q_S_in, 0x4200);
+    UbTile<float, 32, 128> mul_exp_2;
+    TASSIGN(mul_exp_2, 0x4200);
+    UbTile<float, 32, 64> q_k_in;
+    TASSIGN(q_k_in, 0x8200);
+    UbTile<float, 32, 64> mul_q_k;
+    TASSIGN(mul_q_k, 0x8200);
+    UbTile<half, 32, 64> mul_h;
+    TASSIGN(mul_h, 0xa200);
+    UbTile<float, 32, 128> add_mul_part_in;
+    TASSIGN(add_mul_part_in, 0xb200);
+    UbTile<float, 32, 128> add_mul;
+    TASSIGN(add_mul, 0x4200);
+    UbTile<float, 32, 128> o;
+    TASSIGN(o, 0x4200);
+    UbTile<half, 32, 128> o_h;
+    TASSIGN(o_h, 0xf200);
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o -> q_S_in
+    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+        const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
+        const int64_t c = slot - first / 64 - n;
+        if (c * 64 >= length) continue;
+        const int64_t t = first - b * T + c * 64;
+        const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+        const int64_t part = part_of(rows, sub, 32);
+        {
+            auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
+            TLOAD(G, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
+        TMULS(mul_G, G, -1.0f);
+        pipe_barrier(PIPE_V);
+        TCOLEXPAND(expand_mul, mul_G);
+        pipe_barrier(PIPE_V);
+        TROWEXPANDADD(sub_G_col, expand_mul, G_col);
+        {
+            auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+            TLOAD(lower_fill, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill -> lower_sub
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill -> lower_sub
+        pipe_barrier(PIPE_V);
+        TADD(lower_sub, sub_G_col, lower_fill);
+        pipe_barrier(PIPE_V);
+        TEXP(D, lower_sub);
+        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        TEXP(exp_G, G);
+        wait_flag_dev(0);  // q_S_x -> q_S_in
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o -> q_S_in
+        {
+            auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            TLOAD(q_S_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> mul_exp_2
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> mul_exp_2
+        pipe_barrier(PIPE_V);
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+        TROWEXPANDMUL(mul_exp_2, q_S_in, exp_G_col);
+        wait_flag_dev(0);  // q_k_x -> q_k_in
+        {
+            auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TLOAD(q_k_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in -> mul_q_k
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in -> mul_q_k
+        TMUL(mul_q_k, q_k_in, D);
+        pipe_barrier(PIPE_V);
+        TCVT(mul_h, mul_q_k, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h -> store
+        {
+            auto to = view(mul_h_xx_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, mul_h);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_xx -> mul_h_in
+        wait_flag_dev(0);  // add_mul_part_x -> add_mul_part_in
+        {
+            auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            TLOAD(add_mul_part_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // add_mul_part_in -> add_mul
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // add_mul_part_in -> add_mul
+        TADD(add_mul, mul_exp_2, add_mul_part_in);
+        pipe_barrier(PIPE_V);
+        TMULS(o, add_mul, scale);
+        pipe_barrier(PIPE_V);
+        TCVT(o_h, o, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_h -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o -> q_S_in
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_h -> store
+        if (part > 0) {
+            UbPart<half, 32, 128> valid(part, 128);
+            TASSIGN(valid, 0xf200);
+            auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+            TSTORE(to, valid);
+        }
+    }
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o -> q_S_in
+#endif
+#endif
+}
+
+#if !defined(__CCE_AICORE__) && !defined(__CPU_SIM)
+// Host side: one launcher a kernel; 0, or 1 where the runtime has no address for flags between cores.
+extern "C" int call_gated_delta_rule_G_fp16(
+    uint32_t block_dim,
+    void *stream,
+    uint8_t *g_bytes,
+    uint8_t *G_ws_bytes,
+    uint8_t *lower_64_mask_bytes,
+    uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots)
+{
+    uint64_t ffts = 0;
+    uint32_t length = 0;
+    if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
+    gated_delta_rule_G_fp16<<<block_dim, nullptr, stream>>>(g_bytes, G_ws_bytes, lower_64_mask_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    return 0;
+}
+extern "C" int call_gated_delta_rule_A_fp16(
+    uint32_t block_dim,
+    void *stream,
+    uint8_t *k_bytes,
+    uint8_t *beta_bytes,
+    uint8_t *G_ws_bytes,
+    uint8_t *A_ws_bytes,
+    uint8_t *lower_fill_bytes,
+    uint8_t *strictly_lower_mask_bytes,
+    uint8_t *k_k_x_bytes,
+    uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots)
+{
+    uint64_t ffts = 0;
+    uint32_t length = 0;
+    if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
+    gated_delta_rule_A_fp16<<<block_dim, nullptr, stream>>>(k_bytes, beta_bytes, G_ws_bytes, A_ws_bytes, lower_fill_bytes, strictly_lower_mask_bytes, k_k_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    return 0;
+}
+extern "C" int call_gated_delta_rule_Tinv_fp16(
+    uint32_t block_dim,
+    void *stream,
+    uint8_t *A_ws_bytes,
+    uint8_t *Tinv_ws_bytes,
+    uint8_t *eye_mask_bytes,
+    uint8_t *pairs_1_mask_bytes,
+    uint8_t *pairs_2_mask_bytes,
+    uint8_t *pairs_4_mask_bytes,
+    uint8_t *pairs_8_mask_bytes,
+    uint8_t *pairs_16_mask_bytes,
+    uint8_t *pairs_32_mask_bytes,
+    uint8_t *identity_float16_bytes,
+    uint8_t *pairs_h_x_bytes,
+    uint8_t *Tinv_1_h_x_bytes,
+    uint8_t *pairs_h_2_x_bytes,
+    uint8_t *pairs_h_3_x_bytes,
+    uint8_t *pairs_h_4_x_bytes,
+    uint8_t *pairs_h_5_x_bytes,
+    uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots)
+{
+    uint64_t ffts = 0;
+    uint32_t length = 0;
+    if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
+    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    return 0;
+}
+extern "C" int call_gated_delta_rule_W_U0_fp16(
+    uint32_t block_dim,
+    void *stream,
+    uint8_t *k_bytes,
+    uint8_t *v_bytes,
+    uint8_t *beta_bytes,
+    uint8_t *G_ws_bytes,
+    uint8_t *Tinv_ws_bytes,
+    uint8_t *W_ws_bytes,
+    uint8_t *U0_ws_bytes,
+    uint8_t *mul_h_x_bytes,
+    uint8_t *mul_h_2_x_bytes,
+    uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots)
+{
+    uint64_t ffts = 0;
+    uint32_t length = 0;
+    if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
+    gated_delta_rule_W_U0_fp16<<<block_dim, nullptr, stream>>>(k_bytes, v_bytes, beta_bytes, G_ws_bytes, Tinv_ws_bytes, W_ws_bytes, U0_ws_bytes, mul_h_x_bytes, mul_h_2_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    return 0;
+}
+extern "C" int call_gated_delta_rule_S_U_fp16(
+    uint32_t block_dim,
+    void *stream,
+    uint8_t *k_bytes,
+    uint8_t *initial_state_bytes,
+    uint8_t *final_state_bytes,
+    uint8_t *G_ws_bytes,
+    uint8_t *W_ws_bytes,
+    uint8_t *U0_ws_bytes,
+    uint8_t *S_ws_bytes,
+    uint8_t *U_ws_bytes,
+    uint8_t *mul_h_x_bytes,
+    uint8_t *S_h_x_bytes,
+    uint8_t *W_S_x_bytes,
+    uint8_t *S_next_part_x_bytes,
+    uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    int64_t has_initial_state,
+    int64_t has_final_state)
+{
+    uint64_t ffts = 0;
+    uint32_t length = 0;
+    if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
+    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, W_ws_bytes, U0_ws_bytes, S_ws_bytes, U_ws_bytes, mul_h_x_bytes, S_h_x_bytes, W_S_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
+    return 0;
+}
+extern "C" int call_gated_delta_rule_o_fp16(
+    uint32_t block_dim,
+    void *stream,
+    uint8_t *q_bytes,
+    uint8_t *k_bytes,
+    uint8_t *o_bytes,
+    uint8_t *G_ws_bytes,
+    uint8_t *S_ws_bytes,
+    uint8_t *U_ws_bytes,
+    uint8_t *lower_fill_bytes,
+    uint8_t *q_S_x_bytes,
+    uint8_t *q_k_x_bytes,
+    uint8_t *mul_h_xx_bytes,
+    uint8_t *add_mul_part_x_bytes,
+    uint8_t *cu_seqlens_bytes,
+    int64_t N,
+    int64_t T,
+    int64_t batched,
+    int64_t H,
+    int64_t HV,
+    int64_t slots,
+    float scale)
+{
+    uint64_t ffts = 0;
+    uint32_t length = 0;
+    if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
+    gated_delta_rule_o_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, o_bytes, G_ws_bytes, S_ws_bytes, U_ws_bytes, lower_fill_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_xx_bytes, add_mul_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, scale, ffts);
+    return 0;
+}
+#endif
+'''
+
+
+def compile_command(source, library):
+    """The command that builds the kernels for an Ascend A2 or A3."""
+    toolkit = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
+    headers = os.environ.get("PTO_LIB_PATH")
+    if not toolkit or not headers:
+        raise RuntimeError("NPU tensors need CANN and PTO-ISA: set ASCEND_TOOLKIT_HOME (CANN's set_env.sh does) and "
+                           "PTO_LIB_PATH to a checkout of PTO-ISA")
+    driver = os.environ.get("ASCEND_DRIVER_PATH", "/usr/local/Ascend/driver")
+    folders = [f"{headers}/include", f"{toolkit}/include", f"{toolkit}/pkg_inc", f"{toolkit}/pkg_inc/runtime",
+               f"{toolkit}/pkg_inc/profiling", f"{driver}/kernel/inc"]
+    tuning = ["-cce-aicore-stack-size=0x8000", "-cce-aicore-function-stack-size=0x8000",
+              "-cce-aicore-record-overflow=true", "-cce-aicore-dcci-insert-for-scalar=false"]
+    return ["bisheng", "-fPIC", "-shared", "-xcce", "-DMEMORY_BASE", "-O2", "-std=gnu++17", "--cce-aicore-arch=dav-c220",
+            *(word for t in tuning for word in ("-mllvm", t)), *(f"-I{f}" for f in folders), str(source), "-o", str(library)]
+
+
+def _compile_npu(source, library):
+    try:
+        done = subprocess.run(compile_command(source, library), capture_output=True, text=True)
+    except FileNotFoundError:
+        raise RuntimeError("NPU tensors need bisheng, the compiler of the CANN toolkit, on PATH") from None
+    if done.returncode:
+        raise RuntimeError(f"bisheng failed:\n{done.stderr}")
+
+
+def _compile_cpu(source, library):
+    from gdn_codegen.runtime import pto_sim
+    pto_sim.build(source, [symbol for symbol, *_ in SYMBOLS.values()], library)
+
+
+@functools.lru_cache(maxsize=None)
+def _library(kind):
+    """The compiled kernels, cached by content; safe under several processes, since a file appears whole."""
+    make = _compile_npu if kind == "npu" else _compile_cpu
+    seed = SOURCE
+    if kind != "npu":
+        from gdn_codegen.runtime import pto_sim
+        seed += str(pto_sim.runtime_object())
+    given = os.environ.get("GDN_CODEGEN_CACHE")
+    cache = (Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gdn_codegen") / "pto"
+    library = cache / f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so"
+    if not library.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            source, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+            source.write_text(SOURCE)
+            make(source, built)
+            built.replace(library)
+    return ctypes.CDLL(str(library))
+
+
+@functools.lru_cache(maxsize=64)
+def _constant(name, device):
+    """A mask of CONSTANTS."""
+    fill, side, dtype = CONSTANTS[name]
+    kind, kept, other = fill.split()
+    kind, _, size = kind.partition(":")
+    size = int(size or 1)
+    i, j = torch.arange(side)[:, None], torch.arange(side)[None, :]
+    keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diag_blocks": i // size == j // size,
+            "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
+    return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype]).to(device)
+
+
+@functools.lru_cache(maxsize=None)
+def _core_groups(device):
+    """Cube cores of the NPU; a few in the simulator."""
+    if device.type == "cpu":
+        return 4
+    return getattr(torch.npu.get_device_properties(device), "cube_core_num", 24)
+
+
+def _launch(name, instances, tensors, cu, sizes, flags, scalars, memory, device):
+    symbol, own, kinds = SYMBOLS[name]
+    groups = min(instances, _core_groups(device))
+    arguments = [*tensors, *(_own(n, groups, device) for n in own), cu]
+    if device.type == "cpu":
+        from gdn_codegen.runtime import pto_sim
+        pto_sim.launch(_library("cpu"), symbol, groups, arguments, kinds, [*sizes, *flags], scalars)
+        return
+    stream = torch.npu.current_stream()._as_parameter_
+    failed = getattr(_library("npu"), f"call_{symbol}")(
+        ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
+        *(ctypes.c_int64(n) for n in (*sizes, *flags)), *(ctypes.c_float(x) for x in scalars))
+    if failed:
+        raise RuntimeError(f"{symbol}: the runtime gave no address for flags between cores")
+
+
+def _own(name, groups, device):
+    """A mask, or memory through which the cores of a group hand each other tiles."""
+    if name in CONSTANTS:
+        return _constant(name, device)
+    dims, dtype = CHANNELS[name]
+    return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
+
+
+# --- host: the same text in every generated module -------------------------------------------------------------------
+_FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_cumulative = {}
+
+
+def _fail(argument, got, accepted):
+    raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
+
+
+def _check_inputs(given):
+    """B, T, H, HV of the inputs, or a ValueError naming the argument at fault."""
+    seen = {}
+    device = None
+    for name, heads, dims, dtype in INPUTS:
+        x = given[name]
+        if not isinstance(x, torch.Tensor):
+            _fail(name, type(x).__name__, "a torch.Tensor")
+        if x.dtype != _FLOATS[dtype] and not (not dims and x.dtype in _FLOATS.values()):
+            _fail(name, x.dtype, f"torch.{dtype} (this module was built for it)")
+        if device is None:
+            device = x.device
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {INPUTS[0][0]}")
+        tokens, head = (1, 2) if LAYOUT == "bthd" else (2, 1)
+        if x.ndim != 3 + len(dims):
+            _fail(name, f"rank {x.ndim}", f"rank {3 + len(dims)}, layout {LAYOUT}")
+        if tuple(x.shape[3:]) != dims:
+            _fail(name, f"shape {tuple(x.shape)}", f"last dim {dims[0]} (this module was built for it)")
+        for key, size in (("B", x.shape[0]), ("T", x.shape[tokens]), (heads, x.shape[head])):
+            if seen.setdefault(key, size) != size:
+                _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
+    value_heads = seen.get("HV", seen.get("H"))
+    heads = seen.get("H", value_heads)
+    if heads < 1 or value_heads % heads:
+        _fail("heads", f"H = {heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
+    return seen["B"], seen["T"], heads, value_heads, device
+
+
+def _check_sequences(cu_seqlens, batch, tokens, device):
+    """cu_seqlens as int32 on the device, and whether the batch is of equal-length rows."""
+    if cu_seqlens is None:
+        key = (batch, tokens, device)
+        if key not in _cumulative:
+            if len(_cumulative) >= 64:
+                _cumulative.clear()
+            _cumulative[key] = torch.arange(batch + 1, dtype=torch.int32, device=device) * tokens
+        return _cumulative[key], 1
+    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        _fail("cu_seqlens", getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__), "an int32 or int64 tensor")
+    if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
+        _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
+    if cu_seqlens.device != device:
+        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    if batch != 1:
+        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1: packed sequences")
+    if device.type == "cpu" or os.environ.get("GDN_CODEGEN_CHECK") == "1":
+        ends = cu_seqlens.tolist()
+        if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in zip(ends, ends[1:])):
+            _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
+                  f"values that start at 0, never fall and end at most at T = {tokens}")
+    return cu_seqlens.to(torch.int32).contiguous(), 0
+
+
+def _check_state(name, x, shape, device):
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    if x.dtype not in _FLOATS.values():
+        _fail(name, x.dtype, "torch.float32, torch.float16 or torch.bfloat16")
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+    return x.to(torch.float32).contiguous()
+
+
+def _run(given, numbers, states, cu_seqlens):
+    """Check, allocate, launch every kernel; returns the outputs by name."""
+    batch, tokens, heads, value_heads, device = _check_inputs(given)
+    cu, batched = _check_sequences(cu_seqlens, batch, tokens, device)
+    sequences = cu.numel() - 1
+    slots = batch * tokens // CHUNK + sequences
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            _fail(name, value, "a finite number")
+    memory = {n: given[n].contiguous() if d else given[n].to(torch.float32).contiguous() for n, _, d, _ in INPUTS}
+    flags = {}
+    for name, dims in INITIAL:
+        x = states.get(name)
+        flags[name] = int(x is not None)
+        shape = (sequences, value_heads, *dims)
+        memory[name] = torch.empty(1, device=device) if x is None else _check_state(name, x, shape, device)
+    for name, dims in FINAL:
+        flags[name] = 1
+        memory[name] = torch.empty(sequences, value_heads, *dims, dtype=torch.float32, device=device)
+    rows = (batch, tokens, value_heads) if LAYOUT == "bthd" else (batch, value_heads, tokens)
+    for name, dims, dtype in OUTPUTS:
+        memory[name] = torch.empty(*rows, *dims, dtype=_FLOATS[dtype], device=device)
+    for name, dims, dtype in WORKSPACES:
+        memory[name] = torch.empty(slots, value_heads, *dims, dtype=_FLOATS[dtype], device=device)
+    if POISON:
+        for name in [n for n, *_ in (*FINAL, *OUTPUTS, *WORKSPACES)]:
+            memory[name].fill_(float("nan"))
+    sizes = (sequences, tokens, batched, heads, value_heads, slots)
+    for name, grid, blocks, tensors, scalars in KERNELS:
+        instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
+        if instances:
+            _launch(name, instances, [memory[t] for t in tensors], cu, sizes, [flags[t] for t in tensors if t in flags],
+                    [numbers[s] for s in scalars], memory, device)
+    return memory
+
+
+def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
+    """Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+    Shapes, layout bthd: q [B, T, H, 128] float16, k [B, T, H, 128] float16, v [B, T, HV, 128] float16, g [B, T, HV] float32, beta [B, T, HV] float32.
+    initial_state: [N, HV, 128, 128], read as float32; zero where absent.
+    cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
+    Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
+    """
+    numbers = {"scale": SCALARS["scale"] if scale is None else float(scale)}
+    memory = _run({"q": q, "k": k, "v": v, "g": g, "beta": beta}, numbers, {"initial_state": initial_state}, cu_seqlens)
+    final = tuple(memory[name] for name, _ in FINAL) if output_final_state else ()
+    outputs = tuple(memory[name] for name, *_ in OUTPUTS)
+    return (*outputs, *(final or (None,) * len(FINAL)))

@@ -1,0 +1,359 @@
+"""Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+Generated Triton: schedule fused, chunks of 64 tokens, layout bthd, float16. Needs torch and triton (3.6 to 3.9).
+Made by: gdn_codegen build --target triton --chunk 64 --layout bthd --algorithm gated_delta_rule --schedule fused --dtype float16 --head-dim-k 128 --head-dim-v 128
+Triton 3.4 to 3.7.0 miscompiles some chains of products on Hopper: use 3.7.1 or later there. On CPU tensors the kernels
+run in Triton's interpreter; that of 3.6 needs numpy < 2.4.
+"""
+import contextlib
+import functools
+import math
+import os
+import re
+import threading
+import warnings
+
+import torch
+import triton
+import triton.language as tl
+from triton.language import core  # noqa: F401  the interpreter adapts the Triton modules in a kernel's globals
+from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
+
+CHUNK = 64
+LAYOUT = "bthd"
+#: Outputs and workspaces start as NaN: for tests.
+POISON = os.environ.get("GDN_CODEGEN_POISON") == "1"
+# name, heads, dims after [batch, tokens, heads], dtype
+INPUTS = (
+    ("q", "H", (128,), "float16"),
+    ("k", "H", (128,), "float16"),
+    ("v", "HV", (128,), "float16"),
+    ("g", "HV", (), "float32"),
+    ("beta", "HV", (), "float32"),
+)
+OUTPUTS = (
+    ("o", (128,), "float16"),
+)
+# one tile a chunk slot and value head
+WORKSPACES = ()
+# one float32 tile a sequence and value head
+INITIAL = (
+    ("initial_state", (128, 128)),
+)
+FINAL = (
+    ("final_state", (128, 128)),
+)
+# defaults of the caller's numbers
+SCALARS = {"scale": 0.08838834764831845}
+# name, instances over, blocks of a split dim, tensors passed, numbers passed
+KERNELS = (
+    ("o_S", "sequences", 1, ("q", "k", "v", "g", "beta", "o", "initial_state", "final_state"), ("scale",)),
+)
+# tile sizes
+SIZES = {"C": 64, "K": 128, "V": 128}
+# columns a program computes of a split dim, and warps, by kernel
+BLOCKS = {}
+NUM_WARPS = {"o_S": 8}
+NUM_STAGES = 2
+
+
+@triton.jit
+def o_S_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    beta_ptr,
+    o_ptr,
+    initial_state_ptr,
+    final_state_ptr,
+    cu_seqlens,
+    scale,
+    has_initial_state: tl.constexpr,
+    has_final_state: tl.constexpr,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    hv = pid % HV
+    h = hv // (HV // H)
+    n = pid // HV
+    start = tl.load(cu_seqlens + n).to(tl.int64)
+    length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
+    i_C = tl.arange(0, C)
+    i_K = tl.arange(0, K)
+    i_V = tl.arange(0, V)
+    S = tl.zeros([K, V], dtype=tl.float32)
+    if has_initial_state:
+        S = tl.load(initial_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
+    for t in range(0, length, C):
+        row = start + t
+        valid = i_C < length - t
+        q = tl.load(q_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
+        k = tl.load(k_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
+            mask=valid[:, None],
+            other=0.0,
+        )
+        g = tl.load(g_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
+        beta = tl.load(beta_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
+        # G = cumsum(g)
+        G = tl.cumsum(g, axis=0)
+        # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        D = tl.exp(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")))
+        # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        k_k = tl.dot(k, tl.trans(k))
+        # Tinv = unit_lower_inverse(A)
+        neg_A = -tl.where(i_C[:, None] > i_C[None, :], beta[:, None] * k_k * D, 0.0)
+        Tinv_1 = tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0) + tl.where(
+            (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
+            neg_A,
+            0.0,
+        )
+        Tinv_1_h = Tinv_1.to(tl.float16)
+        Tinv_p = tl.dot(
+            tl.where(
+                (i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2),
+                neg_A,
+                0.0,
+            ).to(tl.float16),
+            Tinv_1_h,
+        )
+        Tinv_s = tl.dot(Tinv_1_h, Tinv_p.to(tl.float16), acc=Tinv_1)
+        Tinv_s_h = Tinv_s.to(tl.float16)
+        Tinv_p_3 = tl.dot(
+            tl.where(
+                (i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4),
+                neg_A,
+                0.0,
+            ).to(tl.float16),
+            Tinv_s_h,
+        )
+        Tinv_s_2 = tl.dot(Tinv_s_h, Tinv_p_3.to(tl.float16), acc=Tinv_s)
+        Tinv_h_3 = Tinv_s_2.to(tl.float16)
+        Tinv_p_5 = tl.dot(
+            tl.where(
+                (i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8),
+                neg_A,
+                0.0,
+            ).to(tl.float16),
+            Tinv_h_3,
+        )
+        Tinv_s_3 = tl.dot(Tinv_h_3, Tinv_p_5.to(tl.float16), acc=Tinv_s_2)
+        Tinv_h_5 = Tinv_s_3.to(tl.float16)
+        Tinv_p_7 = tl.dot(
+            tl.where(
+                (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
+                neg_A,
+                0.0,
+            ).to(tl.float16),
+            Tinv_h_5,
+        )
+        Tinv_s_4 = tl.dot(Tinv_h_5, Tinv_p_7.to(tl.float16), acc=Tinv_s_3)
+        Tinv_h_7 = Tinv_s_4.to(tl.float16)
+        Tinv_p_9 = tl.dot(
+            tl.where(
+                (i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32),
+                neg_A,
+                0.0,
+            ).to(tl.float16),
+            Tinv_h_7,
+        )
+        Tinv = tl.dot(Tinv_h_7, Tinv_p_9.to(tl.float16), acc=Tinv_s_4)
+        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        S_h = S.to(tl.float16)
+        k_S = tl.dot(k, S_h)
+        U = tl.dot(Tinv.to(tl.float16), (beta[:, None] * (v.to(tl.float32) - tl.exp(G)[:, None] * k_S)).to(tl.float16))
+        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+        q_S = tl.dot(q, S_h)
+        q_k = tl.dot(q, tl.trans(k))
+        add_mul = tl.dot((q_k * D).to(tl.float16), U.to(tl.float16), acc=tl.exp(G)[:, None] * q_S)
+        # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+        last_G = tl.sum(tl.where(i_C == C - 1, G, 0.0), axis=0)
+        S = tl.dot(tl.trans(k), (tl.exp(last_G - G)[:, None] * U).to(tl.float16), acc=tl.exp(last_G) * S)
+        tl.store(
+            o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
+            (scale * add_mul).to(tl.float16),
+            mask=valid[:, None],
+        )
+    if has_final_state:
+        tl.store(final_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
+
+
+_KERNELS = {"o_S": o_S_kernel}
+_OPTIONAL = {name: [t for t in tensors if t in dict(INITIAL + FINAL)] for name, _, _, tensors, _ in KERNELS}
+# one for all generated modules of a process: the interpreter's state is global
+_interpreting = vars(interpreter).setdefault("_one_launch_at_a_time", threading.Lock())
+
+
+@contextlib.contextmanager
+def _interpreted():
+    """For CPU tensors: functions that kernels call, ours and Triton's own, stand as the plain Python that they wrap.
+
+    Triton decides at import whether its library is for the interpreter (TRITON_INTERPRET); this does so for one launch,
+    in a process that may compile for a GPU before and after. Not while another thread compiles.
+    """
+    with _interpreting:
+        spaces = [vars(tl), globals()]
+        jitted = [{n: f for n, f in space.items() if isinstance(f, JITFunction)} for space in spaces]
+        for space, found in zip(spaces, jitted):
+            space.update({n: f.fn for n, f in found.items()})
+        try:
+            yield
+        finally:
+            for space, found in zip(spaces, jitted):
+                space.update(found)
+
+
+@functools.lru_cache
+def _warn_of_miscompilation(device):
+    version = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
+    if (3, 4) <= version < (3, 7, 1) and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 9:
+        warnings.warn(f"Triton {triton.__version__} miscompiles some chains of products on Hopper: results may be wrong; "
+                      "use 3.7.1 or later", stacklevel=5)
+
+
+def _launch(name, instances, tensors, cu, sizes, flags, scalars, memory, device):
+    sequences, tokens, batched, heads, value_heads, _ = sizes
+    kernel = _KERNELS[name]
+    given = {"N": sequences, "T": tokens, "batched": batched, "H": heads, "HV": value_heads, **SIZES, **BLOCKS.get(name, {})}
+    given.update({f"has_{t}": flag for t, flag in zip(_OPTIONAL[name], flags)})
+    options = {n: given[n] for n in kernel.arg_names if n in given}
+    if device.type != "cpu":
+        _warn_of_miscompilation(device)
+        with torch.cuda.device(device):
+            kernel[(instances,)](*tensors, cu, *scalars, **options, num_warps=NUM_WARPS[name], num_stages=NUM_STAGES)
+    elif isinstance(kernel, JITFunction):
+        with _interpreted():
+            interpreter.InterpretedFunction(kernel.fn)[(instances,)](*tensors, cu, *scalars, **options)
+    else:
+        kernel[(instances,)](*tensors, cu, *scalars, **options)
+
+
+# --- host: the same text in every generated module -------------------------------------------------------------------
+_FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_cumulative = {}
+
+
+def _fail(argument, got, accepted):
+    raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
+
+
+def _check_inputs(given):
+    """B, T, H, HV of the inputs, or a ValueError naming the argument at fault."""
+    seen = {}
+    device = None
+    for name, heads, dims, dtype in INPUTS:
+        x = given[name]
+        if not isinstance(x, torch.Tensor):
+            _fail(name, type(x).__name__, "a torch.Tensor")
+        if x.dtype != _FLOATS[dtype] and not (not dims and x.dtype in _FLOATS.values()):
+            _fail(name, x.dtype, f"torch.{dtype} (this module was built for it)")
+        if device is None:
+            device = x.device
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {INPUTS[0][0]}")
+        tokens, head = (1, 2) if LAYOUT == "bthd" else (2, 1)
+        if x.ndim != 3 + len(dims):
+            _fail(name, f"rank {x.ndim}", f"rank {3 + len(dims)}, layout {LAYOUT}")
+        if tuple(x.shape[3:]) != dims:
+            _fail(name, f"shape {tuple(x.shape)}", f"last dim {dims[0]} (this module was built for it)")
+        for key, size in (("B", x.shape[0]), ("T", x.shape[tokens]), (heads, x.shape[head])):
+            if seen.setdefault(key, size) != size:
+                _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
+    value_heads = seen.get("HV", seen.get("H"))
+    heads = seen.get("H", value_heads)
+    if heads < 1 or value_heads % heads:
+        _fail("heads", f"H = {heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
+    return seen["B"], seen["T"], heads, value_heads, device
+
+
+def _check_sequences(cu_seqlens, batch, tokens, device):
+    """cu_seqlens as int32 on the device, and whether the batch is of equal-length rows."""
+    if cu_seqlens is None:
+        key = (batch, tokens, device)
+        if key not in _cumulative:
+            if len(_cumulative) >= 64:
+                _cumulative.clear()
+            _cumulative[key] = torch.arange(batch + 1, dtype=torch.int32, device=device) * tokens
+        return _cumulative[key], 1
+    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        _fail("cu_seqlens", getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__), "an int32 or int64 tensor")
+    if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
+        _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
+    if cu_seqlens.device != device:
+        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    if batch != 1:
+        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1: packed sequences")
+    if device.type == "cpu" or os.environ.get("GDN_CODEGEN_CHECK") == "1":
+        ends = cu_seqlens.tolist()
+        if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in zip(ends, ends[1:])):
+            _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
+                  f"values that start at 0, never fall and end at most at T = {tokens}")
+    return cu_seqlens.to(torch.int32).contiguous(), 0
+
+
+def _check_state(name, x, shape, device):
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    if x.dtype not in _FLOATS.values():
+        _fail(name, x.dtype, "torch.float32, torch.float16 or torch.bfloat16")
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+    return x.to(torch.float32).contiguous()
+
+
+def _run(given, numbers, states, cu_seqlens):
+    """Check, allocate, launch every kernel; returns the outputs by name."""
+    batch, tokens, heads, value_heads, device = _check_inputs(given)
+    cu, batched = _check_sequences(cu_seqlens, batch, tokens, device)
+    sequences = cu.numel() - 1
+    slots = batch * tokens // CHUNK + sequences
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            _fail(name, value, "a finite number")
+    memory = {n: given[n].contiguous() if d else given[n].to(torch.float32).contiguous() for n, _, d, _ in INPUTS}
+    flags = {}
+    for name, dims in INITIAL:
+        x = states.get(name)
+        flags[name] = int(x is not None)
+        shape = (sequences, value_heads, *dims)
+        memory[name] = torch.empty(1, device=device) if x is None else _check_state(name, x, shape, device)
+    for name, dims in FINAL:
+        flags[name] = 1
+        memory[name] = torch.empty(sequences, value_heads, *dims, dtype=torch.float32, device=device)
+    rows = (batch, tokens, value_heads) if LAYOUT == "bthd" else (batch, value_heads, tokens)
+    for name, dims, dtype in OUTPUTS:
+        memory[name] = torch.empty(*rows, *dims, dtype=_FLOATS[dtype], device=device)
+    for name, dims, dtype in WORKSPACES:
+        memory[name] = torch.empty(slots, value_heads, *dims, dtype=_FLOATS[dtype], device=device)
+    if POISON:
+        for name in [n for n, *_ in (*FINAL, *OUTPUTS, *WORKSPACES)]:
+            memory[name].fill_(float("nan"))
+    sizes = (sequences, tokens, batched, heads, value_heads, slots)
+    for name, grid, blocks, tensors, scalars in KERNELS:
+        instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
+        if instances:
+            _launch(name, instances, [memory[t] for t in tensors], cu, sizes, [flags[t] for t in tensors if t in flags],
+                    [numbers[s] for s in scalars], memory, device)
+    return memory
+
+
+def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
+    """Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+    Shapes, layout bthd: q [B, T, H, 128] float16, k [B, T, H, 128] float16, v [B, T, HV, 128] float16, g [B, T, HV] float32, beta [B, T, HV] float32.
+    initial_state: [N, HV, 128, 128], read as float32; zero where absent.
+    cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
+    Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
+    """
+    numbers = {"scale": SCALARS["scale"] if scale is None else float(scale)}
+    memory = _run({"q": q, "k": k, "v": v, "g": g, "beta": beta}, numbers, {"initial_state": initial_state}, cu_seqlens)
+    final = tuple(memory[name] for name, _ in FINAL) if output_final_state else ()
+    outputs = tuple(memory[name] for name, *_ in OUTPUTS)
+    return (*outputs, *(final or (None,) * len(FINAL)))

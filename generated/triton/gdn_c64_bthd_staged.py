@@ -1,0 +1,557 @@
+"""Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+Generated Triton: schedule staged, chunks of 64 tokens, layout bthd, float16. Needs torch and triton (3.6 to 3.9).
+Made by: gdn_codegen build --target triton --chunk 64 --layout bthd --algorithm gated_delta_rule --schedule staged --dtype float16 --head-dim-k 128 --head-dim-v 128
+Triton 3.4 to 3.7.0 miscompiles some chains of products on Hopper: use 3.7.1 or later there. On CPU tensors the kernels
+run in Triton's interpreter; that of 3.6 needs numpy < 2.4.
+"""
+import contextlib
+import functools
+import math
+import os
+import re
+import threading
+import warnings
+
+import torch
+import triton
+import triton.language as tl
+from triton.language import core  # noqa: F401  the interpreter adapts the Triton modules in a kernel's globals
+from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
+
+CHUNK = 64
+LAYOUT = "bthd"
+#: Outputs and workspaces start as NaN: for tests.
+POISON = os.environ.get("GDN_CODEGEN_POISON") == "1"
+# name, heads, dims after [batch, tokens, heads], dtype
+INPUTS = (
+    ("q", "H", (128,), "float16"),
+    ("k", "H", (128,), "float16"),
+    ("v", "HV", (128,), "float16"),
+    ("g", "HV", (), "float32"),
+    ("beta", "HV", (), "float32"),
+)
+OUTPUTS = (
+    ("o", (128,), "float16"),
+)
+# one tile a chunk slot and value head
+WORKSPACES = (
+    ("G_ws", (64,), "float32"),
+    ("A_ws", (64, 64), "float32"),
+    ("Tinv_ws", (64, 64), "float16"),
+    ("W_ws", (64, 128), "float16"),
+    ("U0_ws", (64, 128), "float32"),
+    ("S_ws", (128, 128), "float16"),
+    ("U_ws", (64, 128), "float16"),
+)
+# one float32 tile a sequence and value head
+INITIAL = (
+    ("initial_state", (128, 128)),
+)
+FINAL = (
+    ("final_state", (128, 128)),
+)
+# defaults of the caller's numbers
+SCALARS = {"scale": 0.08838834764831845}
+# name, instances over, blocks of a split dim, tensors passed, numbers passed
+KERNELS = (
+    ("G", "chunks", 1, ("g", "G_ws"), ()),
+    ("A", "chunks", 1, ("k", "beta", "G_ws", "A_ws"), ()),
+    ("Tinv", "chunks", 1, ("A_ws", "Tinv_ws"), ()),
+    ("W_U0", "chunks", 1, ("k", "v", "beta", "G_ws", "Tinv_ws", "W_ws", "U0_ws"), ()),
+    ("S_U", "sequences", 1, ("k", "initial_state", "final_state", "G_ws", "W_ws", "U0_ws", "S_ws", "U_ws"), ()),
+    ("o", "chunks", 1, ("q", "k", "o", "G_ws", "S_ws", "U_ws"), ("scale",)),
+)
+# tile sizes
+SIZES = {"C": 64, "K": 128, "V": 128}
+# columns a program computes of a split dim, and warps, by kernel
+BLOCKS = {}
+NUM_WARPS = {"G": 4, "A": 4, "Tinv": 4, "W_U0": 4, "S_U": 8, "o": 8}
+NUM_STAGES = 2
+
+
+@triton.jit(do_not_specialize=["N"])
+def find_sequence(cu_seqlens, slot, N, C: tl.constexpr):
+    """The last sequence whose first chunk slot, cu_seqlens[n] // C + n, is not after `slot`."""
+    low = tl.full([], 0, tl.int32)
+    high = low + N - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        reached = tl.load(cu_seqlens + middle) // C + middle <= slot
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle - 1)
+    return low
+
+
+@triton.jit(do_not_specialize=["N"])
+def G_kernel(
+    g_ptr,
+    G_ws_ptr,
+    cu_seqlens,
+    N,
+    HV: tl.constexpr,
+    C: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    hv = pid % HV
+    slot = (pid // HV).to(tl.int64)
+    n = find_sequence(cu_seqlens, slot, N, C)
+    start = tl.load(cu_seqlens + n).to(tl.int64)
+    length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
+    t = ((slot - start // C - n) * C).to(tl.int32)
+    if t >= length:
+        return
+    i_C = tl.arange(0, C)
+    row = start + t
+    valid = i_C < length - t
+    g = tl.load(g_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
+    # G = cumsum(g)
+    G = tl.cumsum(g, axis=0)
+    tl.store(G_ws_ptr + (slot * HV + hv) * C + i_C, G)
+
+
+@triton.jit(do_not_specialize=["N"])
+def A_kernel(
+    k_ptr,
+    beta_ptr,
+    G_ws_ptr,
+    A_ws_ptr,
+    cu_seqlens,
+    N,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    hv = pid % HV
+    h = hv // (HV // H)
+    slot = (pid // HV).to(tl.int64)
+    n = find_sequence(cu_seqlens, slot, N, C)
+    start = tl.load(cu_seqlens + n).to(tl.int64)
+    length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
+    t = ((slot - start // C - n) * C).to(tl.int32)
+    if t >= length:
+        return
+    i_C = tl.arange(0, C)
+    i_K = tl.arange(0, K)
+    row = start + t
+    valid = i_C < length - t
+    G = tl.load(G_ws_ptr + (slot * HV + hv) * C + i_C)
+    k = tl.load(k_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
+    beta = tl.load(beta_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
+    # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+    k_k = tl.dot(k, tl.trans(k))
+    tl.store(
+        A_ws_ptr + (slot * HV + hv) * (C * C) + i_C[:, None] * C + i_C[None, :],
+        tl.where(
+            i_C[:, None] > i_C[None, :],
+            beta[:, None] * k_k * tl.exp(
+                tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")),
+            ),
+            0.0,
+        ),
+    )
+
+
+@triton.jit(do_not_specialize=["N"])
+def Tinv_kernel(
+    A_ws_ptr,
+    Tinv_ws_ptr,
+    cu_seqlens,
+    N,
+    HV: tl.constexpr,
+    C: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    hv = pid % HV
+    slot = (pid // HV).to(tl.int64)
+    n = find_sequence(cu_seqlens, slot, N, C)
+    start = tl.load(cu_seqlens + n).to(tl.int64)
+    length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
+    t = ((slot - start // C - n) * C).to(tl.int32)
+    if t >= length:
+        return
+    i_C = tl.arange(0, C)
+    A = tl.load(A_ws_ptr + (slot * HV + hv) * (C * C) + i_C[:, None] * C + i_C[None, :])
+    # Tinv = unit_lower_inverse(A)
+    neg_A = -A
+    Tinv_1 = tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0) + tl.where(
+        (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
+        neg_A,
+        0.0,
+    )
+    Tinv_1_h = Tinv_1.to(tl.float16)
+    Tinv_p = tl.dot(
+        tl.where(
+            (i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2),
+            neg_A,
+            0.0,
+        ).to(tl.float16),
+        Tinv_1_h,
+    )
+    Tinv_s = tl.dot(Tinv_1_h, Tinv_p.to(tl.float16), acc=Tinv_1)
+    Tinv_s_h = Tinv_s.to(tl.float16)
+    Tinv_p_3 = tl.dot(
+        tl.where(
+            (i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4),
+            neg_A,
+            0.0,
+        ).to(tl.float16),
+        Tinv_s_h,
+    )
+    Tinv_s_2 = tl.dot(Tinv_s_h, Tinv_p_3.to(tl.float16), acc=Tinv_s)
+    Tinv_h_3 = Tinv_s_2.to(tl.float16)
+    Tinv_p_5 = tl.dot(
+        tl.where(
+            (i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8),
+            neg_A,
+            0.0,
+        ).to(tl.float16),
+        Tinv_h_3,
+    )
+    Tinv_s_3 = tl.dot(Tinv_h_3, Tinv_p_5.to(tl.float16), acc=Tinv_s_2)
+    Tinv_h_5 = Tinv_s_3.to(tl.float16)
+    Tinv_p_7 = tl.dot(
+        tl.where(
+            (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
+            neg_A,
+            0.0,
+        ).to(tl.float16),
+        Tinv_h_5,
+    )
+    Tinv_s_4 = tl.dot(Tinv_h_5, Tinv_p_7.to(tl.float16), acc=Tinv_s_3)
+    Tinv_h_7 = Tinv_s_4.to(tl.float16)
+    Tinv_p_9 = tl.dot(
+        tl.where(
+            (i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32),
+            neg_A,
+            0.0,
+        ).to(tl.float16),
+        Tinv_h_7,
+    )
+    Tinv = tl.dot(Tinv_h_7, Tinv_p_9.to(tl.float16), acc=Tinv_s_4)
+    tl.store(Tinv_ws_ptr + (slot * HV + hv) * (C * C) + i_C[:, None] * C + i_C[None, :], Tinv.to(tl.float16))
+
+
+@triton.jit(do_not_specialize=["N"])
+def W_U0_kernel(
+    k_ptr,
+    v_ptr,
+    beta_ptr,
+    G_ws_ptr,
+    Tinv_ws_ptr,
+    W_ws_ptr,
+    U0_ws_ptr,
+    cu_seqlens,
+    N,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    hv = pid % HV
+    h = hv // (HV // H)
+    slot = (pid // HV).to(tl.int64)
+    n = find_sequence(cu_seqlens, slot, N, C)
+    start = tl.load(cu_seqlens + n).to(tl.int64)
+    length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
+    t = ((slot - start // C - n) * C).to(tl.int32)
+    if t >= length:
+        return
+    i_C = tl.arange(0, C)
+    i_K = tl.arange(0, K)
+    i_V = tl.arange(0, V)
+    row = start + t
+    valid = i_C < length - t
+    G = tl.load(G_ws_ptr + (slot * HV + hv) * C + i_C)
+    Tinv = tl.load(Tinv_ws_ptr + (slot * HV + hv) * (C * C) + i_C[:, None] * C + i_C[None, :])
+    k = tl.load(k_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
+    v = tl.load(v_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :], mask=valid[:, None], other=0.0)
+    beta = tl.load(beta_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
+    # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+    U0 = tl.dot(Tinv, (beta[:, None] * v.to(tl.float32)).to(tl.float16))
+    tl.store(U0_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :], U0)
+    W = tl.dot(Tinv, (beta[:, None] * (tl.exp(G)[:, None] * k.to(tl.float32))).to(tl.float16))
+    tl.store(W_ws_ptr + (slot * HV + hv) * (C * K) + i_C[:, None] * K + i_K[None, :], W.to(tl.float16))
+
+
+@triton.jit
+def S_U_kernel(
+    k_ptr,
+    initial_state_ptr,
+    final_state_ptr,
+    G_ws_ptr,
+    W_ws_ptr,
+    U0_ws_ptr,
+    S_ws_ptr,
+    U_ws_ptr,
+    cu_seqlens,
+    has_initial_state: tl.constexpr,
+    has_final_state: tl.constexpr,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    hv = pid % HV
+    h = hv // (HV // H)
+    n = pid // HV
+    start = tl.load(cu_seqlens + n).to(tl.int64)
+    length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
+    i_C = tl.arange(0, C)
+    i_K = tl.arange(0, K)
+    i_V = tl.arange(0, V)
+    S = tl.zeros([K, V], dtype=tl.float32)
+    if has_initial_state:
+        S = tl.load(initial_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
+    for t in range(0, length, C):
+        row = start + t
+        valid = i_C < length - t
+        slot = start // C + n + t // C
+        G = tl.load(G_ws_ptr + (slot * HV + hv) * C + i_C)
+        U0 = tl.load(U0_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :])
+        W = tl.load(W_ws_ptr + (slot * HV + hv) * (C * K) + i_C[:, None] * K + i_K[None, :])
+        S_h = S.to(tl.float16)
+        tl.store(S_ws_ptr + (slot * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S_h)
+        k = tl.load(k_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
+        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        W_S = tl.dot(W, S_h)
+        U = U0 - W_S
+        tl.store(U_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :], U.to(tl.float16))
+        # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+        last_G = tl.sum(tl.where(i_C == C - 1, G, 0.0), axis=0)
+        S = tl.dot(tl.trans(k), (tl.exp(last_G - G)[:, None] * U).to(tl.float16), acc=tl.exp(last_G) * S)
+    if has_final_state:
+        tl.store(final_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
+
+
+@triton.jit(do_not_specialize=["N"])
+def o_kernel(
+    q_ptr,
+    k_ptr,
+    o_ptr,
+    G_ws_ptr,
+    S_ws_ptr,
+    U_ws_ptr,
+    cu_seqlens,
+    scale,
+    N,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    hv = pid % HV
+    h = hv // (HV // H)
+    slot = (pid // HV).to(tl.int64)
+    n = find_sequence(cu_seqlens, slot, N, C)
+    start = tl.load(cu_seqlens + n).to(tl.int64)
+    length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
+    t = ((slot - start // C - n) * C).to(tl.int32)
+    if t >= length:
+        return
+    i_C = tl.arange(0, C)
+    i_K = tl.arange(0, K)
+    i_V = tl.arange(0, V)
+    row = start + t
+    valid = i_C < length - t
+    G = tl.load(G_ws_ptr + (slot * HV + hv) * C + i_C)
+    S = tl.load(S_ws_ptr + (slot * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
+    U = tl.load(U_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :])
+    q = tl.load(q_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
+    k = tl.load(k_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
+    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+    q_S = tl.dot(q, S)
+    q_k = tl.dot(q, tl.trans(k))
+    add_mul = tl.dot(
+        (q_k * tl.exp(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")))).to(tl.float16),
+        U,
+        acc=tl.exp(G)[:, None] * q_S,
+    )
+    tl.store(
+        o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
+        (scale * add_mul).to(tl.float16),
+        mask=valid[:, None],
+    )
+
+
+_KERNELS = {"G": G_kernel, "A": A_kernel, "Tinv": Tinv_kernel, "W_U0": W_U0_kernel, "S_U": S_U_kernel, "o": o_kernel}
+_OPTIONAL = {name: [t for t in tensors if t in dict(INITIAL + FINAL)] for name, _, _, tensors, _ in KERNELS}
+# one for all generated modules of a process: the interpreter's state is global
+_interpreting = vars(interpreter).setdefault("_one_launch_at_a_time", threading.Lock())
+
+
+@contextlib.contextmanager
+def _interpreted():
+    """For CPU tensors: functions that kernels call, ours and Triton's own, stand as the plain Python that they wrap.
+
+    Triton decides at import whether its library is for the interpreter (TRITON_INTERPRET); this does so for one launch,
+    in a process that may compile for a GPU before and after. Not while another thread compiles.
+    """
+    with _interpreting:
+        spaces = [vars(tl), globals()]
+        jitted = [{n: f for n, f in space.items() if isinstance(f, JITFunction)} for space in spaces]
+        for space, found in zip(spaces, jitted):
+            space.update({n: f.fn for n, f in found.items()})
+        try:
+            yield
+        finally:
+            for space, found in zip(spaces, jitted):
+                space.update(found)
+
+
+@functools.lru_cache
+def _warn_of_miscompilation(device):
+    version = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
+    if (3, 4) <= version < (3, 7, 1) and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 9:
+        warnings.warn(f"Triton {triton.__version__} miscompiles some chains of products on Hopper: results may be wrong; "
+                      "use 3.7.1 or later", stacklevel=5)
+
+
+def _launch(name, instances, tensors, cu, sizes, flags, scalars, memory, device):
+    sequences, tokens, batched, heads, value_heads, _ = sizes
+    kernel = _KERNELS[name]
+    given = {"N": sequences, "T": tokens, "batched": batched, "H": heads, "HV": value_heads, **SIZES, **BLOCKS.get(name, {})}
+    given.update({f"has_{t}": flag for t, flag in zip(_OPTIONAL[name], flags)})
+    options = {n: given[n] for n in kernel.arg_names if n in given}
+    if device.type != "cpu":
+        _warn_of_miscompilation(device)
+        with torch.cuda.device(device):
+            kernel[(instances,)](*tensors, cu, *scalars, **options, num_warps=NUM_WARPS[name], num_stages=NUM_STAGES)
+    elif isinstance(kernel, JITFunction):
+        with _interpreted():
+            interpreter.InterpretedFunction(kernel.fn)[(instances,)](*tensors, cu, *scalars, **options)
+    else:
+        kernel[(instances,)](*tensors, cu, *scalars, **options)
+
+
+# --- host: the same text in every generated module -------------------------------------------------------------------
+_FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_cumulative = {}
+
+
+def _fail(argument, got, accepted):
+    raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
+
+
+def _check_inputs(given):
+    """B, T, H, HV of the inputs, or a ValueError naming the argument at fault."""
+    seen = {}
+    device = None
+    for name, heads, dims, dtype in INPUTS:
+        x = given[name]
+        if not isinstance(x, torch.Tensor):
+            _fail(name, type(x).__name__, "a torch.Tensor")
+        if x.dtype != _FLOATS[dtype] and not (not dims and x.dtype in _FLOATS.values()):
+            _fail(name, x.dtype, f"torch.{dtype} (this module was built for it)")
+        if device is None:
+            device = x.device
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {INPUTS[0][0]}")
+        tokens, head = (1, 2) if LAYOUT == "bthd" else (2, 1)
+        if x.ndim != 3 + len(dims):
+            _fail(name, f"rank {x.ndim}", f"rank {3 + len(dims)}, layout {LAYOUT}")
+        if tuple(x.shape[3:]) != dims:
+            _fail(name, f"shape {tuple(x.shape)}", f"last dim {dims[0]} (this module was built for it)")
+        for key, size in (("B", x.shape[0]), ("T", x.shape[tokens]), (heads, x.shape[head])):
+            if seen.setdefault(key, size) != size:
+                _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
+    value_heads = seen.get("HV", seen.get("H"))
+    heads = seen.get("H", value_heads)
+    if heads < 1 or value_heads % heads:
+        _fail("heads", f"H = {heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
+    return seen["B"], seen["T"], heads, value_heads, device
+
+
+def _check_sequences(cu_seqlens, batch, tokens, device):
+    """cu_seqlens as int32 on the device, and whether the batch is of equal-length rows."""
+    if cu_seqlens is None:
+        key = (batch, tokens, device)
+        if key not in _cumulative:
+            if len(_cumulative) >= 64:
+                _cumulative.clear()
+            _cumulative[key] = torch.arange(batch + 1, dtype=torch.int32, device=device) * tokens
+        return _cumulative[key], 1
+    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        _fail("cu_seqlens", getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__), "an int32 or int64 tensor")
+    if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
+        _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
+    if cu_seqlens.device != device:
+        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    if batch != 1:
+        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1: packed sequences")
+    if device.type == "cpu" or os.environ.get("GDN_CODEGEN_CHECK") == "1":
+        ends = cu_seqlens.tolist()
+        if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in zip(ends, ends[1:])):
+            _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
+                  f"values that start at 0, never fall and end at most at T = {tokens}")
+    return cu_seqlens.to(torch.int32).contiguous(), 0
+
+
+def _check_state(name, x, shape, device):
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    if x.dtype not in _FLOATS.values():
+        _fail(name, x.dtype, "torch.float32, torch.float16 or torch.bfloat16")
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+    return x.to(torch.float32).contiguous()
+
+
+def _run(given, numbers, states, cu_seqlens):
+    """Check, allocate, launch every kernel; returns the outputs by name."""
+    batch, tokens, heads, value_heads, device = _check_inputs(given)
+    cu, batched = _check_sequences(cu_seqlens, batch, tokens, device)
+    sequences = cu.numel() - 1
+    slots = batch * tokens // CHUNK + sequences
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            _fail(name, value, "a finite number")
+    memory = {n: given[n].contiguous() if d else given[n].to(torch.float32).contiguous() for n, _, d, _ in INPUTS}
+    flags = {}
+    for name, dims in INITIAL:
+        x = states.get(name)
+        flags[name] = int(x is not None)
+        shape = (sequences, value_heads, *dims)
+        memory[name] = torch.empty(1, device=device) if x is None else _check_state(name, x, shape, device)
+    for name, dims in FINAL:
+        flags[name] = 1
+        memory[name] = torch.empty(sequences, value_heads, *dims, dtype=torch.float32, device=device)
+    rows = (batch, tokens, value_heads) if LAYOUT == "bthd" else (batch, value_heads, tokens)
+    for name, dims, dtype in OUTPUTS:
+        memory[name] = torch.empty(*rows, *dims, dtype=_FLOATS[dtype], device=device)
+    for name, dims, dtype in WORKSPACES:
+        memory[name] = torch.empty(slots, value_heads, *dims, dtype=_FLOATS[dtype], device=device)
+    if POISON:
+        for name in [n for n, *_ in (*FINAL, *OUTPUTS, *WORKSPACES)]:
+            memory[name].fill_(float("nan"))
+    sizes = (sequences, tokens, batched, heads, value_heads, slots)
+    for name, grid, blocks, tensors, scalars in KERNELS:
+        instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
+        if instances:
+            _launch(name, instances, [memory[t] for t in tensors], cu, sizes, [flags[t] for t in tensors if t in flags],
+                    [numbers[s] for s in scalars], memory, device)
+    return memory
+
+
+def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
+    """Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+    Shapes, layout bthd: q [B, T, H, 128] float16, k [B, T, H, 128] float16, v [B, T, HV, 128] float16, g [B, T, HV] float32, beta [B, T, HV] float32.
+    initial_state: [N, HV, 128, 128], read as float32; zero where absent.
+    cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
+    Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
+    """
+    numbers = {"scale": SCALARS["scale"] if scale is None else float(scale)}
+    memory = _run({"q": q, "k": k, "v": v, "g": g, "beta": beta}, numbers, {"initial_state": initial_state}, cu_seqlens)
+    final = tuple(memory[name] for name, _ in FINAL) if output_final_state else ()
+    outputs = tuple(memory[name] for name, *_ in OUTPUTS)
+    return (*outputs, *(final or (None,) * len(FINAL)))
