@@ -22,7 +22,8 @@ def wheel(tmp_path_factory):
 def test_what_is_inside(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     inside = {f"gdn_codegen/templates/{p.relative_to(ROOT / 'templates')}" for p in (ROOT / "templates").rglob("*.j2")}
-    inside |= {str(p.relative_to(ROOT)) for p in (ROOT / "gdn_codegen").rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    sources = (p for p in (ROOT / "gdn_codegen").rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    inside |= {str(p.relative_to(ROOT)) for p in sources}
     assert inside <= names, inside - names
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert not [n for n in names if n.startswith(("tests", "generated"))]
@@ -47,6 +48,7 @@ def test_an_install_elsewhere_builds(wheel, tmp_path):
 
 
 def test_importing_the_package_imports_no_target():
-    code = "import sys, gdn_codegen.cli; print([m for m in ('triton', 'tilelang', 'torch_npu', 'transformers') if m in sys.modules])"
+    code = ("import sys, gdn_codegen.cli\n"
+            "print([m for m in ('triton', 'tilelang', 'torch_npu', 'transformers') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
