@@ -20,6 +20,7 @@ from .place import place
 from .precision import precision
 from .rewrite import rewrite
 from .schedule import Schedule
+from .storage import storage
 from .synchronise import synchronise
 from .transfer import transfer
 from .vectorise import vectorise
@@ -54,6 +55,9 @@ ONE_AGENT: tuple[tuple[str, Pass], ...] = (
     ("assign", lambda p, c: assign(p, c.device)),
     ("operands", lambda p, c: operands(p, c.device)),
     ("place", lambda p, c: place(p, c.device)),
+    ("storage", lambda p, c: storage(p)),
+    ("synchronise", lambda p, c: synchronise(p, c.device)),
+    ("check", lambda p, c: check(p, c.device)),
 )
 CORES: tuple[tuple[str, Pass], ...] = (
     *FRONT,

@@ -1,0 +1,60 @@
+"""storage: proves that every reader finds the value it means. Requires stage "placed"; returns the program or raises.
+
+Buffers are followed op by op, through two turns of a loop: a value that lies in a buffer must not have been overwritten
+when an op, or an expression inside it, reads it. For devices of one agent, where program order is the order of time.
+"""
+from __future__ import annotations
+
+from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
+
+
+class OverwrittenError(ValueError):
+    """A buffer was given to a second value while the first is still read."""
+
+
+def storage(p: Program) -> Program:
+    """`p` itself."""
+    for k in p.kernels:
+        _Storage(p, k).body(k.body)
+    return p
+
+
+class _Storage:
+    def __init__(self, p: Program, k: Kernel) -> None:
+        self.where = f"{p.name}, kernel {k.name}"
+        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.home = {o.out: o.buffer for o in self.defs.values() if o.buffer}  # value -> buffer
+        self.holds: dict[str, str] = {}  # buffer -> the value in it now
+
+    def leaves(self, a: str) -> list[str]:
+        """The stored values that reading `a` reads."""
+        o = self.defs.get(a)
+        return [a] if o is None or o.buffer else [x for b in o.args for x in self.leaves(b)]
+
+    def read(self, a: str, reader: str) -> None:
+        buffer = self.home.get(a, "")
+        if buffer and self.holds.get(buffer) != a:
+            raise OverwrittenError(f"{self.where}: {reader} reads {a}, but {buffer} holds {self.holds.get(buffer)} by then")
+
+    def body(self, body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                self.loop(s)
+            elif s.buffer or not s.out:
+                for a in (x for arg in s.args for x in self.leaves(arg)):
+                    self.read(a, s.out or s.kind)
+                if s.buffer:
+                    self.holds[s.buffer] = s.out
+
+    def loop(self, lp: Loop) -> None:
+        for c in lp.carried:
+            self.home[c.name] = self.home[c.result] = self.home.get(c.init, "")
+        for turn in range(2):
+            for c in lp.carried:
+                start = c.init if turn == 0 else c.next
+                self.read(start, f"carried {c.name}")
+                self.holds[self.home[c.name]] = c.name
+            self.body(lp.body)
+        for c in lp.carried:
+            self.read(c.next, f"carried {c.result}")
+            self.holds[self.home[c.result]] = c.result
