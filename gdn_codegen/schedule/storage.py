@@ -5,7 +5,7 @@ when an op, or an expression inside it, reads it. For devices of one agent, wher
 """
 from __future__ import annotations
 
-from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
+from ..ir.core import Kernel, Loop, Program, Stmt, walk
 
 
 class OverwrittenError(ValueError):
