@@ -1,4 +1,4 @@
-"""gdn_codegen: build, list, show, verify, doctor."""
+"""gdn_codegen: build, list, show, verify, bench, doctor."""
 from __future__ import annotations
 
 import argparse
@@ -13,7 +13,7 @@ from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DTYPES, HEAD_DIMS, LAYOUTS,
 from .schedule import SCHEDULES
 
 
-def _build_options(p: argparse.ArgumentParser, *, several: bool) -> None:
+def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[str, ...] = ()) -> None:
     targets = (*TARGETS, "all") if several else TARGETS
     default = "all" if several else TARGETS[0]
     p.add_argument("--target", default=default, choices=targets, help=f"what to emit (default: {default})")
@@ -22,8 +22,9 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool) -> None:
     p.add_argument("--algorithm", default="gated_delta_rule", metavar="NAME|FILE.py:FUNCTION",
                    help=f"one of {', '.join(algorithms.names())}, or a page of your own (default: gated_delta_rule)")
     bare: dict[str, Any] = {} if several else {"nargs": "?", "const": ""}
-    p.add_argument("--schedule", default=None, choices=(*SCHEDULES, *([] if several else [""])), metavar="NAME",
-                   help=f"one of {', '.join(SCHEDULES)} (default: {DEFAULT_SCHEDULE})"
+    p.add_argument("--schedule", default=None, choices=(*SCHEDULES, *([] if several else [""]), *extra),
+                   metavar="NAME",
+                   help=f"one of {', '.join((*SCHEDULES, *extra))} (default: {DEFAULT_SCHEDULE})"
                    + ("" if several else "; without a name, print the schedule"), **bare)
     p.add_argument("--dtype", default="float16", choices=DTYPES, help="of q, k, v and o (default: float16)")
     p.add_argument("--head-dim-k", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="K (default: 128)")
@@ -106,6 +107,16 @@ def verify(a: argparse.Namespace) -> int:
     return int(not good)
 
 
+def bench(a: argparse.Namespace) -> int:
+    from .runtime.bench_pto import Problem
+    from .runtime.bench_pto import bench as run
+    if a.target != "pto":
+        raise ValueError(f"target: got {a.target!r}; accepted: pto")
+    names = SCHEDULES if a.schedule == "all" else (a.schedule,)
+    builds = [b for n in names for b in _builds(argparse.Namespace(**{**vars(a), "schedule": n}))]
+    return run(builds, Problem(a.tokens, a.heads, a.value_heads or a.heads, a.blocks), a.json, a.trace, a.plot)
+
+
 def doctor(a: argparse.Namespace) -> int:
     from .runtime.targets import findings
     for f in findings():
@@ -134,6 +145,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the tensors live (default: cpu)")
     p.add_argument("--quick", action="store_true", help="two cases only")
     p.set_defaults(run=verify)
+    p = sub.add_parser("bench", help="simulated cycles of a stage and a pipe, target pto")
+    _build_options(p, several=True, extra=("all",))
+    p.set_defaults(target="pto", chunk=128)
+    for flag, number, text in (("--heads", 16, "query and key heads"), ("--value-heads", None, "value heads (default: heads)"),
+                               ("--tokens", 2048, "of one sequence"), ("--blocks", 24, "core groups; block 0 is timed")):
+        p.add_argument(flag, type=int, default=number, metavar="N", help=text + (f" (default: {number})" if number else ""))
+    for flag, text in (("--json", "the figures as JSON"), ("--trace", "a Chrome trace"), ("--plot", "a timeline, PNG")):
+        p.add_argument(flag, metavar="FILE", help=f"write {text}")
+    p.set_defaults(run=bench)
     sub.add_parser("doctor", help="which targets run here, and what is missing for the rest").set_defaults(run=doctor)
     return top
 

@@ -10,8 +10,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,12 @@ def launch(lib: ctypes.CDLL, name: str, block_dim: int, tensors: Sequence[torch.
     A kind is INPUT (writing it is an error), OUTPUT, WORKSPACE (poisoned first; of both, reading bytes that the kernel
     did not write is an error) or BOTH. Options: `concurrent=0` runs the blocks one after another, for kernels without
     device-wide barriers; `v_after_v` 2 reports every dependence between vector instructions that lacks a barrier, 1 not
-    write after read, 0 none; `shuffle` seeds another order of the cores; `trace=1` records instructions for `trace`.
+    write after read, 0 none; `shuffle` seeds another order of the cores; `trace=1` records instructions for `trace`;
+    `only=B` runs block B alone, for its trace: what other blocks write stays zero, and joins of all blocks join it alone.
     """
+    if _recordings:
+        recording = _recordings[-1]
+        block_dim, options = recording.block_dim, {**options, "trace": 1, "only": 0}
     if len(tensors) != len(kinds):
         raise PtoSimError(f"pto_sim [arguments] {len(tensors)} tensors, {len(kinds)} kinds")
     for i, t in enumerate(tensors):
@@ -140,22 +145,50 @@ def launch(lib: ctypes.CDLL, name: str, block_dim: int, tensors: Sequence[torch.
         message, ctypes.c_int(MESSAGE_BYTES))
     if failed:
         raise PtoSimError(message.value.decode(errors="replace"))
+    if _recordings:
+        _recordings[-1].launches.append((name, trace(lib)))
+
+
+@dataclass
+class Recording:
+    """Kernels launched meanwhile: name, steps of block 0 of `block_dim`."""
+
+    block_dim: int
+    launches: list[tuple[str, list[Step]]] = field(default_factory=list)
+
+
+_recordings: list[Recording] = []
+
+
+@contextmanager
+def record(block_dim: int) -> Iterator[Recording]:
+    """Within it, launches run block 0 of `block_dim` alone and keep its trace; what they compute is not to be used."""
+    _recordings.append(Recording(block_dim))
+    try:
+        yield _recordings[-1]
+    finally:
+        _recordings.pop()
 
 
 def _defaults() -> dict[str, int]:
-    return {"concurrent": 1, "v_after_v": int(os.environ.get("PTO_SIM_V_AFTER_V", "2")), "trace": 0,
+    return {"concurrent": 1, "v_after_v": int(os.environ.get("PTO_SIM_V_AFTER_V", "2")), "trace": 0, "only": -1,
             "shuffle": int(os.environ.get("PTO_SIM_SHUFFLE", "0")),
             "timeout_s": int(os.environ.get("PTO_SIM_TIMEOUT_S", "300"))}
 
 
 class _Record(ctypes.Structure):
     _fields_ = [(f, ctypes.c_int32) for f in ("core", "unit", "rows", "cols", "dtype", "line", "a", "b", "c")] + [
-        ("name", ctypes.c_char * 20)]
+        ("name", ctypes.c_char * 24)]
 
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction that a traced run issued. `extra`: a flag's (source pipe, target pipe, id); a matmul's k first."""
+    """An instruction that a traced run issued.
+
+    `extra`: a flag's (source pipe, target pipe, id), pipes as places in UNITS; a cross-core signal's (pipe, mode, id), a
+    wait's id last; a barrier's pipe, or -1 for all. First of it: a matmul's k; TEXTRACT, TMOV to L0: 1 to L0B; TROWEXPAND
+    and kin: 1 if the column came broadcast or the whole is one broadcast; TCVT: bytes of a source element.
+    """
 
     block: int
     core: str

@@ -25,7 +25,7 @@ void extract(const TileRef& to, const TileRef& src, int row, int col, const char
     uint8_t* flat = reinterpret_cast<uint8_t*>(scratch(0, bytes / 4 + 1));
     gather(src, bytes_of(src, l1), row, col, dst.rows, dst.cols, flat);
     scatter(dst, bytes_of(dst, l0), 0, 0, dst.rows, dst.cols, flat);
-    trace(in, dst.rows, dst.cols, dst.dtype);
+    trace(in, dst.rows, dst.cols, dst.dtype, left ? 0 : 1);
 }
 
 void acc_to_mat(const TileRef& dst, const TileRef& src, Site site) {

@@ -118,8 +118,8 @@ struct TraceRecord {
     int32_t rows, cols;
     int32_t dtype;
     int32_t line;
-    int32_t a, b, c;  // flags: source unit, target unit, id; moves: bytes
-    char name[20];
+    int32_t a, b, c;  // what Step.extra of __init__.py says
+    char name[24];
 };
 
 struct Options {
@@ -128,6 +128,7 @@ struct Options {
     int trace = 0;
     int shuffle = 0;          // not 0: seed of the order in which ready cores run
     int timeout_s = 300;
+    int only = -1;            // not -1: run this block alone, of a launch of block_dim; GM starts as zeros
 };
 
 struct Machine {

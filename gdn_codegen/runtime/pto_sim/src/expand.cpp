@@ -90,7 +90,7 @@ void row_expand_op(Op op, const char* name, const TileRef& dst, const TileRef& a
         binary_row(op, dst.dtype, bytes_of(wide, ub) + size_t(r * wide.cols) * e, row.data(),
                    bytes_of(dst, ub) + size_t(r * dst.cols) * e, n);
     }
-    trace(in, dst);
+    trace(in, dst.vrow, dst.vcol, dst.dtype, dn ? 0 : 1);
 }
 
 void col_expand(const TileRef& dst, const TileRef& src, Site site) {

@@ -220,7 +220,7 @@ void cross_set(pipe_t pipe, uint64_t config, Site site) {
         c.pairing[id].push_back(std::move(signal));
         join_group({&at(first + 1), &at(first + 2)}, &Core::pairing, id, site);
     } else {
-        if (!machine.options.concurrent && machine.launch->block_dim > 1)
+        if (!machine.options.concurrent && machine.options.only < 0 && machine.launch->block_dim > 1)
             fail("ffts-config", "%s: mode 0 joins all blocks, and this launch runs them one after another",
                  where(name, site).c_str());
         c.joining[id].push_back(std::move(signal));

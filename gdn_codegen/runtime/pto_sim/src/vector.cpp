@@ -210,7 +210,7 @@ void cast(const TileRef& dst, const TileRef& src, pto::RoundMode mode, Site site
         }
         from_float(dst.dtype, row, to, n, mode);
     }
-    trace(in, dst);
+    trace(in, dst.vrow, dst.vcol, dst.dtype, src.size);
 }
 
 void copy(const TileRef& dst, const TileRef& src, Site site) {
