@@ -75,6 +75,7 @@ class Kernel:
     """One launch. grid "chunks": an instance a (chunk slot, head); "sequences": a (sequence, head) that loops.
 
     `split` names a dim that the grid cuts into blocks: inside the kernel that dim has the block's size.
+    `lanes` instances, of consecutive value heads, are one item: a load or store says which it belongs to.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Kernel:
     dims: tuple[tuple[str, int], ...] = ()
     split: str = ""
     buffers: tuple[Buffer, ...] = ()
+    lanes: int = 1
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -91,7 +93,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Program:
-    """A whole computation. dims: full extents of C, K, V; source: the algorithm's lines, for comments."""
+    """A whole computation. dims: full extents of C, K, V; source: the algorithm's lines, for comments; launch: "kernels"
+    for one launch a kernel, "single" for one in all, with barriers over the device between them."""
 
     name: str
     stage: str
@@ -100,6 +103,7 @@ class Program:
     scalars: tuple[str, ...] = ()
     dims: tuple[tuple[str, int], ...] = ()
     source: tuple[tuple[int, str], ...] = field(default=())
+    launch: str = "kernels"
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The meaning of a program at any stage: runs it in torch, tile by tile."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -95,7 +95,7 @@ class Interpreter:
         blocks = full[k.split] // sizes[k.split] if k.split else 1
         chunk = full["C"]
         for n, length in enumerate(self.problem.lengths):
-            for h in range(self.problem.value_heads):
+            for h in range(0, self.problem.value_heads, k.lanes):
                 for b in range(blocks):
                     if k.grid == "sequences":
                         self.body(k, body, dict(outer), _At(n, h, -1, b), sizes)
@@ -118,9 +118,9 @@ class Interpreter:
     def op(self, k: Kernel, o: Op, env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         attrs = dict(o.attrs)
         if o.kind == "load":
-            env[o.out] = self.load(k, self.p.tensor(attrs["tensor"]), at, sizes)
+            env[o.out] = self.load(k, self.p.tensor(attrs["tensor"]), self.lane(at, o), sizes)
         elif o.kind == "store":
-            self.store(k, self.p.tensor(attrs["tensor"]), env[o.args[0]], at, sizes)
+            self.store(k, self.p.tensor(attrs["tensor"]), env[o.args[0]], self.lane(at, o), sizes)
         elif OPS[o.kind].effect == "sync":
             return
         elif o.kind == "const":
@@ -148,6 +148,10 @@ class Interpreter:
             meaning = OPS[o.kind].evaluate
             assert meaning is not None, o.kind
             env[o.out] = meaning(attrs, *(env[a] for a in o.args))
+
+    def lane(self, at: _At, o: Op) -> _At:
+        """Where the instance stands that `o` belongs to: a lane past the last head repeats that one."""
+        return replace(at, head=min(at.head + o.attr("lane", 0), self.problem.value_heads - 1))
 
     def rows(self, at: _At, sizes: dict[str, int]) -> int:
         return min(sizes["C"], self.problem.lengths[at.seq] - at.chunk * sizes["C"])

@@ -96,7 +96,7 @@ def parse_program(text: str) -> Program:
                 _, bargs, bkw = _call(inner.pop(0).value)  # type: ignore[attr-defined]
                 buffers.append(Buffer(_value(bargs[0]), **bkw))
             kernels.append(Kernel(_value(args[0]), kw["grid"], r.body(inner, {}), tuple(kw["dims"].items()),
-                                  kw.get("split", ""), tuple(buffers)))
+                                  kw.get("split", ""), tuple(buffers), kw.get("lanes", 1)))
             continue
         assert isinstance(n, ast.Expr)
         kind, args, kw = _call(n.value)
@@ -112,4 +112,4 @@ def parse_program(text: str) -> Program:
     if not head:
         raise ParseError("the text has no program(...) line")
     return Program(head["name"], head["stage"], tuple(r.tensors.values()), tuple(kernels), tuple(head["scalars"]),
-                   tuple(head["dims"].items()), tuple(source))
+                   tuple(head["dims"].items()), tuple(source), head.get("launch", "kernels"))

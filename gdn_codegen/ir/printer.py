@@ -54,6 +54,8 @@ def kernel_text(k: Kernel) -> str:
     kw: dict[str, object] = {"grid": k.grid, "dims": dict(k.dims)}
     if k.split:
         kw["split"] = k.split
+    if k.lanes != 1:
+        kw["lanes"] = k.lanes
     out = [f"with {_call('kernel', [repr(k.name)], **kw)}:"]
     out += ["    " + _buffer(b) for b in k.buffers]
     _stmts(k.body, "    ", out)
@@ -62,6 +64,7 @@ def kernel_text(k: Kernel) -> str:
 
 def program_text(p: Program) -> str:
     """The whole program as builder code."""
-    head = _call("program", [repr(p.name)], stage=p.stage, scalars=p.scalars, dims=dict(p.dims))
+    single = {"launch": p.launch} if p.launch != "kernels" else {}
+    head = _call("program", [repr(p.name)], stage=p.stage, scalars=p.scalars, dims=dict(p.dims), **single)
     lines = [head, *(_call("source", [str(n), repr(text)]) for n, text in p.source)]
     return "\n".join([*lines, *map(_tensor, p.tensors), *map(kernel_text, p.kernels)]) + "\n"

@@ -1,7 +1,7 @@
 """A build: options -> name and text of a generated module."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,10 @@ class Build:
             parts.append(f"k{self.head_dim_k}v{self.head_dim_v}")
         if self.dtype != "float16":
             parts.append({"bfloat16": "bf16", "float32": "f32"}[self.dtype])
-        if self.plan != SCHEDULES[DEFAULT_SCHEDULE]:
+        if replace(self.plan, launch="kernels") != SCHEDULES[DEFAULT_SCHEDULE]:
             parts.append(self.plan.name)
+        if self.plan.launch != "kernels":
+            parts.append(self.plan.launch)
         return "_".join(parts)
 
     @property
@@ -114,7 +116,8 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
     states = [f"{t.name}: [N, HV, {', '.join(str(b.sizes[str(d)]) for d in t.dims)}], read as float32; zero where absent."
               for t in p.role("input") if t.optional]
     command = (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {page.name}"
-               f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}")
+               f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
+               + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else ""))
     return {"command": command, "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
             "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "sizes": b.sizes, "name": b.name,
             "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes, "state_doc": states,

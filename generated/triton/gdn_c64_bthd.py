@@ -308,6 +308,12 @@ def _check_state(name, x, shape, device):
     return x.to(torch.float32).contiguous()
 
 
+def workspace_bytes(tokens, sequences, value_heads):
+    """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences."""
+    slots = tokens // CHUNK + sequences
+    return sum(slots * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for _, dims, dtype in WORKSPACES)
+
+
 def _run(given, numbers, states, cu_seqlens):
     """Check, allocate, launch every kernel; returns the outputs by name."""
     batch, tokens, heads, value_heads, device = _check_inputs(given)
