@@ -1,0 +1,26 @@
+"""Emitted PTO C++ is ASCII and laid out as .clang-format says, with Doxygen comments and descriptive exported names."""
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.schedule import SCHEDULES
+
+clang_format = pytest.importorskip("clang_format", reason="needs clang-format, which the test extra brings")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_layout(schedule, tmp_path):
+    source = re.search(r"SOURCE = r'''\n(.*?)'''", render(Build("pto", schedule=schedule)), re.S)[1]
+    path = tmp_path / "kernel.cpp"
+    path.write_text(source)
+    program = clang_format.get_executable("clang-format")
+    done = subprocess.run([program, f"--style=file:{ROOT}/.clang-format", "--dry-run", "--Werror", str(path)],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:2000]
+    assert source.isascii() and source.count("/**\n * @brief") == len(SCHEDULES[schedule].kernels)
+    names = re.findall(r"PTO_ENTRY void (\w+)\(", source)
+    assert names == [f"gated_delta_rule_{'_'.join(g)}_fp16" for g in SCHEDULES[schedule].kernels]
