@@ -97,6 +97,11 @@ def verify(a: argparse.Namespace) -> int:
     for b in _builds(a):
         if b not in builds:
             print(f"{b.target}: does not run {a.device} tensors here; see gdn_codegen doctor")
+    if a.report:
+        from .runtime.report import LENGTHS, QUICK, write_report
+        good = bool(builds) and write_report(builds, Path(a.report), a.device, QUICK if a.quick else LENGTHS)
+        print("all comparisons hold" if good else "FAILED")
+        return int(not good)
     cases = CASES[:2] if a.quick else CASES
     good = bool(builds)
     for i, b in enumerate(builds):
@@ -143,7 +148,8 @@ def parser() -> argparse.ArgumentParser:
     p = sub.add_parser("verify", help="run targets against the float64 recurrence")
     _build_options(p, several=True)
     p.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the tensors live (default: cpu)")
-    p.add_argument("--quick", action="store_true", help="two cases only")
+    p.add_argument("--quick", action="store_true", help="a few short cases only")
+    p.add_argument("--report", metavar="DIR", help="instead run many lengths, and write DIR/report.md, report.json and plots")
     p.set_defaults(run=verify)
     p = sub.add_parser("bench", help="simulated cycles of a stage and a pipe, target pto")
     _build_options(p, several=True, extra=("all",))

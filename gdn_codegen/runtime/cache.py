@@ -25,13 +25,13 @@ def digest(*parts: str | bytes) -> str:
     return h.hexdigest()[:16]
 
 
-def write(path: Path, text: str) -> Path:
+def write(path: Path, text: str | bytes) -> Path:
     """Write a file whole or not at all: a temporary beside it, flushed, then renamed onto it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(fd, "w", encoding="utf-8", newline="\n") as f:
-            f.write(text)
+        with os.fdopen(fd, "wb") as f:
+            f.write(text.encode() if isinstance(text, str) else text)
             f.flush()
             os.fsync(f.fileno())
         os.chmod(temporary, 0o644)

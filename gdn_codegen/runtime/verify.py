@@ -57,11 +57,11 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
     return out
 
 
-def reference(b: Build, case: Case, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Outputs of the token recurrence in float64, packed like the inputs."""
+def reference(b: Build, case: Case, x: dict[str, torch.Tensor], chunk: int = 1) -> dict[str, torch.Tensor]:
+    """Outputs of the page in float64, packed like the inputs; with a chunk of one token, of the token recurrence."""
     page = b.page
     p = page.trace()
-    p = replace(p, dims=(("C", 1), *((d, n) for d, n in b.sizes.items() if d != "C")))
+    p = replace(p, dims=(("C", chunk), *((d, n) for d, n in b.sizes.items() if d != "C")))
     numbers = {n: v if v is not None else 1.0 for n, v in page.scalar_defaults(b.sizes).items()}
     given: dict[str, torch.Tensor | None] = {t.name: None if t.optional and not case.initial else x[t.name]
                                              for t in p.role("input")}
