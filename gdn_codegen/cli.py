@@ -119,7 +119,8 @@ def bench(a: argparse.Namespace) -> int:
         raise ValueError(f"target: got {a.target!r}; accepted: pto")
     names = SCHEDULES if a.schedule == "all" else (a.schedule,)
     builds = [b for n in names for b in _builds(argparse.Namespace(**{**vars(a), "schedule": n}))]
-    return run(builds, Problem(a.tokens, a.heads, a.value_heads or a.heads, a.blocks), a.json, a.trace, a.plot)
+    return run(builds, Problem(a.tokens, a.heads, a.value_heads or a.heads, a.blocks), a.json, a.trace, a.plot,
+               a.detail)
 
 
 def doctor(a: argparse.Namespace) -> int:
@@ -159,6 +160,7 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument(flag, type=int, default=number, metavar="N", help=text + (f" (default: {number})" if number else ""))
     for flag, text in (("--json", "the figures as JSON"), ("--trace", "a Chrome trace"), ("--plot", "a timeline, PNG")):
         p.add_argument(flag, metavar="FILE", help=f"write {text}")
+    p.add_argument("--detail", action="store_true", help="each stage's instructions: how many, cycles of one and of all")
     p.set_defaults(run=bench)
     sub.add_parser("doctor", help="which targets run here, and what is missing for the rest").set_defaults(run=doctor)
     return top

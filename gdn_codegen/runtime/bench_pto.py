@@ -57,13 +57,28 @@ def stages(b: Build, x: Problem) -> list[Stage]:
     with pto_sim.record(x.blocks) as seen:
         function(b)(**_inputs(b, x), output_final_state=True)
     hand: list[tuple[str, int] | None] = [None] * len(seen.launches)
-    like = {n: getattr(b, n) for n in HAND_SIZES} == HAND_SIZES and x == Problem() and b.algorithm == "gated_delta_rule"
-    if like and b.plan.kernels == SCHEDULES["staged"].kernels and len(hand) == len(HAND):
+    if hand_sum(b, x) and b.plan.kernels == SCHEDULES["staged"].kernels and len(hand) == len(HAND):
         hand = list(HAND)
     prefix = f"{b.page.name}_"
     names = [n[len(prefix):] if n.startswith(prefix) else n for n, _ in seen.launches]
     return [Stage(n.rpartition("_")[0] or n, replay(steps), h)
             for n, (_, steps), h in zip(names, seen.launches, hand, strict=True)]
+
+
+def hand_sum(b: Build, x: Problem) -> int | None:
+    """What all the hand-written kernels take, where the problem is theirs."""
+    like = {n: getattr(b, n) for n in HAND_SIZES} == HAND_SIZES and x == Problem() and b.page.name == "gated_delta_rule"
+    return sum(n for _, n in HAND) if like else None
+
+
+def instructions(t: Replay) -> dict[str, tuple[int, int]]:
+    """Kind of core, pipe and instruction -> how often the block ran it, and its cycles in all, the most first."""
+    out: dict[str, tuple[int, int]] = {}
+    for i in t.intervals:
+        key = f"{i.core.split()[0]} {i.pipe} {i.name}"
+        n, c = out.get(key, (0, 0))
+        out[key] = n + 1, c + i.end - i.start
+    return dict(sorted(out.items(), key=lambda x: (-x[1][1], x[0])))
 
 
 def busy(t: Replay, kind: str, pipe: str) -> int:
@@ -81,7 +96,7 @@ def bound(t: Replay, most: int = 3) -> str:
     return ", ".join(f"{n} {100 * v // max(t.cycles, 1)}%" for n, v in ranked)
 
 
-def table(name: str, found: list[Stage]) -> list[str]:
+def table(name: str, found: list[Stage], whole: int | None, detail: bool = False) -> list[str]:
     """The lines that `bench` prints for a schedule."""
     heads = " ".join(f"{pipe + ('.c' if kind == 'cube' else '.v'):>8}" for kind, pipe in COLUMNS)
     lines = [f"{name:18} {'cycles':>8} {'by hand':>8} {'ratio':>6} {heads}  longest chain"]
@@ -91,7 +106,8 @@ def table(name: str, found: list[Stage]) -> list[str]:
         return f"  {label:16} {cycles:8} {hand if hand else '-':>8} {ratio:>6} {pipes}  {text}".rstrip()
     for s in found:
         lines.append(row(s.name, s.time.cycles, s.hand[1] if s.hand else None, [s.time], bound(s.time)))
-    whole = sum(n for _, n in HAND) if all(s.hand for s in found) else None
+        if detail:
+            lines += [f"      {n:34} {count:6} x {c / count:8.1f} = {c:8}" for n, (count, c) in instructions(s.time).items()]
     lines.append(row("sum", sum(s.time.cycles for s in found), whole, [s.time for s in found], ""))
     return lines
 
@@ -100,12 +116,12 @@ def _flat(d: dict[tuple[str, str], int]) -> dict[str, int]:
     return {" ".join(k): v for k, v in sorted(d.items())}
 
 
-def report(found: list[Stage]) -> dict[str, Any]:
+def report(found: list[Stage], whole: int | None) -> dict[str, Any]:
     """The same as data."""
     rows = [{"name": s.name, "cycles": s.time.cycles, "hand_name": s.hand[0] if s.hand else None,
              "hand_cycles": s.hand[1] if s.hand else None, "busy": _flat(s.time.busy), "waiting": _flat(s.time.waiting),
-             "chain": _flat(s.time.path)} for s in found]
-    return {"cycles": sum(s.time.cycles for s in found), "stages": rows}
+             "chain": _flat(s.time.path), "instructions": instructions(s.time)} for s in found]
+    return {"cycles": sum(s.time.cycles for s in found), "hand_cycles": whole, "stages": rows}
 
 
 def chrome_trace(results: dict[str, list[Stage]]) -> dict[str, Any]:
@@ -127,14 +143,19 @@ def chrome_trace(results: dict[str, list[Stage]]) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "otherData": {"unit": "a microsecond stands for a cycle"}, "traceEvents": events}
 
 
-def plot(results: dict[str, list[Stage]], path: Path) -> None:
-    """A PNG: a lane a pipe of the cube and both vector cores."""
+def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
         raise ValueError("plot: needs matplotlib; pip install 'gdn_codegen[bench]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    return pyplot
+
+
+def plot(results: dict[str, list[Stage]], path: Path) -> None:
+    """A PNG: a lane a pipe of the cube and both vector cores."""
+    pyplot = _pyplot()
     lanes = [(core, p) for core in CORES for p in PIPES[core.split()[0]] if p != "S"]
     colours = {"MTE2": "tab:blue", "MTE1": "tab:cyan", "M": "tab:red", "FIX": "tab:orange", "V": "tab:green",
                "MTE3": "tab:purple"}
@@ -153,7 +174,7 @@ def plot(results: dict[str, list[Stage]], path: Path) -> None:
                     lane.append([at + v.start, at + v.end])
             at += s.time.cycles
             ax.axvline(at, color="black", linewidth=0.6)
-            ax.text(at - s.time.cycles / 2, -0.8, s.name, ha="center", va="bottom", fontsize=7, clip_on=False)
+            ax.text(at - s.time.cycles / 2, -1.1, s.name, ha="center", va="bottom", fontsize=7, clip_on=False)
         for y, key in enumerate(lanes):
             ax.broken_barh([(a, b - a) for a, b in spans[key]], (y - 0.4, 0.8), color=colours[key[1]])
         ax.set_yticks(range(len(lanes)), [f"{core} {p}" for core, p in lanes], fontsize=7)
@@ -166,18 +187,20 @@ def plot(results: dict[str, list[Stage]], path: Path) -> None:
 
 
 def bench(builds: list[Build], x: Problem, json_to: str | None = None, trace_to: str | None = None,
-          plot_to: str | None = None) -> int:
+          plot_to: str | None = None, detail: bool = False) -> int:
     """Print and write what the options ask for."""
+    if plot_to:
+        _pyplot()  # what is missing is said before the work
     results: dict[str, list[Stage]] = {}
     for b in builds:
         results[b.plan.name] = stages(b, x)
-        print("\n".join(table(b.plan.name, results[b.plan.name])), flush=True)
+        print("\n".join(table(b.plan.name, results[b.plan.name], hand_sum(b, x), detail)), flush=True)
     if json_to:
         b = builds[0]
-        options = {"chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "head_dim_k": b.head_dim_k,
-                   "head_dim_v": b.head_dim_v, "tokens": x.tokens, "heads": x.heads, "value_heads": x.value_heads,
-                   "blocks": x.blocks}
-        data = {"options": options, "schedules": {n: report(f) for n, f in results.items()}}
+        options = {"algorithm": b.page.name, "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype,
+                   "head_dim_k": b.head_dim_k, "head_dim_v": b.head_dim_v, "tokens": x.tokens, "heads": x.heads,
+                   "value_heads": x.value_heads, "blocks": x.blocks}
+        data = {"options": options, "schedules": {n: report(f, hand_sum(b, x)) for n, f in results.items()}}
         Path(json_to).write_text(json.dumps(data, indent=1) + "\n", encoding="ascii")
     if trace_to:
         Path(trace_to).write_text(json.dumps(chrome_trace(results)) + "\n", encoding="ascii")
