@@ -61,7 +61,7 @@ def stages(b: Build, x: Problem) -> list[Stage]:
         hand = list(HAND)
     prefix = f"{b.page.name}_"
     names = [n[len(prefix):] if n.startswith(prefix) else n for n, _ in seen.launches]
-    return [Stage(n.rpartition("_")[0] or n, replay(steps), h)
+    return [Stage(n.rpartition("_")[0] or "all", replay(steps), h)  # a single launch has the page's name alone
             for n, (_, steps), h in zip(names, seen.launches, hand, strict=True)]
 
 
