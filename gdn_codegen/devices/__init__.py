@@ -44,6 +44,7 @@ class Cores(Device):
     operands, filled from home. narrow: dtypes in which a product goes straight to home. pipes: agent -> op -> pipe, "*"
     for the rest. unordered: pipes whose ops overlap unless a barrier parts them. issuer: the pipe that issues all others
     and waits for its own ops. events: ids of a pair of pipes; flags: ids between agents, each counting to flag_limit.
+    rates: what a pipe does in a cycle, for an order: bytes, or multiply-adds.
     align: bytes. column_scratch: the bytes of a space that ops with a column operand overwrite; no value lies there.
     """
 
@@ -58,5 +59,6 @@ class Cores(Device):
     events: int = 0
     flags: int = 0
     flag_limit: int = 0
+    rates: dict[tuple[str, str], float] = field(default_factory=dict)
     align: int = 1
     column_scratch: tuple[str, int, int] = ("", 0, 0)

@@ -16,6 +16,8 @@ ASCEND_A2 = Cores(
     unordered=("V",),
     issuer="S",
     events=8, flags=16, flag_limit=15,
+    rates={("vector", "MTE2"): 58, ("vector", "MTE3"): 110, ("vector", "V"): 126, ("cube", "MTE2"): 78,
+           ("cube", "MTE1"): 127, ("cube", "M"): 4048, ("cube", "FIX"): 81},
     align=32,
     column_scratch=("UB", 184 * 1024, 192 * 1024),
 )

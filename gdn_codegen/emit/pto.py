@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.core import Buffer, Kernel, Loop, Op, Program, Stmt, loops, types
-from ..ir.types import Dim, Tensor
+from ..ir.types import Dim
 from .base import EmitError, KernelText, Rules, Writer, blocks, numbers, touched, walk
 
 rule = Rules("pto", {
@@ -20,9 +20,9 @@ AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
 CTYPE = {"float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: Names of the kernels' own text, which no value may take.
-OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "t", "c", "item", "first", "length", "rows", "part", "slot", "sub", "col",
-       "block", "batched", "slots", "ffts", "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and",
-       "or", "not", "xor", "do", "if", "for", "view", "div", "exp", "log", "std", "this", "signed", "long", "short"}
+OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
+       "sub", "col", "block", "batched", "slots", "ffts", "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int",
+       "new", "and", "or", "not", "xor", "do", "if", "for", "view", "div", "exp", "log", "std", "this", "signed", "long", "short"}
 
 
 @dataclass(frozen=True)
@@ -149,25 +149,26 @@ class _Kernel:
     def dim(self, d: Dim) -> int:
         return d if isinstance(d, int) else self.p.sizes[d]
 
-    def at(self, t: Tensor, row: str) -> tuple[str, str]:
-        """Pointer to row `row` of this instance's tile, and elements from row to row."""
+    def at(self, o: Op, row: str) -> tuple[str, str]:
+        """Pointer to row `row` of the tile that `o` loads or stores, and elements from row to row."""
+        t, lane = self.p.tensor(o.attr("tensor")), f"_{o.attr('lane')}" if o.attr("lane") else ""
         last = self.dim(t.dims[-1]) if len(t.dims) > 1 else 1
         shift = " + col" if self.k.split and t.dims[-1] == self.k.split else ""
         if t.index == "token":
-            heads, head = (t.heads, "hv" if t.heads == "HV" else "h")
+            heads, head = (t.heads, f"hv{lane}" if t.heads == "HV" else f"h{lane}")
             place = f"token_at({heads}, {head}, {last}, b, T, t{f' + {row}' if row != '0' else ''})"
             return f"{t.name}_gm + {place}{shift}", f"token_stride({heads}, {last})"
         size = 1
         for d in t.dims:
             size *= self.dim(d)
-        base = {"slot": f"(slot * HV + hv) * {size}", "sequence": f"(n * HV + hv) * {size}",
+        base = {"slot": f"(slot * HV + hv{lane}) * {size}", "sequence": f"(n * HV + hv) * {size}",
                 "block": f"get_block_idx() * {size}", "const": ""}[t.index]
         step = last if len(t.dims) > 1 else 1
         terms = [f"{t.name}_gm", base, "" if row == "0" else f"{row} * {step}" if step != 1 else row]
         return " + ".join(x for x in terms if x) + shift, str(step)
 
-    def view(self, t: Tensor, row: str, rows: str, cols: int) -> str:
-        pointer, stride = self.at(t, row)
+    def view(self, o: Op, row: str, rows: str, cols: int) -> str:
+        pointer, stride = self.at(o, row)
         return f"view({pointer}, {rows}, {cols}, {stride})"
 
     # --- statements ---
@@ -186,16 +187,19 @@ class _Kernel:
         n = blocks(self.p, self.k)
         over = "slots" if self.k.grid == "chunks" else "N"
         w = self.w
-        items = f"{over} * HV{f' * {n}' if n > 1 else ''}"
+        heads = "HV" if self.k.lanes == 1 else f"((HV + {self.k.lanes - 1}) / {self.k.lanes})"
+        items = f"{over} * {heads}{f' * {n}' if n > 1 else ''}"
         w(f"for (int64_t item = get_block_idx(); item < {items}; item += get_block_num()) {{")
         w.indent += 1
         one = "item" if n == 1 else f"item / {n}"
         if n > 1:
             w(f"const int64_t col = item % {n} * {self.k.sizes[self.k.split]};")
-        w(f"const int64_t hv = {one} % HV, h = hv / (HV / H);")
+        w(f"const int64_t hv = {one} % {heads}{f' * {self.k.lanes}' if self.k.lanes > 1 else ''}, h = hv / (HV / H);")
+        for i in range(1, self.k.lanes):
+            w(f"const int64_t hv_{i} = hv + {i} < HV ? hv + {i} : HV - 1, h_{i} = hv_{i} / (HV / H);")
         size = self.p.sizes["C"]
         if self.k.grid == "chunks":
-            w(f"const int64_t slot = {one} / HV, n = sequence_of(cu_seqlens, N, slot, {size});",
+            w(f"const int64_t slot = {one} / {heads}, n = sequence_of(cu_seqlens, N, slot, {size});",
               "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;",
               f"const int64_t c = slot - first / {size} - n;",
               f"if (c * {size} >= length) continue;")
@@ -252,20 +256,20 @@ def _load(k: _Kernel, o: Op) -> list[str]:
         if k.agent == "cube":
             return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(rows, {b.shape[1]});",
                     f"TASSIGN({name}, {hex(b.offset)});",
-                    f"auto {name}_from = {k.view(t, '0', 'rows', b.shape[1])};", f"TLOAD({name}, {name}_from);"]
+                    f"auto {name}_from = {k.view(o, '0', 'rows', b.shape[1])};", f"TLOAD({name}, {name}_from);"]
         if len(t.dims) == 1:
             return [f"UbWidePart<{ctype}, {b.shape[0]}> {name}(rows);", f"TASSIGN({name}, {hex(b.offset)});",
-                    f"auto {name}_from = {k.view(t, '0', 'rows', 1)};", f"TLOAD({name}, {name}_from);"]
+                    f"auto {name}_from = {k.view(o, '0', 'rows', 1)};", f"TLOAD({name}, {name}_from);"]
         return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(part, {b.shape[1]});",
                 f"TASSIGN({name}, {hex(b.offset)});",
-                "if (part > 0) {", f"    auto from = {k.view(t, f'sub * {b.shape[0]}', 'part', b.shape[1])};",
+                "if (part > 0) {", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', 'part', b.shape[1])};",
                 f"    TLOAD({name}, from);", "}"]
     if len(t.dims) == 1:
-        pointer, _ = k.at(t, "0")
+        pointer, _ = k.at(o, "0")
         text = [f"auto from = view({pointer}, 1, {b.shape[0]}, {b.shape[0]});", f"TLOAD({name}, from);"]
     else:
         row = "0" if b.shape[0] == t.tile.shape(k.sizes)[0] else f"sub * {b.shape[0]}"
-        text = [f"auto from = {k.view(t, row, str(b.shape[0]), b.shape[1])};", f"TLOAD({name}, from);"]
+        text = [f"auto from = {k.view(o, row, str(b.shape[0]), b.shape[1])};", f"TLOAD({name}, from);"]
     return _braces(text, f"if (has_{t.name}) " if t.optional else "")
 
 
@@ -284,19 +288,19 @@ def _store(k: _Kernel, o: Op) -> list[str]:
         if k.agent == "cube":
             return _braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {b.shape[1]});",
                             f"TASSIGN(valid, {hex(b.offset)});",
-                            f"auto to = {k.view(t, '0', 'rows', b.shape[1])};", "TSTORE(to, valid);"])
+                            f"auto to = {k.view(o, '0', 'rows', b.shape[1])};", "TSTORE(to, valid);"])
         return _braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {b.shape[1]});",
                         f"TASSIGN(valid, {hex(b.offset)});",
-                        f"auto to = {k.view(t, f'sub * {b.shape[0]}', 'part', b.shape[1])};", "TSTORE(to, valid);"],
+                        f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', b.shape[1])};", "TSTORE(to, valid);"],
                        "if (part > 0) ")
     if len(t.dims) == 1:  # each core stores its part
         n = b.shape[0] // 2 if k.whole(value) else b.shape[0]
         address = hex(b.offset) + (f" + sub * {n * WIDTH[b.dtype]}" if k.whole(value) else "")
-        pointer, _ = k.at(t, f"sub * {n}")
+        pointer, _ = k.at(o, f"sub * {n}")
         return _braces([f"UbTile<{ctype}, 1, {n}> mine;", f"TASSIGN(mine, {address});",
                         f"auto to = view({pointer}, 1, {n}, {n});", "TSTORE(to, mine);"])
     row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
-    return _braces([f"auto to = {k.view(t, row, str(b.shape[0]), b.shape[1])};", f"TSTORE(to, {name});"],
+    return _braces([f"auto to = {k.view(o, row, str(b.shape[0]), b.shape[1])};", f"TSTORE(to, {name});"],
                    f"if (has_{t.name}) " if t.optional else "")
 
 
@@ -427,8 +431,7 @@ def _move(k: _Kernel, o: Op) -> list[str]:
         return [f"L1View<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {turned};", f"TRESHAPE({turned}, {k.name(x)});",
                 f"TEXTRACT({out}, {turned}, 0, 0);"]
     if k.is_wide(x) and not k.is_wide(o.out):
-        return _braces([f"UbCol<float, {b.shape[0]}> flat;", f"TASSIGN(flat, {hex(b.offset)});",
-                        f"TROWSUM(flat, {k.name(x)}, {o.out}_scratch);"])
+        return [f"TTRANS({out}, {k.name(x)}, {o.out}_scratch);"]
     if k.is_wide(o.out) and not k.is_wide(x):
         return _braces([f"UbTile<float, {b.shape[0]}, {b.shape[1]}> wide;", f"TASSIGN(wide, {hex(b.offset)});",
                         f"UbCol<float, {b.shape[0]}> flat;", f"TASSIGN(flat, {hex(source.offset)});",
@@ -462,34 +465,50 @@ def _wait(k: _Kernel, o: Op) -> list[str]:
 
 @rule("barrier")
 def _barrier(k: _Kernel, o: Op) -> list[str]:
-    return [f"pipe_barrier(PIPE_{o.attr('scope')});"]
+    if o.attr("scope") != "device":
+        return [f"pipe_barrier(PIPE_{o.attr('scope')});"]
+    up, across, down = o.attr("ids")
+    if k.agent == "vector":
+        return ["pipe_barrier(PIPE_ALL);", f"ffts_cross_core_sync(PIPE_MTE3, group_flag({up}));", f"wait_flag_dev({down});"]
+    return ["pipe_barrier(PIPE_ALL);", f"wait_flag_dev({up});", f"ffts_cross_core_sync(PIPE_FIX, all_flag({across}));",
+            f"wait_flag_dev({across});", f"ffts_cross_core_sync(PIPE_FIX, group_flag({down}));"]
 
 
 def emit(p: Program, layout: str) -> list[KernelText]:
-    """The text of each kernel's body, and what the template declares: parameters in order."""
-    out = []
-    short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+    """The text of each launch, and what the template declares for it: parameters in order."""
     dtype = next((t.dtype for t in p.role("input") if len(t.dims) > 1 and t.index == "token"), "float32")
-    for k in p.kernels:
-        given = tuple(t for t in touched(p, k) if t.index not in ("block", "const"))
-        own = tuple(t for t in touched(p, k) if t.index in ("block", "const"))  # the launcher's, after the host's
-        tensors = (*given, *own)
-        optional = [t.name for t in tensors if t.optional]
-        ints = [f"int64_t {x}" for x in ("N", "T", "batched", "H", "HV", "slots", *(f"has_{n}" for n in optional))]
-        plain = [*ints, *(f"float {x}" for x in numbers(k))]
-        bytes_ = [f"uint8_t *{t.name}_bytes" for t in tensors] + ["uint8_t *cu_seqlens_bytes"]
-        pointers = [(f"{t.name}_gm", CTYPE[t.dtype], f"{t.name}_bytes") for t in tensors]
-        pointers.append(("cu_seqlens", "int32_t", "cu_seqlens_bytes"))
-        stored = {o.attr("tensor") for o in walk(k.body) if o.kind == "store"}
-        doc = [f"{t.name}: {t.role}, {t.index}, [{', '.join(map(str, t.dims))}] {t.dtype}"
-               + (" (optional)" if t.optional else "") for t in tensors]
-        out.append(KernelText(k.name, k.grid, blocks(p, k), given, numbers(k), _Kernel(p, k, layout).run(), {
-            "symbol": f"{p.name}_{k.name}_{short[dtype]}", "doc": doc, "pointers": pointers,
-            "device_params": [*(f"__gm__ {x}" for x in bytes_), *plain, "uint64_t ffts"],
-            "host_params": ["uint32_t block_dim", "void *stream", *bytes_, *plain],
-            "names": [x.split()[-1].lstrip("*") for x in (*bytes_, *plain)] + ["ffts"],
-            "kinds": [2 if t.index == "block" else 1 if t.name in stored else 0 for t in tensors] + [0],
-            "own": [t.name for t in own],
-            "channels": [(t.name, t.tile.shape(p.sizes), t.dtype) for t in tensors if t.index == "block"],
-            "constants": [(t.name, t.fill, t.tile.shape(p.sizes)[0], t.dtype) for t in tensors if t.index == "const"]}))
-    return out
+    short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[dtype]
+    if p.launch == "single":
+        return [_launched(p, p.kernels, layout, "all", f"{p.name}_{short}")]
+    return [_launched(p, (k,), layout, k.name, f"{p.name}_{k.name}_{short}") for k in p.kernels]
+
+
+def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, name: str, symbol: str) -> KernelText:
+    """Kernels that run one after the other in one launch."""
+    used = {t.name for k in kernels for t in touched(p, k)}
+    given = tuple(t for t in p.tensors if t.name in used and t.index not in ("block", "const"))
+    own = tuple(t for t in p.tensors if t.name in used and t.index in ("block", "const"))  # the launcher's, after the host's
+    tensors = (*given, *own)
+    scalars = tuple(dict.fromkeys(n for k in kernels for n in numbers(k)))
+    ints = [f"int64_t {x}" for x in ("N", "T", "batched", "H", "HV", "slots", *(f"has_{t.name}" for t in tensors if t.optional))]
+    plain = [*ints, *(f"float {x}" for x in scalars)]
+    bytes_ = [f"uint8_t *{t.name}_bytes" for t in tensors] + ["uint8_t *cu_seqlens_bytes"]
+    pointers = [(f"{t.name}_gm", CTYPE[t.dtype], f"{t.name}_bytes") for t in tensors]
+    pointers.append(("cu_seqlens", "int32_t", "cu_seqlens_bytes"))
+    ops = [o for k in kernels for o in walk(k.body)]
+    stored, loaded = ({o.attr("tensor") for o in ops if o.kind == kind} for kind in ("store", "load"))
+    texts = [_Kernel(p, k, layout).run() for k in kernels]
+    grid = "chunks" if any(k.grid == "chunks" for k in kernels) else "sequences"
+    return KernelText(name, grid, max(blocks(p, k) for k in kernels), given, scalars,
+                      texts[0] if len(texts) == 1 else "\n".join(x for t in texts for x in ("{", t, "}")), {
+        "symbol": symbol, "pointers": pointers,
+        "over": "; ".join(f"{k.name} over {k.grid}" for k in kernels),
+        "doc": [f"{t.name}: {t.role}, {t.index}, [{', '.join(map(str, t.dims))}] {t.dtype}"
+                + (" (optional)" if t.optional else "") for t in tensors],
+        "device_params": [*(f"__gm__ {x}" for x in bytes_), *plain, "uint64_t ffts"],
+        "host_params": ["uint32_t block_dim", "void *stream", *bytes_, *plain],
+        "names": [x.split()[-1].lstrip("*") for x in (*bytes_, *plain)] + ["ffts"],
+        "kinds": [2 if t.name in stored & loaded else 1 if t.name in stored else 0 for t in tensors] + [0],
+        "own": [t.name for t in own],
+        "channels": [(t.name, t.tile.shape(p.sizes), t.dtype) for t in own if t.index == "block"],
+        "constants": [(t.name, t.fill, t.tile.shape(p.sizes)[0], t.dtype) for t in own if t.index == "const"]})

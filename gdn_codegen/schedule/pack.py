@@ -25,6 +25,15 @@ def pack(p: Program, device: Cores) -> Program:
     return replace(p, stage="placed", kernels=tuple(_pack(p, _with_copies(k, device), device) for k in p.kernels))
 
 
+def fits(p: Program, k: Kernel, device: Cores) -> bool:
+    """Whether there is room for all of a kernel's values."""
+    try:
+        _pack(p, _with_copies(k, device), device)
+    except ScheduleError:
+        return False
+    return True
+
+
 def _pack(p: Program, k: Kernel, device: Cores) -> Kernel:
     """With loads as early as they stand, for a head start; right before their first readers where that is too much."""
     try:
@@ -160,7 +169,7 @@ class _Kernel:
                     self.first[c.result], self.depth[c.result] = self.at, depth
                     self.last[c.name] = self.last[c.result] = self.at
                 for name, end in list(self.last.items()):  # read in the loop, made before it: kept for its next turn
-                    if (self.first[name] < start and end >= start) or name in {c.name for c in s.carried}:
+                    if (self.first[name] <= start < end) or name in {c.name for c in s.carried}:
                         self.last[name] = max(end, self.at)
             else:
                 self.at += 1

@@ -9,11 +9,13 @@ from ..devices.ascend_a2 import ASCEND_A2
 from ..ir.core import Program
 from ..ir.verify import verify
 from .accumulate import accumulate
+from .arrange import arrange
 from .assign import assign
 from .check import check
 from .cut import cut
 from .decompose import decompose
 from .feed import feed
+from .launch import launch
 from .operands import operands
 from .pack import pack
 from .place import place
@@ -58,6 +60,7 @@ ONE_AGENT: tuple[tuple[str, Pass], ...] = (
     ("storage", lambda p, c: storage(p)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
     ("check", lambda p, c: check(p, c.device)),
+    ("launch", lambda p, c: launch(p, c.schedule, c.device)),
 )
 CORES: tuple[tuple[str, Pass], ...] = (
     *FRONT,
@@ -65,9 +68,11 @@ CORES: tuple[tuple[str, Pass], ...] = (
     ("assign", lambda p, c: assign(p, c.device)),
     ("transfer", lambda p, c: transfer(p, c.cores)),
     ("feed", lambda p, c: feed(p, c.cores)),
+    ("arrange", lambda p, c: arrange(p, c.schedule, c.cores)),
     ("pack", lambda p, c: pack(p, c.cores)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
     ("check", lambda p, c: check(p, c.device)),
+    ("launch", lambda p, c: launch(p, c.schedule, c.device)),
 )
 PIPELINES: dict[str, tuple[tuple[str, Pass], ...]] = {"triton": ONE_AGENT, "tilelang": ONE_AGENT, "pto": CORES}
 DEVICES: dict[str, Device] = {"triton": TRITON, "tilelang": HOPPER, "pto": ASCEND_A2}

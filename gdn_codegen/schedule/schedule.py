@@ -7,6 +7,8 @@ from ..ir.core import Program, loops, walk
 
 FORMS = ("direct", "wy", "gate-free")
 INVERSES = ("doubling", "blocked16")
+LAUNCHES = ("kernels", "single")
+ORDERS = ("page", "list")
 
 
 class ScheduleError(ValueError):
@@ -23,7 +25,13 @@ class Schedule:
       "gate-free" (decay factored out of the inverse).
     inverse: "doubling" (blocks of 1, 2, 4... rows merged) or "blocked16" (16-row blocks by powers, then merged).
     v_block: columns of V a kernel instance computes; 0 for all. Applies where all that a kernel writes has V.
+    launch: "kernels", or "single" for one launch with barriers over the device between kernels (PTO).
     inverse_dtype: dtype of the operands of the inverse's products: "input" (that of q) or "float32".
+
+    Where cores share no memory (PTO), as far as there is room on the chip:
+    cache_masks: masks are loaded once a core group rather than once an instance.
+    lanes: value heads that a core group computes side by side in kernels over chunks.
+    order: "page" (ops in the page's order) or "list" (list scheduling by the device's rates).
     """
 
     name: str
@@ -32,12 +40,18 @@ class Schedule:
     inverse: str = "doubling"
     v_block: int = 0
     inverse_dtype: str = "input"
+    launch: str = "kernels"
+    cache_masks: bool = True
+    lanes: int = 2
+    order: str = "list"
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("form", self.form, FORMS), ("inverse", self.inverse, INVERSES),
-                                       ("inverse_dtype", self.inverse_dtype, ("input", "float32"))):
+                                       ("inverse_dtype", self.inverse_dtype, ("input", "float32")),
+                                       ("launch", self.launch, LAUNCHES),
+                                       ("order", self.order, ORDERS), ("lanes", self.lanes, (1, 2))):
             if value not in accepted:
-                raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(accepted)}")
+                raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
         names = [n for group in self.kernels for n in group]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:

@@ -155,13 +155,20 @@ AICORE inline int64_t sequence_of(__gm__ int32_t *cu_seqlens, int64_t sequences,
 AICORE inline int64_t part_of(int64_t rows, int64_t sub, int64_t half)
 {
     const int64_t left = rows - sub * half;
-    return left < 0 ? 0 : left < half ? left : half;
+    if (left < 0) return 0;
+    return left < half ? left : half;
 }
 
 // The flag `id` between a cube core and its vector cores.
 AICORE inline uint64_t group_flag(uint64_t id)
 {
     return 1 | (2 << 4) | (id << 8);
+}
+
+// The flag `id` by which all cores of a kind join.
+AICORE inline uint64_t all_flag(uint64_t id)
+{
+    return 1 | (id << 8);
 }
 
 #if defined(__DAV_C220_VEC__)
@@ -198,7 +205,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 #endif
 
 /**
- * @brief Kernel o_S over sequences.
+ * @brief o_S over sequences.
  * q: input, token, [C, K] float16
  * k: input, token, [C, K] float16
  * v: input, token, [C, V] float16
@@ -325,144 +332,144 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ float *S_next_part_x_gm = reinterpret_cast<__gm__ float *>(S_next_part_x_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
-    L1Tile<half, 64, 128> q;
-    TASSIGN(q, 0x0);
+    L1Tile<half, 64, 64> identity;
+    TASSIGN(identity, 0x0);
     L1Tile<half, 64, 128> k;
-    TASSIGN(k, 0x4000);
+    TASSIGN(k, 0x2000);
     TileLeft<half, 64, 128> k_left;
     TASSIGN(k_left, 0x0);
     TileRight<half, 128, 64> k_right;
     TASSIGN(k_right, 0x0);
     TileAcc<float, 64, 64> k_k;
     TASSIGN(k_k, 0x0);
-    L1Tile<half, 64, 64> pairs_h_in;
-    TASSIGN(pairs_h_in, 0x8000);
-    L1Tile<half, 64, 64> Tinv_1_h_in;
-    TASSIGN(Tinv_1_h_in, 0xa000);
-    TileLeft<half, 64, 64> pairs_h_in_left;
-    TASSIGN(pairs_h_in_left, 0x4000);
-    TileRight<half, 64, 64> Tinv_1_h_in_right;
-    TASSIGN(Tinv_1_h_in_right, 0x4000);
-    TileAcc<float, 64, 64> Tinv_p;
-    TASSIGN(Tinv_p, 0x4000);
-    L1Tile<half, 64, 64> Tinv_p_h;
-    TASSIGN(Tinv_p_h, 0xc000);
-    L1Tile<half, 64, 64> identity;
-    TASSIGN(identity, 0xe000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left;
-    TASSIGN(Tinv_1_h_in_left, 0x6000);
-    TileRight<half, 64, 64> identity_right;
-    TASSIGN(identity_right, 0x6000);
-    TileAcc<float, 64, 64> Tinv_identi;
-    TASSIGN(Tinv_identi, 0x8000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left_2;
-    TASSIGN(Tinv_1_h_in_left_2, 0x8000);
-    TileRight<half, 64, 64> Tinv_p_h_right;
-    TASSIGN(Tinv_p_h_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_s;
-    TASSIGN(Tinv_s, 0x8000);
-    L1Tile<half, 64, 64> Tinv_s_h;
-    TASSIGN(Tinv_s_h, 0x10000);
-    L1Tile<half, 64, 64> pairs_h_2_in;
-    TASSIGN(pairs_h_2_in, 0x12000);
-    TileLeft<half, 64, 64> pairs_h_2_in_left;
-    TASSIGN(pairs_h_2_in_left, 0xa000);
-    TileRight<half, 64, 64> Tinv_s_h_right;
-    TASSIGN(Tinv_s_h_right, 0xa000);
-    TileAcc<float, 64, 64> Tinv_p_3;
-    TASSIGN(Tinv_p_3, 0xc000);
-    L1Tile<half, 64, 64> Tinv_h_2;
-    TASSIGN(Tinv_h_2, 0x14000);
-    TileLeft<half, 64, 64> Tinv_s_h_left;
-    TASSIGN(Tinv_s_h_left, 0xc000);
-    TileRight<half, 64, 64> Tinv_h_2_right;
-    TASSIGN(Tinv_h_2_right, 0xc000);
-    TileAcc<float, 64, 64> Tinv_s_2;
-    TASSIGN(Tinv_s_2, 0x8000);
-    L1Tile<half, 64, 64> Tinv_h_3;
-    TASSIGN(Tinv_h_3, 0x16000);
-    L1Tile<half, 64, 64> pairs_h_3_in;
-    TASSIGN(pairs_h_3_in, 0x18000);
-    TileLeft<half, 64, 64> pairs_h_3_in_left;
-    TASSIGN(pairs_h_3_in_left, 0xe000);
-    TileRight<half, 64, 64> Tinv_h_3_right;
-    TASSIGN(Tinv_h_3_right, 0xe000);
-    TileAcc<float, 64, 64> Tinv_p_5;
-    TASSIGN(Tinv_p_5, 0x10000);
-    L1Tile<half, 64, 64> Tinv_h_4;
-    TASSIGN(Tinv_h_4, 0x1a000);
-    TileLeft<half, 64, 64> Tinv_h_3_left;
-    TASSIGN(Tinv_h_3_left, 0x0);
-    TileRight<half, 64, 64> Tinv_h_4_right;
-    TASSIGN(Tinv_h_4_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_s_3;
-    TASSIGN(Tinv_s_3, 0x8000);
-    L1Tile<half, 64, 64> Tinv_h_5;
-    TASSIGN(Tinv_h_5, 0x1c000);
-    L1Tile<half, 64, 64> pairs_h_4_in;
-    TASSIGN(pairs_h_4_in, 0x1e000);
-    TileLeft<half, 64, 64> pairs_h_4_in_left;
-    TASSIGN(pairs_h_4_in_left, 0x2000);
-    TileRight<half, 64, 64> Tinv_h_5_right;
-    TASSIGN(Tinv_h_5_right, 0x2000);
-    TileAcc<float, 64, 64> Tinv_p_7;
-    TASSIGN(Tinv_p_7, 0x14000);
-    L1Tile<half, 64, 64> Tinv_h_6;
-    TASSIGN(Tinv_h_6, 0x20000);
-    TileLeft<half, 64, 64> Tinv_h_5_left;
-    TASSIGN(Tinv_h_5_left, 0x4000);
-    TileRight<half, 64, 64> Tinv_h_6_right;
-    TASSIGN(Tinv_h_6_right, 0x4000);
-    TileAcc<float, 64, 64> Tinv_s_4;
-    TASSIGN(Tinv_s_4, 0x8000);
-    L1Tile<half, 64, 64> Tinv_h_7;
-    TASSIGN(Tinv_h_7, 0x22000);
-    L1Tile<half, 64, 64> pairs_h_5_in;
-    TASSIGN(pairs_h_5_in, 0x24000);
-    TileLeft<half, 64, 64> pairs_h_5_in_left;
-    TASSIGN(pairs_h_5_in_left, 0x6000);
-    TileRight<half, 64, 64> Tinv_h_7_right;
-    TASSIGN(Tinv_h_7_right, 0x6000);
-    TileAcc<float, 64, 64> Tinv_p_9;
-    TASSIGN(Tinv_p_9, 0x18000);
-    L1Tile<half, 64, 64> Tinv_h_8;
-    TASSIGN(Tinv_h_8, 0x26000);
-    TileLeft<half, 64, 64> Tinv_h_7_left;
-    TASSIGN(Tinv_h_7_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_8_right;
-    TASSIGN(Tinv_h_8_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv;
-    TASSIGN(Tinv, 0x8000);
-    L1Tile<half, 128, 128> S_h_in;
-    TASSIGN(S_h_in, 0x28000);
+    L1Tile<half, 64, 128> q;
+    TASSIGN(q, 0x6000);
+    TileLeft<half, 64, 128> q_left_2;
+    TASSIGN(q_left_2, 0x4000);
+    TileRight<half, 128, 64> k_right_2;
+    TASSIGN(k_right_2, 0x4000);
+    TileAcc<float, 64, 64> q_k;
+    TASSIGN(q_k, 0x4000);
     TileLeft<half, 64, 128> k_left_2;
-    TASSIGN(k_left_2, 0xa000);
+    TASSIGN(k_left_2, 0x8000);
+    L1Tile<half, 128, 128> S_h_in;
+    TASSIGN(S_h_in, 0xa000);
     TileRight<half, 128, 128> S_h_in_right;
-    TASSIGN(S_h_in_right, 0x0);
+    TASSIGN(S_h_in_right, 0x8000);
     TileAcc<float, 64, 128> k_S;
-    TASSIGN(k_S, 0x0);
-    L1Tile<half, 64, 64> Tinv_h;
-    TASSIGN(Tinv_h, 0x30000);
-    L1Tile<half, 64, 128> mul_h_in;
-    TASSIGN(mul_h_in, 0x32000);
-    TileLeft<half, 64, 64> Tinv_h_left;
-    TASSIGN(Tinv_h_left, 0xe000);
-    TileRight<half, 64, 128> mul_h_in_right;
-    TASSIGN(mul_h_in_right, 0x8000);
-    TileAcc<float, 64, 128> U;
-    TASSIGN(U, 0x8000);
+    TASSIGN(k_S, 0x8000);
     TileLeft<half, 64, 128> q_left;
-    TASSIGN(q_left, 0x0);
+    TASSIGN(q_left, 0xc000);
     TileRight<half, 128, 128> S_h_in_right_2;
     TASSIGN(S_h_in_right_2, 0x0);
     TileAcc<float, 64, 128> q_S;
     TASSIGN(q_S, 0x10000);
-    TileLeft<half, 64, 128> q_left_2;
-    TASSIGN(q_left_2, 0x4000);
-    TileRight<half, 128, 64> k_right_2;
-    TASSIGN(k_right_2, 0x8000);
-    TileAcc<float, 64, 64> q_k;
-    TASSIGN(q_k, 0x18000);
+    L1Tile<half, 64, 64> pairs_h_in;
+    TASSIGN(pairs_h_in, 0x12000);
+    TileLeft<half, 64, 64> pairs_h_in_left;
+    TASSIGN(pairs_h_in_left, 0x0);
+    L1Tile<half, 64, 64> Tinv_1_h_in;
+    TASSIGN(Tinv_1_h_in, 0x14000);
+    TileRight<half, 64, 64> Tinv_1_h_in_right;
+    TASSIGN(Tinv_1_h_in_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv_p;
+    TASSIGN(Tinv_p, 0x18000);
+    TileLeft<half, 64, 64> Tinv_1_h_in_left;
+    TASSIGN(Tinv_1_h_in_left, 0x2000);
+    TileRight<half, 64, 64> identity_right;
+    TASSIGN(identity_right, 0xa000);
+    TileAcc<float, 64, 64> Tinv_identi;
+    TASSIGN(Tinv_identi, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_p_h;
+    TASSIGN(Tinv_p_h, 0x16000);
+    TileLeft<half, 64, 64> Tinv_1_h_in_left_2;
+    TASSIGN(Tinv_1_h_in_left_2, 0x4000);
+    TileRight<half, 64, 64> Tinv_p_h_right;
+    TASSIGN(Tinv_p_h_right, 0xc000);
+    TileAcc<float, 64, 64> Tinv_s;
+    TASSIGN(Tinv_s, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_s_h;
+    TASSIGN(Tinv_s_h, 0x18000);
+    L1Tile<half, 64, 64> pairs_h_2_in;
+    TASSIGN(pairs_h_2_in, 0x1a000);
+    TileLeft<half, 64, 64> pairs_h_2_in_left;
+    TASSIGN(pairs_h_2_in_left, 0x6000);
+    TileRight<half, 64, 64> Tinv_s_h_right;
+    TASSIGN(Tinv_s_h_right, 0xe000);
+    TileAcc<float, 64, 64> Tinv_p_3;
+    TASSIGN(Tinv_p_3, 0x0);
+    L1Tile<half, 64, 64> Tinv_h_2;
+    TASSIGN(Tinv_h_2, 0x1c000);
+    TileLeft<half, 64, 64> Tinv_s_h_left;
+    TASSIGN(Tinv_s_h_left, 0x8000);
+    TileRight<half, 64, 64> Tinv_h_2_right;
+    TASSIGN(Tinv_h_2_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_s_2;
+    TASSIGN(Tinv_s_2, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_h_3;
+    TASSIGN(Tinv_h_3, 0x1e000);
+    L1Tile<half, 64, 64> pairs_h_3_in;
+    TASSIGN(pairs_h_3_in, 0x20000);
+    TileLeft<half, 64, 64> pairs_h_3_in_left;
+    TASSIGN(pairs_h_3_in_left, 0xa000);
+    TileRight<half, 64, 64> Tinv_h_3_right;
+    TASSIGN(Tinv_h_3_right, 0x2000);
+    TileAcc<float, 64, 64> Tinv_p_5;
+    TASSIGN(Tinv_p_5, 0x4000);
+    L1Tile<half, 64, 64> Tinv_h_4;
+    TASSIGN(Tinv_h_4, 0x22000);
+    TileLeft<half, 64, 64> Tinv_h_3_left;
+    TASSIGN(Tinv_h_3_left, 0xc000);
+    TileRight<half, 64, 64> Tinv_h_4_right;
+    TASSIGN(Tinv_h_4_right, 0x4000);
+    TileAcc<float, 64, 64> Tinv_s_3;
+    TASSIGN(Tinv_s_3, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_h_5;
+    TASSIGN(Tinv_h_5, 0x24000);
+    L1Tile<half, 64, 64> pairs_h_4_in;
+    TASSIGN(pairs_h_4_in, 0x26000);
+    TileLeft<half, 64, 64> pairs_h_4_in_left;
+    TASSIGN(pairs_h_4_in_left, 0xe000);
+    TileRight<half, 64, 64> Tinv_h_5_right;
+    TASSIGN(Tinv_h_5_right, 0x6000);
+    TileAcc<float, 64, 64> Tinv_p_7;
+    TASSIGN(Tinv_p_7, 0x8000);
+    L1Tile<half, 64, 64> Tinv_h_6;
+    TASSIGN(Tinv_h_6, 0x28000);
+    TileLeft<half, 64, 64> Tinv_h_5_left;
+    TASSIGN(Tinv_h_5_left, 0x0);
+    TileRight<half, 64, 64> Tinv_h_6_right;
+    TASSIGN(Tinv_h_6_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv_s_4;
+    TASSIGN(Tinv_s_4, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_h_7;
+    TASSIGN(Tinv_h_7, 0x2a000);
+    L1Tile<half, 64, 64> pairs_h_5_in;
+    TASSIGN(pairs_h_5_in, 0x2c000);
+    TileLeft<half, 64, 64> pairs_h_5_in_left;
+    TASSIGN(pairs_h_5_in_left, 0x2000);
+    TileRight<half, 64, 64> Tinv_h_7_right;
+    TASSIGN(Tinv_h_7_right, 0xa000);
+    TileAcc<float, 64, 64> Tinv_p_9;
+    TASSIGN(Tinv_p_9, 0xc000);
+    L1Tile<half, 64, 64> Tinv_h_8;
+    TASSIGN(Tinv_h_8, 0x2e000);
+    TileLeft<half, 64, 64> Tinv_h_7_left;
+    TASSIGN(Tinv_h_7_left, 0x4000);
+    TileRight<half, 64, 64> Tinv_h_8_right;
+    TASSIGN(Tinv_h_8_right, 0xc000);
+    TileAcc<float, 64, 64> Tinv;
+    TASSIGN(Tinv, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_h;
+    TASSIGN(Tinv_h, 0x30000);
+    TileLeft<half, 64, 64> Tinv_h_left;
+    TASSIGN(Tinv_h_left, 0x6000);
+    L1Tile<half, 64, 128> mul_h_in;
+    TASSIGN(mul_h_in, 0x32000);
+    TileRight<half, 64, 128> mul_h_in_right;
+    TASSIGN(mul_h_in_right, 0x0);
+    TileAcc<float, 64, 128> U;
+    TASSIGN(U, 0x10000);
     L1Tile<half, 64, 128> U_h;
     TASSIGN(U_h, 0x36000);
     L1Tile<half, 64, 64> mul_h_2_in;
@@ -470,36 +477,38 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TileLeft<half, 64, 64> mul_h_2_in_left;
     TASSIGN(mul_h_2_in_left, 0x8000);
     TileRight<half, 64, 128> U_h_right;
-    TASSIGN(U_h_right, 0xc000);
+    TASSIGN(U_h_right, 0x4000);
     TileAcc<float, 64, 128> add_mul_part;
-    TASSIGN(add_mul_part, 0x0);
-    L1Tile<half, 64, 128> mul_h_3_in;
-    TASSIGN(mul_h_3_in, 0x3c000);
+    TASSIGN(add_mul_part, 0x18000);
     TileLeft<half, 128, 64> k_left_3;
     TASSIGN(k_left_3, 0xa000);
+    L1Tile<half, 64, 128> mul_h_3_in;
+    TASSIGN(mul_h_3_in, 0x3c000);
     TileRight<half, 64, 128> mul_h_3_in_right;
-    TASSIGN(mul_h_3_in_right, 0x0);
+    TASSIGN(mul_h_3_in_right, 0x8000);
     TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x8000);
+    TASSIGN(S_next_part, 0x0);
+    // Tinv = unit_lower_inverse(A)
+    {
+        auto from = view(identity_float16_gm, 64, 64, 64);
+        TLOAD(identity, from);
+    }
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         pipe_barrier(PIPE_ALL);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_3_in_right -> k_right
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_k
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_h_right -> k_right_2
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_left_3 -> k_left_2
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            L1Part<half, 64, 128> q_raw(rows, 128);
-            TASSIGN(q_raw, 0x0);
-            auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(q_raw, q_raw_from);
-            if (rows < 64) TFILLPAD(q_raw, q_raw);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
             L1Part<half, 64, 128> k_raw(rows, 128);
-            TASSIGN(k_raw, 0x4000);
+            TASSIGN(k_raw, 0x2000);
             auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
             TLOAD(k_raw, k_raw_from);
             if (rows < 64) TFILLPAD(k_raw, k_raw);
@@ -507,12 +516,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_left
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
             TEXTRACT(k_left, k, 0, 0);
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_3_in_right -> k_right
             L1View<half, 128, 64> k_right_from;
             TRESHAPE(k_right_from, k);
             TEXTRACT(k_right, k_right_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_k
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_k
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_k
             TMATMUL(k_k, k_left, k_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k -> store
@@ -520,229 +529,239 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto to = view(k_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
                 TSTORE(to, k_k);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_k_x -> k_k_in
-            wait_flag_dev(1);  // pairs_h_x -> pairs_h_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_k_x -> k_k_in
+            L1Part<half, 64, 128> q_raw(rows, 128);
+            TASSIGN(q_raw, 0x6000);
+            auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
+            TLOAD(q_raw, q_raw_from);
+            if (rows < 64) TFILLPAD(q_raw, q_raw);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q -> q_left_2
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q -> q_left_2
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+            TEXTRACT(q_left_2, q, 0, 0);
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_h_right -> k_right_2
+            L1View<half, 128, 64> k_right_2_from;
+            TRESHAPE(k_right_2_from, k);
+            TEXTRACT(k_right_2, k_right_2_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2 -> q_k
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2 -> q_k
+            TMATMUL(q_k, q_left_2, k_right_2);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k_right_2 -> S_h_in_right_2
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
             {
-                auto from = view(pairs_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_in, from);
+                auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_k);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // pairs_h_in -> pairs_h_in_left
-            wait_flag_dev(1);  // Tinv_1_h_x -> Tinv_1_h_in
-            {
-                auto from = view(Tinv_1_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_1_h_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_1_h_in -> Tinv_1_h_in_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // pairs_h_in -> pairs_h_in_left
-            // Tinv = unit_lower_inverse(A)
-            TEXTRACT(pairs_h_in_left, pairs_h_in, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_1_h_in -> Tinv_1_h_in_right
-            TEXTRACT(Tinv_1_h_in_right, Tinv_1_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_1_h_in_right -> Tinv_p
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_1_h_in_right -> Tinv_p
-            TMATMUL(Tinv_p, pairs_h_in_left, Tinv_1_h_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p -> Tinv_p_h
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p -> Tinv_p_h
-            TMOV(Tinv_p_h, Tinv_p);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
-            {
-                auto from = view(identity_float16_gm, 64, 64, 64);
-                TLOAD(identity, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // identity -> identity_right
-            TEXTRACT(Tinv_1_h_in_left, Tinv_1_h_in, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // identity -> identity_right
-            TEXTRACT(identity_right, identity, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_right -> Tinv_identi
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_right -> Tinv_identi
-            TMATMUL(Tinv_identi, Tinv_1_h_in_left, identity_right);
-            TEXTRACT(Tinv_1_h_in_left_2, Tinv_1_h_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
-            TEXTRACT(Tinv_p_h_right, Tinv_p_h, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_p_h_right -> Tinv_s
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_p_h_right -> Tinv_s
-            TMATMUL_ACC(Tinv_s, Tinv_identi, Tinv_1_h_in_left_2, Tinv_p_h_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s -> Tinv_s_h
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s -> Tinv_s_h
-            TMOV(Tinv_s_h, Tinv_s);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h -> Tinv_s_h_right
-            wait_flag_dev(1);  // pairs_h_2_x -> pairs_h_2_in
-            {
-                auto from = view(pairs_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_2_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_2_in -> pairs_h_2_in_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_2_in -> pairs_h_2_in_left
-            TEXTRACT(pairs_h_2_in_left, pairs_h_2_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h -> Tinv_s_h_right
-            TEXTRACT(Tinv_s_h_right, Tinv_s_h, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_s_h_right -> Tinv_p_3
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_s_h_right -> Tinv_p_3
-            TMATMUL(Tinv_p_3, pairs_h_2_in_left, Tinv_s_h_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_3 -> Tinv_h_2
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_3 -> Tinv_h_2
-            TMOV(Tinv_h_2, Tinv_p_3);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2 -> Tinv_h_2_right
-            TEXTRACT(Tinv_s_h_left, Tinv_s_h, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2 -> Tinv_h_2_right
-            TEXTRACT(Tinv_h_2_right, Tinv_h_2, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_2_right -> Tinv_s_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_2_right -> Tinv_s_2
-            TMATMUL_ACC(Tinv_s_2, Tinv_s, Tinv_s_h_left, Tinv_h_2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_s_2 -> Tinv_h_3
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_s_2 -> Tinv_h_3
-            TMOV(Tinv_h_3, Tinv_s_2);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3 -> Tinv_h_3_right
-            wait_flag_dev(1);  // pairs_h_3_x -> pairs_h_3_in
-            {
-                auto from = view(pairs_h_3_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_3_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_3_in -> pairs_h_3_in_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_3_in -> pairs_h_3_in_left
-            TEXTRACT(pairs_h_3_in_left, pairs_h_3_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3 -> Tinv_h_3_right
-            TEXTRACT(Tinv_h_3_right, Tinv_h_3, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_3_right -> Tinv_p_5
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_3_right -> Tinv_p_5
-            TMATMUL(Tinv_p_5, pairs_h_3_in_left, Tinv_h_3_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_p_5 -> Tinv_h_4
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_p_5 -> Tinv_h_4
-            TMOV(Tinv_h_4, Tinv_p_5);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4 -> Tinv_h_4_right
-            TEXTRACT(Tinv_h_3_left, Tinv_h_3, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4 -> Tinv_h_4_right
-            TEXTRACT(Tinv_h_4_right, Tinv_h_4, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_4_right -> Tinv_s_3
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_4_right -> Tinv_s_3
-            TMATMUL_ACC(Tinv_s_3, Tinv_s_2, Tinv_h_3_left, Tinv_h_4_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_3 -> Tinv_h_5
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_3 -> Tinv_h_5
-            TMOV(Tinv_h_5, Tinv_s_3);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5 -> Tinv_h_5_right
-            wait_flag_dev(1);  // pairs_h_4_x -> pairs_h_4_in
-            {
-                auto from = view(pairs_h_4_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_4_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_4_in -> pairs_h_4_in_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_4_in -> pairs_h_4_in_left
-            TEXTRACT(pairs_h_4_in_left, pairs_h_4_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5 -> Tinv_h_5_right
-            TEXTRACT(Tinv_h_5_right, Tinv_h_5, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_5_right -> Tinv_p_7
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_5_right -> Tinv_p_7
-            TMATMUL(Tinv_p_7, pairs_h_4_in_left, Tinv_h_5_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_7 -> Tinv_h_6
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_7 -> Tinv_h_6
-            TMOV(Tinv_h_6, Tinv_p_7);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6 -> Tinv_h_6_right
-            TEXTRACT(Tinv_h_5_left, Tinv_h_5, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6 -> Tinv_h_6_right
-            TEXTRACT(Tinv_h_6_right, Tinv_h_6, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_6_right -> Tinv_s_4
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_6_right -> Tinv_s_4
-            TMATMUL_ACC(Tinv_s_4, Tinv_s_3, Tinv_h_5_left, Tinv_h_6_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_s_4 -> Tinv_h_7
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_s_4 -> Tinv_h_7
-            TMOV(Tinv_h_7, Tinv_s_4);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7 -> Tinv_h_7_right
-            wait_flag_dev(1);  // pairs_h_5_x -> pairs_h_5_in
-            {
-                auto from = view(pairs_h_5_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_5_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // pairs_h_5_in -> pairs_h_5_in_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // pairs_h_5_in -> pairs_h_5_in_left
-            TEXTRACT(pairs_h_5_in_left, pairs_h_5_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7 -> Tinv_h_7_right
-            TEXTRACT(Tinv_h_7_right, Tinv_h_7, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_7_right -> Tinv_p_9
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_7_right -> Tinv_p_9
-            TMATMUL(Tinv_p_9, pairs_h_5_in_left, Tinv_h_7_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_9 -> Tinv_h_8
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_9 -> Tinv_h_8
-            TMOV(Tinv_h_8, Tinv_p_9);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8 -> Tinv_h_8_right
-            TEXTRACT(Tinv_h_7_left, Tinv_h_7, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8 -> Tinv_h_8_right
-            TEXTRACT(Tinv_h_8_right, Tinv_h_8, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_8_right -> Tinv
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_8_right -> Tinv
-            TMATMUL_ACC(Tinv, Tinv_s_4, Tinv_h_7_left, Tinv_h_8_right);
-            wait_flag_dev(1);  // S_h_x -> S_h_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_left_3 -> k_left_2
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            TEXTRACT(k_left_2, k, 0, 0);
+            wait_flag_dev(0);  // S_h_x -> S_h_in
             {
                 auto from = view(S_h_x_gm + get_block_idx() * 16384, 128, 128, 128);
                 TLOAD(S_h_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // S_h_in -> S_h_in_right
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TEXTRACT(k_left_2, k, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // S_h_in -> S_h_in_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_h_in -> S_h_in_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_h_in -> S_h_in_right
             TEXTRACT(S_h_in_right, S_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // S_h_in_right -> k_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // S_h_in_right -> k_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_h_in_right -> k_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_h_in_right -> k_S
             TMATMUL(k_S, k_left_2, S_h_in_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // S_h_in_right -> Tinv_1_h_in_right
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k_S -> store
             {
                 auto to = view(k_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, k_S);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_S_x -> k_S_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_S_x -> k_S_in
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+            TEXTRACT(q_left, q, 0, 0);
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k_right_2 -> S_h_in_right_2
+            TEXTRACT(S_h_in_right_2, S_h_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_h_in_right_2 -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_h_in_right_2 -> q_S
+            TMATMUL(q_S, q_left, S_h_in_right_2);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S -> store
+            {
+                auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, q_S);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_S_x -> q_S_in
+            wait_flag_dev(0);  // pairs_h_x -> pairs_h_in
+            {
+                auto from = view(pairs_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(pairs_h_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_in -> pairs_h_in_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_in -> pairs_h_in_left
+            // Tinv = unit_lower_inverse(A)
+            TEXTRACT(pairs_h_in_left, pairs_h_in, 0, 0);
+            wait_flag_dev(0);  // Tinv_1_h_x -> Tinv_1_h_in
+            {
+                auto from = view(Tinv_1_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(Tinv_1_h_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_1_h_in -> Tinv_1_h_in_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_1_h_in -> Tinv_1_h_in_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // S_h_in_right -> Tinv_1_h_in_right
+            TEXTRACT(Tinv_1_h_in_right, Tinv_1_h_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_1_h_in_right -> Tinv_p
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_1_h_in_right -> Tinv_p
+            TMATMUL(Tinv_p, pairs_h_in_left, Tinv_1_h_in_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p -> Tinv_p_h
+            TEXTRACT(Tinv_1_h_in_left, Tinv_1_h_in, 0, 0);
+            TEXTRACT(identity_right, identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_right -> Tinv_identi
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_right -> Tinv_identi
+            TMATMUL(Tinv_identi, Tinv_1_h_in_left, identity_right);
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p -> Tinv_p_h
+            TMOV(Tinv_p_h, Tinv_p);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
+            TEXTRACT(Tinv_1_h_in_left_2, Tinv_1_h_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
+            TEXTRACT(Tinv_p_h_right, Tinv_p_h, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_p_h_right -> Tinv_s
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_p_h_right -> Tinv_s
+            TMATMUL_ACC(Tinv_s, Tinv_identi, Tinv_1_h_in_left_2, Tinv_p_h_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s -> Tinv_s_h
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s -> Tinv_s_h
+            TMOV(Tinv_s_h, Tinv_s);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h -> Tinv_s_h_right
+            wait_flag_dev(0);  // pairs_h_2_x -> pairs_h_2_in
+            {
+                auto from = view(pairs_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(pairs_h_2_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_2_in -> pairs_h_2_in_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_2_in -> pairs_h_2_in_left
+            TEXTRACT(pairs_h_2_in_left, pairs_h_2_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h -> Tinv_s_h_right
+            TEXTRACT(Tinv_s_h_right, Tinv_s_h, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_s_h_right -> Tinv_p_3
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_s_h_right -> Tinv_p_3
+            TMATMUL(Tinv_p_3, pairs_h_2_in_left, Tinv_s_h_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_3 -> Tinv_h_2
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_3 -> Tinv_h_2
+            TMOV(Tinv_h_2, Tinv_p_3);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2 -> Tinv_h_2_right
+            TEXTRACT(Tinv_s_h_left, Tinv_s_h, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2 -> Tinv_h_2_right
+            TEXTRACT(Tinv_h_2_right, Tinv_h_2, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_2_right -> Tinv_s_2
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_2_right -> Tinv_s_2
+            TMATMUL_ACC(Tinv_s_2, Tinv_s, Tinv_s_h_left, Tinv_h_2_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_2 -> Tinv_h_3
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_2 -> Tinv_h_3
+            TMOV(Tinv_h_3, Tinv_s_2);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3 -> Tinv_h_3_right
+            wait_flag_dev(0);  // pairs_h_3_x -> pairs_h_3_in
+            {
+                auto from = view(pairs_h_3_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(pairs_h_3_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_3_in -> pairs_h_3_in_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_3_in -> pairs_h_3_in_left
+            TEXTRACT(pairs_h_3_in_left, pairs_h_3_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3 -> Tinv_h_3_right
+            TEXTRACT(Tinv_h_3_right, Tinv_h_3, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_3_right -> Tinv_p_5
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_3_right -> Tinv_p_5
+            TMATMUL(Tinv_p_5, pairs_h_3_in_left, Tinv_h_3_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_5 -> Tinv_h_4
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_5 -> Tinv_h_4
+            TMOV(Tinv_h_4, Tinv_p_5);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4 -> Tinv_h_4_right
+            TEXTRACT(Tinv_h_3_left, Tinv_h_3, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4 -> Tinv_h_4_right
+            TEXTRACT(Tinv_h_4_right, Tinv_h_4, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_4_right -> Tinv_s_3
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_4_right -> Tinv_s_3
+            TMATMUL_ACC(Tinv_s_3, Tinv_s_2, Tinv_h_3_left, Tinv_h_4_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_3 -> Tinv_h_5
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_3 -> Tinv_h_5
+            TMOV(Tinv_h_5, Tinv_s_3);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5 -> Tinv_h_5_right
+            wait_flag_dev(0);  // pairs_h_4_x -> pairs_h_4_in
+            {
+                auto from = view(pairs_h_4_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(pairs_h_4_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // pairs_h_4_in -> pairs_h_4_in_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // pairs_h_4_in -> pairs_h_4_in_left
+            TEXTRACT(pairs_h_4_in_left, pairs_h_4_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5 -> Tinv_h_5_right
+            TEXTRACT(Tinv_h_5_right, Tinv_h_5, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_5_right -> Tinv_p_7
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_5_right -> Tinv_p_7
+            TMATMUL(Tinv_p_7, pairs_h_4_in_left, Tinv_h_5_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_7 -> Tinv_h_6
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_7 -> Tinv_h_6
+            TMOV(Tinv_h_6, Tinv_p_7);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6 -> Tinv_h_6_right
+            TEXTRACT(Tinv_h_5_left, Tinv_h_5, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6 -> Tinv_h_6_right
+            TEXTRACT(Tinv_h_6_right, Tinv_h_6, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_6_right -> Tinv_s_4
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_6_right -> Tinv_s_4
+            TMATMUL_ACC(Tinv_s_4, Tinv_s_3, Tinv_h_5_left, Tinv_h_6_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_4 -> Tinv_h_7
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_4 -> Tinv_h_7
+            TMOV(Tinv_h_7, Tinv_s_4);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7 -> Tinv_h_7_right
+            wait_flag_dev(0);  // pairs_h_5_x -> pairs_h_5_in
+            {
+                auto from = view(pairs_h_5_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(pairs_h_5_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // pairs_h_5_in -> pairs_h_5_in_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // pairs_h_5_in -> pairs_h_5_in_left
+            TEXTRACT(pairs_h_5_in_left, pairs_h_5_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7 -> Tinv_h_7_right
+            TEXTRACT(Tinv_h_7_right, Tinv_h_7, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_7_right -> Tinv_p_9
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_7_right -> Tinv_p_9
+            TMATMUL(Tinv_p_9, pairs_h_5_in_left, Tinv_h_7_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_9 -> Tinv_h_8
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_9 -> Tinv_h_8
+            TMOV(Tinv_h_8, Tinv_p_9);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8 -> Tinv_h_8_right
+            TEXTRACT(Tinv_h_7_left, Tinv_h_7, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8 -> Tinv_h_8_right
+            TEXTRACT(Tinv_h_8_right, Tinv_h_8, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_8_right -> Tinv
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_8_right -> Tinv
+            TMATMUL_ACC(Tinv, Tinv_s_4, Tinv_h_7_left, Tinv_h_8_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv -> Tinv_h
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv -> Tinv_h
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TMOV(Tinv_h, Tinv);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h -> Tinv_h_left
-            wait_flag_dev(1);  // mul_h_x -> mul_h_in
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h -> Tinv_h_left
+            TEXTRACT(Tinv_h_left, Tinv_h, 0, 0);
+            wait_flag_dev(0);  // mul_h_x -> mul_h_in
             {
                 auto from = view(mul_h_x_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(mul_h_in, from);
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // mul_h_in -> mul_h_in_right
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h -> Tinv_h_left
-            TEXTRACT(Tinv_h_left, Tinv_h, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // mul_h_in -> mul_h_in_right
             TEXTRACT(mul_h_in_right, mul_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // mul_h_in_right -> U
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // mul_h_in_right -> U
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // mul_h_in_right -> U
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // mul_h_in_right -> U
             TMATMUL(U, Tinv_h_left, mul_h_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_right -> k_right_2
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // U -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // U -> store
             {
                 auto to = view(U_x_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, U);
             }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_x -> U_in
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            TEXTRACT(q_left, q, 0, 0);
-            TEXTRACT(S_h_in_right_2, S_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // S_h_in_right_2 -> q_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // S_h_in_right_2 -> q_S
-            TMATMUL(q_S, q_left, S_h_in_right_2);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
-            {
-                auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, q_S);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_x -> q_S_in
-            TEXTRACT(q_left_2, q, 0, 0);
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_right -> k_right_2
-            L1View<half, 128, 64> k_right_2_from;
-            TRESHAPE(k_right_2_from, k);
-            TEXTRACT(k_right_2, k_right_2_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_right_2 -> q_k
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_right_2 -> q_k
-            TMATMUL(q_k, q_left_2, k_right_2);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k -> store
-            {
-                auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_k);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k_x -> q_k_in
             TMOV(U_h, U);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // U_h -> U_h_right
-            wait_flag_dev(1);  // mul_h_2_x -> mul_h_2_in
+            wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in
             {
                 auto from = view(mul_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
                 TLOAD(mul_h_2_in, from);
@@ -752,205 +771,224 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TEXTRACT(mul_h_2_in_left, mul_h_2_in, 0, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // U_h -> U_h_right
             TEXTRACT(U_h_right, U_h, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_h_right -> add_mul_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_h_right -> add_mul_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_h_right -> add_mul_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_h_right -> add_mul_part
             TMATMUL(add_mul_part, mul_h_2_in_left, U_h_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // add_mul_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // add_mul_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // add_mul_part -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_h_right -> k_right_2
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // add_mul_part -> store
             {
                 auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, add_mul_part);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // add_mul_part_x -> add_mul_part_in
-            wait_flag_dev(1);  // mul_h_3_x -> mul_h_3_in
-            {
-                auto from = view(mul_h_3_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(mul_h_3_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_3_in -> mul_h_3_in_right
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // add_mul_part_x -> add_mul_part_in
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             L1View<half, 128, 64> k_left_3_from;
             TRESHAPE(k_left_3_from, k);
             TEXTRACT(k_left_3, k_left_3_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+            wait_flag_dev(0);  // mul_h_3_x -> mul_h_3_in
+            {
+                auto from = view(mul_h_3_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(mul_h_3_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_3_in -> mul_h_3_in_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_3_in -> mul_h_3_in_right
             TEXTRACT(mul_h_3_in_right, mul_h_3_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_3_in_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_3_in_right -> S_next_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // mul_h_3_in_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // mul_h_3_in_right -> S_next_part
             TMATMUL(S_next_part, k_left_3, mul_h_3_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_3_in_right -> k_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_left_3 -> k_left_2
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
             {
                 auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_x -> S_next_part_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_x -> S_next_part_in
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_k
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_3_in_right -> k_right
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_k
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_h_right -> k_right_2
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_left_3 -> k_left_2
     }
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x0);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x0);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x0);
-    UbTile<half, 32, 128> v;
-    TASSIGN(v, 0x8000);
-    UbWide<float, 64> g_wide;
-    TASSIGN(g_wide, 0xa000);
-    UbTile<float, 1, 64> g;
-    TASSIGN(g, 0xb000);
-    UbWide<float, 64> beta_wide;
-    TASSIGN(beta_wide, 0xb100);
-    UbTile<float, 1, 64> beta;
-    TASSIGN(beta, 0xc100);
     UbTile<float, 64, 64> lower_64_mask;
-    TASSIGN(lower_64_mask, 0xc200);
-    UbTile<float, 1, 64> part_g;
-    TASSIGN(part_g, 0xb000);
-    UbTile<float, 64, 64> expand_part;
-    TASSIGN(expand_part, 0x10200);
-    UbTile<float, 64, 64> mul_expand;
-    TASSIGN(mul_expand, 0x10200);
-    UbTile<float, 1, 64> row_sum_mul;
-    TASSIGN(row_sum_mul, 0x18200);
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x18300);
-    UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0x18300 + sub * 128);
-    UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0x18400);
-    UbTile<float, 32, 64> expand_mul;
-    TASSIGN(expand_mul, 0x18500);
-    UbTile<float, 32, 64> sub_G_col;
-    TASSIGN(sub_G_col, 0x18500);
+    TASSIGN(lower_64_mask, 0x0);
     UbTile<float, 32, 64> lower_fill;
-    TASSIGN(lower_fill, 0x1a500);
-    UbTile<float, 32, 64> lower_sub;
-    TASSIGN(lower_sub, 0x18500);
-    UbTile<float, 32, 64> D;
-    TASSIGN(D, 0x18500);
-    UbCol<float, 32> beta_col;
-    TASSIGN(beta_col, 0xc100 + sub * 128);
-    UbTile<float, 32, 64> k_k_in;
-    TASSIGN(k_k_in, 0x1c500);
-    UbTile<float, 32, 64> mul_beta;
-    TASSIGN(mul_beta, 0x1c500);
-    UbTile<float, 32, 64> mul_mul;
-    TASSIGN(mul_mul, 0x1c500);
-    UbTile<float, 32, 64> strictly_lower_mask;
-    TASSIGN(strictly_lower_mask, 0x1e500);
-    UbTile<float, 32, 64> A;
-    TASSIGN(A, 0x1c500);
+    TASSIGN(lower_fill, 0x4000);
     UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x20500);
-    UbTile<float, 32, 64> neg_A;
-    TASSIGN(neg_A, 0x1c500);
-    UbTile<float, 32, 64> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x22500);
-    UbTile<float, 32, 64> pairs_neg_A;
-    TASSIGN(pairs_neg_A, 0x22500);
-    UbTile<float, 32, 64> Tinv_1;
-    TASSIGN(Tinv_1, 0x20500);
-    UbTile<float, 32, 64> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0x24500);
-    UbTile<float, 32, 64> pairs_neg_A_2;
-    TASSIGN(pairs_neg_A_2, 0x24500);
-    UbTile<half, 32, 64> pairs_h;
-    TASSIGN(pairs_h, 0x26500);
-    UbTile<half, 32, 64> Tinv_1_h;
-    TASSIGN(Tinv_1_h, 0x27500);
-    UbTile<float, 32, 64> pairs_4_mask;
-    TASSIGN(pairs_4_mask, 0x28500);
-    UbTile<float, 32, 64> pairs_neg_A_3;
-    TASSIGN(pairs_neg_A_3, 0x28500);
-    UbTile<half, 32, 64> pairs_h_2;
-    TASSIGN(pairs_h_2, 0x2a500);
-    UbTile<float, 32, 64> pairs_8_mask;
-    TASSIGN(pairs_8_mask, 0x2b500);
-    UbTile<float, 32, 64> pairs_neg_A_4;
-    TASSIGN(pairs_neg_A_4, 0x2b500);
-    UbTile<half, 32, 64> pairs_h_3;
-    TASSIGN(pairs_h_3, 0xa000);
-    UbTile<float, 32, 64> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0xc200);
-    UbTile<float, 32, 64> pairs_neg_A_5;
-    TASSIGN(pairs_neg_A_5, 0xc200);
-    UbTile<half, 32, 64> pairs_h_4;
-    TASSIGN(pairs_h_4, 0xe200);
-    UbTile<float, 32, 64> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0xf200);
-    UbTile<float, 32, 64> pairs_neg_A_6;
-    TASSIGN(pairs_neg_A_6, 0x1c500);
-    UbTile<half, 32, 64> pairs_h_5;
-    TASSIGN(pairs_h_5, 0x11200);
-    UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x12200);
-    UbCol<float, 32> exp_G_col;
-    TASSIGN(exp_G_col, 0x12200 + sub * 128);
+    TASSIGN(eye_mask, 0x6000);
+    UbTile<float, 64, 128> S_0_raw;
+    TASSIGN(S_0_raw, 0x8000);
+    UbTile<float, 64, 128> S_0;
+    TASSIGN(S_0, 0x8000);
+    UbTile<float, 64, 128> S;
+    TASSIGN(S, 0x8000);
     UbTile<half, 64, 128> S_h;
-    TASSIGN(S_h, 0x12300);
-    UbTile<float, 32, 128> k_S_in;
-    TASSIGN(k_S_in, 0x1a500);
-    UbTile<float, 32, 128> mul_exp;
-    TASSIGN(mul_exp, 0x1a500);
-    UbTile<float, 32, 128> v_f;
-    TASSIGN(v_f, 0x1e500);
-    UbTile<float, 32, 128> sub_v;
-    TASSIGN(sub_v, 0x1e500);
-    UbTile<float, 32, 128> mul_beta_2;
-    TASSIGN(mul_beta_2, 0x1e500);
-    UbTile<half, 32, 128> mul_h;
-    TASSIGN(mul_h, 0x22500);
-    UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x24500);
-    UbTile<float, 32, 128> mul_exp_2;
-    TASSIGN(mul_exp_2, 0x24500);
-    UbTile<float, 32, 64> q_k_in;
-    TASSIGN(q_k_in, 0x28500);
-    UbTile<float, 32, 64> mul_q_k;
-    TASSIGN(mul_q_k, 0x28500);
-    UbTile<half, 32, 64> mul_h_2;
-    TASSIGN(mul_h_2, 0x2a500);
-    UbTile<float, 32, 128> add_mul_part_in;
-    TASSIGN(add_mul_part_in, 0x8000);
-    UbTile<float, 32, 128> add_mul;
-    TASSIGN(add_mul, 0x24500);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x24500);
-    UbTile<float, 64, 128> mul_exp_3;
-    TASSIGN(mul_exp_3, 0xc000);
+    TASSIGN(S_h, 0x10000);
+    UbWide<float, 64> g_wide;
+    TASSIGN(g_wide, 0x14000);
+    UbTile<float, 1, 64> g;
+    TASSIGN(g, 0x15000);
+    UbTile<float, 1, 64> part_g;
+    TASSIGN(part_g, 0x15000);
+    UbTile<float, 64, 64> expand_part;
+    TASSIGN(expand_part, 0x15100);
+    UbTile<float, 64, 64> mul_expand;
+    TASSIGN(mul_expand, 0x15100);
+    UbTile<float, 1, 64> row_sum_mul;
+    TASSIGN(row_sum_mul, 0x1d100);
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0x1d200);
+    UbCol<float, 32> G_col;
+    TASSIGN(G_col, 0x1d200 + sub * 128);
+    UbTile<float, 1, 64> mul_G;
+    TASSIGN(mul_G, 0x1d300);
+    UbTile<float, 32, 64> expand_mul;
+    TASSIGN(expand_mul, 0x1d400);
+    UbTile<float, 32, 64> sub_G_col;
+    TASSIGN(sub_G_col, 0x1d400);
+    UbTile<float, 32, 64> lower_sub;
+    TASSIGN(lower_sub, 0x1d400);
+    UbWide<float, 64> beta_wide;
+    TASSIGN(beta_wide, 0x1f400);
+    UbTile<float, 1, 64> beta;
+    TASSIGN(beta, 0x20400);
+    UbCol<float, 32> beta_col;
+    TASSIGN(beta_col, 0x20400 + sub * 128);
+    UbTile<float, 32, 64> D;
+    TASSIGN(D, 0x1d400);
+    UbTile<float, 1, 64> exp_G;
+    TASSIGN(exp_G, 0x1d200);
+    UbCol<float, 32> exp_G_col;
+    TASSIGN(exp_G_col, 0x1d200 + sub * 128);
     UbTile<float, 1, 64> sub_last_G;
-    TASSIGN(sub_last_G, 0x18400);
+    TASSIGN(sub_last_G, 0x1d300);
     UbTile<float, 1, 64> exp_sub;
-    TASSIGN(exp_sub, 0x18400);
+    TASSIGN(exp_sub, 0x1d300);
     UbCol<float, 32> exp_sub_col;
-    TASSIGN(exp_sub_col, 0x18400 + sub * 128);
+    TASSIGN(exp_sub_col, 0x1d300 + sub * 128);
+    UbTile<float, 64, 128> mul_exp_3;
+    TASSIGN(mul_exp_3, 0x20500);
+    UbTile<float, 32, 64> k_k_in;
+    TASSIGN(k_k_in, 0x28500);
+    UbTile<float, 32, 64> mul_beta;
+    TASSIGN(mul_beta, 0x28500);
+    UbTile<float, 32, 64> mul_mul;
+    TASSIGN(mul_mul, 0x28500);
+    UbTile<float, 32, 64> strictly_lower_mask;
+    TASSIGN(strictly_lower_mask, 0x2a500);
+    UbTile<float, 32, 64> A;
+    TASSIGN(A, 0x28500);
+    UbTile<float, 32, 64> neg_A;
+    TASSIGN(neg_A, 0x28500);
+    UbTile<float, 32, 64> pairs_1_mask;
+    TASSIGN(pairs_1_mask, 0x10000);
+    UbTile<float, 32, 64> pairs_neg_A;
+    TASSIGN(pairs_neg_A, 0x10000);
+    UbTile<float, 32, 64> Tinv_1;
+    TASSIGN(Tinv_1, 0x10000);
+    UbTile<float, 32, 64> pairs_2_mask;
+    TASSIGN(pairs_2_mask, 0x12000);
+    UbTile<float, 32, 64> pairs_neg_A_2;
+    TASSIGN(pairs_neg_A_2, 0x12000);
+    UbTile<half, 32, 64> pairs_h;
+    TASSIGN(pairs_h, 0x14000);
+    UbTile<half, 32, 64> Tinv_1_h;
+    TASSIGN(Tinv_1_h, 0x15000);
+    UbTile<float, 32, 64> pairs_4_mask;
+    TASSIGN(pairs_4_mask, 0x16000);
+    UbTile<float, 32, 64> pairs_neg_A_3;
+    TASSIGN(pairs_neg_A_3, 0x16000);
+    UbTile<half, 32, 64> pairs_h_2;
+    TASSIGN(pairs_h_2, 0x18000);
+    UbTile<float, 32, 64> pairs_8_mask;
+    TASSIGN(pairs_8_mask, 0x19000);
+    UbTile<float, 32, 64> pairs_neg_A_4;
+    TASSIGN(pairs_neg_A_4, 0x19000);
+    UbTile<half, 32, 64> pairs_h_3;
+    TASSIGN(pairs_h_3, 0x1b000);
+    UbTile<float, 32, 64> pairs_16_mask;
+    TASSIGN(pairs_16_mask, 0x2a500);
+    UbTile<float, 32, 64> pairs_neg_A_5;
+    TASSIGN(pairs_neg_A_5, 0x2a500);
+    UbTile<half, 32, 64> pairs_h_4;
+    TASSIGN(pairs_h_4, 0x2c500);
+    UbTile<float, 32, 64> pairs_32_mask;
+    TASSIGN(pairs_32_mask, 0x10000);
+    UbTile<float, 32, 64> pairs_neg_A_6;
+    TASSIGN(pairs_neg_A_6, 0x28500);
+    UbTile<half, 32, 64> pairs_h_5;
+    TASSIGN(pairs_h_5, 0x12000);
+    UbTile<float, 32, 128> k_S_in;
+    TASSIGN(k_S_in, 0x13000);
+    UbTile<float, 32, 128> mul_exp;
+    TASSIGN(mul_exp, 0x13000);
+    UbTile<half, 32, 128> v;
+    TASSIGN(v, 0x17000);
+    UbTile<float, 32, 128> v_f;
+    TASSIGN(v_f, 0x19000);
+    UbTile<float, 32, 128> sub_v;
+    TASSIGN(sub_v, 0x19000);
+    UbTile<float, 32, 128> mul_beta_2;
+    TASSIGN(mul_beta_2, 0x19000);
+    UbTile<half, 32, 128> mul_h;
+    TASSIGN(mul_h, 0x28500);
+    UbTile<float, 32, 64> q_k_in;
+    TASSIGN(q_k_in, 0x2a500);
+    UbTile<float, 32, 64> mul_q_k;
+    TASSIGN(mul_q_k, 0x2a500);
+    UbTile<half, 32, 64> mul_h_2;
+    TASSIGN(mul_h_2, 0x2c500);
+    UbTile<float, 32, 128> q_S_in;
+    TASSIGN(q_S_in, 0x10000);
+    UbTile<float, 32, 128> mul_exp_2;
+    TASSIGN(mul_exp_2, 0x10000);
     UbTile<float, 32, 128> U_in;
     TASSIGN(U_in, 0x14000);
     UbTile<float, 32, 128> mul_exp_4;
     TASSIGN(mul_exp_4, 0x14000);
     UbTile<half, 32, 128> mul_h_3;
     TASSIGN(mul_h_3, 0x18000);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x1a000);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x0);
+    UbTile<float, 32, 128> add_mul_part_in;
+    TASSIGN(add_mul_part_in, 0x1a000);
+    UbTile<float, 32, 128> add_mul;
+    TASSIGN(add_mul, 0x10000);
+    UbTile<float, 32, 128> o;
+    TASSIGN(o, 0x10000);
     UbTile<half, 32, 128> o_h;
-    TASSIGN(o_h, 0x22000);
+    TASSIGN(o_h, 0x1e000);
+    UbTile<float, 64, 128> S_next_part_in;
+    TASSIGN(S_next_part_in, 0x10000);
+    UbTile<float, 64, 128> S_next;
+    TASSIGN(S_next, 0x8000);
     UbTile<float, 64, 8> g_scratch;
-    TASSIGN(g_scratch, 0xa800);
-    UbTile<float, 64, 8> beta_scratch;
-    TASSIGN(beta_scratch, 0xb900);
+    TASSIGN(g_scratch, 0x14800);
     UbTile<float, 64, 64> row_sum_mul_scratch;
-    TASSIGN(row_sum_mul_scratch, 0x14200);
+    TASSIGN(row_sum_mul_scratch, 0x19100);
+    UbTile<float, 64, 8> beta_scratch;
+    TASSIGN(beta_scratch, 0x1fc00);
+    // G = cumsum(g)
+    {
+        auto from = view(lower_64_mask_gm, 64, 64, 64);
+        TLOAD(lower_64_mask, from);
+    }
+    // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    {
+        auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(lower_fill, from);
+    }
+    // Tinv = unit_lower_inverse(A)
+    {
+        auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(eye_mask, from);
+    }
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
@@ -965,96 +1003,98 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
         pipe_barrier(PIPE_ALL);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_64_mask
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> eye_mask
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> expand_mul
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> beta_raw
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            UbPart<half, 32, 128> v_raw(part, 128);
-            TASSIGN(v_raw, 0x8000);
-            if (part > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(v_raw, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
-            fill_rows(v, v_raw, part, 0x8000);
+            pipe_barrier(PIPE_V);
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            TCVT(S_h, S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
             UbWidePart<float, 64> g_raw(rows);
-            TASSIGN(g_raw, 0xa000);
+            TASSIGN(g_raw, 0x14000);
             auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
             TLOAD(g_raw, g_raw_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // g_raw -> g_wide
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // g_raw -> g_wide
-            fill_wide(g_raw, rows, 0xa000);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g_wide
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g_wide
+            fill_wide(g_raw, rows, 0x14000);
             pipe_barrier(PIPE_V);
-            {
-                UbCol<float, 64> flat;
-                TASSIGN(flat, 0xb000);
-                TROWSUM(flat, g_wide, g_scratch);
-            }
-            UbWidePart<float, 64> beta_raw(rows);
-            TASSIGN(beta_raw, 0xb100);
-            auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
-            TLOAD(beta_raw, beta_raw_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta_raw -> beta_wide
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta_raw -> beta_wide
-            fill_wide(beta_raw, rows, 0xb100);
-            pipe_barrier(PIPE_V);
-            {
-                UbCol<float, 64> flat;
-                TASSIGN(flat, 0xc100);
-                TROWSUM(flat, beta_wide, beta_scratch);
-            }
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_64_mask
+            TTRANS(g, g_wide, g_scratch);
             // G = cumsum(g)
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
             {
-                auto from = view(lower_64_mask_gm, 64, 64, 64);
-                TLOAD(lower_64_mask, from);
+                auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TSTORE(to, S_h);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_64_mask -> mul_expand
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_h_x -> S_h_in
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_h -> pairs_1_mask
+            pipe_barrier(PIPE_V);
             TCOLEXPAND(expand_part, part_g);
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_64_mask -> mul_expand
             pipe_barrier(PIPE_V);
             TMUL(mul_expand, expand_part, lower_64_mask);
             pipe_barrier(PIPE_V);
             {
                 UbCol<float, 64> sums;
-                TASSIGN(sums, 0x18200);
+                TASSIGN(sums, 0x1d100);
                 TROWSUM(sums, mul_expand, row_sum_mul_scratch);
             }
             pipe_barrier(PIPE_V);
             {
                 UbTile<float, 1, 64> to;
-                TASSIGN(to, 0x18300);
+                TASSIGN(to, 0x1d200);
                 TMOV(to, row_sum_mul);
             }
+            set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G -> last_G
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             pipe_barrier(PIPE_V);
             TMULS(mul_G, G, -1.0f);
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G -> last_G
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            const float last_G = G.GetValue(63);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> expand_mul
             pipe_barrier(PIPE_V);
+            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             TCOLEXPAND(expand_mul, mul_G);
             pipe_barrier(PIPE_V);
             TROWEXPANDADD(sub_G_col, expand_mul, G_col);
-            {
-                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(lower_fill, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // lower_fill -> lower_sub
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // lower_fill -> lower_sub
             pipe_barrier(PIPE_V);
             TADD(lower_sub, sub_G_col, lower_fill);
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> beta_raw
+            UbWidePart<float, 64> beta_raw(rows);
+            TASSIGN(beta_raw, 0x1f400);
+            auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
+            TLOAD(beta_raw, beta_raw_from);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
+            fill_wide(beta_raw, rows, 0x1f400);
             pipe_barrier(PIPE_V);
-            TEXP(D, lower_sub);
+            TTRANS(beta, beta_wide, beta_scratch);
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-            wait_flag_dev(0);  // k_k_x -> k_k_in
+            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+            TEXP(D, lower_sub);
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            TEXP(exp_G, G);
+            set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G -> exp_last_G
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            TADDS(sub_last_G, mul_G, last_G);
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G -> exp_last_G
+            const float exp_last_G = exp_G.GetValue(63);
+            pipe_barrier(PIPE_V);
+            TEXP(exp_sub, sub_last_G);
+            TMULS(mul_exp_3, S, exp_last_G);
+            wait_flag_dev(1);  // k_k_x -> k_k_in
             {
                 auto from = view(k_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(k_k_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_k_in -> mul_beta
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_k_in -> mul_beta
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_k_in -> mul_beta
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_k_in -> mul_beta
+            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
             TROWEXPANDMUL(mul_beta, k_k_in, beta_col);
             pipe_barrier(PIPE_V);
             TMUL(mul_mul, mul_beta, D);
@@ -1062,24 +1102,21 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(strictly_lower_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // strictly_lower_mask -> A
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // strictly_lower_mask -> A
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // strictly_lower_mask -> A
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // strictly_lower_mask -> A
             pipe_barrier(PIPE_V);
             TMUL(A, mul_mul, strictly_lower_mask);
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> eye_mask
-            // Tinv = unit_lower_inverse(A)
-            {
-                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(eye_mask, from);
-            }
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // strictly_lower_mask -> pairs_16_mask
             pipe_barrier(PIPE_V);
+            // Tinv = unit_lower_inverse(A)
             TMULS(neg_A, A, -1.0f);
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_h -> pairs_1_mask
             {
                 auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_1_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask -> pairs_neg_A
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask -> pairs_neg_A
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_1_mask -> pairs_neg_A
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_1_mask -> pairs_neg_A
             pipe_barrier(PIPE_V);
             TMUL(pairs_neg_A, neg_A, pairs_1_mask);
             pipe_barrier(PIPE_V);
@@ -1088,110 +1125,127 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_2_mask, from);
             }
-            pipe_barrier(PIPE_ALL);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_2_mask -> pairs_neg_A_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_2_mask -> pairs_neg_A_2
             TMUL(pairs_neg_A_2, neg_A, pairs_2_mask);
             pipe_barrier(PIPE_V);
             TCVT(pairs_h, pairs_neg_A_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // pairs_h -> store
+            TCVT(Tinv_1_h, Tinv_1, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_1_h -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // Tinv_1 -> pairs_32_mask
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // pairs_h -> store
             {
                 auto to = view(pairs_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, pairs_h);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_x -> pairs_h_in
-            TCVT(Tinv_1_h, Tinv_1, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h -> store
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_x -> pairs_h_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_1_h -> store
             {
                 auto to = view(Tinv_1_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, Tinv_1_h);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_1_h_x -> Tinv_1_h_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_1_h_x -> Tinv_1_h_in
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // Tinv_1_h -> k_S_in
             {
                 auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_4_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask -> pairs_neg_A_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask -> pairs_neg_A_3
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_4_mask -> pairs_neg_A_3
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_4_mask -> pairs_neg_A_3
             TMUL(pairs_neg_A_3, neg_A, pairs_4_mask);
             pipe_barrier(PIPE_V);
             TCVT(pairs_h_2, pairs_neg_A_3, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_2 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // pairs_neg_A_3 -> k_S_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_2 -> store
             {
                 auto to = view(pairs_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, pairs_h_2);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_2_x -> pairs_h_2_in
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // pairs_h_2 -> v_raw
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_2_x -> pairs_h_2_in
             {
                 auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_8_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_8_mask -> pairs_neg_A_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_8_mask -> pairs_neg_A_4
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask -> pairs_neg_A_4
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask -> pairs_neg_A_4
             TMUL(pairs_neg_A_4, neg_A, pairs_8_mask);
             pipe_barrier(PIPE_V);
             TCVT(pairs_h_3, pairs_neg_A_4, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_3 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_3 -> store
             {
                 auto to = view(pairs_h_3_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, pairs_h_3);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_3_x -> pairs_h_3_in
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_3 -> v_f
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_3_x -> pairs_h_3_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // strictly_lower_mask -> pairs_16_mask
             {
                 auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_16_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask -> pairs_neg_A_5
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask -> pairs_neg_A_5
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_16_mask -> pairs_neg_A_5
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_16_mask -> pairs_neg_A_5
             TMUL(pairs_neg_A_5, neg_A, pairs_16_mask);
             pipe_barrier(PIPE_V);
             TCVT(pairs_h_4, pairs_neg_A_5, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_4 -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // pairs_neg_A_5 -> q_k_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_4 -> store
             {
                 auto to = view(pairs_h_4_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, pairs_h_4);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_4_x -> pairs_h_4_in
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_4 -> mul_h_2
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_4_x -> pairs_h_4_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // Tinv_1 -> pairs_32_mask
             {
                 auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(pairs_32_mask, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_32_mask -> pairs_neg_A_6
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_32_mask -> pairs_neg_A_6
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_32_mask -> pairs_neg_A_6
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_32_mask -> pairs_neg_A_6
             TMUL(pairs_neg_A_6, neg_A, pairs_32_mask);
             pipe_barrier(PIPE_V);
             TCVT(pairs_h_5, pairs_neg_A_6, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5 -> store
-            {
-                auto to = view(pairs_h_5_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, pairs_h_5);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_5_x -> pairs_h_5_in
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TEXP(exp_G, G);
-            TCVT(S_h, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_h -> store
-            {
-                auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_h);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_h_x -> S_h_in
-            wait_flag_dev(0);  // k_S_x -> k_S_in
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_5 -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // pairs_neg_A_3 -> k_S_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // Tinv_1_h -> k_S_in
+            wait_flag_dev(1);  // k_S_x -> k_S_in
             {
                 auto from = view(k_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(k_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_S_in -> mul_exp
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_S_in -> mul_exp
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_S_in -> mul_exp
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_S_in -> mul_exp
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TROWEXPANDMUL(mul_exp, k_S_in, exp_G_col);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_5 -> store
+            {
+                auto to = view(pairs_h_5_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, pairs_h_5);
+            }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // pairs_h_5 -> q_S_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_5_x -> pairs_h_5_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // pairs_h_2 -> v_raw
+            UbPart<half, 32, 128> v_raw(part, 128);
+            TASSIGN(v_raw, 0x17000);
+            if (part > 0) {
+                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TLOAD(v_raw, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw -> v
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw -> v
+            fill_rows(v, v_raw, part, 0x17000);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_3 -> v_f
+            pipe_barrier(PIPE_V);
             TCVT(v_f, v, RoundMode::CAST_NONE);
             pipe_barrier(PIPE_V);
             TSUB(sub_v, v_f, mul_exp);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // mul_exp -> q_S_in
             pipe_barrier(PIPE_V);
             TROWEXPANDMUL(mul_beta_2, sub_v, beta_col);
             pipe_barrier(PIPE_V);
@@ -1202,24 +1256,17 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto to = view(mul_h_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, mul_h);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_x -> mul_h_in
-            wait_flag_dev(0);  // q_S_x -> q_S_in
-            {
-                auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(q_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_S_in -> mul_exp_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_S_in -> mul_exp_2
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            TROWEXPANDMUL(mul_exp_2, q_S_in, exp_G_col);
-            wait_flag_dev(0);  // q_k_x -> q_k_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // pairs_neg_A_5 -> q_k_in
             {
                 auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TLOAD(q_k_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_k_in -> mul_q_k
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_k_in -> mul_q_k
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_k_in -> mul_q_k
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_k_in -> mul_q_k
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TMUL(mul_q_k, q_k_in, D);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_4 -> mul_h_2
             pipe_barrier(PIPE_V);
             TCVT(mul_h_2, mul_q_k, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_2 -> store
@@ -1228,32 +1275,28 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto to = view(mul_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
                 TSTORE(to, mul_h_2);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_2_x -> mul_h_2_in
-            wait_flag_dev(0);  // add_mul_part_x -> add_mul_part_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // mul_exp -> q_S_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // pairs_h_5 -> q_S_in
+            wait_flag_dev(1);  // q_S_x -> q_S_in
             {
-                auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(add_mul_part_in, from);
+                auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(q_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // add_mul_part_in -> add_mul
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // add_mul_part_in -> add_mul
-            TADD(add_mul, mul_exp_2, add_mul_part_in);
-            pipe_barrier(PIPE_V);
-            TMULS(o, add_mul, scale);
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            const float last_G = G.GetValue(63);
-            const float exp_last_G = exp_G.GetValue(63);
-            TMULS(mul_exp_3, S, exp_last_G);
-            TADDS(sub_last_G, mul_G, last_G);
-            pipe_barrier(PIPE_V);
-            TEXP(exp_sub, sub_last_G);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_S_in -> mul_exp_2
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_S_in -> mul_exp_2
+            TROWEXPANDMUL(mul_exp_2, q_S_in, exp_G_col);
+            wait_flag_dev(1);  // U_x -> U_in
             {
                 auto from = view(U_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(U_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // U_in -> mul_exp_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // U_in -> mul_exp_4
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // U_in -> mul_exp_4
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // U_in -> mul_exp_4
             pipe_barrier(PIPE_V);
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TROWEXPANDMUL(mul_exp_4, U_in, exp_sub_col);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // exp_sub_col -> add_mul_part_in
             pipe_barrier(PIPE_V);
             TCVT(mul_h_3, mul_exp_4, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_3 -> store
@@ -1262,29 +1305,49 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto to = view(mul_h_3_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, mul_h_3);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_3_x -> mul_h_3_in
-            wait_flag_dev(0);  // S_next_part_x -> S_next_part_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_3_x -> mul_h_3_in
+            wait_flag_dev(1);  // add_mul_part_x -> add_mul_part_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // exp_sub_col -> add_mul_part_in
+            {
+                auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(add_mul_part_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // add_mul_part_in -> add_mul
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // add_mul_part_in -> add_mul
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+            TADD(add_mul, mul_exp_2, add_mul_part_in);
+            pipe_barrier(PIPE_V);
+            TMULS(o, add_mul, scale);
+            pipe_barrier(PIPE_V);
+            TCVT(o_h, o, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // o -> S_next_part_in
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
+            if (part > 0) {
+                UbPart<half, 32, 128> valid(part, 128);
+                TASSIGN(valid, 0x1e000);
+                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+                TSTORE(to, valid);
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> expand_mul
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> beta_raw
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // o -> S_next_part_in
+            wait_flag_dev(1);  // S_next_part_x -> S_next_part_in
             {
                 auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_next_part_in -> S_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_next_part_in -> S_next
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TADD(S_next, mul_exp_3, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_64_mask
-            TCVT(o_h, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
-            if (part > 0) {
-                UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x22000);
-                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TSTORE(to, valid);
-            }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> eye_mask
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_3 -> lower_64_mask
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> eye_mask
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> expand_mul
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> beta_raw
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TSTORE(to, S);
@@ -1525,6 +1588,12 @@ def _check_state(name, x, shape, device):
     if x.device != device:
         _fail(name, f"device {x.device}", f"device {device}")
     return x.to(torch.float32).contiguous()
+
+
+def workspace_bytes(tokens, sequences, value_heads):
+    """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences."""
+    slots = tokens // CHUNK + sequences
+    return sum(slots * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for _, dims, dtype in WORKSPACES)
 
 
 def _run(given, numbers, states, cu_seqlens):

@@ -62,10 +62,10 @@ KERNELS = (
 SYMBOLS = {
     "G": ("gated_delta_rule_G_fp16", ["lower_64_mask"], [0, 1, 0, 0]),
     "A": ("gated_delta_rule_A_fp16", ["lower_fill", "strictly_lower_mask", "k_k_x"], [0, 0, 0, 1, 0, 0, 2, 0]),
-    "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 0]),
+    "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "pairs_h_x1", "Tinv_1_h_x1", "pairs_h_2_x1", "pairs_h_3_x1", "pairs_h_4_x1", "pairs_h_5_x1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
     "W_U0": ("gated_delta_rule_W_U0_fp16", ["mul_h_x", "mul_h_2_x"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
     "S_U": ("gated_delta_rule_S_U_fp16", ["mul_h_x", "S_h_x", "W_S_x", "S_next_part_x"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
-    "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_x", "q_k_x", "mul_h_xx", "add_mul_part_x"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 0]),
+    "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_x", "q_k_x", "mul_h_xx", "add_mul_part_x", "q_S_x1", "q_k_x1", "mul_h_xx1", "add_mul_part_x1"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
@@ -76,6 +76,12 @@ CHANNELS = {
     "pairs_h_3_x": ([64, 64], "float16"),
     "pairs_h_4_x": ([64, 64], "float16"),
     "pairs_h_5_x": ([64, 64], "float16"),
+    "pairs_h_x1": ([64, 64], "float16"),
+    "Tinv_1_h_x1": ([64, 64], "float16"),
+    "pairs_h_2_x1": ([64, 64], "float16"),
+    "pairs_h_3_x1": ([64, 64], "float16"),
+    "pairs_h_4_x1": ([64, 64], "float16"),
+    "pairs_h_5_x1": ([64, 64], "float16"),
     "mul_h_x": ([64, 128], "float16"),
     "mul_h_2_x": ([64, 128], "float16"),
     "mul_h_x": ([64, 128], "float16"),
@@ -86,6 +92,10 @@ CHANNELS = {
     "q_k_x": ([64, 64], "float32"),
     "mul_h_xx": ([64, 64], "float16"),
     "add_mul_part_x": ([64, 128], "float32"),
+    "q_S_x1": ([64, 128], "float32"),
+    "q_k_x1": ([64, 64], "float32"),
+    "mul_h_xx1": ([64, 64], "float16"),
+    "add_mul_part_x1": ([64, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; side; dtype
 CONSTANTS = {
@@ -174,13 +184,20 @@ AICORE inline int64_t sequence_of(__gm__ int32_t *cu_seqlens, int64_t sequences,
 AICORE inline int64_t part_of(int64_t rows, int64_t sub, int64_t half)
 {
     const int64_t left = rows - sub * half;
-    return left < 0 ? 0 : left < half ? left : half;
+    if (left < 0) return 0;
+    return left < half ? left : half;
 }
 
 // The flag `id` between a cube core and its vector cores.
 AICORE inline uint64_t group_flag(uint64_t id)
 {
     return 1 | (2 << 4) | (id << 8);
+}
+
+// The flag `id` by which all cores of a kind join.
+AICORE inline uint64_t all_flag(uint64_t id)
+{
+    return 1 | (id << 8);
 }
 
 #if defined(__DAV_C220_VEC__)
@@ -217,7 +234,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 #endif
 
 /**
- * @brief Kernel G over chunks.
+ * @brief G over chunks.
  * g: input, token, [C] float32
  * G_ws: workspace, slot, [C] float32
  * lower_64_mask: workspace, const, [64, 64] float32
@@ -245,14 +262,14 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbWide<float, 64> g_wide;
-    TASSIGN(g_wide, 0x0);
-    UbTile<float, 1, 64> g;
-    TASSIGN(g, 0x1000);
     UbTile<float, 64, 64> lower_64_mask;
-    TASSIGN(lower_64_mask, 0x1100);
+    TASSIGN(lower_64_mask, 0x0);
+    UbWide<float, 64> g_wide;
+    TASSIGN(g_wide, 0x4000);
+    UbTile<float, 1, 64> g;
+    TASSIGN(g, 0x5000);
     UbTile<float, 1, 64> part_g;
-    TASSIGN(part_g, 0x1000);
+    TASSIGN(part_g, 0x5000);
     UbTile<float, 64, 64> expand_part;
     TASSIGN(expand_part, 0x5100);
     UbTile<float, 64, 64> mul_expand;
@@ -262,11 +279,15 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     UbTile<float, 1, 64> G;
     TASSIGN(G, 0xd200);
     UbTile<float, 64, 8> g_scratch;
-    TASSIGN(g_scratch, 0x800);
+    TASSIGN(g_scratch, 0x4800);
     UbTile<float, 64, 64> row_sum_mul_scratch;
     TASSIGN(row_sum_mul_scratch, 0x9100);
+    // G = cumsum(g)
+    {
+        auto from = view(lower_64_mask_gm, 64, 64, 64);
+        TLOAD(lower_64_mask, from);
+    }
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask -> lower_64_mask
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
@@ -279,32 +300,19 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         const int64_t part = part_of(rows, sub, 32);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
         UbWidePart<float, 64> g_raw(rows);
-        TASSIGN(g_raw, 0x0);
+        TASSIGN(g_raw, 0x4000);
         auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
         TLOAD(g_raw, g_raw_from);
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g_wide
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g_wide
-        fill_wide(g_raw, rows, 0x0);
+        fill_wide(g_raw, rows, 0x4000);
         pipe_barrier(PIPE_V);
-        {
-            UbCol<float, 64> flat;
-            TASSIGN(flat, 0x1000);
-            TROWSUM(flat, g_wide, g_scratch);
-        }
+        TTRANS(g, g_wide, g_scratch);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask -> lower_64_mask
-        // G = cumsum(g)
-        {
-            auto from = view(lower_64_mask_gm, 64, 64, 64);
-            TLOAD(lower_64_mask, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_64_mask -> mul_expand
         pipe_barrier(PIPE_V);
         TCOLEXPAND(expand_part, part_g);
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_64_mask -> mul_expand
         pipe_barrier(PIPE_V);
         TMUL(mul_expand, expand_part, lower_64_mask);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask -> lower_64_mask
         pipe_barrier(PIPE_V);
         {
             UbCol<float, 64> sums;
@@ -329,14 +337,13 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask -> lower_64_mask
     wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
 #endif
 #endif
 }
 
 /**
- * @brief Kernel A over chunks.
+ * @brief A over chunks.
  * k: input, token, [C, K] float16
  * beta: input, token, [C] float32
  * G_ws: workspace, slot, [C] float32
@@ -431,42 +438,52 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x0);
-    UbWide<float, 64> beta_wide;
-    TASSIGN(beta_wide, 0x100);
-    UbTile<float, 1, 64> beta;
-    TASSIGN(beta, 0x1100);
-    UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0x0 + sub * 128);
-    UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0x1200);
-    UbTile<float, 32, 64> expand_mul;
-    TASSIGN(expand_mul, 0x1300);
-    UbTile<float, 32, 64> sub_G_col;
-    TASSIGN(sub_G_col, 0x1300);
     UbTile<float, 32, 64> lower_fill;
-    TASSIGN(lower_fill, 0x3300);
-    UbTile<float, 32, 64> lower_sub;
-    TASSIGN(lower_sub, 0x1300);
-    UbTile<float, 32, 64> D;
-    TASSIGN(D, 0x1300);
-    UbCol<float, 32> beta_col;
-    TASSIGN(beta_col, 0x1100 + sub * 128);
-    UbTile<float, 32, 64> k_k_in;
-    TASSIGN(k_k_in, 0x5300);
-    UbTile<float, 32, 64> mul_beta;
-    TASSIGN(mul_beta, 0x5300);
-    UbTile<float, 32, 64> mul_mul;
-    TASSIGN(mul_mul, 0x5300);
+    TASSIGN(lower_fill, 0x0);
     UbTile<float, 32, 64> strictly_lower_mask;
-    TASSIGN(strictly_lower_mask, 0x7300);
+    TASSIGN(strictly_lower_mask, 0x2000);
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0x4000);
+    UbCol<float, 32> G_col;
+    TASSIGN(G_col, 0x4000 + sub * 128);
+    UbTile<float, 1, 64> mul_G;
+    TASSIGN(mul_G, 0x4100);
+    UbWide<float, 64> beta_wide;
+    TASSIGN(beta_wide, 0x4200);
+    UbTile<float, 32, 64> expand_mul;
+    TASSIGN(expand_mul, 0x4a00);
+    UbTile<float, 32, 64> sub_G_col;
+    TASSIGN(sub_G_col, 0x4a00);
+    UbTile<float, 32, 64> lower_sub;
+    TASSIGN(lower_sub, 0x4a00);
+    UbTile<float, 1, 64> beta;
+    TASSIGN(beta, 0x7200);
+    UbCol<float, 32> beta_col;
+    TASSIGN(beta_col, 0x7200 + sub * 128);
+    UbTile<float, 32, 64> D;
+    TASSIGN(D, 0x4a00);
+    UbTile<float, 32, 64> k_k_in;
+    TASSIGN(k_k_in, 0x7300);
+    UbTile<float, 32, 64> mul_beta;
+    TASSIGN(mul_beta, 0x7300);
+    UbTile<float, 32, 64> mul_mul;
+    TASSIGN(mul_mul, 0x7300);
     UbTile<float, 32, 64> A;
-    TASSIGN(A, 0x5300);
+    TASSIGN(A, 0x7300);
     UbTile<float, 64, 8> beta_scratch;
-    TASSIGN(beta_scratch, 0x900);
+    TASSIGN(beta_scratch, 0x6a00);
+    // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    {
+        auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(lower_fill, from);
+    }
+    // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+    {
+        auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(strictly_lower_mask, from);
+    }
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill -> lower_fill
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_k_x -> store
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
@@ -483,39 +500,31 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
             auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
             TLOAD(G, from);
         }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
+        TMULS(mul_G, G, -1.0f);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
         UbWidePart<float, 64> beta_raw(rows);
-        TASSIGN(beta_raw, 0x100);
+        TASSIGN(beta_raw, 0x4200);
         auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
         TLOAD(beta_raw, beta_raw_from);
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta_raw -> beta_wide
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta_raw -> beta_wide
-        fill_wide(beta_raw, rows, 0x100);
-        pipe_barrier(PIPE_V);
-        {
-            UbCol<float, 64> flat;
-            TASSIGN(flat, 0x1100);
-            TROWSUM(flat, beta_wide, beta_scratch);
-        }
-        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        TMULS(mul_G, G, -1.0f);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw -> beta_wide
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw -> beta_wide
+        fill_wide(beta_raw, rows, 0x4200);
         pipe_barrier(PIPE_V);
         TCOLEXPAND(expand_mul, mul_G);
         pipe_barrier(PIPE_V);
         TROWEXPANDADD(sub_G_col, expand_mul, G_col);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill -> lower_fill
-        {
-            auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-            TLOAD(lower_fill, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill -> lower_sub
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill -> lower_sub
         pipe_barrier(PIPE_V);
         TADD(lower_sub, sub_G_col, lower_fill);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill -> lower_fill
-        pipe_barrier(PIPE_V);
-        TEXP(D, lower_sub);
+        TTRANS(beta, beta_wide, beta_scratch);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        pipe_barrier(PIPE_V);
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        TEXP(D, lower_sub);
         wait_flag_dev(0);  // k_k_x -> k_k_in
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
         {
@@ -525,15 +534,10 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_k_in -> mul_beta
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_k_x -> store
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_k_in -> mul_beta
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         TROWEXPANDMUL(mul_beta, k_k_in, beta_col);
         pipe_barrier(PIPE_V);
         TMUL(mul_mul, mul_beta, D);
-        {
-            auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-            TLOAD(strictly_lower_mask, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask -> A
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask -> A
         pipe_barrier(PIPE_V);
         TMUL(A, mul_mul, strictly_lower_mask);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
@@ -545,14 +549,14 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill -> lower_fill
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
     wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
 #endif
 #endif
 }
 
 /**
- * @brief Kernel Tinv over chunks.
+ * @brief Tinv over chunks.
  * A_ws: workspace, slot, [C, C] float32
  * Tinv_ws: workspace, slot, [C, C] float16
  * eye_mask: workspace, const, [C, C] float32
@@ -569,6 +573,12 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
  * pairs_h_3_x: workspace, block, [C, C] float16
  * pairs_h_4_x: workspace, block, [C, C] float16
  * pairs_h_5_x: workspace, block, [C, C] float16
+ * pairs_h_x1: workspace, block, [C, C] float16
+ * Tinv_1_h_x1: workspace, block, [C, C] float16
+ * pairs_h_2_x1: workspace, block, [C, C] float16
+ * pairs_h_3_x1: workspace, block, [C, C] float16
+ * pairs_h_4_x1: workspace, block, [C, C] float16
+ * pairs_h_5_x1: workspace, block, [C, C] float16
  */
 PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ uint8_t *A_ws_bytes,
@@ -587,6 +597,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ uint8_t *pairs_h_3_x_bytes,
     __gm__ uint8_t *pairs_h_4_x_bytes,
     __gm__ uint8_t *pairs_h_5_x_bytes,
+    __gm__ uint8_t *pairs_h_x1_bytes,
+    __gm__ uint8_t *Tinv_1_h_x1_bytes,
+    __gm__ uint8_t *pairs_h_2_x1_bytes,
+    __gm__ uint8_t *pairs_h_3_x1_bytes,
+    __gm__ uint8_t *pairs_h_4_x1_bytes,
+    __gm__ uint8_t *pairs_h_5_x1_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -614,82 +630,164 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ half *pairs_h_3_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_3_x_bytes);
     __gm__ half *pairs_h_4_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_4_x_bytes);
     __gm__ half *pairs_h_5_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_5_x_bytes);
+    __gm__ half *pairs_h_x1_gm = reinterpret_cast<__gm__ half *>(pairs_h_x1_bytes);
+    __gm__ half *Tinv_1_h_x1_gm = reinterpret_cast<__gm__ half *>(Tinv_1_h_x1_bytes);
+    __gm__ half *pairs_h_2_x1_gm = reinterpret_cast<__gm__ half *>(pairs_h_2_x1_bytes);
+    __gm__ half *pairs_h_3_x1_gm = reinterpret_cast<__gm__ half *>(pairs_h_3_x1_bytes);
+    __gm__ half *pairs_h_4_x1_gm = reinterpret_cast<__gm__ half *>(pairs_h_4_x1_bytes);
+    __gm__ half *pairs_h_5_x1_gm = reinterpret_cast<__gm__ half *>(pairs_h_5_x1_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
+    L1Tile<half, 64, 64> identity;
+    TASSIGN(identity, 0x0);
     L1Tile<half, 64, 64> pairs_h_in;
-    TASSIGN(pairs_h_in, 0x0);
+    TASSIGN(pairs_h_in, 0x2000);
     L1Tile<half, 64, 64> Tinv_1_h_in;
-    TASSIGN(Tinv_1_h_in, 0x2000);
+    TASSIGN(Tinv_1_h_in, 0x4000);
     TileLeft<half, 64, 64> pairs_h_in_left;
     TASSIGN(pairs_h_in_left, 0x0);
     TileRight<half, 64, 64> Tinv_1_h_in_right;
     TASSIGN(Tinv_1_h_in_right, 0x0);
     TileAcc<float, 64, 64> Tinv_p;
     TASSIGN(Tinv_p, 0x0);
+    L1Tile<half, 64, 64> pairs_h_in_b;
+    TASSIGN(pairs_h_in_b, 0x6000);
     L1Tile<half, 64, 64> Tinv_p_h;
-    TASSIGN(Tinv_p_h, 0x4000);
-    L1Tile<half, 64, 64> identity;
-    TASSIGN(identity, 0x6000);
+    TASSIGN(Tinv_p_h, 0x8000);
     TileLeft<half, 64, 64> Tinv_1_h_in_left;
     TASSIGN(Tinv_1_h_in_left, 0x2000);
     TileRight<half, 64, 64> identity_right;
     TASSIGN(identity_right, 0x2000);
     TileAcc<float, 64, 64> Tinv_identi;
     TASSIGN(Tinv_identi, 0x4000);
+    L1Tile<half, 64, 64> Tinv_1_h_in_b;
+    TASSIGN(Tinv_1_h_in_b, 0xa000);
+    TileLeft<half, 64, 64> pairs_h_in_left_b;
+    TASSIGN(pairs_h_in_left_b, 0x4000);
+    TileRight<half, 64, 64> Tinv_1_h_in_right_b;
+    TASSIGN(Tinv_1_h_in_right_b, 0x4000);
+    TileAcc<float, 64, 64> Tinv_p_b;
+    TASSIGN(Tinv_p_b, 0x8000);
+    L1Tile<half, 64, 64> pairs_h_2_in;
+    TASSIGN(pairs_h_2_in, 0xc000);
+    L1Tile<half, 64, 64> pairs_h_2_in_b;
+    TASSIGN(pairs_h_2_in_b, 0xe000);
+    L1Tile<half, 64, 64> Tinv_p_h_b;
+    TASSIGN(Tinv_p_h_b, 0x10000);
     TileLeft<half, 64, 64> Tinv_1_h_in_left_2;
-    TASSIGN(Tinv_1_h_in_left_2, 0x4000);
+    TASSIGN(Tinv_1_h_in_left_2, 0x6000);
     TileRight<half, 64, 64> Tinv_p_h_right;
-    TASSIGN(Tinv_p_h_right, 0x4000);
+    TASSIGN(Tinv_p_h_right, 0x6000);
     TileAcc<float, 64, 64> Tinv_s;
     TASSIGN(Tinv_s, 0x4000);
+    L1Tile<half, 64, 64> pairs_h_3_in;
+    TASSIGN(pairs_h_3_in, 0x12000);
+    TileLeft<half, 64, 64> Tinv_1_h_in_left_b;
+    TASSIGN(Tinv_1_h_in_left_b, 0x8000);
+    TileRight<half, 64, 64> identity_right_b;
+    TASSIGN(identity_right_b, 0x8000);
+    TileAcc<float, 64, 64> Tinv_identi_b;
+    TASSIGN(Tinv_identi_b, 0xc000);
     L1Tile<half, 64, 64> Tinv_s_h;
-    TASSIGN(Tinv_s_h, 0x8000);
-    L1Tile<half, 64, 64> pairs_h_2_in;
-    TASSIGN(pairs_h_2_in, 0xa000);
+    TASSIGN(Tinv_s_h, 0x14000);
+    L1Tile<half, 64, 64> pairs_h_3_in_b;
+    TASSIGN(pairs_h_3_in_b, 0x16000);
+    TileLeft<half, 64, 64> Tinv_1_h_in_left_2_b;
+    TASSIGN(Tinv_1_h_in_left_2_b, 0xa000);
+    TileRight<half, 64, 64> Tinv_p_h_right_b;
+    TASSIGN(Tinv_p_h_right_b, 0xa000);
+    TileAcc<float, 64, 64> Tinv_s_b;
+    TASSIGN(Tinv_s_b, 0xc000);
+    L1Tile<half, 64, 64> pairs_h_4_in;
+    TASSIGN(pairs_h_4_in, 0x18000);
+    L1Tile<half, 64, 64> Tinv_s_h_b;
+    TASSIGN(Tinv_s_h_b, 0x1a000);
     TileLeft<half, 64, 64> pairs_h_2_in_left;
-    TASSIGN(pairs_h_2_in_left, 0x6000);
+    TASSIGN(pairs_h_2_in_left, 0xc000);
     TileRight<half, 64, 64> Tinv_s_h_right;
-    TASSIGN(Tinv_s_h_right, 0x6000);
+    TASSIGN(Tinv_s_h_right, 0xc000);
     TileAcc<float, 64, 64> Tinv_p_3;
-    TASSIGN(Tinv_p_3, 0x8000);
+    TASSIGN(Tinv_p_3, 0x10000);
+    L1Tile<half, 64, 64> pairs_h_4_in_b;
+    TASSIGN(pairs_h_4_in_b, 0x1c000);
     L1Tile<half, 64, 64> Tinv_h_2;
-    TASSIGN(Tinv_h_2, 0xc000);
+    TASSIGN(Tinv_h_2, 0x1e000);
+    TileLeft<half, 64, 64> pairs_h_2_in_left_b;
+    TASSIGN(pairs_h_2_in_left_b, 0xe000);
+    TileRight<half, 64, 64> Tinv_s_h_right_b;
+    TASSIGN(Tinv_s_h_right_b, 0xe000);
+    TileAcc<float, 64, 64> Tinv_p_3_b;
+    TASSIGN(Tinv_p_3_b, 0x14000);
+    L1Tile<half, 64, 64> pairs_h_5_in;
+    TASSIGN(pairs_h_5_in, 0x20000);
+    L1Tile<half, 64, 64> pairs_h_5_in_b;
+    TASSIGN(pairs_h_5_in_b, 0x22000);
+    L1Tile<half, 64, 64> Tinv_h_2_b;
+    TASSIGN(Tinv_h_2_b, 0x24000);
     TileLeft<half, 64, 64> Tinv_s_h_left;
-    TASSIGN(Tinv_s_h_left, 0x8000);
+    TASSIGN(Tinv_s_h_left, 0x0);
     TileRight<half, 64, 64> Tinv_h_2_right;
-    TASSIGN(Tinv_h_2_right, 0x8000);
+    TASSIGN(Tinv_h_2_right, 0x0);
     TileAcc<float, 64, 64> Tinv_s_2;
     TASSIGN(Tinv_s_2, 0x4000);
     L1Tile<half, 64, 64> Tinv_h_3;
-    TASSIGN(Tinv_h_3, 0xe000);
-    L1Tile<half, 64, 64> pairs_h_3_in;
-    TASSIGN(pairs_h_3_in, 0x10000);
+    TASSIGN(Tinv_h_3, 0x26000);
+    TileLeft<half, 64, 64> Tinv_s_h_left_b;
+    TASSIGN(Tinv_s_h_left_b, 0x2000);
+    TileRight<half, 64, 64> Tinv_h_2_right_b;
+    TASSIGN(Tinv_h_2_right_b, 0x2000);
+    TileAcc<float, 64, 64> Tinv_s_2_b;
+    TASSIGN(Tinv_s_2_b, 0xc000);
+    L1Tile<half, 64, 64> Tinv_h_3_b;
+    TASSIGN(Tinv_h_3_b, 0x28000);
     TileLeft<half, 64, 64> pairs_h_3_in_left;
-    TASSIGN(pairs_h_3_in_left, 0xa000);
+    TASSIGN(pairs_h_3_in_left, 0x4000);
     TileRight<half, 64, 64> Tinv_h_3_right;
-    TASSIGN(Tinv_h_3_right, 0xa000);
+    TASSIGN(Tinv_h_3_right, 0x4000);
     TileAcc<float, 64, 64> Tinv_p_5;
-    TASSIGN(Tinv_p_5, 0xc000);
+    TASSIGN(Tinv_p_5, 0x18000);
     L1Tile<half, 64, 64> Tinv_h_4;
-    TASSIGN(Tinv_h_4, 0x12000);
+    TASSIGN(Tinv_h_4, 0x2a000);
+    TileLeft<half, 64, 64> pairs_h_3_in_left_b;
+    TASSIGN(pairs_h_3_in_left_b, 0x6000);
+    TileRight<half, 64, 64> Tinv_h_3_right_b;
+    TASSIGN(Tinv_h_3_right_b, 0x6000);
+    TileAcc<float, 64, 64> Tinv_p_5_b;
+    TASSIGN(Tinv_p_5_b, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_h_4_b;
+    TASSIGN(Tinv_h_4_b, 0x2c000);
     TileLeft<half, 64, 64> Tinv_h_3_left;
-    TASSIGN(Tinv_h_3_left, 0xc000);
+    TASSIGN(Tinv_h_3_left, 0x8000);
     TileRight<half, 64, 64> Tinv_h_4_right;
-    TASSIGN(Tinv_h_4_right, 0xc000);
+    TASSIGN(Tinv_h_4_right, 0x8000);
     TileAcc<float, 64, 64> Tinv_s_3;
     TASSIGN(Tinv_s_3, 0x4000);
     L1Tile<half, 64, 64> Tinv_h_5;
-    TASSIGN(Tinv_h_5, 0x14000);
-    L1Tile<half, 64, 64> pairs_h_4_in;
-    TASSIGN(pairs_h_4_in, 0x16000);
+    TASSIGN(Tinv_h_5, 0x2e000);
+    TileLeft<half, 64, 64> Tinv_h_3_left_b;
+    TASSIGN(Tinv_h_3_left_b, 0xa000);
+    TileRight<half, 64, 64> Tinv_h_4_right_b;
+    TASSIGN(Tinv_h_4_right_b, 0xa000);
+    TileAcc<float, 64, 64> Tinv_s_3_b;
+    TASSIGN(Tinv_s_3_b, 0xc000);
+    L1Tile<half, 64, 64> Tinv_h_5_b;
+    TASSIGN(Tinv_h_5_b, 0x30000);
     TileLeft<half, 64, 64> pairs_h_4_in_left;
-    TASSIGN(pairs_h_4_in_left, 0xe000);
+    TASSIGN(pairs_h_4_in_left, 0xc000);
     TileRight<half, 64, 64> Tinv_h_5_right;
-    TASSIGN(Tinv_h_5_right, 0xe000);
+    TASSIGN(Tinv_h_5_right, 0xc000);
     TileAcc<float, 64, 64> Tinv_p_7;
-    TASSIGN(Tinv_p_7, 0x10000);
+    TASSIGN(Tinv_p_7, 0x0);
     L1Tile<half, 64, 64> Tinv_h_6;
-    TASSIGN(Tinv_h_6, 0x18000);
+    TASSIGN(Tinv_h_6, 0x32000);
+    TileLeft<half, 64, 64> pairs_h_4_in_left_b;
+    TASSIGN(pairs_h_4_in_left_b, 0xe000);
+    TileRight<half, 64, 64> Tinv_h_5_right_b;
+    TASSIGN(Tinv_h_5_right_b, 0xe000);
+    TileAcc<float, 64, 64> Tinv_p_7_b;
+    TASSIGN(Tinv_p_7_b, 0x8000);
+    L1Tile<half, 64, 64> Tinv_h_6_b;
+    TASSIGN(Tinv_h_6_b, 0x34000);
     TileLeft<half, 64, 64> Tinv_h_5_left;
     TASSIGN(Tinv_h_5_left, 0x0);
     TileRight<half, 64, 64> Tinv_h_6_right;
@@ -697,47 +795,76 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TileAcc<float, 64, 64> Tinv_s_4;
     TASSIGN(Tinv_s_4, 0x4000);
     L1Tile<half, 64, 64> Tinv_h_7;
-    TASSIGN(Tinv_h_7, 0x1a000);
-    L1Tile<half, 64, 64> pairs_h_5_in;
-    TASSIGN(pairs_h_5_in, 0x1c000);
+    TASSIGN(Tinv_h_7, 0x36000);
+    TileLeft<half, 64, 64> Tinv_h_5_left_b;
+    TASSIGN(Tinv_h_5_left_b, 0x2000);
+    TileRight<half, 64, 64> Tinv_h_6_right_b;
+    TASSIGN(Tinv_h_6_right_b, 0x2000);
+    TileAcc<float, 64, 64> Tinv_s_4_b;
+    TASSIGN(Tinv_s_4_b, 0xc000);
+    L1Tile<half, 64, 64> Tinv_h_7_b;
+    TASSIGN(Tinv_h_7_b, 0x38000);
     TileLeft<half, 64, 64> pairs_h_5_in_left;
-    TASSIGN(pairs_h_5_in_left, 0x2000);
+    TASSIGN(pairs_h_5_in_left, 0x4000);
     TileRight<half, 64, 64> Tinv_h_7_right;
-    TASSIGN(Tinv_h_7_right, 0x2000);
+    TASSIGN(Tinv_h_7_right, 0x4000);
     TileAcc<float, 64, 64> Tinv_p_9;
-    TASSIGN(Tinv_p_9, 0x14000);
+    TASSIGN(Tinv_p_9, 0x10000);
     L1Tile<half, 64, 64> Tinv_h_8;
-    TASSIGN(Tinv_h_8, 0x1e000);
+    TASSIGN(Tinv_h_8, 0x3a000);
+    TileLeft<half, 64, 64> pairs_h_5_in_left_b;
+    TASSIGN(pairs_h_5_in_left_b, 0x6000);
+    TileRight<half, 64, 64> Tinv_h_7_right_b;
+    TASSIGN(Tinv_h_7_right_b, 0x6000);
+    TileAcc<float, 64, 64> Tinv_p_9_b;
+    TASSIGN(Tinv_p_9_b, 0x14000);
+    L1Tile<half, 64, 64> Tinv_h_8_b;
+    TASSIGN(Tinv_h_8_b, 0x3c000);
     TileLeft<half, 64, 64> Tinv_h_7_left;
-    TASSIGN(Tinv_h_7_left, 0x4000);
+    TASSIGN(Tinv_h_7_left, 0x8000);
     TileRight<half, 64, 64> Tinv_h_8_right;
-    TASSIGN(Tinv_h_8_right, 0x4000);
+    TASSIGN(Tinv_h_8_right, 0x8000);
     TileAcc<float, 64, 64> Tinv;
     TASSIGN(Tinv, 0x4000);
+    TileLeft<half, 64, 64> Tinv_h_7_left_b;
+    TASSIGN(Tinv_h_7_left_b, 0xa000);
+    TileRight<half, 64, 64> Tinv_h_8_right_b;
+    TASSIGN(Tinv_h_8_right_b, 0xa000);
+    TileAcc<float, 64, 64> Tinv_b;
+    TASSIGN(Tinv_b, 0xc000);
+    // Tinv = unit_lower_inverse(A)
+    {
+        auto from = view(identity_float16_gm, 64, 64, 64);
+        TLOAD(identity, from);
+    }
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // pairs_h_x -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_1_h_x -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_in -> pairs_h_in
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // pairs_h_x1 -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_1_h_x1 -> store
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> Tinv_1_h_in_left_2
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // pairs_h_2_x -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_2_in -> pairs_h_2_in
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // pairs_h_3_x -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in -> pairs_h_3_in
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // pairs_h_4_x -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // pairs_h_2_x -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_2_in -> pairs_h_2_in
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // pairs_h_2_x1 -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // pairs_h_2_in_b -> pairs_h_2_in_b
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // pairs_h_3_x -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_3_in -> pairs_h_3_in
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // pairs_h_3_x1 -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in_b -> pairs_h_3_in_b
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(9));  // pairs_h_4_x -> store
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // pairs_h_5_x -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in
-    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
-        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(10));  // pairs_h_4_x1 -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(11));  // pairs_h_5_x -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(12));  // pairs_h_5_x1 -> store
+    for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
+        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 64);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         wait_flag_dev(0);  // pairs_h_x -> pairs_h_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_in -> pairs_h_in
         {
             auto from = view(pairs_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
             TLOAD(pairs_h_in, from);
@@ -745,7 +872,6 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // pairs_h_in -> pairs_h_in_left
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // pairs_h_x -> store
         wait_flag_dev(0);  // Tinv_1_h_x -> Tinv_1_h_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in
         {
             auto from = view(Tinv_1_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
             TLOAD(Tinv_1_h_in, from);
@@ -753,234 +879,421 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_1_h_x -> store
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // pairs_h_in -> pairs_h_in_left
-        // Tinv = unit_lower_inverse(A)
         TEXTRACT(pairs_h_in_left, pairs_h_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_in -> pairs_h_in
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in_right
         TEXTRACT(Tinv_1_h_in_right, Tinv_1_h_in, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_1_h_in_right -> Tinv_p
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_1_h_in_right -> Tinv_p
         TMATMUL(Tinv_p, pairs_h_in_left, Tinv_1_h_in_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p -> Tinv_p_h
+        wait_flag_dev(0);  // pairs_h_x1 -> pairs_h_in_b
+        {
+            auto from = view(pairs_h_x1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(pairs_h_in_b, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_b -> pairs_h_in_left_b
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // pairs_h_x1 -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p -> Tinv_p_h
         TMOV(Tinv_p_h, Tinv_p);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
-        {
-            auto from = view(identity_float16_gm, 64, 64, 64);
-            TLOAD(identity, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // identity -> identity_right
         TEXTRACT(Tinv_1_h_in_left, Tinv_1_h_in, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // identity -> identity_right
         TEXTRACT(identity_right, identity, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> Tinv_identi
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> Tinv_identi
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
         TMATMUL(Tinv_identi, Tinv_1_h_in_left, identity_right);
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> Tinv_1_h_in_left_2
-        TEXTRACT(Tinv_1_h_in_left_2, Tinv_1_h_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
-        TEXTRACT(Tinv_p_h_right, Tinv_p_h, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_p_h_right -> Tinv_s
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_p_h_right -> Tinv_s
-        TMATMUL_ACC(Tinv_s, Tinv_identi, Tinv_1_h_in_left_2, Tinv_p_h_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s -> Tinv_s_h
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s -> Tinv_s_h
-        TMOV(Tinv_s_h, Tinv_s);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h -> Tinv_s_h_right
+        wait_flag_dev(0);  // Tinv_1_h_x1 -> Tinv_1_h_in_b
+        {
+            auto from = view(Tinv_1_h_x1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(Tinv_1_h_in_b, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_b -> Tinv_1_h_in_right_b
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_1_h_x1 -> store
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_b -> pairs_h_in_left_b
+        TEXTRACT(pairs_h_in_left_b, pairs_h_in_b, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_b -> Tinv_1_h_in_right_b
+        TEXTRACT(Tinv_1_h_in_right_b, Tinv_1_h_in_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_1_h_in_right_b -> Tinv_p_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_1_h_in_right_b -> Tinv_p_b
+        TMATMUL(Tinv_p_b, pairs_h_in_left_b, Tinv_1_h_in_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_b -> Tinv_p_h_b
         wait_flag_dev(0);  // pairs_h_2_x -> pairs_h_2_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_2_in -> pairs_h_2_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_2_in -> pairs_h_2_in
         {
             auto from = view(pairs_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
             TLOAD(pairs_h_2_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_2_in -> pairs_h_2_in_left
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // pairs_h_2_x -> store
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_2_in -> pairs_h_2_in_left
-        TEXTRACT(pairs_h_2_in_left, pairs_h_2_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_2_in -> pairs_h_2_in
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h -> Tinv_s_h_right
-        TEXTRACT(Tinv_s_h_right, Tinv_s_h, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_s_h_right -> Tinv_p_3
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_s_h_right -> Tinv_p_3
-        TMATMUL(Tinv_p_3, pairs_h_2_in_left, Tinv_s_h_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_3 -> Tinv_h_2
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_3 -> Tinv_h_2
-        TMOV(Tinv_h_2, Tinv_p_3);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2 -> Tinv_h_2_right
-        TEXTRACT(Tinv_s_h_left, Tinv_s_h, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2 -> Tinv_h_2_right
-        TEXTRACT(Tinv_h_2_right, Tinv_h_2, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_2_right -> Tinv_s_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_2_right -> Tinv_s_2
-        TMATMUL_ACC(Tinv_s_2, Tinv_s, Tinv_s_h_left, Tinv_h_2_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_2 -> Tinv_h_3
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_2 -> Tinv_h_3
-        TMOV(Tinv_h_3, Tinv_s_2);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3 -> Tinv_h_3_right
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // pairs_h_2_x -> store
+        wait_flag_dev(0);  // pairs_h_2_x1 -> pairs_h_2_in_b
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // pairs_h_2_in_b -> pairs_h_2_in_b
+        {
+            auto from = view(pairs_h_2_x1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(pairs_h_2_in_b, from);
+        }
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // pairs_h_2_x1 -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_b -> Tinv_p_h_b
+        TMOV(Tinv_p_h_b, Tinv_p_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_p_h_b -> Tinv_p_h_right_b
+        TEXTRACT(Tinv_1_h_in_left_2, Tinv_1_h_in, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
+        TEXTRACT(Tinv_p_h_right, Tinv_p_h, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_p_h_right -> Tinv_s
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_p_h_right -> Tinv_s
+        TMATMUL_ACC(Tinv_s, Tinv_identi, Tinv_1_h_in_left_2, Tinv_p_h_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s -> Tinv_s_h
         wait_flag_dev(0);  // pairs_h_3_x -> pairs_h_3_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in -> pairs_h_3_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_3_in -> pairs_h_3_in
         {
             auto from = view(pairs_h_3_x_gm + get_block_idx() * 4096, 64, 64, 64);
             TLOAD(pairs_h_3_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_3_in -> pairs_h_3_in_left
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // pairs_h_3_x -> store
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_3_in -> pairs_h_3_in_left
-        TEXTRACT(pairs_h_3_in_left, pairs_h_3_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in -> pairs_h_3_in
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3 -> Tinv_h_3_right
-        TEXTRACT(Tinv_h_3_right, Tinv_h_3, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_3_right -> Tinv_p_5
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_3_right -> Tinv_p_5
-        TMATMUL(Tinv_p_5, pairs_h_3_in_left, Tinv_h_3_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_5 -> Tinv_h_4
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_5 -> Tinv_h_4
-        TMOV(Tinv_h_4, Tinv_p_5);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4 -> Tinv_h_4_right
-        TEXTRACT(Tinv_h_3_left, Tinv_h_3, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4 -> Tinv_h_4_right
-        TEXTRACT(Tinv_h_4_right, Tinv_h_4, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_4_right -> Tinv_s_3
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_4_right -> Tinv_s_3
-        TMATMUL_ACC(Tinv_s_3, Tinv_s_2, Tinv_h_3_left, Tinv_h_4_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_3 -> Tinv_h_5
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_3 -> Tinv_h_5
-        TMOV(Tinv_h_5, Tinv_s_3);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5 -> Tinv_h_5_right
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // pairs_h_3_x -> store
+        TEXTRACT(Tinv_1_h_in_left_b, Tinv_1_h_in_b, 0, 0);
+        TEXTRACT(identity_right_b, identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_right_b -> Tinv_identi_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_right_b -> Tinv_identi_b
+        TMATMUL(Tinv_identi_b, Tinv_1_h_in_left_b, identity_right_b);
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s -> Tinv_s_h
+        TMOV(Tinv_s_h, Tinv_s);
+        wait_flag_dev(0);  // pairs_h_3_x1 -> pairs_h_3_in_b
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in_b -> pairs_h_3_in_b
+        {
+            auto from = view(pairs_h_3_x1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(pairs_h_3_in_b, from);
+        }
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // pairs_h_3_x1 -> store
+        TEXTRACT(Tinv_1_h_in_left_2_b, Tinv_1_h_in_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_p_h_b -> Tinv_p_h_right_b
+        TEXTRACT(Tinv_p_h_right_b, Tinv_p_h_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_p_h_right_b -> Tinv_s_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_p_h_right_b -> Tinv_s_b
+        TMATMUL_ACC(Tinv_s_b, Tinv_identi_b, Tinv_1_h_in_left_2_b, Tinv_p_h_right_b);
         wait_flag_dev(0);  // pairs_h_4_x -> pairs_h_4_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
         {
             auto from = view(pairs_h_4_x_gm + get_block_idx() * 4096, 64, 64, 64);
             TLOAD(pairs_h_4_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_4_in -> pairs_h_4_in_left
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // pairs_h_4_x -> store
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_4_in -> pairs_h_4_in_left
-        TEXTRACT(pairs_h_4_in_left, pairs_h_4_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5 -> Tinv_h_5_right
-        TEXTRACT(Tinv_h_5_right, Tinv_h_5, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_5_right -> Tinv_p_7
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_5_right -> Tinv_p_7
-        TMATMUL(Tinv_p_7, pairs_h_4_in_left, Tinv_h_5_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_7 -> Tinv_h_6
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_7 -> Tinv_h_6
-        TMOV(Tinv_h_6, Tinv_p_7);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6 -> Tinv_h_6_right
-        TEXTRACT(Tinv_h_5_left, Tinv_h_5, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6 -> Tinv_h_6_right
-        TEXTRACT(Tinv_h_6_right, Tinv_h_6, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_6_right -> Tinv_s_4
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_6_right -> Tinv_s_4
-        TMATMUL_ACC(Tinv_s_4, Tinv_s_3, Tinv_h_5_left, Tinv_h_6_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_4 -> Tinv_h_7
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_4 -> Tinv_h_7
-        TMOV(Tinv_h_7, Tinv_s_4);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7 -> Tinv_h_7_right
+        pipe_barrier(PIPE_ALL);
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(9));  // pairs_h_4_x -> store
+        TMOV(Tinv_s_h_b, Tinv_s_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_s_h_b -> Tinv_s_h_right_b
+        TEXTRACT(pairs_h_2_in_left, pairs_h_2_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_2_in -> pairs_h_2_in
+        TEXTRACT(Tinv_s_h_right, Tinv_s_h, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_s_h_right -> Tinv_p_3
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_s_h_right -> Tinv_p_3
+        TMATMUL(Tinv_p_3, pairs_h_2_in_left, Tinv_s_h_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_3 -> Tinv_h_2
+        wait_flag_dev(0);  // pairs_h_4_x1 -> pairs_h_4_in_b
+        {
+            auto from = view(pairs_h_4_x1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(pairs_h_4_in_b, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_4_in_b -> pairs_h_4_in_left_b
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(10));  // pairs_h_4_x1 -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_3 -> Tinv_h_2
+        TMOV(Tinv_h_2, Tinv_p_3);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_2 -> Tinv_h_2_right
+        TEXTRACT(pairs_h_2_in_left_b, pairs_h_2_in_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // pairs_h_2_in_b -> pairs_h_2_in_b
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_s_h_b -> Tinv_s_h_right_b
+        TEXTRACT(Tinv_s_h_right_b, Tinv_s_h_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_s_h_right_b -> Tinv_p_3_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_s_h_right_b -> Tinv_p_3_b
+        TMATMUL(Tinv_p_3_b, pairs_h_2_in_left_b, Tinv_s_h_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_3_b -> Tinv_h_2_b
         wait_flag_dev(0);  // pairs_h_5_x -> pairs_h_5_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in
         {
             auto from = view(pairs_h_5_x_gm + get_block_idx() * 4096, 64, 64, 64);
             TLOAD(pairs_h_5_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_5_in -> pairs_h_5_in_left
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // pairs_h_5_x -> store
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_5_in -> pairs_h_5_in_left
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in_left
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(11));  // pairs_h_5_x -> store
+        wait_flag_dev(0);  // pairs_h_5_x1 -> pairs_h_5_in_b
+        {
+            auto from = view(pairs_h_5_x1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(pairs_h_5_in_b, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_5_in_b -> pairs_h_5_in_left_b
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(12));  // pairs_h_5_x1 -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_3_b -> Tinv_h_2_b
+        TMOV(Tinv_h_2_b, Tinv_p_3_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_2_b -> Tinv_h_2_right_b
+        TEXTRACT(Tinv_s_h_left, Tinv_s_h, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_2 -> Tinv_h_2_right
+        TEXTRACT(Tinv_h_2_right, Tinv_h_2, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_2_right -> Tinv_s_2
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_2_right -> Tinv_s_2
+        TMATMUL_ACC(Tinv_s_2, Tinv_s, Tinv_s_h_left, Tinv_h_2_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_2 -> Tinv_h_3
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_2 -> Tinv_h_3
+        TMOV(Tinv_h_3, Tinv_s_2);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_3 -> Tinv_h_3_right
+        TEXTRACT(Tinv_s_h_left_b, Tinv_s_h_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_2_b -> Tinv_h_2_right_b
+        TEXTRACT(Tinv_h_2_right_b, Tinv_h_2_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_2_right_b -> Tinv_s_2_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_2_right_b -> Tinv_s_2_b
+        TMATMUL_ACC(Tinv_s_2_b, Tinv_s_b, Tinv_s_h_left_b, Tinv_h_2_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_2_b -> Tinv_h_3_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_2_b -> Tinv_h_3_b
+        TMOV(Tinv_h_3_b, Tinv_s_2_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_3_b -> Tinv_h_3_right_b
+        TEXTRACT(pairs_h_3_in_left, pairs_h_3_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_3_in -> pairs_h_3_in
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_3 -> Tinv_h_3_right
+        TEXTRACT(Tinv_h_3_right, Tinv_h_3, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_3_right -> Tinv_p_5
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_3_right -> Tinv_p_5
+        TMATMUL(Tinv_p_5, pairs_h_3_in_left, Tinv_h_3_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_5 -> Tinv_h_4
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_5 -> Tinv_h_4
+        TMOV(Tinv_h_4, Tinv_p_5);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_4 -> Tinv_h_4_right
+        TEXTRACT(pairs_h_3_in_left_b, pairs_h_3_in_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in_b -> pairs_h_3_in_b
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_3_b -> Tinv_h_3_right_b
+        TEXTRACT(Tinv_h_3_right_b, Tinv_h_3_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_3_right_b -> Tinv_p_5_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_3_right_b -> Tinv_p_5_b
+        TMATMUL(Tinv_p_5_b, pairs_h_3_in_left_b, Tinv_h_3_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_5_b -> Tinv_h_4_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_5_b -> Tinv_h_4_b
+        TMOV(Tinv_h_4_b, Tinv_p_5_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_4_b -> Tinv_h_4_right_b
+        TEXTRACT(Tinv_h_3_left, Tinv_h_3, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_4 -> Tinv_h_4_right
+        TEXTRACT(Tinv_h_4_right, Tinv_h_4, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_4_right -> Tinv_s_3
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_4_right -> Tinv_s_3
+        TMATMUL_ACC(Tinv_s_3, Tinv_s_2, Tinv_h_3_left, Tinv_h_4_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_3 -> Tinv_h_5
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_3 -> Tinv_h_5
+        TMOV(Tinv_h_5, Tinv_s_3);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h_5 -> Tinv_h_5_right
+        TEXTRACT(Tinv_h_3_left_b, Tinv_h_3_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_4_b -> Tinv_h_4_right_b
+        TEXTRACT(Tinv_h_4_right_b, Tinv_h_4_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_4_right_b -> Tinv_s_3_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_4_right_b -> Tinv_s_3_b
+        TMATMUL_ACC(Tinv_s_3_b, Tinv_s_2_b, Tinv_h_3_left_b, Tinv_h_4_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s_3_b -> Tinv_h_5_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s_3_b -> Tinv_h_5_b
+        TMOV(Tinv_h_5_b, Tinv_s_3_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_5_b -> Tinv_h_5_right_b
+        TEXTRACT(pairs_h_4_in_left, pairs_h_4_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h_5 -> Tinv_h_5_right
+        TEXTRACT(Tinv_h_5_right, Tinv_h_5, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_5_right -> Tinv_p_7
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_5_right -> Tinv_p_7
+        TMATMUL(Tinv_p_7, pairs_h_4_in_left, Tinv_h_5_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_7 -> Tinv_h_6
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_7 -> Tinv_h_6
+        TMOV(Tinv_h_6, Tinv_p_7);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_6 -> Tinv_h_6_right
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_4_in_b -> pairs_h_4_in_left_b
+        TEXTRACT(pairs_h_4_in_left_b, pairs_h_4_in_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_5_b -> Tinv_h_5_right_b
+        TEXTRACT(Tinv_h_5_right_b, Tinv_h_5_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_5_right_b -> Tinv_p_7_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_5_right_b -> Tinv_p_7_b
+        TMATMUL(Tinv_p_7_b, pairs_h_4_in_left_b, Tinv_h_5_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_7_b -> Tinv_h_6_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_7_b -> Tinv_h_6_b
+        TMOV(Tinv_h_6_b, Tinv_p_7_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_6_b -> Tinv_h_6_right_b
+        TEXTRACT(Tinv_h_5_left, Tinv_h_5, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_6 -> Tinv_h_6_right
+        TEXTRACT(Tinv_h_6_right, Tinv_h_6, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_6_right -> Tinv_s_4
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_6_right -> Tinv_s_4
+        TMATMUL_ACC(Tinv_s_4, Tinv_s_3, Tinv_h_5_left, Tinv_h_6_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_4 -> Tinv_h_7
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_4 -> Tinv_h_7
+        TMOV(Tinv_h_7, Tinv_s_4);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_7 -> Tinv_h_7_right
+        TEXTRACT(Tinv_h_5_left_b, Tinv_h_5_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_6_b -> Tinv_h_6_right_b
+        TEXTRACT(Tinv_h_6_right_b, Tinv_h_6_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_6_right_b -> Tinv_s_4_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_6_right_b -> Tinv_s_4_b
+        TMATMUL_ACC(Tinv_s_4_b, Tinv_s_3_b, Tinv_h_5_left_b, Tinv_h_6_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_4_b -> Tinv_h_7_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_4_b -> Tinv_h_7_b
+        TMOV(Tinv_h_7_b, Tinv_s_4_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_7_b -> Tinv_h_7_right_b
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in_left
         TEXTRACT(pairs_h_5_in_left, pairs_h_5_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7 -> Tinv_h_7_right
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_7 -> Tinv_h_7_right
         TEXTRACT(Tinv_h_7_right, Tinv_h_7, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_7_right -> Tinv_p_9
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_7_right -> Tinv_p_9
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_7_right -> Tinv_p_9
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_7_right -> Tinv_p_9
         TMATMUL(Tinv_p_9, pairs_h_5_in_left, Tinv_h_7_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_9 -> Tinv_h_8
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_9 -> Tinv_h_8
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_9 -> Tinv_h_8
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_9 -> Tinv_h_8
         TMOV(Tinv_h_8, Tinv_p_9);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8 -> Tinv_h_8_right
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_8 -> Tinv_h_8_right
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_5_in_b -> pairs_h_5_in_left_b
+        TEXTRACT(pairs_h_5_in_left_b, pairs_h_5_in_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_7_b -> Tinv_h_7_right_b
+        TEXTRACT(Tinv_h_7_right_b, Tinv_h_7_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_7_right_b -> Tinv_p_9_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_7_right_b -> Tinv_p_9_b
+        TMATMUL(Tinv_p_9_b, pairs_h_5_in_left_b, Tinv_h_7_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_9_b -> Tinv_h_8_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_9_b -> Tinv_h_8_b
+        TMOV(Tinv_h_8_b, Tinv_p_9_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8_b -> Tinv_h_8_right_b
         TEXTRACT(Tinv_h_7_left, Tinv_h_7, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8 -> Tinv_h_8_right
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_8 -> Tinv_h_8_right
         TEXTRACT(Tinv_h_8_right, Tinv_h_8, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_8_right -> Tinv
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_8_right -> Tinv
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_8_right -> Tinv
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_8_right -> Tinv
         TMATMUL_ACC(Tinv, Tinv_s_4, Tinv_h_7_left, Tinv_h_8_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> Tinv_1_h_in_left_2
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
         {
             auto to = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
             TSTORE(to, Tinv);
         }
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
+        TEXTRACT(Tinv_h_7_left_b, Tinv_h_7_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8_b -> Tinv_h_8_right_b
+        TEXTRACT(Tinv_h_8_right_b, Tinv_h_8_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_8_right_b -> Tinv_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_8_right_b -> Tinv_b
+        TMATMUL_ACC(Tinv_b, Tinv_s_4_b, Tinv_h_7_left_b, Tinv_h_8_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_b -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_b -> store
+        {
+            auto to = view(Tinv_ws_gm + (slot * HV + hv_1) * 4096, 64, 64, 64);
+            TSTORE(to, Tinv_b);
+        }
     }
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_in -> pairs_h_in
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in
     wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> Tinv_1_h_in_left_2
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_2_in -> pairs_h_2_in
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in -> pairs_h_3_in
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_2_in -> pairs_h_2_in
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // pairs_h_2_in_b -> pairs_h_2_in_b
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_3_in -> pairs_h_3_in
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in_b -> pairs_h_3_in_b
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 64> A;
-    TASSIGN(A, 0x0);
     UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x2000);
-    UbTile<float, 32, 64> neg_A;
-    TASSIGN(neg_A, 0x0);
+    TASSIGN(eye_mask, 0x0);
     UbTile<float, 32, 64> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x4000);
-    UbTile<float, 32, 64> pairs_neg_A;
-    TASSIGN(pairs_neg_A, 0x4000);
-    UbTile<float, 32, 64> Tinv_1;
-    TASSIGN(Tinv_1, 0x2000);
+    TASSIGN(pairs_1_mask, 0x2000);
     UbTile<float, 32, 64> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0x6000);
-    UbTile<float, 32, 64> pairs_neg_A_2;
-    TASSIGN(pairs_neg_A_2, 0x6000);
-    UbTile<half, 32, 64> pairs_h;
-    TASSIGN(pairs_h, 0x8000);
-    UbTile<half, 32, 64> Tinv_1_h;
-    TASSIGN(Tinv_1_h, 0x9000);
+    TASSIGN(pairs_2_mask, 0x4000);
     UbTile<float, 32, 64> pairs_4_mask;
-    TASSIGN(pairs_4_mask, 0xa000);
-    UbTile<float, 32, 64> pairs_neg_A_3;
-    TASSIGN(pairs_neg_A_3, 0xa000);
-    UbTile<half, 32, 64> pairs_h_2;
-    TASSIGN(pairs_h_2, 0xc000);
+    TASSIGN(pairs_4_mask, 0x6000);
     UbTile<float, 32, 64> pairs_8_mask;
-    TASSIGN(pairs_8_mask, 0xd000);
-    UbTile<float, 32, 64> pairs_neg_A_4;
-    TASSIGN(pairs_neg_A_4, 0xd000);
-    UbTile<half, 32, 64> pairs_h_3;
-    TASSIGN(pairs_h_3, 0xf000);
+    TASSIGN(pairs_8_mask, 0x8000);
     UbTile<float, 32, 64> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0x10000);
-    UbTile<float, 32, 64> pairs_neg_A_5;
-    TASSIGN(pairs_neg_A_5, 0x10000);
-    UbTile<half, 32, 64> pairs_h_4;
-    TASSIGN(pairs_h_4, 0x12000);
+    TASSIGN(pairs_16_mask, 0xa000);
     UbTile<float, 32, 64> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0x13000);
+    TASSIGN(pairs_32_mask, 0xc000);
+    UbTile<float, 32, 64> A;
+    TASSIGN(A, 0xe000);
+    UbTile<float, 32, 64> A_b;
+    TASSIGN(A_b, 0x10000);
+    UbTile<float, 32, 64> neg_A;
+    TASSIGN(neg_A, 0xe000);
+    UbTile<float, 32, 64> pairs_neg_A;
+    TASSIGN(pairs_neg_A, 0x12000);
+    UbTile<float, 32, 64> Tinv_1;
+    TASSIGN(Tinv_1, 0x12000);
+    UbTile<float, 32, 64> neg_A_b;
+    TASSIGN(neg_A_b, 0x10000);
+    UbTile<float, 32, 64> pairs_neg_A_2;
+    TASSIGN(pairs_neg_A_2, 0x14000);
+    UbTile<float, 32, 64> pairs_neg_A_b;
+    TASSIGN(pairs_neg_A_b, 0x16000);
+    UbTile<half, 32, 64> pairs_h;
+    TASSIGN(pairs_h, 0x18000);
+    UbTile<half, 32, 64> Tinv_1_h;
+    TASSIGN(Tinv_1_h, 0x19000);
+    UbTile<float, 32, 64> Tinv_1_b;
+    TASSIGN(Tinv_1_b, 0x16000);
+    UbTile<float, 32, 64> pairs_neg_A_2_b;
+    TASSIGN(pairs_neg_A_2_b, 0x1a000);
+    UbTile<half, 32, 64> pairs_h_b;
+    TASSIGN(pairs_h_b, 0x1c000);
+    UbTile<half, 32, 64> Tinv_1_h_b;
+    TASSIGN(Tinv_1_h_b, 0x1d000);
+    UbTile<float, 32, 64> pairs_neg_A_3;
+    TASSIGN(pairs_neg_A_3, 0x1e000);
+    UbTile<half, 32, 64> pairs_h_2;
+    TASSIGN(pairs_h_2, 0x20000);
+    UbTile<float, 32, 64> pairs_neg_A_3_b;
+    TASSIGN(pairs_neg_A_3_b, 0x21000);
+    UbTile<half, 32, 64> pairs_h_2_b;
+    TASSIGN(pairs_h_2_b, 0x23000);
+    UbTile<float, 32, 64> pairs_neg_A_4;
+    TASSIGN(pairs_neg_A_4, 0x24000);
+    UbTile<half, 32, 64> pairs_h_3;
+    TASSIGN(pairs_h_3, 0x26000);
+    UbTile<float, 32, 64> pairs_neg_A_4_b;
+    TASSIGN(pairs_neg_A_4_b, 0x27000);
+    UbTile<half, 32, 64> pairs_h_3_b;
+    TASSIGN(pairs_h_3_b, 0x29000);
+    UbTile<float, 32, 64> pairs_neg_A_5;
+    TASSIGN(pairs_neg_A_5, 0x2a000);
+    UbTile<half, 32, 64> pairs_h_4;
+    TASSIGN(pairs_h_4, 0x2c000);
+    UbTile<float, 32, 64> pairs_neg_A_5_b;
+    TASSIGN(pairs_neg_A_5_b, 0x12000);
+    UbTile<half, 32, 64> pairs_h_4_b;
+    TASSIGN(pairs_h_4_b, 0x14000);
     UbTile<float, 32, 64> pairs_neg_A_6;
-    TASSIGN(pairs_neg_A_6, 0x0);
+    TASSIGN(pairs_neg_A_6, 0xe000);
     UbTile<half, 32, 64> pairs_h_5;
     TASSIGN(pairs_h_5, 0x15000);
+    UbTile<float, 32, 64> pairs_neg_A_6_b;
+    TASSIGN(pairs_neg_A_6_b, 0x10000);
+    UbTile<half, 32, 64> pairs_h_5_b;
+    TASSIGN(pairs_h_5_b, 0x16000);
+    // Tinv = unit_lower_inverse(A)
+    {
+        auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(eye_mask, from);
+    }
+    {
+        auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(pairs_1_mask, from);
+    }
+    {
+        auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(pairs_2_mask, from);
+    }
+    {
+        auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(pairs_4_mask, from);
+    }
+    {
+        auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(pairs_8_mask, from);
+    }
+    {
+        auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(pairs_16_mask, from);
+    }
+    {
+        auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(pairs_32_mask, from);
+    }
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_6 -> A
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h -> pairs_h
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_1_h -> Tinv_1_h
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_2 -> pairs_h_2
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_3 -> pairs_h_3
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_4 -> pairs_h_4
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5 -> pairs_h_5
-    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
-        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_6_b -> A_b
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_5 -> pairs_neg_A_2
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_b -> pairs_neg_A_b
+    for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
+        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 64);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
@@ -993,34 +1306,29 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
             TLOAD(A, from);
         }
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> neg_A
-        // Tinv = unit_lower_inverse(A)
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_6_b -> A_b
         {
-            auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-            TLOAD(eye_mask, from);
+            auto from = view(A_ws_gm + (slot * HV + hv_1) * 4096 + sub * 32 * 64, 32, 64, 64);
+            TLOAD(A_b, from);
         }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_b -> neg_A_b
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> neg_A
         TMULS(neg_A, A, -1.0f);
-        {
-            auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-            TLOAD(pairs_1_mask, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_1_mask -> pairs_neg_A
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_1_mask -> pairs_neg_A
         pipe_barrier(PIPE_V);
         TMUL(pairs_neg_A, neg_A, pairs_1_mask);
         pipe_barrier(PIPE_V);
         TADD(Tinv_1, eye_mask, pairs_neg_A);
-        {
-            auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-            TLOAD(pairs_2_mask, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask -> pairs_neg_A_2
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask -> pairs_neg_A_2
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_b -> neg_A_b
+        TMULS(neg_A_b, A_b, -1.0f);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_5 -> pairs_neg_A_2
         TMUL(pairs_neg_A_2, neg_A, pairs_2_mask);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h -> pairs_h
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_b -> pairs_neg_A_b
         pipe_barrier(PIPE_V);
+        TMUL(pairs_neg_A_b, neg_A_b, pairs_1_mask);
         TCVT(pairs_h, pairs_neg_A_2, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h -> store
+        TCVT(Tinv_1_h, Tinv_1, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h -> store
         wait_flag_dev(1);  // pairs_h_x -> store
         {
@@ -1028,10 +1336,8 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
             TSTORE(to, pairs_h);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_x -> pairs_h_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h -> pairs_h
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_1_h -> Tinv_1_h
-        TCVT(Tinv_1_h, Tinv_1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h -> store
+        pipe_barrier(PIPE_V);
+        TADD(Tinv_1_b, eye_mask, pairs_neg_A_b);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h -> store
         wait_flag_dev(2);  // Tinv_1_h_x -> store
         {
@@ -1039,104 +1345,140 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
             TSTORE(to, Tinv_1_h);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_1_h_x -> Tinv_1_h_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_1_h -> Tinv_1_h
+        TMUL(pairs_neg_A_2_b, neg_A_b, pairs_2_mask);
+        pipe_barrier(PIPE_V);
+        TCVT(pairs_h_b, pairs_neg_A_2_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_b -> store
+        TCVT(Tinv_1_h_b, Tinv_1_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_1_h_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_b -> store
+        wait_flag_dev(3);  // pairs_h_x1 -> store
         {
-            auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-            TLOAD(pairs_4_mask, from);
+            auto to = view(pairs_h_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, pairs_h_b);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask -> pairs_neg_A_3
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask -> pairs_neg_A_3
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_x1 -> pairs_h_in_b
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_1_h_b -> store
+        wait_flag_dev(4);  // Tinv_1_h_x1 -> store
+        {
+            auto to = view(Tinv_1_h_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, Tinv_1_h_b);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_1_h_x1 -> Tinv_1_h_in_b
         TMUL(pairs_neg_A_3, neg_A, pairs_4_mask);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_2 -> pairs_h_2
         pipe_barrier(PIPE_V);
         TCVT(pairs_h_2, pairs_neg_A_3, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2 -> store
-        wait_flag_dev(3);  // pairs_h_2_x -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_2 -> store
+        TMUL(pairs_neg_A_3_b, neg_A_b, pairs_4_mask);
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_2 -> store
+        wait_flag_dev(5);  // pairs_h_2_x -> store
         {
             auto to = view(pairs_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
             TSTORE(to, pairs_h_2);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_2_x -> pairs_h_2_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_2 -> pairs_h_2
+        pipe_barrier(PIPE_V);
+        TCVT(pairs_h_2_b, pairs_neg_A_3_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_2_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_2_b -> store
+        wait_flag_dev(6);  // pairs_h_2_x1 -> store
         {
-            auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-            TLOAD(pairs_8_mask, from);
+            auto to = view(pairs_h_2_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, pairs_h_2_b);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask -> pairs_neg_A_4
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask -> pairs_neg_A_4
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_2_x1 -> pairs_h_2_in_b
         TMUL(pairs_neg_A_4, neg_A, pairs_8_mask);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_3 -> pairs_h_3
         pipe_barrier(PIPE_V);
         TCVT(pairs_h_3, pairs_neg_A_4, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3 -> store
-        wait_flag_dev(4);  // pairs_h_3_x -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_3 -> store
+        TMUL(pairs_neg_A_4_b, neg_A_b, pairs_8_mask);
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_3 -> store
+        wait_flag_dev(7);  // pairs_h_3_x -> store
         {
             auto to = view(pairs_h_3_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
             TSTORE(to, pairs_h_3);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_3_x -> pairs_h_3_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_3 -> pairs_h_3
+        pipe_barrier(PIPE_V);
+        TCVT(pairs_h_3_b, pairs_neg_A_4_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // pairs_h_3_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // pairs_h_3_b -> store
+        wait_flag_dev(8);  // pairs_h_3_x1 -> store
         {
-            auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-            TLOAD(pairs_16_mask, from);
+            auto to = view(pairs_h_3_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, pairs_h_3_b);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask -> pairs_neg_A_5
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_16_mask -> pairs_neg_A_5
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_3_x1 -> pairs_h_3_in_b
         TMUL(pairs_neg_A_5, neg_A, pairs_16_mask);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_4 -> pairs_h_4
         pipe_barrier(PIPE_V);
         TCVT(pairs_h_4, pairs_neg_A_5, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4 -> store
-        wait_flag_dev(5);  // pairs_h_4_x -> store
+        pipe_barrier(PIPE_ALL);
+        TMUL(pairs_neg_A_5_b, neg_A_b, pairs_16_mask);
+        wait_flag_dev(9);  // pairs_h_4_x -> store
         {
             auto to = view(pairs_h_4_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
             TSTORE(to, pairs_h_4);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_4_x -> pairs_h_4_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_4 -> pairs_h_4
+        pipe_barrier(PIPE_V);
+        TCVT(pairs_h_4_b, pairs_neg_A_5_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_4_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_4_b -> store
+        wait_flag_dev(10);  // pairs_h_4_x1 -> store
         {
-            auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-            TLOAD(pairs_32_mask, from);
+            auto to = view(pairs_h_4_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, pairs_h_4_b);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask -> pairs_neg_A_6
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask -> pairs_neg_A_6
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_4_x1 -> pairs_h_4_in_b
         TMUL(pairs_neg_A_6, neg_A, pairs_32_mask);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5 -> pairs_h_5
         pipe_barrier(PIPE_V);
         TCVT(pairs_h_5, pairs_neg_A_6, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5 -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // pairs_h_5 -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_6 -> A
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5 -> store
-        wait_flag_dev(6);  // pairs_h_5_x -> store
+        TMUL(pairs_neg_A_6_b, neg_A_b, pairs_32_mask);
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // pairs_h_5 -> store
+        wait_flag_dev(11);  // pairs_h_5_x -> store
         {
             auto to = view(pairs_h_5_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
             TSTORE(to, pairs_h_5);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_5_x -> pairs_h_5_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5 -> pairs_h_5
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_5 -> pairs_neg_A_2
+        pipe_barrier(PIPE_V);
+        TCVT(pairs_h_5_b, pairs_neg_A_6_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_5_b -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_6_b -> A_b
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_5_b -> store
+        wait_flag_dev(12);  // pairs_h_5_x1 -> store
+        {
+            auto to = view(pairs_h_5_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, pairs_h_5_b);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_5_x1 -> pairs_h_5_in_b
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_b -> pairs_neg_A_b
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_6 -> A
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h -> pairs_h
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_6_b -> A_b
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_5 -> pairs_neg_A_2
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_b -> pairs_neg_A_b
     wait_flag_dev(1);  // pairs_h_x -> store
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_1_h -> Tinv_1_h
     wait_flag_dev(2);  // Tinv_1_h_x -> store
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_2 -> pairs_h_2
-    wait_flag_dev(3);  // pairs_h_2_x -> store
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_3 -> pairs_h_3
-    wait_flag_dev(4);  // pairs_h_3_x -> store
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_4 -> pairs_h_4
-    wait_flag_dev(5);  // pairs_h_4_x -> store
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5 -> pairs_h_5
-    wait_flag_dev(6);  // pairs_h_5_x -> store
+    wait_flag_dev(3);  // pairs_h_x1 -> store
+    wait_flag_dev(4);  // Tinv_1_h_x1 -> store
+    wait_flag_dev(5);  // pairs_h_2_x -> store
+    wait_flag_dev(6);  // pairs_h_2_x1 -> store
+    wait_flag_dev(7);  // pairs_h_3_x -> store
+    wait_flag_dev(8);  // pairs_h_3_x1 -> store
+    wait_flag_dev(9);  // pairs_h_4_x -> store
+    wait_flag_dev(10);  // pairs_h_4_x1 -> store
+    wait_flag_dev(11);  // pairs_h_5_x -> store
+    wait_flag_dev(12);  // pairs_h_5_x1 -> store
 #endif
 #endif
 }
 
 /**
- * @brief Kernel W_U0 over chunks.
+ * @brief W_U0 over chunks.
  * k: input, token, [C, K] float16
  * v: input, token, [C, V] float16
  * beta: input, token, [C] float32
@@ -1199,9 +1541,9 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
     TASSIGN(W, 0x8000);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // mul_h_x -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // mul_h_2_x -> store
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U0 -> U0
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // mul_h_2_x -> store
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // W_h -> W
@@ -1238,12 +1580,6 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
         TMATMUL(U0, Tinv_left, mul_h_in_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U0 -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U0 -> store
-        {
-            auto to = view(U0_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
-            TSTORE(to, U0);
-        }
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U0 -> U0
         wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
         {
@@ -1252,6 +1588,12 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in -> mul_h_2_in_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // mul_h_2_x -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U0 -> store
+        {
+            auto to = view(U0_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
+            TSTORE(to, U0);
+        }
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U0 -> U0
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
         TEXTRACT(Tinv_left_2, Tinv, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
@@ -1282,40 +1624,42 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x0);
-    UbTile<half, 32, 128> k;
-    TASSIGN(k, 0x100);
     UbTile<half, 32, 128> v;
-    TASSIGN(v, 0x2100);
-    UbWide<float, 64> beta_wide;
-    TASSIGN(beta_wide, 0x4100);
-    UbTile<float, 1, 64> beta;
-    TASSIGN(beta, 0x5100);
-    UbCol<float, 32> beta_col;
-    TASSIGN(beta_col, 0x5100 + sub * 128);
-    UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x0);
-    UbCol<float, 32> exp_G_col;
-    TASSIGN(exp_G_col, 0x0 + sub * 128);
-    UbTile<float, 32, 128> k_f;
-    TASSIGN(k_f, 0x5200);
-    UbTile<float, 32, 128> mul_exp_5;
-    TASSIGN(mul_exp_5, 0x5200);
+    TASSIGN(v, 0x0);
+    UbTile<half, 32, 128> k;
+    TASSIGN(k, 0x2000);
     UbTile<float, 32, 128> v_f;
-    TASSIGN(v_f, 0x9200);
+    TASSIGN(v_f, 0x4000);
+    UbTile<float, 32, 128> k_f;
+    TASSIGN(k_f, 0x8000);
+    UbWide<float, 64> beta_wide;
+    TASSIGN(beta_wide, 0xc000);
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0xc800);
+    UbTile<float, 1, 64> beta;
+    TASSIGN(beta, 0xd100);
+    UbCol<float, 32> beta_col;
+    TASSIGN(beta_col, 0xd100 + sub * 128);
     UbTile<float, 32, 128> mul_beta_3;
-    TASSIGN(mul_beta_3, 0x9200);
-    UbTile<float, 32, 128> mul_beta_4;
-    TASSIGN(mul_beta_4, 0x5200);
+    TASSIGN(mul_beta_3, 0x4000);
+    UbTile<float, 1, 64> exp_G;
+    TASSIGN(exp_G, 0xc800);
+    UbCol<float, 32> exp_G_col;
+    TASSIGN(exp_G_col, 0xc800 + sub * 128);
+    UbTile<float, 32, 128> mul_exp_5;
+    TASSIGN(mul_exp_5, 0x8000);
     UbTile<half, 32, 128> mul_h;
     TASSIGN(mul_h, 0xd200);
+    UbTile<float, 32, 128> mul_beta_4;
+    TASSIGN(mul_beta_4, 0x8000);
     UbTile<half, 32, 128> mul_h_2;
     TASSIGN(mul_h_2, 0xf200);
     UbTile<float, 64, 8> beta_scratch;
-    TASSIGN(beta_scratch, 0x4900);
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> v_raw
+    TASSIGN(beta_scratch, 0xc900);
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_col -> G
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // mul_h -> mul_h
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_2 -> mul_h_2
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
@@ -1327,59 +1671,63 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         const int64_t part = part_of(rows, sub, 32);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
-        {
-            auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
-            TLOAD(G, from);
-        }
-        UbPart<half, 32, 128> k_raw(part, 128);
-        TASSIGN(k_raw, 0x100);
-        if (part > 0) {
-            auto from = view(k_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
-            TLOAD(k_raw, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_raw -> k
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_raw -> k
-        fill_rows(k, k_raw, part, 0x100);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> v_raw
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
         UbPart<half, 32, 128> v_raw(part, 128);
-        TASSIGN(v_raw, 0x2100);
+        TASSIGN(v_raw, 0x0);
         if (part > 0) {
             auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
             TLOAD(v_raw, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
-        fill_rows(v, v_raw, part, 0x2100);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw -> v
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw -> v
+        fill_rows(v, v_raw, part, 0x0);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
+        UbPart<half, 32, 128> k_raw(part, 128);
+        TASSIGN(k_raw, 0x2000);
+        if (part > 0) {
+            auto from = view(k_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
+            TLOAD(k_raw, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw -> k
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw -> k
+        fill_rows(k, k_raw, part, 0x2000);
+        pipe_barrier(PIPE_V);
+        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        TCVT(v_f, v, RoundMode::CAST_NONE);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
+        TCVT(k_f, k, RoundMode::CAST_NONE);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
         UbWidePart<float, 64> beta_raw(rows);
-        TASSIGN(beta_raw, 0x4100);
+        TASSIGN(beta_raw, 0xc000);
         auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
         TLOAD(beta_raw, beta_raw_from);
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
-        fill_wide(beta_raw, rows, 0x4100);
-        pipe_barrier(PIPE_V);
+        fill_wide(beta_raw, rows, 0xc000);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_col -> G
         {
-            UbCol<float, 64> flat;
-            TASSIGN(flat, 0x5100);
-            TROWSUM(flat, beta_wide, beta_scratch);
+            auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
+            TLOAD(G, from);
         }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G -> exp_G
+        pipe_barrier(PIPE_V);
+        TTRANS(beta, beta_wide, beta_scratch);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        pipe_barrier(PIPE_V);
         // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        TROWEXPANDMUL(mul_beta_3, v_f, beta_col);
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G -> exp_G
         TEXP(exp_G, G);
-        TCVT(k_f, k, RoundMode::CAST_NONE);
         pipe_barrier(PIPE_V);
         TROWEXPANDMUL(mul_exp_5, k_f, exp_G_col);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
-        TCVT(v_f, v, RoundMode::CAST_NONE);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> v_raw
-        pipe_barrier(PIPE_V);
-        TROWEXPANDMUL(mul_beta_3, v_f, beta_col);
-        pipe_barrier(PIPE_V);
-        TROWEXPANDMUL(mul_beta_4, mul_exp_5, beta_col);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_col -> G
         wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // mul_h -> mul_h
         TCVT(mul_h, mul_beta_3, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h -> store
+        pipe_barrier(PIPE_V);
+        TROWEXPANDMUL(mul_beta_4, mul_exp_5, beta_col);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h -> store
         wait_flag_dev(1);  // mul_h_x -> store
         {
@@ -1401,8 +1749,10 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_2 -> mul_h_2
     }
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> v_raw
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_col -> G
     wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // mul_h -> mul_h
     wait_flag_dev(1);  // mul_h_x -> store
     wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_2 -> mul_h_2
@@ -1412,7 +1762,7 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
 }
 
 /**
- * @brief Kernel S_U over sequences.
+ * @brief S_U over sequences.
  * k: input, token, [C, K] float16
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
@@ -1565,36 +1915,36 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     TASSIGN(S_0, 0x0);
     UbTile<float, 64, 128> S;
     TASSIGN(S, 0x0);
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x8000);
-    UbTile<float, 32, 128> U0;
-    TASSIGN(U0, 0x8100);
     UbTile<half, 64, 128> S_h;
-    TASSIGN(S_h, 0xc100);
-    UbTile<float, 32, 128> W_S_in;
-    TASSIGN(W_S_in, 0x10100);
-    UbTile<float, 32, 128> U;
-    TASSIGN(U, 0x8100);
-    UbTile<half, 32, 128> U_h;
-    TASSIGN(U_h, 0x14100);
-    UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x16100);
-    UbTile<float, 64, 128> mul_exp_3;
-    TASSIGN(mul_exp_3, 0x16200);
+    TASSIGN(S_h, 0x8000);
+    UbTile<float, 32, 128> U0;
+    TASSIGN(U0, 0xc000);
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0x10000);
     UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0x8000);
+    TASSIGN(mul_G, 0x10100);
     UbTile<float, 1, 64> sub_last_G;
-    TASSIGN(sub_last_G, 0x8000);
+    TASSIGN(sub_last_G, 0x10100);
     UbTile<float, 1, 64> exp_sub;
-    TASSIGN(exp_sub, 0x8000);
+    TASSIGN(exp_sub, 0x10100);
     UbCol<float, 32> exp_sub_col;
-    TASSIGN(exp_sub_col, 0x8000 + sub * 128);
+    TASSIGN(exp_sub_col, 0x10100 + sub * 128);
+    UbTile<float, 1, 64> exp_G;
+    TASSIGN(exp_G, 0x10000);
+    UbTile<float, 64, 128> mul_exp_3;
+    TASSIGN(mul_exp_3, 0x10200);
+    UbTile<float, 32, 128> W_S_in;
+    TASSIGN(W_S_in, 0x18200);
+    UbTile<float, 32, 128> U;
+    TASSIGN(U, 0xc000);
     UbTile<float, 32, 128> mul_exp_4;
-    TASSIGN(mul_exp_4, 0x8100);
+    TASSIGN(mul_exp_4, 0x1c200);
     UbTile<half, 32, 128> mul_h;
-    TASSIGN(mul_h, 0x1e200);
+    TASSIGN(mul_h, 0x20200);
+    UbTile<half, 32, 128> U_h;
+    TASSIGN(U_h, 0x22200);
     UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x20200);
+    TASSIGN(S_next_part_in, 0x24200);
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x0);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
@@ -1610,29 +1960,46 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U0
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            {
-                auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
-                TLOAD(G, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
+            pipe_barrier(PIPE_V);
+            TCVT(S_h, S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U0
             {
                 auto from = view(U0_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(U0, from);
             }
-            pipe_barrier(PIPE_V);
-            TCVT(S_h, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
             {
                 auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_h);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_h_x -> S_h_in
+            {
+                auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
+                TLOAD(G, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> mul_G
+            set_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> mul_G
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            TMULS(mul_G, G, -1.0f);
+            wait_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
+            const float last_G = G.GetValue(63);
+            pipe_barrier(PIPE_V);
+            TADDS(sub_last_G, mul_G, last_G);
+            pipe_barrier(PIPE_V);
+            TEXP(exp_sub, sub_last_G);
+            TEXP(exp_G, G);
+            set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> exp_last_G
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> exp_last_G
+            const float exp_last_G = exp_G.GetValue(63);
+            TMULS(mul_exp_3, S, exp_last_G);
             {
                 auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_h);
@@ -1642,51 +2009,40 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
                 auto from = view(W_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(W_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_S_in -> U
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_S_in -> U
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_S_in -> U
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_S_in -> U
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TSUB(U, U0, W_S_in);
             pipe_barrier(PIPE_V);
-            TCVT(U_h, U, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // U_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // U_h -> store
-            {
-                auto to = view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, U_h);
-            }
-            wait_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            const float last_G = G.GetValue(63);
-            TEXP(exp_G, G);
-            set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> exp_last_G
-            wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> exp_last_G
-            const float exp_last_G = exp_G.GetValue(63);
-            TMULS(mul_exp_3, S, exp_last_G);
-            TMULS(mul_G, G, -1.0f);
-            pipe_barrier(PIPE_V);
-            TADDS(sub_last_G, mul_G, last_G);
-            pipe_barrier(PIPE_V);
-            TEXP(exp_sub, sub_last_G);
-            pipe_barrier(PIPE_V);
             TROWEXPANDMUL(mul_exp_4, U, exp_sub_col);
             pipe_barrier(PIPE_V);
             TCVT(mul_h, mul_exp_4, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h -> store
             {
                 auto to = view(mul_h_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, mul_h);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
+            TCVT(U_h, U, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_h -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U0
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_h -> store
+            {
+                auto to = view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, U_h);
+            }
             wait_flag_dev(1);  // S_next_part_x -> S_next_part_in
             {
                 auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
             TADD(S_next, mul_exp_3, S_next_part_in);
         }
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U0
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
         if (has_final_state) {
@@ -1701,7 +2057,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
 }
 
 /**
- * @brief Kernel o over chunks.
+ * @brief o over chunks.
  * q: input, token, [C, K] float16
  * k: input, token, [C, K] float16
  * o: output, token, [C, V] float16
@@ -1713,6 +2069,10 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
  * q_k_x: workspace, block, [C, C] float32
  * mul_h_xx: workspace, block, [C, C] float16
  * add_mul_part_x: workspace, block, [C, V] float32
+ * q_S_x1: workspace, block, [C, V] float32
+ * q_k_x1: workspace, block, [C, C] float32
+ * mul_h_xx1: workspace, block, [C, C] float16
+ * add_mul_part_x1: workspace, block, [C, V] float32
  */
 PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ uint8_t *q_bytes,
@@ -1726,6 +2086,10 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ uint8_t *q_k_x_bytes,
     __gm__ uint8_t *mul_h_xx_bytes,
     __gm__ uint8_t *add_mul_part_x_bytes,
+    __gm__ uint8_t *q_S_x1_bytes,
+    __gm__ uint8_t *q_k_x1_bytes,
+    __gm__ uint8_t *mul_h_xx1_bytes,
+    __gm__ uint8_t *add_mul_part_x1_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -1749,212 +2113,390 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ float *q_k_x_gm = reinterpret_cast<__gm__ float *>(q_k_x_bytes);
     __gm__ half *mul_h_xx_gm = reinterpret_cast<__gm__ half *>(mul_h_xx_bytes);
     __gm__ float *add_mul_part_x_gm = reinterpret_cast<__gm__ float *>(add_mul_part_x_bytes);
+    __gm__ float *q_S_x1_gm = reinterpret_cast<__gm__ float *>(q_S_x1_bytes);
+    __gm__ float *q_k_x1_gm = reinterpret_cast<__gm__ float *>(q_k_x1_bytes);
+    __gm__ half *mul_h_xx1_gm = reinterpret_cast<__gm__ half *>(mul_h_xx1_bytes);
+    __gm__ float *add_mul_part_x1_gm = reinterpret_cast<__gm__ float *>(add_mul_part_x1_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
-    L1Tile<half, 128, 128> S;
-    TASSIGN(S, 0x0);
-    L1Tile<half, 64, 128> U;
-    TASSIGN(U, 0x8000);
     L1Tile<half, 64, 128> q;
-    TASSIGN(q, 0xc000);
+    TASSIGN(q, 0x0);
     L1Tile<half, 64, 128> k;
-    TASSIGN(k, 0x10000);
-    TileLeft<half, 64, 128> q_left;
-    TASSIGN(q_left, 0x0);
-    TileRight<half, 128, 128> S_right;
-    TASSIGN(S_right, 0x0);
-    TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x0);
+    TASSIGN(k, 0x4000);
+    L1Tile<half, 64, 128> q_b;
+    TASSIGN(q_b, 0x8000);
     TileLeft<half, 64, 128> q_left_2;
-    TASSIGN(q_left_2, 0x4000);
+    TASSIGN(q_left_2, 0x0);
     TileRight<half, 128, 64> k_right;
-    TASSIGN(k_right, 0x8000);
+    TASSIGN(k_right, 0x0);
     TileAcc<float, 64, 64> q_k;
-    TASSIGN(q_k, 0x8000);
+    TASSIGN(q_k, 0x0);
+    L1Tile<half, 64, 128> k_b;
+    TASSIGN(k_b, 0xc000);
+    L1Tile<half, 128, 128> S;
+    TASSIGN(S, 0x10000);
+    TileLeft<half, 64, 128> q_left_2_b;
+    TASSIGN(q_left_2_b, 0x4000);
+    TileRight<half, 128, 64> k_right_b;
+    TASSIGN(k_right_b, 0x4000);
+    TileAcc<float, 64, 64> q_k_b;
+    TASSIGN(q_k_b, 0x4000);
+    L1Tile<half, 128, 128> S_b;
+    TASSIGN(S_b, 0x18000);
+    TileLeft<half, 64, 128> q_left;
+    TASSIGN(q_left, 0x8000);
+    TileRight<half, 128, 128> S_right;
+    TASSIGN(S_right, 0x8000);
+    TileAcc<float, 64, 128> q_S;
+    TASSIGN(q_S, 0x8000);
+    L1Tile<half, 64, 128> U;
+    TASSIGN(U, 0x20000);
+    TileLeft<half, 64, 128> q_left_b;
+    TASSIGN(q_left_b, 0xc000);
+    TileRight<half, 128, 128> S_right_b;
+    TASSIGN(S_right_b, 0x0);
+    TileAcc<float, 64, 128> q_S_b;
+    TASSIGN(q_S_b, 0x10000);
+    L1Tile<half, 64, 128> U_b;
+    TASSIGN(U_b, 0x24000);
     L1Tile<half, 64, 64> mul_h_in;
-    TASSIGN(mul_h_in, 0x14000);
+    TASSIGN(mul_h_in, 0x28000);
+    L1Tile<half, 64, 64> mul_h_in_b;
+    TASSIGN(mul_h_in_b, 0x2a000);
     TileLeft<half, 64, 64> mul_h_in_left;
-    TASSIGN(mul_h_in_left, 0x8000);
+    TASSIGN(mul_h_in_left, 0x0);
     TileRight<half, 64, 128> U_right;
-    TASSIGN(U_right, 0xc000);
+    TASSIGN(U_right, 0x8000);
     TileAcc<float, 64, 128> add_mul_part;
-    TASSIGN(add_mul_part, 0xc000);
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // U -> U
-    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
-        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+    TASSIGN(add_mul_part, 0x18000);
+    TileLeft<half, 64, 64> mul_h_in_left_b;
+    TASSIGN(mul_h_in_left_b, 0x2000);
+    TileRight<half, 64, 128> U_right_b;
+    TASSIGN(U_right_b, 0xc000);
+    TileAcc<float, 64, 128> add_mul_part_b;
+    TASSIGN(add_mul_part_b, 0x0);
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left_b -> q_left_2
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_b -> q_k
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
+    for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
+        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 64);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-        {
-            auto from = view(S_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
-            TLOAD(S, from);
-        }
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // U -> U
-        {
-            auto from = view(U_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
-            TLOAD(U, from);
-        }
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
         L1Part<half, 64, 128> q_raw(rows, 128);
-        TASSIGN(q_raw, 0xc000);
+        TASSIGN(q_raw, 0x0);
         auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
         TLOAD(q_raw, q_raw_from);
         if (rows < 64) TFILLPAD(q_raw, q_raw);
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left_2
         L1Part<half, 64, 128> k_raw(rows, 128);
-        TASSIGN(k_raw, 0x10000);
+        TASSIGN(k_raw, 0x4000);
         auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
         TLOAD(k_raw, k_raw_from);
         if (rows < 64) TFILLPAD(k_raw, k_raw);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
+        L1Part<half, 64, 128> q_raw_b(rows, 128);
+        TASSIGN(q_raw_b, 0x8000);
+        auto q_raw_b_from = view(q_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128));
+        TLOAD(q_raw_b, q_raw_b_from);
+        if (rows < 64) TFILLPAD(q_raw_b, q_raw_b);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_b -> q_left_2_b
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left_2
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left_b -> q_left_2
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-        TEXTRACT(q_left, q, 0, 0);
-        TEXTRACT(S_right, S, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right -> q_S
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right -> q_S
-        TMATMUL(q_S, q_left, S_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
-        {
-            auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
-            TSTORE(to, q_S);
-        }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_x -> q_S_in
         TEXTRACT(q_left_2, q, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
         L1View<half, 128, 64> k_right_from;
         TRESHAPE(k_right_from, k);
         TEXTRACT(k_right, k_right_from, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right -> q_k
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right -> q_k
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_k
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_k
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_b -> q_k
         TMATMUL(q_k, q_left_2, k_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k -> store
+        L1Part<half, 64, 128> k_raw_b(rows, 128);
+        TASSIGN(k_raw_b, 0xc000);
+        auto k_raw_b_from = view(k_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128));
+        TLOAD(k_raw_b, k_raw_b_from);
+        if (rows < 64) TFILLPAD(k_raw_b, k_raw_b);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_b -> k_right_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k -> store
         {
             auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
             TSTORE(to, q_k);
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k_x -> q_k_in
+        {
+            auto from = view(S_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
+            TLOAD(S, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // S -> S_right
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_b -> q_left_2_b
+        TEXTRACT(q_left_2_b, q_b, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_b -> k_right_b
+        L1View<half, 128, 64> k_right_b_from;
+        TRESHAPE(k_right_b_from, k_b);
+        TEXTRACT(k_right_b, k_right_b_from, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_b -> q_k_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_b -> q_k_b
+        TMATMUL(q_k_b, q_left_2_b, k_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k_b -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_right_b -> S_right_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k_b -> store
+        {
+            auto to = view(q_k_x1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TSTORE(to, q_k_b);
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k_x1 -> q_k_in_b
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
+        {
+            auto from = view(S_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128);
+            TLOAD(S_b, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_b -> S_right_b
+        TEXTRACT(q_left, q, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // S -> S_right
+        TEXTRACT(S_right, S, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_right -> q_S
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_right -> q_S
+        TMATMUL(q_S, q_left, S_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_right -> U_right
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
+        {
+            auto from = view(U_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
+            TLOAD(U, from);
+        }
+        TEXTRACT(q_left_b, q_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_b -> S_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_right_b -> S_right_b
+        TEXTRACT(S_right_b, S_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_right_b -> q_S_b
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_right_b -> q_S_b
+        TMATMUL(q_S_b, q_left_b, S_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S_b -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
+        wait_flag_dev(2);  // q_S_x -> store
+        {
+            auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
+            TSTORE(to, q_S);
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_x -> q_S_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
+        {
+            auto from = view(U_ws_gm + (slot * HV + hv_1) * 8192, 64, 128, 128);
+            TLOAD(U_b, from);
+        }
         wait_flag_dev(1);  // mul_h_xx -> mul_h_in
         {
             auto from = view(mul_h_xx_gm + get_block_idx() * 4096, 64, 64, 64);
             TLOAD(mul_h_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_left
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_left
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // mul_h_in -> mul_h_in_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S_b -> store
+        {
+            auto to = view(q_S_x1_gm + get_block_idx() * 8192, 64, 128, 128);
+            TSTORE(to, q_S_b);
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_x1 -> q_S_in_b
+        wait_flag_dev(1);  // mul_h_xx1 -> mul_h_in_b
+        {
+            auto from = view(mul_h_xx1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(mul_h_in_b, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // mul_h_in_b -> mul_h_in_left_b
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // mul_h_in -> mul_h_in_left
         TEXTRACT(mul_h_in_left, mul_h_in, 0, 0);
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_right -> U_right
         TEXTRACT(U_right, U, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // U_right -> add_mul_part
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // U -> U
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // U_right -> add_mul_part
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // U_right -> add_mul_part
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // U_right -> add_mul_part
         TMATMUL(add_mul_part, mul_h_in_left, U_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part -> store
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // add_mul_part -> store
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // mul_h_in_b -> mul_h_in_left_b
+        TEXTRACT(mul_h_in_left_b, mul_h_in_b, 0, 0);
+        TEXTRACT(U_right_b, U_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right_b -> add_mul_part_b
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right_b -> add_mul_part_b
+        TMATMUL(add_mul_part_b, mul_h_in_left_b, U_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // add_mul_part_b -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left_b -> q_left_2
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // add_mul_part -> store
         {
             auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
             TSTORE(to, add_mul_part);
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // add_mul_part_x -> add_mul_part_in
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // add_mul_part_b -> store
+        {
+            auto to = view(add_mul_part_x1_gm + get_block_idx() * 8192, 64, 128, 128);
+            TSTORE(to, add_mul_part_b);
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // add_mul_part_x1 -> add_mul_part_in_b
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_b -> q_k
     }
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // U -> U
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left_b -> q_left_2
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_b -> q_k
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
+    wait_flag_dev(2);  // q_S_x -> store
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x0);
-    UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0x0 + sub * 128);
-    UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0x100);
-    UbTile<float, 32, 64> expand_mul;
-    TASSIGN(expand_mul, 0x200);
-    UbTile<float, 32, 64> sub_G_col;
-    TASSIGN(sub_G_col, 0x200);
     UbTile<float, 32, 64> lower_fill;
-    TASSIGN(lower_fill, 0x2200);
+    TASSIGN(lower_fill, 0x0);
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0x2000);
+    UbCol<float, 32> G_col;
+    TASSIGN(G_col, 0x2000 + sub * 128);
+    UbTile<float, 1, 64> mul_G;
+    TASSIGN(mul_G, 0x2100);
+    UbTile<float, 1, 64> G_b;
+    TASSIGN(G_b, 0x2200);
+    UbCol<float, 32> G_col_b;
+    TASSIGN(G_col_b, 0x2200 + sub * 128);
+    UbTile<float, 32, 64> expand_mul;
+    TASSIGN(expand_mul, 0x2300);
+    UbTile<float, 32, 64> sub_G_col;
+    TASSIGN(sub_G_col, 0x2300);
+    UbTile<float, 1, 64> mul_G_b;
+    TASSIGN(mul_G_b, 0x4300);
+    UbTile<float, 32, 64> expand_mul_b;
+    TASSIGN(expand_mul_b, 0x4400);
     UbTile<float, 32, 64> lower_sub;
-    TASSIGN(lower_sub, 0x200);
+    TASSIGN(lower_sub, 0x2300);
+    UbTile<float, 32, 64> sub_G_col_b;
+    TASSIGN(sub_G_col_b, 0x4400);
     UbTile<float, 32, 64> D;
-    TASSIGN(D, 0x200);
+    TASSIGN(D, 0x2300);
+    UbTile<float, 32, 64> lower_sub_b;
+    TASSIGN(lower_sub_b, 0x4400);
+    UbTile<float, 32, 64> D_b;
+    TASSIGN(D_b, 0x4400);
     UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x0);
+    TASSIGN(exp_G, 0x2000);
     UbCol<float, 32> exp_G_col;
-    TASSIGN(exp_G_col, 0x0 + sub * 128);
-    UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x4200);
-    UbTile<float, 32, 128> mul_exp_2;
-    TASSIGN(mul_exp_2, 0x4200);
+    TASSIGN(exp_G_col, 0x2000 + sub * 128);
+    UbTile<float, 1, 64> exp_G_b;
+    TASSIGN(exp_G_b, 0x2200);
+    UbCol<float, 32> exp_G_col_b;
+    TASSIGN(exp_G_col_b, 0x2200 + sub * 128);
     UbTile<float, 32, 64> q_k_in;
-    TASSIGN(q_k_in, 0x8200);
+    TASSIGN(q_k_in, 0x6400);
     UbTile<float, 32, 64> mul_q_k;
-    TASSIGN(mul_q_k, 0x8200);
+    TASSIGN(mul_q_k, 0x6400);
     UbTile<half, 32, 64> mul_h;
-    TASSIGN(mul_h, 0xa200);
+    TASSIGN(mul_h, 0x8400);
+    UbTile<float, 32, 64> q_k_in_b;
+    TASSIGN(q_k_in_b, 0x9400);
+    UbTile<float, 32, 64> mul_q_k_b;
+    TASSIGN(mul_q_k_b, 0x9400);
+    UbTile<half, 32, 64> mul_h_b;
+    TASSIGN(mul_h_b, 0xb400);
+    UbTile<float, 32, 128> q_S_in;
+    TASSIGN(q_S_in, 0xc400);
+    UbTile<float, 32, 128> mul_exp_2;
+    TASSIGN(mul_exp_2, 0xc400);
+    UbTile<float, 32, 128> q_S_in_b;
+    TASSIGN(q_S_in_b, 0x10400);
+    UbTile<float, 32, 128> mul_exp_2_b;
+    TASSIGN(mul_exp_2_b, 0x10400);
     UbTile<float, 32, 128> add_mul_part_in;
-    TASSIGN(add_mul_part_in, 0xb200);
+    TASSIGN(add_mul_part_in, 0x14400);
     UbTile<float, 32, 128> add_mul;
-    TASSIGN(add_mul, 0x4200);
+    TASSIGN(add_mul, 0xc400);
+    UbTile<float, 32, 128> add_mul_part_in_b;
+    TASSIGN(add_mul_part_in_b, 0x18400);
     UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x4200);
+    TASSIGN(o, 0xc400);
     UbTile<half, 32, 128> o_h;
-    TASSIGN(o_h, 0xf200);
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o -> q_S_in
-    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
-        const int64_t hv = item % HV, h = hv / (HV / H);
-        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
+    TASSIGN(o_h, 0x1c400);
+    UbTile<float, 32, 128> add_mul_b;
+    TASSIGN(add_mul_b, 0x10400);
+    UbTile<float, 32, 128> o_b;
+    TASSIGN(o_b, 0x10400);
+    UbTile<half, 32, 128> o_h_b;
+    TASSIGN(o_h_b, 0x1e400);
+    // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    {
+        auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(lower_fill, from);
+    }
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_b -> G_b
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_x -> store
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
+    for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
+        const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
+        const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
+        const int64_t slot = item / ((HV + 1) / 2), n = sequence_of(cu_seqlens, N, slot, 64);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         const int64_t part = part_of(rows, sub, 32);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
         {
             auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
             TLOAD(G, from);
         }
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
-        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
         TMULS(mul_G, G, -1.0f);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_b -> G_b
+        {
+            auto from = view(G_ws_gm + (slot * HV + hv_1) * 64, 1, 64, 64);
+            TLOAD(G_b, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_b -> mul_G_b
         pipe_barrier(PIPE_V);
         TCOLEXPAND(expand_mul, mul_G);
         pipe_barrier(PIPE_V);
         TROWEXPANDADD(sub_G_col, expand_mul, G_col);
-        {
-            auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-            TLOAD(lower_fill, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill -> lower_sub
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill -> lower_sub
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_b -> mul_G_b
+        TMULS(mul_G_b, G_b, -1.0f);
         pipe_barrier(PIPE_V);
+        TCOLEXPAND(expand_mul_b, mul_G_b);
         TADD(lower_sub, sub_G_col, lower_fill);
         pipe_barrier(PIPE_V);
+        TROWEXPANDADD(sub_G_col_b, expand_mul_b, G_col_b);
         TEXP(D, lower_sub);
+        pipe_barrier(PIPE_V);
+        TADD(lower_sub_b, sub_G_col_b, lower_fill);
+        pipe_barrier(PIPE_V);
+        TEXP(D_b, lower_sub_b);
         // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         TEXP(exp_G, G);
-        wait_flag_dev(0);  // q_S_x -> q_S_in
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o -> q_S_in
-        {
-            auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TLOAD(q_S_in, from);
-        }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> mul_exp_2
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> mul_exp_2
-        pipe_barrier(PIPE_V);
-        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-        TROWEXPANDMUL(mul_exp_2, q_S_in, exp_G_col);
+        TEXP(exp_G_b, G_b);
         wait_flag_dev(0);  // q_k_x -> q_k_in
         {
             auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
             TLOAD(q_k_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in -> mul_q_k
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in -> mul_q_k
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k_in -> mul_q_k
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k_in -> mul_q_k
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         TMUL(mul_q_k, q_k_in, D);
         pipe_barrier(PIPE_V);
         TCVT(mul_h, mul_q_k, RoundMode::CAST_RINT);
@@ -1965,29 +2507,89 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
             TSTORE(to, mul_h);
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_xx -> mul_h_in
+        wait_flag_dev(0);  // q_k_x1 -> q_k_in_b
+        {
+            auto from = view(q_k_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TLOAD(q_k_in_b, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in_b -> mul_q_k_b
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in_b -> mul_q_k_b
+        TMUL(mul_q_k_b, q_k_in_b, D_b);
+        pipe_barrier(PIPE_V);
+        TCVT(mul_h_b, mul_q_k_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_b -> store
+        {
+            auto to = view(mul_h_xx1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, mul_h_b);
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_xx1 -> mul_h_in_b
+        wait_flag_dev(0);  // q_S_x -> q_S_in
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
+        {
+            auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            TLOAD(q_S_in, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp_2
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_x -> store
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp_2
+        TROWEXPANDMUL(mul_exp_2, q_S_in, exp_G_col);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
+        wait_flag_dev(0);  // q_S_x1 -> q_S_in_b
+        {
+            auto from = view(q_S_x1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            TLOAD(q_S_in_b, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_b -> mul_exp_2_b
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_b -> mul_exp_2_b
+        pipe_barrier(PIPE_V);
+        TROWEXPANDMUL(mul_exp_2_b, q_S_in_b, exp_G_col_b);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_b -> G_b
         wait_flag_dev(0);  // add_mul_part_x -> add_mul_part_in
         {
             auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
             TLOAD(add_mul_part_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // add_mul_part_in -> add_mul
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // add_mul_part_in -> add_mul
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
         TADD(add_mul, mul_exp_2, add_mul_part_in);
+        wait_flag_dev(0);  // add_mul_part_x1 -> add_mul_part_in_b
+        {
+            auto from = view(add_mul_part_x1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            TLOAD(add_mul_part_in_b, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // add_mul_part_in_b -> add_mul_b
         pipe_barrier(PIPE_V);
         TMULS(o, add_mul, scale);
         pipe_barrier(PIPE_V);
         TCVT(o_h, o, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_h -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o -> q_S_in
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_h -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
         if (part > 0) {
             UbPart<half, 32, 128> valid(part, 128);
-            TASSIGN(valid, 0xf200);
+            TASSIGN(valid, 0x1c400);
             auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
             TSTORE(to, valid);
         }
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // add_mul_part_in_b -> add_mul_b
+        TADD(add_mul_b, mul_exp_2_b, add_mul_part_in_b);
+        pipe_barrier(PIPE_V);
+        TMULS(o_b, add_mul_b, scale);
+        pipe_barrier(PIPE_V);
+        TCVT(o_h_b, o_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_h_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_h_b -> store
+        if (part > 0) {
+            UbPart<half, 32, 128> valid(part, 128);
+            TASSIGN(valid, 0x1e400);
+            auto to = view(o_gm + token_at(HV, hv_1, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
+            TSTORE(to, valid);
+        }
     }
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o -> q_S_in
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_b -> G_b
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
 #endif
 #endif
 }
@@ -2057,6 +2659,12 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     uint8_t *pairs_h_3_x_bytes,
     uint8_t *pairs_h_4_x_bytes,
     uint8_t *pairs_h_5_x_bytes,
+    uint8_t *pairs_h_x1_bytes,
+    uint8_t *Tinv_1_h_x1_bytes,
+    uint8_t *pairs_h_2_x1_bytes,
+    uint8_t *pairs_h_3_x1_bytes,
+    uint8_t *pairs_h_4_x1_bytes,
+    uint8_t *pairs_h_5_x1_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2068,7 +2676,7 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, pairs_h_x1_bytes, Tinv_1_h_x1_bytes, pairs_h_2_x1_bytes, pairs_h_3_x1_bytes, pairs_h_4_x1_bytes, pairs_h_5_x1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_W_U0_fp16(
@@ -2142,6 +2750,10 @@ extern "C" int call_gated_delta_rule_o_fp16(
     uint8_t *q_k_x_bytes,
     uint8_t *mul_h_xx_bytes,
     uint8_t *add_mul_part_x_bytes,
+    uint8_t *q_S_x1_bytes,
+    uint8_t *q_k_x1_bytes,
+    uint8_t *mul_h_xx1_bytes,
+    uint8_t *add_mul_part_x1_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2154,7 +2766,7 @@ extern "C" int call_gated_delta_rule_o_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_o_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, o_bytes, G_ws_bytes, S_ws_bytes, U_ws_bytes, lower_fill_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_xx_bytes, add_mul_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, scale, ffts);
+    gated_delta_rule_o_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, o_bytes, G_ws_bytes, S_ws_bytes, U_ws_bytes, lower_fill_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_xx_bytes, add_mul_part_x_bytes, q_S_x1_bytes, q_k_x1_bytes, mul_h_xx1_bytes, add_mul_part_x1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, scale, ffts);
     return 0;
 }
 #endif
@@ -2328,6 +2940,12 @@ def _check_state(name, x, shape, device):
     if x.device != device:
         _fail(name, f"device {x.device}", f"device {device}")
     return x.to(torch.float32).contiguous()
+
+
+def workspace_bytes(tokens, sequences, value_heads):
+    """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences."""
+    slots = tokens // CHUNK + sequences
+    return sum(slots * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for _, dims, dtype in WORKSPACES)
 
 
 def _run(given, numbers, states, cu_seqlens):

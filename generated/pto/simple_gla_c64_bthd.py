@@ -135,13 +135,20 @@ AICORE inline int64_t sequence_of(__gm__ int32_t *cu_seqlens, int64_t sequences,
 AICORE inline int64_t part_of(int64_t rows, int64_t sub, int64_t half)
 {
     const int64_t left = rows - sub * half;
-    return left < 0 ? 0 : left < half ? left : half;
+    if (left < 0) return 0;
+    return left < half ? left : half;
 }
 
 // The flag `id` between a cube core and its vector cores.
 AICORE inline uint64_t group_flag(uint64_t id)
 {
     return 1 | (2 << 4) | (id << 8);
+}
+
+// The flag `id` by which all cores of a kind join.
+AICORE inline uint64_t all_flag(uint64_t id)
+{
+    return 1 | (id << 8);
 }
 
 #if defined(__DAV_C220_VEC__)
@@ -178,7 +185,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 #endif
 
 /**
- * @brief Kernel o_S over sequences.
+ * @brief o_S over sequences.
  * q: input, token, [C, K] float16
  * k: input, token, [C, K] float16
  * v: input, token, [C, V] float16
@@ -249,60 +256,80 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(q, 0x0);
     L1Tile<half, 64, 128> k;
     TASSIGN(k, 0x4000);
+    TileLeft<half, 64, 128> q_left_2;
+    TASSIGN(q_left_2, 0x0);
+    TileRight<half, 128, 64> k_right;
+    TASSIGN(k_right, 0x0);
+    TileAcc<float, 64, 64> q_k;
+    TASSIGN(q_k, 0x0);
     L1Tile<half, 64, 128> v_m;
     TASSIGN(v_m, 0x8000);
     L1Tile<half, 128, 128> S_h_in;
     TASSIGN(S_h_in, 0xc000);
-    TileLeft<half, 64, 128> q_left;
-    TASSIGN(q_left, 0x0);
-    TileRight<half, 128, 128> S_h_in_right;
-    TASSIGN(S_h_in_right, 0x0);
-    TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x0);
-    TileLeft<half, 64, 128> q_left_2;
-    TASSIGN(q_left_2, 0x4000);
-    TileRight<half, 128, 64> k_right;
-    TASSIGN(k_right, 0x8000);
-    TileAcc<float, 64, 64> q_k;
-    TASSIGN(q_k, 0x8000);
-    L1Tile<half, 64, 64> mul_h_in;
-    TASSIGN(mul_h_in, 0x14000);
-    TileLeft<half, 64, 64> mul_h_in_left;
-    TASSIGN(mul_h_in_left, 0x8000);
-    TileRight<half, 64, 128> v_m_right;
-    TASSIGN(v_m_right, 0xc000);
-    TileAcc<float, 64, 128> add_mul_part;
-    TASSIGN(add_mul_part, 0xc000);
     L1Tile<half, 64, 128> mul_h_2_in;
-    TASSIGN(mul_h_2_in, 0x16000);
+    TASSIGN(mul_h_2_in, 0x14000);
+    TileLeft<half, 64, 128> q_left;
+    TASSIGN(q_left, 0x4000);
+    TileRight<half, 128, 128> S_h_in_right;
+    TASSIGN(S_h_in_right, 0x4000);
+    TileAcc<float, 64, 128> q_S;
+    TASSIGN(q_S, 0x4000);
+    L1Tile<half, 64, 64> mul_h_in;
+    TASSIGN(mul_h_in, 0x18000);
     TileLeft<half, 128, 64> k_left;
-    TASSIGN(k_left, 0xa000);
+    TASSIGN(k_left, 0x8000);
     TileRight<half, 64, 128> mul_h_2_in_right;
-    TASSIGN(mul_h_2_in_right, 0x0);
+    TASSIGN(mul_h_2_in_right, 0xc000);
     TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x0);
+    TASSIGN(S_next_part, 0xc000);
+    TileLeft<half, 64, 64> mul_h_in_left;
+    TASSIGN(mul_h_in_left, 0xc000);
+    TileRight<half, 64, 128> v_m_right;
+    TASSIGN(v_m_right, 0x0);
+    TileAcc<float, 64, 128> add_mul_part;
+    TASSIGN(add_mul_part, 0x0);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         pipe_barrier(PIPE_ALL);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // v_m_right -> k_right
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part -> q_k
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // v_m -> v_m_raw
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
+            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
             L1Part<half, 64, 128> q_raw(rows, 128);
             TASSIGN(q_raw, 0x0);
             auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
             TLOAD(q_raw, q_raw_from);
             if (rows < 64) TFILLPAD(q_raw, q_raw);
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left
-            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left_2
+            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
             L1Part<half, 64, 128> k_raw(rows, 128);
             TASSIGN(k_raw, 0x4000);
             auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
             TLOAD(k_raw, k_raw_from);
             if (rows < 64) TFILLPAD(k_raw, k_raw);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left_2
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+            TEXTRACT(q_left_2, q, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // v_m_right -> k_right
+            L1View<half, 128, 64> k_right_from;
+            TRESHAPE(k_right_from, k);
+            TEXTRACT(k_right, k_right_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_k
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_k
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part -> q_k
+            TMATMUL(q_k, q_left_2, k_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k -> store
+            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // v_m -> v_m_raw
             L1Part<half, 64, 128> v_m_raw(rows, 128);
             TASSIGN(v_m_raw, 0x8000);
             auto v_m_raw_from = view(v_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
@@ -313,170 +340,181 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                 auto from = view(S_h_x_gm + get_block_idx() * 16384, 128, 128, 128);
                 TLOAD(S_h_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_h_in -> S_h_in_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-            TEXTRACT(q_left, q, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_h_in -> S_h_in_right
-            TEXTRACT(S_h_in_right, S_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> q_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> q_S
-            TMATMUL(q_S, q_left, S_h_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
-            {
-                auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, q_S);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_S_x -> q_S_in
-            TEXTRACT(q_left_2, q, 0, 0);
-            L1View<half, 128, 64> k_right_from;
-            TRESHAPE(k_right_from, k);
-            TEXTRACT(k_right, k_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right -> q_k
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right -> q_k
-            TMATMUL(q_k, q_left_2, k_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_h_in -> S_h_in_right
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k -> store
             {
                 auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
                 TSTORE(to, q_k);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_k_x -> q_k_in
-            wait_flag_dev(0);  // mul_h_x -> mul_h_in
-            {
-                auto from = view(mul_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(mul_h_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_left
-            TEXTRACT(mul_h_in_left, mul_h_in, 0, 0);
-            TEXTRACT(v_m_right, v_m, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_m_right -> add_mul_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_m_right -> add_mul_part
-            TMATMUL(add_mul_part, mul_h_in_left, v_m_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part -> store
-            {
-                auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, add_mul_part);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // add_mul_part_x -> add_mul_part_in
             wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in
             {
                 auto from = view(mul_h_2_x_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(mul_h_2_in, from);
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_2_in -> mul_h_2_in_right
+            TEXTRACT(q_left, q, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_h_in -> S_h_in_right
+            TEXTRACT(S_h_in_right, S_h_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_h_in_right -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_h_in_right -> q_S
+            TMATMUL(q_S, q_left, S_h_in_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_S -> store
+            wait_flag_dev(0);  // mul_h_x -> mul_h_in
+            {
+                auto from = view(mul_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(mul_h_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // mul_h_in -> mul_h_in_left
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             L1View<half, 128, 64> k_left_from;
             TRESHAPE(k_left_from, k);
             TEXTRACT(k_left, k_left_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_2_in -> mul_h_2_in_right
             TEXTRACT(mul_h_2_in_right, mul_h_2_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // mul_h_2_in_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // mul_h_2_in_right -> S_next_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // mul_h_2_in_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // mul_h_2_in_right -> S_next_part
             TMATMUL(S_next_part, k_left, mul_h_2_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_part -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_part -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_S -> store
+            {
+                auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, q_S);
+            }
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // q_S -> add_mul_part
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_S_x -> q_S_in
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // mul_h_in -> mul_h_in_left
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+            TEXTRACT(mul_h_in_left, mul_h_in, 0, 0);
+            TEXTRACT(v_m_right, v_m, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // v_m_right -> add_mul_part
+            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // v_m -> v_m_raw
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // v_m_right -> add_mul_part
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // q_S -> add_mul_part
+            TMATMUL(add_mul_part, mul_h_in_left, v_m_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // add_mul_part -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // v_m_right -> k_right
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_part -> store
             {
                 auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_x -> S_next_part_in
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // add_mul_part -> store
+            {
+                auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, add_mul_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // add_mul_part_x -> add_mul_part_in
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part -> q_k
         }
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // v_m_right -> k_right
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part -> q_k
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // v_m -> v_m_raw
     }
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x0);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x0);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x0);
-    UbTile<half, 32, 128> v;
-    TASSIGN(v, 0x8000);
-    UbWide<float, 64> g_wide;
-    TASSIGN(g_wide, 0xa000);
-    UbTile<float, 1, 64> g;
-    TASSIGN(g, 0xb000);
     UbTile<float, 64, 64> lower_64_mask;
-    TASSIGN(lower_64_mask, 0xb100);
-    UbTile<float, 1, 64> part_g;
-    TASSIGN(part_g, 0xb000);
-    UbTile<float, 64, 64> expand_part;
-    TASSIGN(expand_part, 0xf100);
-    UbTile<float, 64, 64> mul_expand;
-    TASSIGN(mul_expand, 0xf100);
-    UbTile<float, 1, 64> row_sum_mul;
-    TASSIGN(row_sum_mul, 0x17100);
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x17200);
-    UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0x17200 + sub * 128);
-    UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0x17300);
-    UbTile<float, 32, 64> expand_mul;
-    TASSIGN(expand_mul, 0x17400);
-    UbTile<float, 32, 64> sub_G_col;
-    TASSIGN(sub_G_col, 0x17400);
+    TASSIGN(lower_64_mask, 0x0);
     UbTile<float, 32, 64> lower_fill;
-    TASSIGN(lower_fill, 0x19400);
-    UbTile<float, 32, 64> lower_sub;
-    TASSIGN(lower_sub, 0x17400);
-    UbTile<float, 32, 64> D;
-    TASSIGN(D, 0x17400);
-    UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x1b400);
-    UbCol<float, 32> exp_G_col;
-    TASSIGN(exp_G_col, 0x1b400 + sub * 128);
+    TASSIGN(lower_fill, 0x4000);
+    UbTile<float, 64, 128> S_0_raw;
+    TASSIGN(S_0_raw, 0x6000);
+    UbTile<float, 64, 128> S_0;
+    TASSIGN(S_0, 0x6000);
+    UbTile<float, 64, 128> S;
+    TASSIGN(S, 0x6000);
+    UbTile<half, 32, 128> v;
+    TASSIGN(v, 0xe000);
     UbTile<half, 64, 128> S_h;
-    TASSIGN(S_h, 0x1b500);
-    UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x1f500);
-    UbTile<float, 32, 128> mul_exp;
-    TASSIGN(mul_exp, 0x1f500);
-    UbTile<float, 32, 64> q_k_in;
-    TASSIGN(q_k_in, 0x23500);
-    UbTile<float, 32, 64> mul_q_k;
-    TASSIGN(mul_q_k, 0x23500);
-    UbTile<half, 32, 64> mul_h;
-    TASSIGN(mul_h, 0x25500);
-    UbTile<float, 32, 128> add_mul_part_in;
-    TASSIGN(add_mul_part_in, 0x26500);
-    UbTile<float, 32, 128> add_mul;
-    TASSIGN(add_mul, 0x1f500);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x1f500);
-    UbTile<float, 64, 128> mul_exp_2;
-    TASSIGN(mul_exp_2, 0xa000);
-    UbTile<float, 1, 64> sub_last_G;
-    TASSIGN(sub_last_G, 0x17300);
-    UbTile<float, 1, 64> exp_sub;
-    TASSIGN(exp_sub, 0x17300);
-    UbCol<float, 32> exp_sub_col;
-    TASSIGN(exp_sub_col, 0x17300 + sub * 128);
+    TASSIGN(S_h, 0x10000);
+    UbWide<float, 64> g_wide;
+    TASSIGN(g_wide, 0x14000);
+    UbTile<float, 1, 64> g;
+    TASSIGN(g, 0x15000);
+    UbTile<float, 1, 64> part_g;
+    TASSIGN(part_g, 0x15000);
+    UbTile<float, 64, 64> expand_part;
+    TASSIGN(expand_part, 0x15100);
     UbTile<float, 32, 128> v_f;
-    TASSIGN(v_f, 0x12000);
+    TASSIGN(v_f, 0x19100);
+    UbTile<float, 64, 64> mul_expand;
+    TASSIGN(mul_expand, 0x15100);
+    UbTile<float, 1, 64> row_sum_mul;
+    TASSIGN(row_sum_mul, 0x21100);
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0x21200);
+    UbCol<float, 32> G_col;
+    TASSIGN(G_col, 0x21200 + sub * 128);
+    UbTile<float, 1, 64> mul_G;
+    TASSIGN(mul_G, 0x21300);
+    UbTile<float, 1, 64> sub_last_G;
+    TASSIGN(sub_last_G, 0x21400);
+    UbTile<float, 1, 64> exp_sub;
+    TASSIGN(exp_sub, 0x21400);
+    UbCol<float, 32> exp_sub_col;
+    TASSIGN(exp_sub_col, 0x21400 + sub * 128);
     UbTile<float, 32, 128> mul_exp_3;
-    TASSIGN(mul_exp_3, 0x12000);
+    TASSIGN(mul_exp_3, 0x19100);
     UbTile<half, 32, 128> mul_h_2;
-    TASSIGN(mul_h_2, 0x16000);
+    TASSIGN(mul_h_2, 0x21500);
+    UbTile<float, 32, 64> expand_mul;
+    TASSIGN(expand_mul, 0x23500);
+    UbTile<float, 32, 64> sub_G_col;
+    TASSIGN(sub_G_col, 0x23500);
+    UbTile<float, 32, 64> q_k_in;
+    TASSIGN(q_k_in, 0x25500);
+    UbTile<float, 32, 64> lower_sub;
+    TASSIGN(lower_sub, 0x23500);
+    UbTile<float, 32, 64> D;
+    TASSIGN(D, 0x23500);
+    UbTile<float, 32, 64> mul_q_k;
+    TASSIGN(mul_q_k, 0x25500);
+    UbTile<half, 32, 64> mul_h;
+    TASSIGN(mul_h, 0x27500);
+    UbTile<float, 1, 64> exp_G;
+    TASSIGN(exp_G, 0x21200);
+    UbCol<float, 32> exp_G_col;
+    TASSIGN(exp_G_col, 0x21200 + sub * 128);
+    UbTile<float, 64, 128> mul_exp_2;
+    TASSIGN(mul_exp_2, 0xe000);
+    UbTile<float, 32, 128> q_S_in;
+    TASSIGN(q_S_in, 0x16000);
+    UbTile<float, 32, 128> mul_exp;
+    TASSIGN(mul_exp, 0x16000);
     UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x23500);
+    TASSIGN(S_next_part_in, 0x1a000);
+    UbTile<float, 32, 128> add_mul_part_in;
+    TASSIGN(add_mul_part_in, 0x22000);
     UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x0);
+    TASSIGN(S_next, 0x6000);
+    UbTile<float, 32, 128> add_mul;
+    TASSIGN(add_mul, 0x16000);
+    UbTile<float, 32, 128> o;
+    TASSIGN(o, 0x16000);
     UbTile<half, 32, 128> o_h;
-    TASSIGN(o_h, 0x2b500);
+    TASSIGN(o_h, 0x26000);
     UbTile<float, 64, 8> g_scratch;
-    TASSIGN(g_scratch, 0xa800);
+    TASSIGN(g_scratch, 0x14800);
     UbTile<float, 64, 64> row_sum_mul_scratch;
-    TASSIGN(row_sum_mul_scratch, 0x13100);
+    TASSIGN(row_sum_mul_scratch, 0x1d100);
+    // G = cumsum(g)
+    {
+        auto from = view(lower_64_mask_gm, 64, 64, 64);
+        TLOAD(lower_64_mask, from);
+    }
+    // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    {
+        auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(lower_fill, from);
+    }
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
@@ -491,159 +529,160 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> g_raw
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> v_raw
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> v_raw
             UbPart<half, 32, 128> v_raw(part, 128);
-            TASSIGN(v_raw, 0x8000);
+            TASSIGN(v_raw, 0xe000);
             if (part > 0) {
                 auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TLOAD(v_raw, from);
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
-            fill_rows(v, v_raw, part, 0x8000);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> g_raw
+            fill_rows(v, v_raw, part, 0xe000);
+            pipe_barrier(PIPE_V);
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+            TCVT(S_h, S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_h -> store
             UbWidePart<float, 64> g_raw(rows);
-            TASSIGN(g_raw, 0xa000);
+            TASSIGN(g_raw, 0x14000);
             auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
             TLOAD(g_raw, g_raw_from);
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // g_raw -> g_wide
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // g_raw -> g_wide
-            fill_wide(g_raw, rows, 0xa000);
+            fill_wide(g_raw, rows, 0x14000);
             pipe_barrier(PIPE_V);
-            {
-                UbCol<float, 64> flat;
-                TASSIGN(flat, 0xb000);
-                TROWSUM(flat, g_wide, g_scratch);
-            }
+            TTRANS(g, g_wide, g_scratch);
             // G = cumsum(g)
-            {
-                auto from = view(lower_64_mask_gm, 64, 64, 64);
-                TLOAD(lower_64_mask, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_64_mask -> mul_expand
-            pipe_barrier(PIPE_V);
-            TCOLEXPAND(expand_part, part_g);
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_64_mask -> mul_expand
-            pipe_barrier(PIPE_V);
-            TMUL(mul_expand, expand_part, lower_64_mask);
-            pipe_barrier(PIPE_V);
-            {
-                UbCol<float, 64> sums;
-                TASSIGN(sums, 0x17100);
-                TROWSUM(sums, mul_expand, row_sum_mul_scratch);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbTile<float, 1, 64> to;
-                TASSIGN(to, 0x17200);
-                TMOV(to, row_sum_mul);
-            }
-            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            pipe_barrier(PIPE_V);
-            TMULS(mul_G, G, -1.0f);
-            pipe_barrier(PIPE_V);
-            TCOLEXPAND(expand_mul, mul_G);
-            pipe_barrier(PIPE_V);
-            TROWEXPANDADD(sub_G_col, expand_mul, G_col);
-            {
-                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(lower_fill, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_fill -> lower_sub
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_fill -> lower_sub
-            pipe_barrier(PIPE_V);
-            TADD(lower_sub, sub_G_col, lower_fill);
-            pipe_barrier(PIPE_V);
-            TEXP(D, lower_sub);
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-            TEXP(exp_G, G);
-            TCVT(S_h, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_h -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_h -> store
             {
                 auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_h);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_h_x -> S_h_in
-            wait_flag_dev(1);  // q_S_x -> q_S_in
-            {
-                auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(q_S_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> mul_exp
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> mul_exp
-            TROWEXPANDMUL(mul_exp, q_S_in, exp_G_col);
-            wait_flag_dev(1);  // q_k_x -> q_k_in
-            {
-                auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_k_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k_in -> mul_q_k
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k_in -> mul_q_k
-            TMUL(mul_q_k, q_k_in, D);
             pipe_barrier(PIPE_V);
-            TCVT(mul_h, mul_q_k, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h -> store
-            {
-                auto to = view(mul_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, mul_h);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
-            wait_flag_dev(1);  // add_mul_part_x -> add_mul_part_in
-            {
-                auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(add_mul_part_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // add_mul_part_in -> add_mul
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // add_mul_part_in -> add_mul
-            TADD(add_mul, mul_exp, add_mul_part_in);
+            TCOLEXPAND(expand_part, part_g);
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+            TCVT(v_f, v, RoundMode::CAST_NONE);
             pipe_barrier(PIPE_V);
-            TMULS(o, add_mul, scale);
+            // G = cumsum(g)
+            TMUL(mul_expand, expand_part, lower_64_mask);
+            pipe_barrier(PIPE_V);
+            {
+                UbCol<float, 64> sums;
+                TASSIGN(sums, 0x21100);
+                TROWSUM(sums, mul_expand, row_sum_mul_scratch);
+            }
+            pipe_barrier(PIPE_V);
+            {
+                UbTile<float, 1, 64> to;
+                TASSIGN(to, 0x21200);
+                TMOV(to, row_sum_mul);
+            }
+            set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G -> last_G
+            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+            pipe_barrier(PIPE_V);
+            TMULS(mul_G, G, -1.0f);
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G -> last_G
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             const float last_G = G.GetValue(63);
-            const float exp_last_G = exp_G.GetValue(63);
-            TMULS(mul_exp_2, S, exp_last_G);
+            pipe_barrier(PIPE_V);
             TADDS(sub_last_G, mul_G, last_G);
             pipe_barrier(PIPE_V);
             TEXP(exp_sub, sub_last_G);
-            TCVT(v_f, v, RoundMode::CAST_NONE);
             pipe_barrier(PIPE_V);
             TROWEXPANDMUL(mul_exp_3, v_f, exp_sub_col);
             pipe_barrier(PIPE_V);
             TCVT(mul_h_2, mul_exp_3, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // mul_h_2 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // mul_h_2 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h_2 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h_2 -> store
             {
                 auto to = view(mul_h_2_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, mul_h_2);
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in
+            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+            TCOLEXPAND(expand_mul, mul_G);
+            pipe_barrier(PIPE_V);
+            TROWEXPANDADD(sub_G_col, expand_mul, G_col);
+            wait_flag_dev(1);  // q_k_x -> q_k_in
+            {
+                auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_k_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in -> mul_q_k
+            pipe_barrier(PIPE_V);
+            TADD(lower_sub, sub_G_col, lower_fill);
+            pipe_barrier(PIPE_V);
+            TEXP(D, lower_sub);
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in -> mul_q_k
+            pipe_barrier(PIPE_V);
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+            TMUL(mul_q_k, q_k_in, D);
+            pipe_barrier(PIPE_V);
+            TCVT(mul_h, mul_q_k, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // mul_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // mul_h -> store
+            {
+                auto to = view(mul_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, mul_h);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
+            TEXP(exp_G, G);
+            set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G -> exp_last_G
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G -> exp_last_G
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+            const float exp_last_G = exp_G.GetValue(63);
+            TMULS(mul_exp_2, S, exp_last_G);
+            wait_flag_dev(1);  // q_S_x -> q_S_in
+            {
+                auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(q_S_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+            TROWEXPANDMUL(mul_exp, q_S_in, exp_G_col);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col -> S_next_part_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col -> S_next_part_in
             wait_flag_dev(1);  // S_next_part_x -> S_next_part_in
             {
                 auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_next_part_in -> S_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
+            wait_flag_dev(1);  // add_mul_part_x -> add_mul_part_in
+            {
+                auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(add_mul_part_in, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             TADD(S_next, mul_exp_2, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> g_raw
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> v_raw
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+            TADD(add_mul, mul_exp, add_mul_part_in);
+            pipe_barrier(PIPE_V);
+            TMULS(o, add_mul, scale);
+            pipe_barrier(PIPE_V);
             TCVT(o_h, o, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_h -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_h -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x2b500);
+                TASSIGN(valid, 0x26000);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> g_raw
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> v_raw
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
@@ -865,6 +904,12 @@ def _check_state(name, x, shape, device):
     if x.device != device:
         _fail(name, f"device {x.device}", f"device {device}")
     return x.to(torch.float32).contiguous()
+
+
+def workspace_bytes(tokens, sequences, value_heads):
+    """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences."""
+    slots = tokens // CHUNK + sequences
+    return sum(slots * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for _, dims, dtype in WORKSPACES)
 
 
 def _run(given, numbers, states, cu_seqlens):
