@@ -5,12 +5,14 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from . import algorithms
 from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DTYPES, HEAD_DIMS, LAYOUTS, TARGETS, Build, lowered, render
-from .schedule import SCHEDULES
+from .schedule import SCHEDULES, Schedule, named
+from .schedule.schedule import LAUNCHES
 
 
 def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[str, ...] = ()) -> None:
@@ -26,6 +28,8 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
                    metavar="NAME",
                    help=f"one of {', '.join((*SCHEDULES, *extra))} (default: {DEFAULT_SCHEDULE})"
                    + ("" if several else "; without a name, print the schedule"), **bare)
+    p.add_argument("--launch", default="kernels", choices=LAUNCHES,
+                   help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
     p.add_argument("--dtype", default="float16", choices=DTYPES, help="of q, k, v and o (default: float16)")
     p.add_argument("--head-dim-k", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="K (default: 128)")
     p.add_argument("--head-dim-v", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="V (default: 128)")
@@ -33,8 +37,23 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
 
 def _builds(a: argparse.Namespace) -> list[Build]:
     targets = TARGETS if a.target == "all" else (a.target,)
-    schedule = a.schedule or DEFAULT_SCHEDULE
+    schedule = replace(named(a.schedule or DEFAULT_SCHEDULE), launch=a.launch, **_fields(getattr(a, "set", [])))
     return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v) for t in targets]
+
+
+def _fields(given: list[str]) -> dict[str, Any]:
+    """Fields of a schedule, from words FIELD=VALUE."""
+    defaults = {f.name: f.default for f in fields(Schedule) if isinstance(f.default, (str, int)) and f.name != "launch"}
+    out: dict[str, Any] = {}
+    for word in given:
+        name, _, value = word.partition("=")
+        default = defaults.get(name)
+        ok = default is not None and (isinstance(default, str) or value.isdecimal())
+        if not ok:
+            raise ValueError(f"set: got {word!r}; accepted: FIELD=VALUE, a name or a number (0 and 1 for no and yes), with "
+                             f"FIELD one of {', '.join(defaults)}")
+        out[name] = value if isinstance(default, str) else bool(int(value)) if isinstance(default, bool) else int(value)
+    return out
 
 
 def _import_line(path: Path, function: str) -> str:
@@ -160,6 +179,8 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument(flag, type=int, default=number, metavar="N", help=text + (f" (default: {number})" if number else ""))
     for flag, text in (("--json", "the figures as JSON"), ("--trace", "a Chrome trace"), ("--plot", "a timeline, PNG")):
         p.add_argument(flag, metavar="FILE", help=f"write {text}")
+    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
+                   help="a field of the schedule, as lanes=1; may be given again")
     p.add_argument("--detail", action="store_true", help="each stage's instructions: how many, cycles of one and of all")
     p.set_defaults(run=bench)
     sub.add_parser("doctor", help="which targets run here, and what is missing for the rest").set_defaults(run=doctor)

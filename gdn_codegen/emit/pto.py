@@ -14,7 +14,7 @@ from .base import EmitError, KernelText, Rules, Writer, blocks, numbers, touched
 rule = Rules("pto", {
     "unit_lower_inverse": "decompose", "row_norm": "decompose", "cumsum": "vectorise", "lower": "vectorise",
     "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise", "eye": "vectorise",
-    "neg": "vectorise", "sigmoid": "vectorise"})
+    "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise"})
 
 AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
 CTYPE = {"float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
@@ -164,6 +164,9 @@ class _Kernel:
         base = {"slot": f"(slot * HV + hv{lane}) * {size}", "sequence": f"(n * HV + hv) * {size}",
                 "block": f"get_block_idx() * {size}", "const": ""}[t.index]
         step = last if len(t.dims) > 1 else 1
+        if o.attr("row") or o.attr("col"):
+            row = str(o.attr("row") * step + o.attr("col"))
+            return f"{t.name}_gm + {base} + {row}{shift}", str(step)
         terms = [f"{t.name}_gm", base, "" if row == "0" else f"{row} * {step}" if step != 1 else row]
         return " + ".join(x for x in terms if x) + shift, str(step)
 
@@ -377,7 +380,7 @@ def _cast(k: _Kernel, o: Op) -> list[str]:
     return [f"TCVT({out}, {x}, RoundMode::{mode});"]
 
 
-@rule("const", "scalar", "col", "row", "part")
+@rule("const", "scalar", "col", "row", "part", "block")
 def _view(k: _Kernel, o: Op) -> list[str]:
     return []
 
@@ -425,6 +428,11 @@ def _join(k: _Kernel, o: Op) -> list[str]:
 def _move(k: _Kernel, o: Op) -> list[str]:
     x, out, b, source = o.args[0], k.name(o.out), k.buffer(o.out), k.buffer(o.args[0])
     if b.space in ("L0A", "L0B"):
+        part = k.defs.get(x)
+        if part is not None and part.kind == "block":
+            if o.attr("transposed"):
+                raise EmitError(f"pto takes blocks as they lie, and {o.out} is one transposed")
+            return [f"TEXTRACT({out}, {k.name(part.args[0])}, {part.attr('row')}, {part.attr('col')});"]
         if not o.attr("transposed"):
             return [f"TEXTRACT({out}, {k.name(x)}, 0, 0);"]
         turned = f"{out}_from"

@@ -14,6 +14,7 @@ from ..ir.types import Dim, Tensor
 from .base import EmitError, Kernel, KernelText, Loop, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched, walk
 
 rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "part": "vectorise", "join": "vectorise",
+                          "block": "decompose", "quad": "decompose",
                           "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise"})
 
 WIDTH = 120

@@ -14,7 +14,7 @@ from ..ir.types import Dim, Tensor, Tile
 from .base import EmitError, Kernel, KernelText, Loop, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched
 
 rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "move": "place",
-                        "part": "vectorise", "join": "vectorise",
+                        "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise"})
 
 WIDTH = 120

@@ -120,7 +120,7 @@ class Interpreter:
         if o.kind == "load":
             env[o.out] = self.load(k, self.p.tensor(attrs["tensor"]), self.lane(at, o), sizes)
         elif o.kind == "store":
-            self.store(k, self.p.tensor(attrs["tensor"]), env[o.args[0]], self.lane(at, o), sizes)
+            self.store(k, o, env[o.args[0]], self.lane(at, o), sizes)
         elif OPS[o.kind].effect == "sync":
             return
         elif o.kind == "const":
@@ -181,9 +181,15 @@ class Interpreter:
         tile[: len(x)] = x
         return tile
 
-    def store(self, k: Kernel, t: Tensor, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
+    def store(self, k: Kernel, o: Op, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
+        t, row, col = self.p.tensor(o.attr("tensor")), o.attr("row"), o.attr("col")
         if t.index == "block":
-            self.channel[t.name] = x.clone()
+            if row is None:
+                self.channel[t.name] = x.clone()
+                return
+            whole = self.channel.get(t.name, torch.full(t.tile.shape(sizes), float("nan"), dtype=x.dtype)).clone()
+            whole[row:row + len(x), col:col + x.shape[1]] = x
+            self.channel[t.name] = whole
             return
         where = self.place(k, t, at, sizes)
         self.memory[t.name][where] = x[: self.rows(at, sizes)] if t.index == "token" else x

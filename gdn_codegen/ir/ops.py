@@ -180,6 +180,18 @@ def _join(attrs: Attrs, *args: Tile) -> Tile:
     return Tile((attrs["dim"],), args[0].dtype)
 
 
+def _block(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("block", 1, args)
+    _need(args[0].rank == 2, f"block takes a tile of rank 2, {args[0]} came")
+    return Tile((attrs["size"], attrs["size"]), args[0].dtype)
+
+
+def _quad(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("quad", 4, args)
+    _need(len(set(args)) == 1 and args[0].rank == 2, "quad takes four tiles of one type")
+    return Tile(tuple(attrs["dims"]), args[0].dtype)
+
+
 def _effect(attrs: Attrs, *args: Tile) -> Tile:
     return Tile(())
 
@@ -247,6 +259,10 @@ op("cumsum", "running sum along tokens", _cumsum, lambda attrs, x: x.cumsum(0))
 op("part", "`size` entries of a vector from `start` on", _part, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
    attrs=("start", "size"))
 op("join", "vectors one after the other, as one along `dim`", _join, lambda attrs, *x: torch.cat(x), attrs=("dim",))
+op("block", "size x size entries of a tile, from `row` and `col` on", _block,
+   lambda attrs, x: x[attrs["row"]:, attrs["col"]:][:attrs["size"], :attrs["size"]], attrs=("row", "col", "size"))
+op("quad", "a tile of four: upper left, upper right, lower left, lower right", _quad,
+   lambda attrs, a, b, c, d: torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)]), attrs=("dims",))
 op("last", "row C - 1", _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:])
 op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1))
 op("lower", "entries on and below the diagonal; the others become `fill`", _square("lower"), _masked("lower"),
@@ -263,7 +279,7 @@ op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_
 op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
    lambda attrs, x: x, attrs=("given",))
 op("load", "a tile from global memory", _loaded, effect="read", attrs=("tensor", "lane"))
-op("store", "a tile to global memory", _effect, effect="write", attrs=("tensor", "lane"))
+op("store", "a tile to global memory", _effect, effect="write", attrs=("tensor", "lane", "row", "col"))
 op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"))
 op("signal", "producer of `channel` says that a buffer is full or free", _effect, effect="sync",
    attrs=("channel", "src", "dst", "id", "why"))

@@ -91,7 +91,7 @@ class _Kernel:
             if t.index in ("token", "slot") and not inside:
                 raise self.fail(o, f"tensor {name} has a tile a chunk, and this op stands outside the chunks")
             if o.kind == "store":
-                if args[0] != t.tile:
+                if args[0] != t.tile and o.attr("row") is None:
                     raise self.fail(o, f"stores {args[0]} to {name}, which takes {t.tile}")
                 if t.role == "input":
                     raise self.fail(o, f"stores to the input {name}")

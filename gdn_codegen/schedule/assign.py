@@ -44,6 +44,7 @@ class _Assign:
                 self.readers.setdefault(a, []).append((o, i, n))
         self.kept = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next, c.name)}
         self.casts = {o.args[0]: o for o in walk(k.body) if o.kind == "cast" and self.fed(o.out)}
+        self.defs = {o.out: o for o in walk(k.body) if o.out}
         self.products: set[str] = set()
         self.twin: dict[str, str] = {}  # value -> its copy with the agent that multiplies
         self.at = -1
@@ -71,6 +72,8 @@ class _Assign:
                 return copy(maker)
             self.twin[o.out] = copy(maker, b.fresh(f"{o.out}_m"))
             return copy(first)
+        if o.kind in ("block", "quad"):
+            return copy(maker)
         if o.kind == "cast" and o.args[0] in self.products:
             if self.fed(o.out):
                 self.twin[o.out] = copy(maker)
@@ -81,7 +84,8 @@ class _Assign:
             return self.twin.get(o.out) or copy(maker)
         if o.kind == "store":
             source = next((x for x in walk(b.finish()) if x.out == o.args[0]), None)
-            made_there = source is not None and (source.out in self.products or source.agent == maker)
+            made_there = source is not None and (source.out in self.products or source.agent == maker) \
+                and source.kind != "quad"  # which the first agent gets
             value = o.args[0]
             if source is not None and source.kind == "cast" and source.args[0] in self.products:
                 made_there = True
@@ -106,7 +110,9 @@ class _Assign:
             if x not in self.kept and all(n <= self.at for _, _, n in self.readers.get(x, [])):
                 return matmul(left, right, x, name=o.out, **dict(o.attrs))
         elif x not in self.kept:
-            image = x if self.fed(x) else self.casts[x].out if x in self.casts else ""
+            source = self.defs[x]
+            exact = source.kind == "cast" and self.fed(source.args[0])  # a widened operand
+            image = source.args[0] if exact else x if self.fed(x) else self.casts[x].out if x in self.casts else ""
             if image:
                 start = matmul(self.twin.get(image, image), self.identity(b, image, o.line))
                 return matmul(left, right, start, name=o.out, **dict(o.attrs))
@@ -117,7 +123,7 @@ class _Assign:
     def identity(self, b: Body, x: str, line: int) -> str:
         """I, that x @ I can be written, where x will be defined."""
         t = b.types[x]
-        name = f"identity_{t.dtype}"
+        name = f"identity_{t.dtype}" + (f"_{t.dims[1]}" if isinstance(t.dims[1], int) else "")
         b.tensors[name] = self.made[name] = Tensor(name, "workspace", "const", "HV", (t.dims[1],) * 2, t.dtype,
                                                    fill="eye 1.0 0.0")
         return b.op("load", name=b.fresh("identity"), tensor=name, line=line, agent=self.maker)

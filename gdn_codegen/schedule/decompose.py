@@ -7,6 +7,9 @@ unit_lower_inverse, by `inverse`:
 The plain product (I - A)(I + A^2)(I + A^4)... over the whole chunk is not offered: with equal keys the entries of A^32
 reach binomial(62, 31) = 5e17 and every digit is lost.
 
+With `block`, diagonal blocks of that size are inverted apart, T0 and T1, by products of that size, and a chunk of two is
+the tile of T0, 0, -T1 A10 T0, T1. Entries are the same: the other blocks of the products above are zero.
+
 row_norm becomes x * rsqrt(row_sum(x * x) + eps).
 """
 from __future__ import annotations
@@ -19,13 +22,15 @@ from .schedule import Schedule
 from .tools import rebuild_kernel
 
 
-def decompose(p: Program, s: Schedule, dtype: str) -> Program:
+def decompose(p: Program, s: Schedule, dtype: str, block: int = 0) -> Program:
     """Expand the ops named above; products of the inverse take operands in `s.inverse_dtype`."""
     operand = dtype if s.inverse_dtype == "input" else "float32"
     size = p.sizes["C"]
 
     def rule(o: Op, b: Body) -> str | None:
         if o.kind == "unit_lower_inverse":
+            if block and size == 2 * block and s.inverse == "doubling":
+                return _inverse_by_blocks(o, b, block, operand)
             return _inverse(o, b, s.inverse, size, operand)
         if o.kind == "row_norm":
             x = o.args[0]
@@ -72,3 +77,32 @@ def _inverse(o: Op, b: Body, how: str, size: int, operand: str) -> str:
         if value == t:
             b._seen[key] = o.out
     return o.out
+
+
+def _inverse_by_blocks(o: Op, b: Body, size: int, operand: str) -> str:
+    a, line, dims = o.args[0], o.line, b.types[o.args[0]].dims
+
+    def cast(x: str, to: str = operand) -> str:
+        return x if b.types[x].dtype == to else b.op("cast", x, to=to, line=line)
+
+    def block(x: str, row: int, col: int) -> str:
+        return b.op("block", cast(x), row=row, col=col, size=size, line=line)
+
+    def product(x: str, y: str) -> str:
+        return b.op("matmul", cast(x), cast(y), line=line, name=b.fresh(f"{o.out}_p"))
+
+    minus = b.op("neg", a, line=line)
+    start = b.op("add", b.op("eye", dims=dims, line=line), b.op("pairs", minus, size=1, line=line), line=line,
+                 name=b.fresh(f"{o.out}_1"))
+    done, corners = 2, (0, size)
+    ts = [block(start, i, i) for i in corners]
+    while done < size:
+        below = b.op("pairs", minus, size=done, line=line)
+        halves = [product(block(below, i, i), t) for i, t in zip(corners, ts, strict=True)]
+        ts = [b.op("add", cast(t, "float32"), product(t, x), line=line, name=b.fresh(f"{o.out}_s"))
+              for t, x in zip(ts, halves, strict=True)]
+        done *= 2
+    below = b.op("pairs", minus, size=size, line=line)
+    corner = product(ts[1], product(block(below, size, 0), ts[0]))
+    zero = product(block(below, 0, size), ts[1])
+    return b.op("quad", cast(ts[0], "float32"), zero, corner, cast(ts[1], "float32"), dims=dims, name=o.out, line=line)

@@ -76,6 +76,9 @@ class _List:
         feeds = [n for n, o in enumerate(ops) if o.kind == "move" and o.attr("space") in device.feeds]
         self.glued = {m: [n for n in feeds if n in self.after[m]] for m in range(len(ops)) if ops[m].kind == "matmul"}
         self.follows = {n for ns in self.glued.values() for n in ns}
+        #: what must be done before each op, with the moves that go right before it
+        self.before = [s.union(*(self.after[m] for m in self.glued.get(n, []))) - set(self.glued.get(n, []))
+                       for n, s in enumerate(self.after)]
         self.cost = [self.cycles(o) for o in ops]
         self.way = [0.0] * len(ops)
         for n in reversed(range(len(ops))):
@@ -144,7 +147,7 @@ class _List:
         out: list[Op] = []
         while len(self.done) < len(self.ops):
             ready = [n for n in range(len(self.ops)) if n not in self.done and n not in self.follows
-                     and all(m in self.done for m in self.before(n))]
+                     and self.done.keys() >= self.before[n]]
             able = [n for n in ready if self.fits(n)]
             n = min(able, key=lambda n: (self.start(n), -self.way[n], n)) if able else min(ready)
             for m in [m for m in self.glued.get(n, []) if m not in self.done]:
@@ -152,15 +155,10 @@ class _List:
             out.append(self.take(n))
         return out
 
-    def before(self, n: int) -> set[int]:
-        """What must be done before `n`, with the moves that go right before it."""
-        glued = [m for m in self.glued.get(n, []) if m not in self.done]
-        return (self.after[n] | {x for m in glued for x in self.after[m]}) - set(glued)
-
     def waits(self, n: int) -> float:
         """When what `n` waits for is done."""
         agent = self.ops[n].agent
-        return max((self.done[m] + CROSSING * (self.ops[m].agent != agent) for m in self.before(n)), default=0.0)
+        return max((self.done[m] + CROSSING * (self.ops[m].agent != agent) for m in self.before[n]), default=0.0)
 
     def start(self, n: int) -> float:
         o = self.ops[n]

@@ -17,7 +17,7 @@ from ..ir.ops import OPS
 from .schedule import ScheduleError
 
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
-VIEWS = ("const", "scalar", "col", "row", "part", "last")
+VIEWS = ("const", "scalar", "col", "row", "part", "block", "last")
 
 
 def pack(p: Program, device: Cores) -> Program:
@@ -182,7 +182,7 @@ class _Kernel:
     def read(self, name: str) -> None:
         self.last[name] = self.at
         o = self.defs.get(name)
-        if o is not None and (o.kind in ("col", "row", "part", "cast") and self.view(o)):
+        if o is not None and (o.kind in ("col", "row", "part", "block", "cast") and self.view(o)):
             self.read(o.args[0])
 
     def view(self, o: Op) -> bool:

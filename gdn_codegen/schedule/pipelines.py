@@ -63,7 +63,8 @@ ONE_AGENT: tuple[tuple[str, Pass], ...] = (
     ("launch", lambda p, c: launch(p, c.schedule, c.device)),
 )
 CORES: tuple[tuple[str, Pass], ...] = (
-    *FRONT,
+    *(("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.schedule.inverse_block)) if name == "decompose" else
+      (name, run) for name, run in FRONT),
     ("vectorise", lambda p, c: vectorise(p)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("transfer", lambda p, c: transfer(p, c.cores)),

@@ -31,6 +31,7 @@ class Schedule:
     Where cores share no memory (PTO), as far as there is room on the chip:
     cache_masks: masks are loaded once a core group rather than once an instance.
     lanes: value heads that a core group computes side by side in kernels over chunks.
+    inverse_block: diagonal blocks of this size are inverted apart where the chunk has two; 0 for whole tiles ("doubling").
     order: "page" (ops in the page's order) or "list" (list scheduling by the device's rates).
     """
 
@@ -44,6 +45,7 @@ class Schedule:
     cache_masks: bool = True
     lanes: int = 2
     order: str = "list"
+    inverse_block: int = 64
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("form", self.form, FORMS), ("inverse", self.inverse, INVERSES),

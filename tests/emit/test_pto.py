@@ -95,6 +95,17 @@ def test_forms_and_inverses(folder, form, inverse, schedule):
     check(fn, problem([40, 0, 33], 1, 2, 32, 32, gate=-0.2))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("changes", [
+    {"inverse_block": 16}, {"lanes": 1, "inverse_block": 16}, {"order": "page"},
+    {"lanes": 1, "order": "page", "cache_masks": False}])
+@pytest.mark.parametrize("schedule", ["staged", "replay"])
+def test_what_is_for_cores_only(folder, schedule, changes, dtype):
+    """Side by side, on the chip, in which order, in blocks: the same results; an odd head repeats itself."""
+    fn = function(folder, variant(schedule, **changes), dtype=dtype)
+    check(fn, problem([40, 0, 33], 1, 3, 32, 32, getattr(torch, dtype), gate=-0.2), TOLERANCE[dtype])
+
+
 def test_columns_in_blocks(folder):
     fn = function(folder, variant("fused", v_block=16))
     check(fn, problem([40, 0, 33], 1, 2, 32, 32))

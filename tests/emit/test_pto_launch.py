@@ -42,7 +42,7 @@ def test_without_a_part_of_the_barrier_the_simulator_stops(piece):
     text, n = re.subn(cut, "", render(single("staged")))  # of [G], which only vector cores write, all of it is needed
     assert n
     fn = import_path(cache.write(cache.folder() / "single" / f"without_{piece}.py", text)).chunk_gated_delta_rule
-    with pytest.raises(PtoSimError, match="race|flag|uninitialised"):
+    with pytest.raises(PtoSimError, match=r"race|flag|uninitialised"):
         call(fn, problem(LENGTHS, 1, 2, 32, 32))
 
 

@@ -38,11 +38,23 @@ def _unchecked():
 
 
 # --- waits -----------------------------------------------------------------------------------------------------------
+CHANGES = {"blocks": {"inverse_block": 16}, "page": {"lanes": 1, "order": "page", "cache_masks": False}}
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize("name", ["staged", "replay"])
+def test_every_wait_of_a_variant_is_needed(name, changes):
+    needed(lowered(name, sizes={"C": 32, "K": 16, "V": 32}, **CHANGES[changes]))
+
+
 @pytest.mark.parametrize("page", ["gated_delta_rule", "simple_gla"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_wait_and_barrier_is_needed(name, page):
     """Take one out and the check fails: none is redundant."""
-    p = lowered(name, page=page, sizes={"C": 32, "K": 16, "V": 32})
+    needed(lowered(name, page=page, sizes={"C": 32, "K": 16, "V": 32}))
+
+
+def needed(p):
     spare = []
     for k in p.kernels:
         assert channels(k)
