@@ -303,17 +303,21 @@ def _dims(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
 def _call_with_locals(fn: Callable[..., Any], values: dict[str, Value]) -> tuple[Any, dict[str, Any]]:
     """fn(**values) and its local names when it returned: the page's own names for its values."""
     local: dict[str, Any] = {}
-    code, before = fn.__code__, sys.getprofile()
+    code, before = fn.__code__, sys.gettrace()
 
-    def note(frame: FrameType, event: str, arg: Any) -> None:
-        if event == "return" and frame.f_code is code:
+    def at_return(frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "return":
             local.update(frame.f_locals)
+        return at_return
 
-    sys.setprofile(note)
+    def enter(frame: FrameType, event: str, arg: Any) -> Any:
+        return at_return if frame.f_code is code else None
+
+    sys.settrace(enter)
     try:
         result = fn(**values)
     finally:
-        sys.setprofile(before)
+        sys.settrace(before)
     return result, local
 
 

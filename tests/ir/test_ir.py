@@ -1,4 +1,6 @@
 """The IR: type rules, verifier, printer and parser, interpreter."""
+import cProfile
+import sys
 from dataclasses import replace
 
 import pytest
@@ -126,3 +128,18 @@ def test_outputs_start_as_nan():
         o for o in loop.body if o.kind != "store")), *p.kernels[0].body[2:])),))
     given = {**{n: x[n].double() for n in ("q", "k", "v", "g", "beta")}, "initial_state": None}
     assert interpret(skip, Problem([20], 1, 1), given, {"scale": 1.0})["o"].isnan().all()
+
+
+def test_tracing_leaves_profilers_and_tracers_alone():
+    profiler, seen = cProfile.Profile(), []
+    tracer = lambda frame, event, arg: seen.append(event)
+    before = sys.gettrace()
+    profiler.enable()
+    sys.settrace(tracer)
+    try:
+        p = find("simple_gla").trace()
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(before)
+        profiler.disable()
+    assert "G" in {o.out for o in p.kernels[0].body[1].body} and profiler.getstats()
