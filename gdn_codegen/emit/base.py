@@ -40,6 +40,25 @@ class Rules:
                         + (f"; pass {made_by} should have removed it" if made_by else ""))
 
 
+#: How tightly operators of emitted Python bind.
+ATOM, UNARY, PRODUCT, SUM = 4, 3, 2, 1
+
+
+@dataclass(frozen=True)
+class Text:
+    """An expression, and how tightly its outermost operator binds."""
+
+    code: str
+    level: int = ATOM
+
+    def __str__(self) -> str:
+        return self.code
+
+    def at(self, level: int) -> str:
+        """The text as an operand that must bind at least as tightly as `level`."""
+        return self.code if self.level >= level else f"({self.code})"
+
+
 class Writer:
     """Lines of text, indented, with the algorithm's line as a comment where it changes."""
 
@@ -89,5 +108,24 @@ def blocks(p: Program, k: Kernel) -> int:
     return p.sizes[k.split] // k.sizes[k.split] if k.split else 1
 
 
-__all__ = ["EmitError", "Kernel", "KernelText", "Loop", "Op", "Program", "Rules", "Stmt", "Writer", "blocks", "numbers",
-           "touched", "walk"]
+__all__ = [
+    "ATOM",
+    "PRODUCT",
+    "SUM",
+    "TEST",
+    "UNARY",
+    "EmitError",
+    "Kernel",
+    "KernelText",
+    "Loop",
+    "Op",
+    "Program",
+    "Rules",
+    "Stmt",
+    "Text",
+    "Writer",
+    "blocks",
+    "numbers",
+    "touched",
+    "walk",
+]

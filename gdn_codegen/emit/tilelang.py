@@ -11,7 +11,26 @@ from dataclasses import dataclass
 
 from ..ir.core import Buffer
 from ..ir.types import Dim, Tensor
-from .base import EmitError, Kernel, KernelText, Loop, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched, walk
+from .base import (
+    ATOM,
+    PRODUCT,
+    SUM,
+    UNARY,
+    EmitError,
+    Kernel,
+    KernelText,
+    Loop,
+    Op,
+    Program,
+    Rules,
+    Stmt,
+    Text,
+    Writer,
+    blocks,
+    numbers,
+    touched,
+    walk,
+)
 
 rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "part": "vectorise", "join": "vectorise",
                           "block": "decompose", "quad": "decompose",
@@ -21,22 +40,6 @@ WIDTH = 120
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends"}
-ATOM, UNARY, PRODUCT, SUM, TEST = 5, 4, 3, 2, 1
-
-
-@dataclass(frozen=True)
-class Text:
-    """An expression, and how tightly its outermost operator binds."""
-
-    code: str
-    level: int = ATOM
-
-    def __str__(self) -> str:
-        return self.code
-
-    def at(self, level: int) -> str:
-        """The text as an operand that must bind at least as tightly as `level`."""
-        return self.code if self.level >= level else f"({self.code})"
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,28 @@ from __future__ import annotations
 
 import keyword
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ..ir.types import Dim, Tensor, Tile
-from .base import EmitError, Kernel, KernelText, Loop, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched
+from .base import (
+    ATOM,
+    PRODUCT,
+    SUM,
+    UNARY,
+    EmitError,
+    Kernel,
+    KernelText,
+    Loop,
+    Op,
+    Program,
+    Rules,
+    Stmt,
+    Text,
+    Writer,
+    blocks,
+    numbers,
+    touched,
+)
 
 rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "move": "place",
                         "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
@@ -21,22 +38,6 @@ WIDTH = 120
 #: Names of the kernels' own text, which no value may take.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
        "cu_seqlens", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded"}
-ATOM, UNARY, PRODUCT, SUM = 4, 3, 2, 1
-
-
-@dataclass(frozen=True)
-class Text:
-    """An expression, and how tightly its outermost operator binds."""
-
-    code: str
-    level: int = ATOM
-
-    def __str__(self) -> str:
-        return self.code
-
-    def at(self, level: int) -> str:
-        """The text as an operand that must bind at least as tightly as `level`."""
-        return self.code if self.level >= level else f"({self.code})"
 
 
 class _Kernel:
