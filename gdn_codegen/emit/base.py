@@ -112,7 +112,6 @@ __all__ = [
     "ATOM",
     "PRODUCT",
     "SUM",
-    "TEST",
     "UNARY",
     "EmitError",
     "Kernel",
