@@ -16,7 +16,9 @@ from gdn_codegen.ir.ops import OPS
 
 ROOT = Path(__file__).parents[2]
 EMIT = ROOT / "gdn_codegen" / "emit"
+FILES = sorted(EMIT.rglob("*.py"))
 TEMPLATES = sorted((ROOT / "templates").rglob("*.j2"))
+NAMES = lambda p: "/".join(p.parts[-2:])
 #: Words of the family that are not names on a page.
 WORDS = {"gdn", "delta", "kkt", "wy", "decay", "gate", "gates"}
 #: Values whose names are ordinary words of kernels too: loop variables, dims, a head index.
@@ -48,11 +50,12 @@ def test_a_missing_rule_names_op_target_and_pass(target):
         rules.of(Op(kind, "x"))
 
 
-@pytest.mark.parametrize("path", sorted(EMIT.glob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_no_emitter_imports_another(path):
-    others = {t for t in EMITTERS if t != path.stem}
+    own = path.relative_to(EMIT).with_suffix("").parts[0]
+    others = {t for t in EMITTERS if t != own}
     for node in ast.walk(ast.parse(path.read_text())):
-        if path.stem != "__init__" and isinstance(node, ast.ImportFrom | ast.Import):
+        if own != "__init__" and isinstance(node, ast.ImportFrom | ast.Import):
             names = {a.name for a in node.names} | {getattr(node, "module", "") or ""}
             assert not {n.split(".")[-1] for n in names} & others
 
@@ -65,7 +68,7 @@ def words(path):
     return set(re.findall(r"[A-Za-z][A-Za-z0-9]*", text))
 
 
-@pytest.mark.parametrize("path", [*sorted(EMIT.glob("*.py")), *TEMPLATES], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [*FILES, *TEMPLATES], ids=NAMES)
 def test_no_emitter_or_template_names_a_value(path):
     names = page_names()
     assert {"beta", "Tinv", "G", "A", "U", "o"} <= names
@@ -76,7 +79,7 @@ def test_no_emitter_or_template_names_a_value(path):
     assert not found & WORDS, f"{path.name} says {sorted(found & WORDS)}"
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: str(p.relative_to(ROOT / "templates")))
+@pytest.mark.parametrize("path", TEMPLATES, ids=NAMES)
 def test_templates_do_no_arithmetic_and_loop_over_no_ops(path):
     for expression in re.findall(r"\{[{%](.*?)[%}]\}", path.read_text(), re.S):
         outside_strings = re.sub(r'"[^"]*"', "", expression).strip().strip("-")

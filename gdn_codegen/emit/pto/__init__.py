@@ -1,0 +1,48 @@
+"""PTO C++ for Ascend: rules that give the text of placed, synchronised ops. One function a kernel, a part an agent."""
+from __future__ import annotations
+
+from ..base import Kernel, KernelText, Program, blocks, numbers, touched, walk
+from .kernel import CTYPE, KernelWriter
+from .rules import rule
+
+__all__ = ["emit", "rule"]
+
+
+def emit(p: Program, layout: str) -> list[KernelText]:
+    """The text of each launch, and what the template declares for it: parameters in order."""
+    dtype = next((t.dtype for t in p.role("input") if len(t.dims) > 1 and t.index == "token"), "float32")
+    short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[dtype]
+    if p.launch == "single":
+        return [_launched(p, p.kernels, layout, "all", f"{p.name}_{short}")]
+    return [_launched(p, (k,), layout, k.name, f"{p.name}_{k.name}_{short}") for k in p.kernels]
+
+
+def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, name: str, symbol: str) -> KernelText:
+    """Kernels that run one after the other in one launch."""
+    used = {t.name for k in kernels for t in touched(p, k)}
+    given = tuple(t for t in p.tensors if t.name in used and t.index not in ("block", "const"))
+    own = tuple(t for t in p.tensors if t.name in used and t.index in ("block", "const"))  # the launcher's, after the host's
+    tensors = (*given, *own)
+    scalars = tuple(dict.fromkeys(n for k in kernels for n in numbers(k)))
+    ints = [f"int64_t {x}" for x in ("N", "T", "batched", "H", "HV", "slots", *(f"has_{t.name}" for t in tensors if t.optional))]
+    plain = [*ints, *(f"float {x}" for x in scalars)]
+    bytes_ = [f"uint8_t *{t.name}_bytes" for t in tensors] + ["uint8_t *cu_seqlens_bytes"]
+    pointers = [(f"{t.name}_gm", CTYPE[t.dtype], f"{t.name}_bytes") for t in tensors]
+    pointers.append(("cu_seqlens", "int32_t", "cu_seqlens_bytes"))
+    ops = [o for k in kernels for o in walk(k.body)]
+    stored, loaded = ({o.attr("tensor") for o in ops if o.kind == kind} for kind in ("store", "load"))
+    texts = [KernelWriter(p, k, layout).run() for k in kernels]
+    grid = "chunks" if any(k.grid == "chunks" for k in kernels) else "sequences"
+    return KernelText(name, grid, max(blocks(p, k) for k in kernels), given, scalars,
+                      texts[0] if len(texts) == 1 else "\n".join(x for t in texts for x in ("{", t, "}")), {
+        "symbol": symbol, "pointers": pointers,
+        "over": "; ".join(f"{k.name} over {k.grid}" for k in kernels),
+        "doc": [f"{t.name}: {t.role}, {t.index}, [{', '.join(map(str, t.dims))}] {t.dtype}"
+                + (" (optional)" if t.optional else "") for t in tensors],
+        "device_params": [*(f"__gm__ {x}" for x in bytes_), *plain, "uint64_t ffts"],
+        "host_params": ["uint32_t block_dim", "void *stream", *bytes_, *plain],
+        "names": [x.split()[-1].lstrip("*") for x in (*bytes_, *plain)] + ["ffts"],
+        "kinds": [2 if t.name in stored & loaded else 1 if t.name in stored else 0 for t in tensors] + [0],
+        "own": [t.name for t in own],
+        "channels": [(t.name, t.tile.shape(p.sizes), t.dtype) for t in own if t.index == "block"],
+        "constants": [(t.name, t.fill, t.tile.shape(p.sizes)[0], t.dtype) for t in own if t.index == "const"]})

@@ -1,0 +1,250 @@
+"""Writes one kernel: addresses, declarations, loops; the text of an op is a rule's.
+
+A part an agent. Vector cores hold their part of a tile's rows, `sub` says which; a vector of C values is whole on each core.
+A value's tile is declared once, at the address of its buffer, as a view of one of the layouts in the template.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir.core import Buffer, Loop, loops, types
+from ...ir.types import Dim
+from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched, walk
+
+rule = Rules("pto", {
+    "unit_lower_inverse": "decompose", "row_norm": "decompose", "cumsum": "vectorise", "lower": "vectorise",
+    "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise", "eye": "vectorise",
+    "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise"})
+
+AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
+CTYPE = {"float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
+WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
+#: Names of the kernels' own text, which no value may take.
+OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
+       "sub", "col", "block", "batched", "slots", "ffts", "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int",
+       "new", "and", "or", "not", "xor", "do", "if", "for", "view", "div", "exp", "log", "std", "this", "signed", "long", "short"}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A value's tile: its C++ type and byte address; `half` of the cores' rows where it is a view of a whole vector."""
+
+    type: str
+    address: str
+
+
+def literal(x: float) -> str:
+    if x in (float("inf"), float("-inf")):
+        return "__builtin_inff()" if x > 0 else "-__builtin_inff()"
+    return f"{x!r}f"
+
+
+class KernelWriter:
+    """Writes one kernel."""
+
+    def __init__(self, p: Program, k: Kernel, layout: str) -> None:
+        self.p, self.k, self.layout = p, k, layout
+        self.sizes = {**p.sizes, **k.sizes}
+        self.buffers = {b.name: b for b in k.buffers}
+        self.type = types(k.body)
+        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.where: dict[str, str] = {o.out: o.buffer for o in walk(k.body) if o.buffer}
+        self.results: dict[str, str] = {}  # what a carried value is called after its loop -> in the loop
+        for lp in loops(k.body):
+            for c in lp.carried:
+                self.where[c.name] = self.where[c.result] = self.where[c.init]
+                self.results[c.result] = c.name
+        self.w = Writer(p, "//", 1)
+        self.agent = ""
+        self.taken = OWN | {f"{t.name}_gm" for t in touched(p, k)} | {f"has_{t.name}" for t in touched(p, k)} \
+            | set(numbers(k))
+
+    def name(self, value: str) -> str:
+        value = self.results.get(value, value)
+        o = self.defs.get(value)
+        if o is not None and o.kind == "const":
+            return literal(o.attr("value"))
+        if o is not None and o.kind == "scalar":
+            return str(o.attr("param"))
+        if (o is not None and o.kind == "row") or (o is not None and o.kind == "cast" and not o.buffer):
+            return self.name(o.args[0])
+        return f"{value}_" if value in self.taken else value
+
+    # --- what an operand is ---
+    def buffer(self, value: str) -> Buffer:
+        o = self.defs.get(value)
+        if value not in self.where and o is not None:
+            return self.buffer(o.args[0])
+        return self.buffers[self.where[value]]
+
+    def is_number(self, value: str) -> bool:
+        return self.type[value].rank == 0
+
+    def is_col(self, value: str) -> bool:
+        return self.defs[value].kind == "col" if value in self.defs else False
+
+    def is_wide(self, value: str) -> bool:
+        return self.type[value].rank == 1 and len(self.buffer(value).shape) == 2
+
+    def whole(self, value: str) -> bool:
+        """Whether a vector is whole on each core."""
+        return self.buffer(value).shape[0] == self.type[value].shape(self.sizes)[0] if self.type[value].rank == 1 \
+            else self.whole(self.defs[value].args[0])
+
+    def parts(self, value: str) -> int:
+        """Rows of a tile that this core holds."""
+        return self.buffer(value).shape[0]
+
+    # --- declarations ---
+    def tile(self, value: str) -> Tile | None:
+        """The tile that is declared for a value of the current agent."""
+        o = self.defs.get(value)
+        if value not in self.where:
+            if o is not None and o.kind == "col":
+                source = self.buffer(value)
+                n = source.shape[0] // 2 if self.whole(value) else source.shape[0]
+                address = hex(source.offset) + (f" + sub * {n * 4}" if self.whole(value) else "")
+                return Tile(f"UbCol<float, {n}>", address)
+            if o is not None and o.kind == "part":
+                return Tile(f"UbTile<float, 1, {o.attr('size')}>", hex(self.buffer(value).offset + 4 * o.attr("start")))
+            return None
+        b = self.buffers[self.where[value]]
+        ctype, shape = CTYPE[b.dtype], ", ".join(map(str, b.shape))
+        if b.space == "UB":
+            if self.type[value].rank == 1:
+                kind = f"UbWide<{ctype}, {b.shape[0]}>" if len(b.shape) == 2 else f"UbTile<{ctype}, 1, {b.shape[0]}>"
+                return Tile(kind, hex(b.offset))
+            return Tile(f"UbTile<{ctype}, {shape}>", hex(b.offset))
+        kind = {"L1": "L1Tile", "L0A": "TileLeft", "L0B": "TileRight", "L0C": "TileAcc"}[b.space]
+        return Tile(f"{kind}<{ctype}, {shape}>", hex(b.offset))
+
+    def declare(self) -> None:
+        """The agent's tiles."""
+        for value in self.declarations(self.k.body):
+            tile = self.tile(value)
+            o = self.defs.get(value)
+            raw = o is not None and o.kind == "load" and o.attr("tensor") in self.ragged()
+            if tile is not None and not raw:
+                self.w(f"{tile.type} {self.name(value)};", f"TASSIGN({self.name(value)}, {tile.address});")
+        for b in self.k.buffers:
+            if b.name.endswith("_scratch") and b.agent == self.agent:
+                self.w(f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {b.name};",
+                       f"TASSIGN({b.name}, {hex(b.offset)});")
+
+    def declarations(self, body: tuple[Stmt, ...]) -> list[str]:
+        """Values of the agent, but a carried value goes by the name it has in the loop."""
+        out: list[str] = []
+        for s in body:
+            if isinstance(s, Loop):
+                out += [c.name for c in s.carried if self.buffer(c.name).agent == self.agent]
+                out += self.declarations(s.body)
+            elif s.out and s.agent == self.agent and s.kind not in ("const", "scalar", "last", "row"):
+                out.append(s.out)
+        return out
+
+    def ragged(self) -> set[str]:
+        return {t.name for t in self.p.tensors if t.index == "token"}
+
+    # --- addresses in global memory ---
+    def dim(self, d: Dim) -> int:
+        return d if isinstance(d, int) else self.p.sizes[d]
+
+    def at(self, o: Op, row: str) -> tuple[str, str]:
+        """Pointer to row `row` of the tile that `o` loads or stores, and elements from row to row."""
+        t, lane = self.p.tensor(o.attr("tensor")), f"_{o.attr('lane')}" if o.attr("lane") else ""
+        last = self.dim(t.dims[-1]) if len(t.dims) > 1 else 1
+        shift = " + col" if self.k.split and t.dims[-1] == self.k.split else ""
+        if t.index == "token":
+            heads, head = (t.heads, f"hv{lane}" if t.heads == "HV" else f"h{lane}")
+            place = f"token_at({heads}, {head}, {last}, b, T, t{f' + {row}' if row != '0' else ''})"
+            return f"{t.name}_gm + {place}{shift}", f"token_stride({heads}, {last})"
+        size = 1
+        for d in t.dims:
+            size *= self.dim(d)
+        base = {"slot": f"(slot * HV + hv{lane}) * {size}", "sequence": f"(n * HV + hv) * {size}",
+                "block": f"get_block_idx() * {size}", "const": ""}[t.index]
+        step = last if len(t.dims) > 1 else 1
+        if o.attr("row") or o.attr("col"):
+            row = str(o.attr("row") * step + o.attr("col"))
+            return f"{t.name}_gm + {base} + {row}{shift}", str(step)
+        terms = [f"{t.name}_gm", base, "" if row == "0" else f"{row} * {step}" if step != 1 else row]
+        return " + ".join(x for x in terms if x) + shift, str(step)
+
+    def view(self, o: Op, row: str, rows: str, cols: int) -> str:
+        pointer, stride = self.at(o, row)
+        return f"view({pointer}, {rows}, {cols}, {stride})"
+
+    # --- statements ---
+    def body(self, body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                if s.index == "item":
+                    self.items(s)
+                else:
+                    self.chunks(s)
+            elif s.agent == self.agent:
+                self.w.at(s)
+                self.w(*rule.of(s)(self, s))
+
+    def items(self, s: Loop) -> None:
+        n = blocks(self.p, self.k)
+        over = "slots" if self.k.grid == "chunks" else "N"
+        w = self.w
+        heads = "HV" if self.k.lanes == 1 else f"((HV + {self.k.lanes - 1}) / {self.k.lanes})"
+        items = f"{over} * {heads}{f' * {n}' if n > 1 else ''}"
+        w(f"for (int64_t item = get_block_idx(); item < {items}; item += get_block_num()) {{")
+        w.indent += 1
+        one = "item" if n == 1 else f"item / {n}"
+        if n > 1:
+            w(f"const int64_t col = item % {n} * {self.k.sizes[self.k.split]};")
+        w(f"const int64_t hv = {one} % {heads}{f' * {self.k.lanes}' if self.k.lanes > 1 else ''}, h = hv / (HV / H);")
+        for i in range(1, self.k.lanes):
+            w(f"const int64_t hv_{i} = hv + {i} < HV ? hv + {i} : HV - 1, h_{i} = hv_{i} / (HV / H);")
+        size = self.p.sizes["C"]
+        if self.k.grid == "chunks":
+            w(f"const int64_t slot = {one} / {heads}, n = sequence_of(cu_seqlens, N, slot, {size});",
+              "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;",
+              f"const int64_t c = slot - first / {size} - n;",
+              f"if (c * {size} >= length) continue;")
+            self.chunk(size)
+        else:
+            w(f"const int64_t n = {one} / HV, b = n * batched;",
+              "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;")
+        self.body(s.body)
+        w.indent -= 1
+        w("}")
+        w.line = 0
+
+    def chunks(self, s: Loop) -> None:
+        size, w = self.p.sizes["C"], self.w
+        w(f"for (int64_t c = 0; c * {size} < length; ++c) {{")
+        w.indent += 1
+        w(f"const int64_t slot = first / {size} + n + c;")
+        self.chunk(size)
+        self.body(s.body)
+        w.indent -= 1
+        w("}")
+        w.line = 0
+
+    def chunk(self, size: int) -> None:
+        self.w(f"const int64_t t = first - b * T + c * {size};",
+               f"const int64_t rows = length - c * {size} < {size} ? length - c * {size} : {size};")
+        if self.agent == "vector":
+            half = size // 2
+            self.w(f"const int64_t part = part_of(rows, sub, {half});")
+
+    def run(self) -> str:
+        for agent, macro in AGENTS.items():
+            if not any(o.agent == agent and o.kind not in ("const", "scalar") for o in walk(self.k.body)):
+                continue
+            self.agent, self.w.line = agent, 0
+            self.w.indent = 0
+            self.w(f"#if defined({macro})")
+            self.w.indent = 1
+            if agent == "vector":
+                self.w("set_mask_norm();", "set_vector_mask(-1, -1);", "const int64_t sub = get_subblockid();")
+            self.declare()
+            self.body(self.k.body)
+            self.w.indent = 0
+            self.w("#endif")
+        return self.w.text()

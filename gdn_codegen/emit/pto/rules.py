@@ -1,0 +1,239 @@
+"""The rule table: op -> the lines of C++ that do it, for the agent that it runs on."""
+from __future__ import annotations
+
+from ..base import EmitError, Op
+from .kernel import CTYPE, WIDTH, KernelWriter, literal, rule
+
+__all__ = ["rule"]
+
+
+# --- rules: global memory ---
+@rule("load")
+def _load(k: KernelWriter, o: Op) -> list[str]:
+    t, b, name = k.p.tensor(o.attr("tensor")), k.buffer(o.out), k.name(o.out)
+    ctype = CTYPE[b.dtype]
+    if t.index == "token":
+        if k.agent == "cube":
+            return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(rows, {b.shape[1]});",
+                    f"TASSIGN({name}, {hex(b.offset)});",
+                    f"auto {name}_from = {k.view(o, '0', 'rows', b.shape[1])};", f"TLOAD({name}, {name}_from);"]
+        if len(t.dims) == 1:
+            return [f"UbWidePart<{ctype}, {b.shape[0]}> {name}(rows);", f"TASSIGN({name}, {hex(b.offset)});",
+                    f"auto {name}_from = {k.view(o, '0', 'rows', 1)};", f"TLOAD({name}, {name}_from);"]
+        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(part, {b.shape[1]});",
+                f"TASSIGN({name}, {hex(b.offset)});",
+                "if (part > 0) {", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', 'part', b.shape[1])};",
+                f"    TLOAD({name}, from);", "}"]
+    if len(t.dims) == 1:
+        pointer, _ = k.at(o, "0")
+        text = [f"auto from = view({pointer}, 1, {b.shape[0]}, {b.shape[0]});", f"TLOAD({name}, from);"]
+    else:
+        row = "0" if b.shape[0] == t.tile.shape(k.sizes)[0] else f"sub * {b.shape[0]}"
+        text = [f"auto from = {k.view(o, row, str(b.shape[0]), b.shape[1])};", f"TLOAD({name}, from);"]
+    return _braces(text, f"if (has_{t.name}) " if t.optional else "")
+
+
+def _braces(lines: list[str], head: str = "") -> list[str]:
+    return [head + "{", *(f"    {x}" for x in lines), "}"]
+
+
+@rule("store")
+def _store(k: KernelWriter, o: Op) -> list[str]:
+    t, value = k.p.tensor(o.attr("tensor")), o.args[0]
+    b, name = k.buffer(value), k.name(value)
+    ctype = CTYPE[b.dtype]
+    if t.index == "token":
+        if len(t.dims) == 1:
+            raise EmitError(f"pto stores no caller's tensor of one value a token, and {t.name} is one")
+        if k.agent == "cube":
+            return _braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {b.shape[1]});",
+                            f"TASSIGN(valid, {hex(b.offset)});",
+                            f"auto to = {k.view(o, '0', 'rows', b.shape[1])};", "TSTORE(to, valid);"])
+        return _braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {b.shape[1]});",
+                        f"TASSIGN(valid, {hex(b.offset)});",
+                        f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', b.shape[1])};", "TSTORE(to, valid);"],
+                       "if (part > 0) ")
+    if len(t.dims) == 1:  # each core stores its part
+        n = b.shape[0] // 2 if k.whole(value) else b.shape[0]
+        address = hex(b.offset) + (f" + sub * {n * WIDTH[b.dtype]}" if k.whole(value) else "")
+        pointer, _ = k.at(o, f"sub * {n}")
+        return _braces([f"UbTile<{ctype}, 1, {n}> mine;", f"TASSIGN(mine, {address});",
+                        f"auto to = view({pointer}, 1, {n}, {n});", "TSTORE(to, mine);"])
+    row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
+    return _braces([f"auto to = {k.view(o, row, str(b.shape[0]), b.shape[1])};", f"TSTORE(to, {name});"],
+                   f"if (has_{t.name}) " if t.optional else "")
+
+
+@rule("valid")
+def _valid(k: KernelWriter, o: Op) -> list[str]:
+    raw, name, b = k.name(o.args[0]), k.name(o.out), k.buffer(o.out)
+    if o.attr("given"):
+        if k.agent != "vector":
+            raise EmitError(f"pto reads the optional {o.attr('given')} with vector cores only")
+        return [f"if (!has_{o.attr('given')}) TEXPANDS({name}, 0);"]
+    if k.agent == "cube":
+        return [f"if (rows < {b.shape[0]}) TFILLPAD({raw}, {raw});"]
+    if k.is_wide(o.out):
+        return [f"fill_wide({raw}, rows, {hex(b.offset)});"]
+    source = k.defs.get(o.args[0])
+    if source is None or source.kind != "load":  # a computed value: name its valid part
+        shape, sizes = (f"1, {b.shape[0]}", "1, rows") if len(b.shape) == 1 else (f"{b.shape[0]}, {b.shape[1]}",
+                                                                                f"part, {b.shape[1]}")
+        if len(b.shape) == 1 and not k.whole(o.out):
+            raise EmitError(f"pto takes valid of vectors that each core holds whole, and {o.out} is one a core's rows")
+        fill = "fill_row(" if len(b.shape) == 1 else "fill_rows("
+        return _braces([f"UbPart<float, {shape}> valid({sizes});", f"TASSIGN(valid, {hex(b.offset)});",
+                        f"{fill}{name}, valid, {'rows' if len(b.shape) == 1 else f'part, {hex(b.offset)}'});"])
+    return [f"fill_rows({name}, {raw}, part, {hex(b.offset)});"]
+
+
+# --- rules: vector cores ---
+OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+SHORT = {"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV", "maximum": "MAX", "minimum": "MIN"}
+
+
+@rule("add", "sub", "mul", "div", "maximum", "minimum")
+def _binary(k: KernelWriter, o: Op) -> list[str]:
+    x, y = o.args
+    out, a, b = k.name(o.out), k.name(x), k.name(y)
+    if k.is_number(o.out):
+        if o.kind in OPERATORS:
+            return [f"const float {out} = {a} {OPERATORS[o.kind]} {b};"]
+        return [f"const float {out} = {a} {'>' if o.kind == 'maximum' else '<'} {b} ? {a} : {b};"]
+    if k.is_number(x):
+        raise EmitError(f"pto takes a number as second operand only, and {o.out} has it first; vectorise turns it")
+    if k.is_number(y):
+        if o.kind == "sub":
+            return [f"TADDS({out}, {a}, {b[1:] if b.startswith('-') else '-' + b});"]
+        return [f"T{SHORT[o.kind]}S({out}, {a}, {b});"]
+    if k.is_col(y):
+        return [f"TROWEXPAND{SHORT[o.kind]}({out}, {a}, {b});"]
+    lines = []
+    if k.type[o.out].rank == 1 and not k.is_wide(o.out) and not k.whole(o.out):  # one's rows of a whole vector
+        n = k.buffer(o.out).shape[0]
+        for v in dict.fromkeys((x, y)):
+            if k.whole(v):
+                lines += [f"UbTile<float, 1, {n}> {k.name(v)}_mine_{out};",
+                          f"TASSIGN({k.name(v)}_mine_{out}, {hex(k.buffer(v).offset)} + sub * {4 * n});"]
+        a, b = (f"{k.name(v)}_mine_{out}" if k.whole(v) else k.name(v) for v in (x, y))
+    return [*lines, f"T{SHORT[o.kind]}({out}, {a}, {b});"]
+
+
+@rule("exp", "log", "rsqrt")
+def _unary(k: KernelWriter, o: Op) -> list[str]:
+    if k.is_number(o.out):
+        raise EmitError(f"pto has no {o.kind} of a number ({o.out}); apply it to the vector that the number comes from")
+    return [f"T{o.kind.upper()}({k.name(o.out)}, {k.name(o.args[0])});"]
+
+
+@rule("cast")
+def _cast(k: KernelWriter, o: Op) -> list[str]:
+    if not o.buffer:
+        return []  # the store that reads it rounds
+    out, x = k.name(o.out), k.name(o.args[0])
+    if k.agent == "cube":
+        return [f"TMOV({out}, {x});"]
+    mode = "CAST_NONE" if o.attr("to") == "float32" else "CAST_RINT"
+    return [f"TCVT({out}, {x}, RoundMode::{mode});"]
+
+
+@rule("const", "scalar", "col", "row", "part", "block")
+def _view(k: KernelWriter, o: Op) -> list[str]:
+    return []
+
+
+@rule("last")
+def _last(k: KernelWriter, o: Op) -> list[str]:
+    x = o.args[0]
+    return [f"const float {k.name(o.out)} = {k.name(x)}.GetValue({k.buffer(x).shape[0] - 1});"]
+
+
+@rule("full")
+def _full(k: KernelWriter, o: Op) -> list[str]:
+    return [f"TEXPANDS({k.name(o.out)}, {literal(o.attr('value'))});"]
+
+
+@rule("expand")
+def _expand(k: KernelWriter, o: Op) -> list[str]:
+    x = o.args[0]
+    if k.is_number(x):
+        return [f"TEXPANDS({k.name(o.out)}, {k.name(x)});"]
+    if k.is_col(x):
+        raise EmitError(f"pto expands rows and numbers; {o.out} expands a column")
+    return [f"TCOLEXPAND({k.name(o.out)}, {k.name(x)});"]
+
+
+@rule("row_sum")
+def _row_sum(k: KernelWriter, o: Op) -> list[str]:
+    b = k.buffer(o.out)
+    return _braces([f"UbCol<float, {b.shape[0]}> sums;", f"TASSIGN(sums, {hex(b.offset)});",
+                    f"TROWSUM(sums, {k.name(o.args[0])}, {o.out}_scratch);"])
+
+
+@rule("join")
+def _join(k: KernelWriter, o: Op) -> list[str]:
+    lines, at = [], k.buffer(o.out).offset
+    for x in o.args:
+        n = k.buffer(x).shape[0]
+        lines += _braces([f"UbTile<float, 1, {n}> to;", f"TASSIGN(to, {hex(at)});", f"TMOV(to, {k.name(x)});"])
+        at += 4 * n
+    return lines
+
+
+# --- rules: cube core, and moves ---
+@rule("move")
+def _move(k: KernelWriter, o: Op) -> list[str]:
+    x, out, b, source = o.args[0], k.name(o.out), k.buffer(o.out), k.buffer(o.args[0])
+    if b.space in ("L0A", "L0B"):
+        part = k.defs.get(x)
+        if part is not None and part.kind == "block":
+            if o.attr("transposed"):
+                raise EmitError(f"pto takes blocks as they lie, and {o.out} is one transposed")
+            return [f"TEXTRACT({out}, {k.name(part.args[0])}, {part.attr('row')}, {part.attr('col')});"]
+        if not o.attr("transposed"):
+            return [f"TEXTRACT({out}, {k.name(x)}, 0, 0);"]
+        turned = f"{out}_from"
+        return [f"L1View<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {turned};", f"TRESHAPE({turned}, {k.name(x)});",
+                f"TEXTRACT({out}, {turned}, 0, 0);"]
+    if k.is_wide(x) and not k.is_wide(o.out):
+        return [f"TTRANS({out}, {k.name(x)}, {o.out}_scratch);"]
+    if k.is_wide(o.out) and not k.is_wide(x):
+        return _braces([f"UbTile<float, {b.shape[0]}, {b.shape[1]}> wide;", f"TASSIGN(wide, {hex(b.offset)});",
+                        f"UbCol<float, {b.shape[0]}> flat;", f"TASSIGN(flat, {hex(source.offset)});",
+                        "TROWEXPAND(wide, flat);"])
+    return [f"TMOV({out}, {k.name(x)});"]
+
+
+@rule("matmul")
+def _matmul(k: KernelWriter, o: Op) -> list[str]:
+    out, left, right = k.name(o.out), k.name(o.args[0]), k.name(o.args[1])
+    if len(o.args) == 3:
+        return [f"TMATMUL_ACC({out}, {k.name(o.args[2])}, {left}, {right});"]
+    return [f"TMATMUL({out}, {left}, {right});"]
+
+
+# --- rules: waits ---
+@rule("signal")
+def _signal(k: KernelWriter, o: Op) -> list[str]:
+    src = str(o.attr("src"))
+    if "." in src:
+        return [f"ffts_cross_core_sync(PIPE_{src.split('.')[1]}, group_flag({o.attr('id')}));  // {o.attr('why')}"]
+    return [f"set_flag(PIPE_{src}, PIPE_{o.attr('dst')}, EVENT_ID{o.attr('id')});  // {o.attr('why')}"]
+
+
+@rule("wait")
+def _wait(k: KernelWriter, o: Op) -> list[str]:
+    if "." in str(o.attr("src")):
+        return [f"wait_flag_dev({o.attr('id')});  // {o.attr('why')}"]
+    return [f"wait_flag(PIPE_{o.attr('src')}, PIPE_{o.attr('dst')}, EVENT_ID{o.attr('id')});  // {o.attr('why')}"]
+
+
+@rule("barrier")
+def _barrier(k: KernelWriter, o: Op) -> list[str]:
+    if o.attr("scope") != "device":
+        return [f"pipe_barrier(PIPE_{o.attr('scope')});"]
+    up, across, down = o.attr("ids")
+    if k.agent == "vector":
+        return ["pipe_barrier(PIPE_ALL);", f"ffts_cross_core_sync(PIPE_MTE3, group_flag({up}));", f"wait_flag_dev({down});"]
+    return ["pipe_barrier(PIPE_ALL);", f"wait_flag_dev({up});", f"ffts_cross_core_sync(PIPE_FIX, all_flag({across}));",
+            f"wait_flag_dev({across});", f"ffts_cross_core_sync(PIPE_FIX, group_flag({down}));"]
