@@ -1455,10 +1455,11 @@ def _compile_cpu(source, library):
 def _library(kind):
     """The compiled kernels, cached by content; safe under several processes, since a file appears whole."""
     make = _compile_npu if kind == "npu" else _compile_cpu
-    seed = SOURCE
-    if kind != "npu":
+    if kind == "npu":
+        seed = SOURCE + " ".join(compile_command("", ""))
+    else:
         from gdn_codegen.runtime import pto_sim
-        seed += str(pto_sim.runtime_object())
+        seed = SOURCE + str(pto_sim.runtime_object())
     given = os.environ.get("GDN_CODEGEN_CACHE")
     cache = (Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gdn_codegen") / "pto"
     library = cache / f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so"
