@@ -1,10 +1,17 @@
-"""Recurrences written out by hand, in float64, and random problems: what every target is held against."""
+"""Recurrences written out by hand, in float64, and random problems: what every target is held against, and how."""
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
+from gdn_codegen.runtime import cache
+from gdn_codegen.runtime.load import import_path
+from gdn_codegen.schedule import SCHEDULES
+
 DELTA, PLAIN = True, False
+TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
 
 
 def recurrence(q, k, v, g, beta, scale, S, delta=DELTA):
@@ -81,3 +88,19 @@ def check(fn, x, tolerance=5e-3, **options):
     errors = rms_error(o, want_o), rms_error(S, want_S)
     assert errors[0] <= tolerance and errors[1] <= tolerance, f"o {errors[0]:.2e}, state {errors[1]:.2e} > {tolerance}"
     return errors
+
+
+def module(text):
+    """A generated module of this text, imported."""
+    out = import_path(cache.write(cache.folder() / "texts" / f"module_{cache.digest(text)}.py", text))
+    assert out.POISON
+    return out
+
+
+def variant(schedule, **changes):
+    """A named schedule changed, without the values that its form then lacks."""
+    s = replace(SCHEDULES[schedule], name="_".join([schedule, *map(str, changes.values())]).replace("-", ""), **changes)
+    if s.form == "wy":
+        return s
+    groups = (tuple(n for n in g if n not in ("W", "U0")) for g in s.kernels)
+    return replace(s, kernels=tuple(g for g in groups if g))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
@@ -80,6 +81,32 @@ class Writer:
         return "\n".join(self.lines)
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """The line of Python, or where it is too long the operands of its longest outermost bracket on lines of their own.
+
+    Operands of a call end in a comma, of parentheses that group and of an index only where there are several.
+    """
+    if len(text) <= width:
+        return [text]
+    depth, cuts, best = 0, [0], [0, 0]
+    for at, ch in enumerate(text):
+        depth += (ch in "([") - (ch in ")]")
+        if ch in "([" and depth == 1:
+            cuts = [at]
+        elif ch == "," and depth == 1:
+            cuts.append(at)
+        elif ch in ")]" and depth == 0 and at - cuts[0] > best[-1] - best[0]:
+            best = [*cuts, at]
+    if best[-1] == 0:
+        return [text]
+    out = [text[: best[0] + 1]]
+    call = text[best[0]] == "(" and text[: best[0]][-1:].isidentifier()
+    for first, end in pairwise(best):
+        *most, last = wrapped(text[first + 1: end].strip(), width - 5)
+        out += [f"    {x}" for x in (*most, f"{last}," if call or len(best) > 2 else last)]
+    return [*out, text[best[-1]:]]
+
+
 @dataclass(frozen=True)
 class KernelText:
     """One kernel for a template. tensors, scalars: what it is passed, in order; body: its emitted lines."""
@@ -127,4 +154,5 @@ __all__ = [
     "numbers",
     "touched",
     "walk",
+    "wrapped",
 ]

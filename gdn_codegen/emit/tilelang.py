@@ -30,6 +30,7 @@ from .base import (
     numbers,
     touched,
     walk,
+    wrapped,
 )
 
 rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "part": "vectorise", "join": "vectorise",
@@ -112,7 +113,7 @@ class _Kernel:
         self.end(to.dims)
 
     def line(self, text: str) -> None:
-        self.w(*_wrapped(text, WIDTH - 4 * self.w.indent))
+        self.w(*wrapped(text, WIDTH - 4 * self.w.indent))
 
     # --- addresses ---
     def address(self, t: Tensor, index: tuple[str, ...]) -> str:
@@ -271,28 +272,6 @@ class _Kernel:
         large = max((math.prod(x.shape) for x in self.k.buffers if x.space == "fragment"), default=0) > 64 * 128
         tiles = [math.prod(n // 16 for n in self.buffers[o.buffer].shape) for o in walk(self.k.body) if o.kind == "matmul"]
         return 32 * min([8 if large else 4, *tiles])
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """The line, or where it is too long the operands of its longest outermost call on lines of their own."""
-    if len(text) <= width:
-        return [text]
-    depth, cuts, best = 0, [0], [0, 0]
-    for at, ch in enumerate(text):
-        depth += (ch in "([") - (ch in ")]")
-        if ch in "([" and depth == 1:
-            cuts = [at]
-        elif ch == "," and depth == 1:
-            cuts.append(at)
-        elif ch in ")]" and depth == 0 and at - cuts[0] > best[-1] - best[0]:
-            best = [*cuts, at]
-    if best[-1] == 0:
-        return [text]
-    out = [text[: best[0] + 1]]
-    for n, first in enumerate(best[:-1]):
-        *most, end = _wrapped(text[first + 1: best[n + 1]].strip(), width - 5)
-        out += [f"    {x}" for x in (*most, f"{end},")] if len(best) > 2 else [f"    {x}" for x in (*most, end)]
-    return [*out, text[best[-1]:]]
 
 
 def element(x: Value, dims: tuple[Dim, ...], index: tuple[str, ...]) -> Text:

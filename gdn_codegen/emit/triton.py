@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import keyword
 import math
-from itertools import pairwise
 
 from ..ir.types import Dim, Tensor, Tile
 from .base import (
@@ -28,6 +27,7 @@ from .base import (
     blocks,
     numbers,
     touched,
+    wrapped,
 )
 
 rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "move": "place",
@@ -153,7 +153,7 @@ class _Kernel:
         return [text for name, text in lines.items() if name in self.uses]
 
     def line(self, text: str) -> None:
-        self.w(*_wrapped(text, WIDTH - 4 * self.w.indent))
+        self.w(*wrapped(text, WIDTH - 4 * self.w.indent))
 
     # --- the whole ---
     def text(self) -> KernelText:
@@ -208,34 +208,6 @@ class _Kernel:
     def warps(self) -> int:
         """Warps for the largest tile: about 64 float32 registers a thread."""
         return 8 if max((math.prod(b.shape) for b in self.k.buffers), default=0) >= 128 * 128 else 4
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """The line, or where it is too long the arguments of its longest outermost call on lines of their own."""
-    if len(text) <= width:
-        return [text]
-    depth, commas, best = 0, [], [0, 0]
-    for i, ch in enumerate(text):
-        if ch in "([":
-            depth += 1
-            if depth == 1:
-                commas = [i]
-        elif ch in ")]":
-            depth -= 1
-            if depth == 0 and i - commas[0] > best[-1] - best[0]:
-                best = [*commas, i]
-        elif ch == "," and depth == 1:
-            commas.append(i)
-    if best[-1] == 0:
-        return [text]
-    call = text[: best[0]][-1:].isidentifier()
-    parts = [text[x + 1: y].strip() for x, y in pairwise(best)]
-    inner = [line for x in parts for line in _with_comma(_wrapped(x, width - 5), call)]
-    return [text[: best[0] + 1], *("    " + x for x in inner), text[best[-1]:]]
-
-
-def _with_comma(lines: list[str], call: bool) -> list[str]:
-    return [*lines[:-1], lines[-1] + ","] if call else lines
 
 
 def emit(p: Program, layout: str) -> list[KernelText]:

@@ -1,19 +1,16 @@
-"""PTO: generated modules in the simulator against the token recurrence, and the commands for an NPU."""
-import importlib.util
+"""PTO: generated modules in the simulator against the token recurrence."""
 import shutil
 from dataclasses import replace
-from itertools import count
-from types import SimpleNamespace
 
 import pytest
 import torch
-from reference import call, check, problem, rms_error
+from reference import TOLERANCE, call, check, module, problem, rms_error, variant
 
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.runtime import build as build_module
-from gdn_codegen.runtime import pto_sim
+from gdn_codegen.runtime import load, pto_sim
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.schedule import SCHEDULES
 from gdn_codegen.schedule.check import RaceError, channels, without
@@ -21,23 +18,6 @@ from gdn_codegen.schedule.check import check as check_waits
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ 12 or newer")
 LADDER = [1, 17, 31, 32, 33, 63, 64, 65, 129]
-TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
-_modules, _serial = {}, count()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("generated")
-
-
-def load(folder, text):
-    path = folder / f"module_{next(_serial)}.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.POISON
-    return module
 
 
 def build(schedule="fused", **options):
@@ -45,33 +25,22 @@ def build(schedule="fused", **options):
     return Build("pto", schedule=plan, **({"chunk": 32, "head_dim_k": 32, "head_dim_v": 32} | options))
 
 
-def function(folder, schedule="fused", **options):
-    b = build(schedule, **options)
-    if b not in _modules:
-        _modules[b] = getattr(load(folder, render(b)), b.function)
-    return _modules[b]
-
-
-def variant(schedule, **changes):
-    s = replace(SCHEDULES[schedule], name="_".join([schedule, *map(str, changes.values())]).replace("-", ""), **changes)
-    if s.form == "wy":
-        return s
-    groups = (tuple(n for n in g if n not in ("W", "U0")) for g in s.kernels)
-    return replace(s, kernels=tuple(g for g in groups if g))
+def function(schedule="fused", **options):
+    return load.function(build(schedule, **options))
 
 
 @pytest.mark.parametrize("layout, dtype", [("bthd", "float16"), ("bhtd", "bfloat16"), ("bthd", "float32")])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_schedules(folder, schedule, dtype, layout):
-    fn = function(folder, schedule, dtype=dtype, layout=layout)
+def test_schedules(schedule, dtype, layout):
+    fn = function(schedule, dtype=dtype, layout=layout)
     x = problem([33, 0, 65], 1, 2, 32, 32, getattr(torch, dtype), gate=-0.2)
     check(fn, x, TOLERANCE[dtype], layout=layout)
 
 
 @pytest.mark.parametrize("schedule", ["staged", "fused"])
-def test_lengths(folder, schedule):
+def test_lengths(schedule):
     """Each alone and all together, with gates that forget nothing and all; heads in groups; with and without a state."""
-    fn = function(folder, schedule, chunk=64, head_dim_k=64, head_dim_v=64)
+    fn = function(schedule, chunk=64, head_dim_k=64, head_dim_v=64)
     for n in LADDER:
         check(fn, problem([n], 1, 1, 64, 64, gate="mixed", seed=n))
     check(fn, problem([0, *LADDER, 0], 1, 3, 64, 64, gate="mixed"))
@@ -82,16 +51,16 @@ def test_lengths(folder, schedule):
 
 
 @pytest.mark.parametrize("chunk, k, v", [(16, 16, 16), (64, 128, 64), (128, 64, 128), (128, 128, 128)])
-def test_sizes(folder, chunk, k, v):
-    fn = function(folder, chunk=chunk, head_dim_k=k, head_dim_v=v)
+def test_sizes(chunk, k, v):
+    fn = function(chunk=chunk, head_dim_k=k, head_dim_v=v)
     check(fn, problem([chunk + 1, chunk // 2], 1, 2, k, v))
 
 
 @pytest.mark.parametrize("form, inverse, schedule", [
     ("direct", "blocked16", "fused"), ("gate-free", "doubling", "fused"), ("wy", "blocked16", "fused"),
     ("gate-free", "blocked16", "prepared"), ("direct", "doubling", "staged")])
-def test_forms_and_inverses(folder, form, inverse, schedule):
-    fn = function(folder, variant(schedule, form=form, inverse=inverse))
+def test_forms_and_inverses(form, inverse, schedule):
+    fn = function(variant(schedule, form=form, inverse=inverse))
     check(fn, problem([40, 0, 33], 1, 2, 32, 32, gate=-0.2))
 
 
@@ -100,25 +69,25 @@ def test_forms_and_inverses(folder, form, inverse, schedule):
     {"inverse_block": 16}, {"lanes": 1, "inverse_block": 16}, {"order": "page"},
     {"lanes": 1, "order": "page", "cache_masks": False}])
 @pytest.mark.parametrize("schedule", ["staged", "replay"])
-def test_what_is_for_cores_only(folder, schedule, changes, dtype):
+def test_what_is_for_cores_only(schedule, changes, dtype):
     """Side by side, on the chip, in which order, in blocks: the same results; an odd head repeats itself."""
-    fn = function(folder, variant(schedule, **changes), dtype=dtype)
+    fn = function(variant(schedule, **changes), dtype=dtype)
     check(fn, problem([40, 0, 33], 1, 3, 32, 32, getattr(torch, dtype), gate=-0.2), TOLERANCE[dtype])
 
 
-def test_columns_in_blocks(folder):
-    fn = function(folder, variant("fused", v_block=16))
+def test_columns_in_blocks():
+    fn = function(variant("fused", v_block=16))
     check(fn, problem([40, 0, 33], 1, 2, 32, 32))
 
 
 @pytest.mark.parametrize("schedule", ["staged", "fused"])
-def test_another_algorithm(folder, schedule):
-    fn = function(folder, schedule, algorithm="simple_gla")
+def test_another_algorithm(schedule):
+    fn = function(schedule, algorithm="simple_gla")
     check(fn, problem([40, 0, 65], 1, 2, 32, 32), delta=False)
 
 
-def test_equal_keys_invert_well(folder):
-    fn = function(folder, chunk=64, head_dim_k=64, head_dim_v=64)
+def test_equal_keys_invert_well():
+    fn = function(chunk=64, head_dim_k=64, head_dim_v=64)
     check(fn, problem([128], 1, 1, 64, 64, gate=0.0, beta=1.0, same_keys=True))
 
 
@@ -138,22 +107,22 @@ def page(q, k, v, g, S, *, scale="K ** -0.5"):
 """
 
 
-def test_a_page_with_other_ops(folder):
+def test_a_page_with_other_ops(tmp_path):
     """Sums along rows, values that are not zero on padding, divisions by a column."""
-    (folder / "page.py").write_text(PAGE)
-    b = build("fused", algorithm=f"{folder}/page.py:page")
+    (tmp_path / "page.py").write_text(PAGE)
+    b = build("fused", algorithm=f"{tmp_path}/page.py:page")
     x = problem([33, 0, 5], 1, 2, 32, 32, gate=-0.3)
     p = b.page.trace()
     want = interpret(replace(p, dims=tuple(b.sizes.items())), Problem(x["lengths"], 1, 2),
                      {**{n: x[n] for n in "qkvg"}, "initial_state": x["S"]}, {"scale": 32 ** -0.5})
-    fn = getattr(load(folder, render(b)), b.function)
+    fn = getattr(module(render(b)), b.function)
     o, S = fn(*(x[n][None] for n in "qkvg"), initial_state=x["S"], output_final_state=True,
               cu_seqlens=torch.tensor([0, 33, 33, 38]))
     assert rms_error(o[0], want["o"]) < 2e-3 and rms_error(S, want["final_state"]) < 2e-3
 
 
 # --- the simulator sees what the checker sees ------------------------------------------------------------------------
-def test_a_wait_taken_out_stops_the_simulator(folder, monkeypatch):
+def test_a_wait_taken_out_stops_the_simulator(monkeypatch):
     b = build("fused")
     p = lowered(b)
     (k,) = p.kernels
@@ -165,15 +134,15 @@ def test_a_wait_taken_out_stops_the_simulator(folder, monkeypatch):
         with pytest.raises(RaceError):
             check_waits(broken, ASCEND_A2)
         monkeypatch.setattr(build_module, "lowered", lambda b, broken=broken: broken)
-        fn = getattr(load(folder, render(b)), b.function)
+        fn = getattr(module(render(b)), b.function)
         with pytest.raises(pto_sim.PtoSimError):
             call(fn, problem([100, 100], 1, 2, 32, 32))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_other_interleavings(folder, monkeypatch, seed):
+def test_other_interleavings(monkeypatch, seed):
     monkeypatch.setenv("PTO_SIM_SHUFFLE", str(seed))
-    check(function(folder, "prepared"), problem([33, 0, 65], 1, 2, 32, 32, gate=-0.2))
+    check(function("prepared"), problem([33, 0, 65], 1, 2, 32, 32, gate=-0.2))
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -186,51 +155,3 @@ def test_source_says_which_line_of_the_algorithm_it_is():
 
 def test_same_build_same_bytes():
     assert render(build("staged")) == render(build("staged"))
-
-
-# --- an NPU ----------------------------------------------------------------------------------------------------------
-def test_npu_compile_command(folder, monkeypatch, tmp_path):
-    module = load(folder, render(build("fused")))
-    monkeypatch.delenv("ASCEND_TOOLKIT_HOME", raising=False)
-    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
-    with pytest.raises(RuntimeError, match=r"set ASCEND_TOOLKIT_HOME .* and PTO_LIB_PATH"):
-        module.compile_command("a.cpp", "a.so")
-    monkeypatch.setenv("ASCEND_TOOLKIT_HOME", "/cann")
-    monkeypatch.setenv("PTO_LIB_PATH", "/pto")
-    words = module.compile_command("a.cpp", "a.so")
-    assert words[0] == "bisheng" and {"-xcce", "-DMEMORY_BASE", "--cce-aicore-arch=dav-c220", "-std=gnu++17"} <= set(words)
-    assert {"-I/pto/include", "-I/cann/include", "-I/cann/pkg_inc", "-I/cann/pkg_inc/runtime"} <= set(words)
-    assert words.count("-mllvm") == 4 and words[-3:] == ["a.cpp", "-o", "a.so"]
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match="need bisheng"):
-        module._compile_npu(tmp_path / "a.cpp", tmp_path / "a.so")
-
-
-def test_npu_launch_arguments(folder, monkeypatch):
-    """Pointers, then sizes, flags and numbers, with the stream; every kernel of the schedule, in order."""
-    module = load(folder, render(build("staged")))
-    seen = []
-
-    class Npu:
-        type = "npu"
-
-    class Library:
-        def __getattr__(self, name):
-            return lambda *a: seen.append((name, a)) or 0
-
-    properties = SimpleNamespace(cube_core_num=20)
-    fake = SimpleNamespace(current_stream=lambda: SimpleNamespace(_as_parameter_="stream"),
-                           get_device_properties=lambda device: properties)
-    monkeypatch.setattr(torch, "npu", fake, raising=False)
-    monkeypatch.setattr(module, "_library", lambda kind: Library())
-    npu = Npu()
-    monkeypatch.setattr(module, "_own", lambda name, groups, device: torch.zeros(groups))
-    cu = torch.tensor([0, 40], dtype=torch.int32)
-    for name, _, _, tensors, scalars in module.KERNELS:
-        module._launch(name, 100, [torch.zeros(1)] * len(tensors), cu, (1, 40, 0, 1, 2, 2), [1], [0.5] * len(scalars), {}, npu)
-    assert [n for n, _ in seen] == [f"call_{s}" for s, *_ in module.SYMBOLS.values()]
-    for (name, _, _, tensors, scalars), (_, a) in zip(module.KERNELS, seen, strict=True):
-        own = module.SYMBOLS[name][1]
-        assert a[0].value == 20 and a[1] == "stream"
-        assert len(a) == 2 + len(tensors) + len(own) + 1 + 6 + 1 + len(scalars)
-        assert a[2 + len(tensors) + len(own)].value == cu.data_ptr()

@@ -3,12 +3,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from reference import call, check, problem
+from reference import call, check, module, problem
 
 from gdn_codegen.ir.core import walk
-from gdn_codegen.runtime import cache
 from gdn_codegen.runtime.build import Build, lowered, render
-from gdn_codegen.runtime.load import function, import_path
+from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.pto_sim import PtoSimError
 from gdn_codegen.schedule import ScheduleError, named
 
@@ -22,7 +21,7 @@ def single(schedule, **options):
 @pytest.mark.parametrize("schedule", ["staged", "prepared", "replay"])
 def test_one_launch_agrees(schedule):
     b = single(schedule)
-    assert len(import_path(cache.write(cache.folder() / "single" / f"{schedule}.py", render(b))).KERNELS) == 1
+    assert len(module(render(b)).KERNELS) == 1
     check(function(b), problem(LENGTHS, 1, 2, 32, 32))
     check(function(b), problem([65, 65], 2, 4, 32, 32, initial=False), batched=True)
 
@@ -41,7 +40,7 @@ def test_without_a_part_of_the_barrier_the_simulator_stops(piece):
            "down": rf"(ffts_cross_core_sync\(PIPE_FIX, group_flag\({down}\)\);|wait_flag_dev\({down}\);)"}[piece]
     text, n = re.subn(cut, "", render(single("staged")))  # of [G], which only vector cores write, all of it is needed
     assert n
-    fn = import_path(cache.write(cache.folder() / "single" / f"without_{piece}.py", text)).chunk_gated_delta_rule
+    fn = module(text).chunk_gated_delta_rule
     with pytest.raises(PtoSimError, match=r"race|flag|uninitialised"):
         call(fn, problem(LENGTHS, 1, 2, 32, 32))
 
@@ -53,6 +52,6 @@ def test_a_target_without_such_a_barrier_refuses(target):
 
 
 def test_the_module_says_how_much_workspace_it_takes():
-    module = import_path(cache.write(cache.folder() / "single" / "sized.py", render(single("replay"))))
+    workspace_bytes = module(render(single("replay"))).workspace_bytes
     slots = 4096 // 64 + 3
-    assert module.workspace_bytes(tokens=4096, sequences=3, value_heads=8) == slots * 8 * (64 * 4 + 64 * 64 * 2)
+    assert workspace_bytes(tokens=4096, sequences=3, value_heads=8) == slots * 8 * (64 * 4 + 64 * 64 * 2)

@@ -10,7 +10,7 @@ import pytest
 
 from gdn_codegen import algorithms
 from gdn_codegen.emit import EMITTERS
-from gdn_codegen.emit.base import EmitError
+from gdn_codegen.emit.base import EmitError, wrapped
 from gdn_codegen.ir.core import Loop, Op, walk
 from gdn_codegen.ir.ops import OPS
 
@@ -91,3 +91,15 @@ def test_a_page_of_ones_own_needs_no_rule():
     """The example's op row_norm is in no emitter's way."""
     page = algorithms.find(f"{ROOT}/examples/my_linear_attention.py:decayed_linear_attention")
     assert any(o.kind == "row_norm" for o in walk(page.trace().kernels[0].body))
+
+
+@pytest.mark.parametrize("text", [
+    "x = tl.load(p + (row * H + h) * K, mask=valid[:, None], other=0.0).to(OPERAND)",
+    "out[b, row + i, hv] = T.if_then_else(i < rows, (first_value + second_value) * (third_value - fourth_value), 0)",
+    "x = (first_value + second_value + third_value) * y[index_of_the_first + index_of_the_second]",
+    "x = function(of_one_operand + which_is_long_enough + to_fill_more_than_a_line)"])
+def test_a_long_line_of_python_means_the_same_wrapped(text):
+    lines = wrapped(text, 40)
+    assert len(lines) > 1
+    assert ast.dump(ast.parse("\n".join(lines))) == ast.dump(ast.parse(text))
+    assert wrapped(text, len(text)) == [text]

@@ -6,12 +6,11 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
-from reference import call, check, expected, problem, rms_error
+from reference import TOLERANCE, call, check, expected, module, problem, rms_error
 
 from gdn_codegen.emit import tilelang as emitter
 from gdn_codegen.emit.base import EmitError
@@ -19,13 +18,11 @@ from gdn_codegen.ir.core import Op
 from gdn_codegen.ir.ops import OPS
 from gdn_codegen.runtime import check_tilelang
 from gdn_codegen.runtime.build import Build, lowered, render
-from gdn_codegen.runtime.load import import_path
+from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import SCHEDULES
 
 pytest.importorskip("tilelang")
-TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
 LADDER = [[n] for n in (1, 17, 31, 33, 63, 64, 65, 129)] + [[0], [33, 0, 64, 1], [0, 17, 17, 0]]
-_modules, _serial = {}, count()
 
 
 #: A kernel takes seconds to compile, a shape milliseconds to run: few modules, many shapes. Each dtype, layout, schedule,
@@ -53,34 +50,14 @@ def _compilers_leave_nothing(tmp_path_factory):
     patch.undo()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("generated") / "tilelang"
-
-
-def load(folder, text):
-    folder.mkdir(exist_ok=True)
-    path = folder / f"module_{next(_serial)}.py"
-    path.write_text(text)
-    module = import_path(path)
-    assert module.POISON
-    return module
-
-
-def function(folder, b):
-    if b not in _modules:
-        _modules[b] = getattr(load(folder, render(b)), b.function)
-    return _modules[b]
-
-
 def given(b, lengths, **options):
     return problem(lengths, 2, 4, b.head_dim_k, b.head_dim_v, getattr(torch, b.dtype), **options)
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_lengths_packs_and_states(folder, name):
+def test_lengths_packs_and_states(name):
     b = BUILDS[name]
-    fn, options = function(folder, b), {"tolerance": TOLERANCE[b.dtype], "layout": b.layout}
+    fn, options = function(b), {"tolerance": TOLERANCE[b.dtype], "layout": b.layout}
     for n, lengths in enumerate(LADDER):
         x = given(b, lengths, gate=-0.1, initial=n % 3 != 2, seed=n)
         check(fn, x, cu_dtype=torch.int64 if n % 2 else torch.int32, **options)
@@ -89,39 +66,38 @@ def test_lengths_packs_and_states(folder, name):
 
 
 @pytest.mark.parametrize("gate, beta", [(0.0, 1.0), (0.0, 0.0), (-50.0, 0.01), ("mixed", None)])
-def test_gates(folder, gate, beta):
+def test_gates(gate, beta):
     b = BUILDS["gdn_c32_bthd_k32v64"]
-    check(function(folder, b), given(b, [70], gate=gate, beta=beta))
+    check(function(b), given(b, [70], gate=gate, beta=beta))
 
 
-def test_head_groups_and_an_empty_batch(folder):
+def test_head_groups_and_an_empty_batch():
     b = BUILDS["gdn_c32_bthd_k32v64"]
-    fn = function(folder, b)
+    fn = function(b)
     for H, HV in ((1, 1), (3, 3), (1, 4)):
         check(fn, problem([40, 3], H, HV, 32, 64))
     o, S = call(fn, problem([0, 0], 1, 2, 32, 64), batched=True)
     assert o.numel() == 0 and S.shape == (2, 2, 32, 64)
 
 
-def test_unaligned_inputs(folder):
+def test_unaligned_inputs():
     """A slice of a larger tensor may start anywhere; kernels load 16 bytes at a time."""
     b = BUILDS["gdn_c32_bthd_k32v64"]
     x = given(b, [33])
     for n in ("q", "k", "v"):
         x[n] = torch.cat([torch.zeros(1, dtype=x[n].dtype), x[n].reshape(-1)])[1:].view(x[n].shape)
         assert x[n].data_ptr() % 16
-    check(function(folder, b), x)
+    check(function(b), x)
 
 
-def test_a_member_without_the_inverse(folder):
+def test_a_member_without_the_inverse():
     b = Build("tilelang", 32, "bthd", "simple_gla", "fused", "float16", 32, 32)
-    check(function(folder, b), given(b, [33, 0, 64]), delta=False)
+    check(function(b), given(b, [33, 0, 64]), delta=False)
 
 
-def test_values_may_have_names_of_the_kernels_own(folder):
+def test_values_may_have_names_of_the_kernels_own(tmp_path):
     """A page of one's own may call its values anything."""
-    folder.mkdir(exist_ok=True)
-    page = folder / "clash.py"
+    page = tmp_path / "clash.py"
     page.write_text('''from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last
 
 
@@ -138,7 +114,7 @@ def clash(q, k, v, g, S, *, n=1.0):
     b = Build("tilelang", 16, algorithm=f"{page}:clash", schedule=replace(SCHEDULES["fused"], name="own", kernels=(("hv", "S"),)),
               head_dim_k=16, head_dim_v=16)
     x = problem([16], 1, 1, 16, 16)
-    out, S = getattr(load(folder, render(b)), b.function)(*(x[i][None] for i in "qkvg"), initial_state=x["S"], n=2.0,
+    out, S = function(b)(*(x[i][None] for i in "qkvg"), initial_state=x["S"], n=2.0,
                                                           output_final_state=True)
     G, q, k, v = x["g"][:, 0].double().cumsum(0), *(x[i][:, 0].double() for i in "qkv")
     start = x["S"][0, 0].double()
@@ -153,14 +129,14 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("what", MUTATIONS)
-def test_mutations_fail_the_comparison(folder, what):
+def test_mutations_fail_the_comparison(what):
     b = BUILDS["gdn_c32_bthd_k32v64"]
     text, n = re.subn(*MUTATIONS[what], render(b), flags=re.M)
     assert n
     x = given(b, [33, 31, 32])  # no partial chunk at the very end: the mutant reads nobody's memory
     want = expected(x)
-    check(function(folder, b), x)
-    o, S = call(getattr(load(folder, text), b.function), x)
+    check(function(b), x)
+    o, S = call(getattr(module(text), b.function), x)
     assert not (rms_error(o, want[0]) <= 5e-3 and rms_error(S, want[1]) <= 5e-3)
 
 
@@ -188,11 +164,10 @@ def test_two_processes_build_a_copy_of_the_module_at_once(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
-def test_compiles_for_hopper(folder):
+def test_compiles_for_hopper(tmp_path):
     b = Build("tilelang", 64, "bthd", schedule="replay", head_dim_k=64, head_dim_v=64)
-    folder.mkdir(exist_ok=True)
-    (folder / f"{b.name}.py").write_text(render(b))
-    for found in check_tilelang.compiled(folder / f"{b.name}.py", ["o_S"]):
+    (tmp_path / f"{b.name}.py").write_text(render(b))
+    for found in check_tilelang.compiled(tmp_path / f"{b.name}.py", ["o_S"]):
         assert not found.error and not found.spills and found.wgmma
         assert 0 < found.shared <= 227 * 1024 and 0 < found.registers < 256
 

@@ -1,42 +1,24 @@
 """Triton: generated modules in its interpreter against the token recurrence, and compiled ahead of time."""
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import count
 
 import pytest
 import torch
-from reference import call, check, expected, problem, rms_error
+from reference import TOLERANCE, call, check, expected, module, problem, rms_error, variant
 
 from gdn_codegen.emit import triton as emitter
 from gdn_codegen.emit.base import EmitError
 from gdn_codegen.ir.core import Op
 from gdn_codegen.ir.ops import OPS
+from gdn_codegen.runtime import load
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.schedule import SCHEDULES
 
 pytest.importorskip("triton")
 LADDER = [1, 17, 31, 33, 63, 64, 65, 129]
-TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
-_modules, _serial = {}, count()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("generated")
-
-
-def load(folder, text):
-    path = folder / f"module_{next(_serial)}.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.POISON
-    return module
 
 
 def build(schedule="fused", **options):
@@ -45,61 +27,54 @@ def build(schedule="fused", **options):
     return Build("triton", schedule=plan, **sizes)
 
 
-def function(folder, schedule="fused", **options):
-    b = build(schedule, **options)
-    if b not in _modules:
-        _modules[b] = getattr(load(folder, render(b)), b.function)
-    return _modules[b]
-
-
-def variant(schedule, **changes):
-    return replace(SCHEDULES[schedule], name="_".join([schedule, *map(str, changes.values())]).replace("-", ""), **changes)
+def function(schedule="fused", **options):
+    return load.function(build(schedule, **options))
 
 
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
-def test_schedules(folder, schedule, dtype, layout):
+def test_schedules(schedule, dtype, layout):
     x = problem([33, 0, 17, 64], 1, 2, 16, 32, getattr(torch, dtype))
-    check(function(folder, schedule, dtype=dtype, layout=layout), x, TOLERANCE[dtype], layout=layout, cu_dtype=torch.int64)
+    check(function(schedule, dtype=dtype, layout=layout), x, TOLERANCE[dtype], layout=layout, cu_dtype=torch.int64)
 
 
 @pytest.mark.parametrize("inverse", ["doubling", "blocked16"])
 @pytest.mark.parametrize("form", ["direct", "wy", "gate-free"])
 @pytest.mark.parametrize("schedule", ["replay", "fused"])
-def test_forms(folder, schedule, form, inverse):
-    fn = function(folder, variant(schedule, form=form, inverse=inverse))
+def test_forms(schedule, form, inverse):
+    fn = function(variant(schedule, form=form, inverse=inverse))
     check(fn, problem([40, 5], 1, 1, 16, 32))
 
 
 @pytest.mark.parametrize("lengths", [[n] for n in LADDER] + [[0, 33, 1, 0]], ids=str)
 @pytest.mark.parametrize("schedule", ["fused", "staged"])
-def test_lengths(folder, schedule, lengths):
-    check(function(folder, schedule), problem(lengths, 1, 1, 16, 32))
+def test_lengths(schedule, lengths):
+    check(function(schedule), problem(lengths, 1, 1, 16, 32))
 
 
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 @pytest.mark.parametrize("schedule", ["replay", "prepared"])
-def test_equal_rows_without_state(folder, schedule, layout):
+def test_equal_rows_without_state(schedule, layout):
     x = problem([45, 45, 45], 2, 4, 16, 32, initial=False)
-    check(function(folder, schedule, layout=layout), x, batched=True, layout=layout)
+    check(function(schedule, layout=layout), x, batched=True, layout=layout)
 
 
 @pytest.mark.parametrize("k, v, chunk", [(32, 16, 16), (16, 64, 64), (64, 32, 32), (16, 16, 128)])
-def test_sizes(folder, k, v, chunk):
-    check(function(folder, head_dim_k=k, head_dim_v=v, chunk=chunk), problem([2 * chunk + 1], 1, 1, k, v))
+def test_sizes(k, v, chunk):
+    check(function(head_dim_k=k, head_dim_v=v, chunk=chunk), problem([2 * chunk + 1], 1, 1, k, v))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("schedule", ["fused", "staged"])
-def test_split_columns(folder, schedule, dtype):
-    fn = function(folder, variant(schedule, v_block=16), head_dim_v=64, dtype=dtype)
+def test_split_columns(schedule, dtype):
+    fn = function(variant(schedule, v_block=16), head_dim_v=64, dtype=dtype)
     check(fn, problem([40, 33], 1, 2, 16, 64, getattr(torch, dtype)))
 
 
 @pytest.mark.parametrize("gate, beta", [(0.0, 1.0), (0.0, 0.0), (-50.0, 0.01), ("mixed", None)])
-def test_gates(folder, gate, beta):
-    check(function(folder), problem([70], 1, 2, 16, 32, gate=gate, beta=beta))
+def test_gates(gate, beta):
+    check(function(), problem([70], 1, 2, 16, 32, gate=gate, beta=beta))
 
 
 def test_every_op_has_a_rule_or_a_pass_that_removes_it():
@@ -122,9 +97,9 @@ def test_text_is_stable_ascii_and_short_lined(schedule):
             assert text.count(helper) != 1
 
 
-def test_value_may_have_a_name_of_the_kernels_own(folder):
+def test_value_may_have_a_name_of_the_kernels_own(tmp_path):
     """A page of one's own may call its values anything."""
-    page = folder / "clash.py"
+    page = tmp_path / "clash.py"
     page.write_text('''from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last
 
 
@@ -142,14 +117,14 @@ def clash(q, k, v, g, S, *, scale=1.0):
     b = build(plan, algorithm=f"{page}:clash", chunk=16, head_dim_v=16)
     x = problem([20], 1, 1, 16, 16)
     q, k, v, g = (x[n][None] for n in "qkvg")
-    _, final = load(folder, render(b)).chunk_clash(q, k, v, g, initial_state=x["S"], output_final_state=True)
+    _, final = module(render(b)).chunk_clash(q, k, v, g, initial_state=x["S"], output_final_state=True)
     G = x["g"].double().cumsum(0)
     want = torch.exp(G[-1])[:, None, None] * x["S"][0].double() + torch.einsum(
         "tk,th,tv->hkv", k[0, :, 0].double(), torch.exp(G[-1] - G), v[0, :, 0].double())
     assert rms_error(final[0], want) < 5e-3
 
 
-def test_alone_and_without_a_trace(folder, tmp_path):
+def test_alone_and_without_a_trace(tmp_path):
     """A copy elsewhere needs torch and triton alone, and leaves the environment and Triton as they were."""
     (tmp_path / "copied.py").write_text(render(build("replay")))
     (tmp_path / "use.py").write_text("""
@@ -174,21 +149,21 @@ for m, was in names.items():
     ("staged", r"n = find_sequence\(cu_seqlens, slot, N, C\)", "n = (slot * 0).to(tl.int32)"),  # one sequence for all
     ("fused", r"if has_initial_state:", "if False:"),
 ], ids=["tail", "state", "sequence", "initial"])
-def test_mutation_fails(folder, schedule, find, put):
+def test_mutation_fails(schedule, find, put):
     b, x = build(schedule), problem([33, 64], 1, 1, 16, 32)  # no tail is at the end of memory
     text, n = re.subn(find, put, render(b))
     assert n
     want_o, want_S = expected(x)
-    o, S = call(load(folder, text).chunk_gated_delta_rule, x)
+    o, S = call(module(text).chunk_gated_delta_rule, x)
     assert not (rms_error(o, want_o) <= 5e-3 and rms_error(S, want_S) <= 5e-3)
 
 
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
-def test_compiles_for_hopper_and_mi300(folder, schedule):
+def test_compiles_for_hopper_and_mi300(tmp_path, schedule):
     """After the interpreter ran in this process, and at the sizes of models."""
     from gdn_codegen.runtime.check_triton import compiled
-    check(function(folder), problem([3], 1, 1, 16, 32))
-    path = folder / f"aot_{schedule}.py"
+    check(function(), problem([3], 1, 1, 16, 32))
+    path = tmp_path / f"aot_{schedule}.py"
     path.write_text(render(Build("triton", schedule=schedule)))
     found = compiled(path)
     kernels = [k.name for k in lowered(Build("triton", schedule=schedule)).kernels]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from reference import call, check, expected, problem, rms_error
+from reference import TOLERANCE, call, check, expected, problem, rms_error
 
 from gdn_codegen.runtime.build import TARGETS, Build
 from gdn_codegen.runtime.load import function
@@ -26,7 +26,6 @@ BUILDS = {
     "c64-staged-bf16": (64, "bhtd", "staged", "bfloat16", 64, 32),
     "c128-fused-f16": (128, "bthd", "fused", "float16", 64, 64),
 }
-TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
 EXAMPLES = int(os.environ.get("GDN_CODEGEN_EXAMPLES", "6"))
 
 
