@@ -1,4 +1,4 @@
-"""TileLang: rules that give the text of placed ops. One thread block a (sequence or chunk slot, head, block).
+"""Writes one kernel: addresses, storage, loops, its head; what an op computes is a rule's.
 
 One text serves CUDA and the CPU: `t`, the prelude of the module's template, knows which of the two is traced.
 """
@@ -9,18 +9,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ir.core import Buffer
-from ..ir.types import Dim, Tensor
-from .base import (
-    ATOM,
-    PRODUCT,
-    SUM,
-    UNARY,
+from ...ir.core import Buffer
+from ...ir.types import Dim, Tensor
+from ..base import (
     EmitError,
     Kernel,
     KernelText,
     Loop,
-    Op,
     Program,
     Rules,
     Stmt,
@@ -38,6 +33,8 @@ rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decomp
                           "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise"})
 
 WIDTH = 120
+#: Ops whose rules write lines; those of the others give an expression.
+STATEMENTS = ("matmul", "cumsum", "row_sum", "load", "store")
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends"}
@@ -53,7 +50,7 @@ class Value:
     buffer: str = ""
 
 
-class _Kernel:
+class KernelWriter:
     """Writes one kernel. `uses` collects the names of the kernel's own that rules ask for."""
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
@@ -279,182 +276,3 @@ def element(x: Value, dims: tuple[Dim, ...], index: tuple[str, ...]) -> Text:
     if not x.dims:
         return x.at()
     return x.at(*("0" if d == 1 and full != 1 else i for d, full, i in zip(x.dims, dims, index, strict=True)))
-
-
-def emit(p: Program, layout: str) -> list[KernelText]:
-    """The kernels of a placed program."""
-    return [_Kernel(p, k, layout).text() for k in p.kernels]
-
-
-# --- rules of ops that write lines -----------------------------------------------------------------------------------
-STATEMENTS = ("matmul", "cumsum", "row_sum", "load", "store")
-
-
-def _storage(w: _Kernel, o: Op, x: Value) -> str:
-    if not x.buffer:
-        raise EmitError(f"tilelang: {o.kind} ({o.out}, line {o.line}) reads a value without storage; pass place should have "
-                        f"given it a buffer")
-    return w.name(x.buffer)
-
-
-@rule("matmul")
-def matmul(w: _Kernel, o: Op, a: Value, b: Value, acc: Value | None = None) -> None:
-    assert o.type is not None
-    if acc is not None and acc.buffer != o.buffer:
-        w.fill(w.stored(o.type.dims, o.buffer), acc)
-    options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
-    options += ["clear_accum=False"] * (acc is not None)
-    w.line(f"t.gemm({', '.join([_storage(w, o, a), _storage(w, o, b), w.name(o.buffer), *options])})")
-
-
-@rule("cumsum", "row_sum")
-def helper(w: _Kernel, o: Op, x: Value) -> None:
-    w.line(f"t.{o.kind}({_storage(w, o, x)}, {w.name(o.buffer)})")
-
-
-@rule("load")
-def load(w: _Kernel, o: Op) -> None:
-    assert o.type is not None
-    t, to = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer)
-    index = w.loop(to.dims)
-    text = w.address(t, index)
-    if t.index == "token":
-        text = f"T.if_then_else(i < {w.use('rows')}, {text}, 0)"
-    if t.optional:
-        text = f"T.if_then_else(has_{t.name} != 0, {text}, 0)"
-    w.line(f"{to.at(*index)} = {text}")
-    w.end(to.dims)
-
-
-@rule("store")
-def store(w: _Kernel, o: Op, x: Value) -> None:
-    t = w.p.tensor(o.attr("tensor"))
-    if t.optional:
-        w.line(f"if has_{t.name} != 0:")
-        w.w.indent += 1
-    index = w.loop(t.dims)
-    if t.index == "token":
-        w.line(f"if i < {w.use('rows')}:")
-        w.w.indent += 1
-    w.line(f"{w.address(t, index)} = {element(x, t.dims, index)}")
-    w.w.indent -= (t.index == "token") + t.optional
-    w.end(t.dims)
-
-
-# --- rules of expressions: (kernel, op, operands) -> the element at some indices ------------------------------------
-At = Callable[..., Text]
-
-
-def _number(x: float) -> Text:
-    if math.isinf(x):
-        return Text("T.infinity(T.float32)" if x > 0 else "-T.infinity(T.float32)", ATOM if x > 0 else UNARY)
-    return Text(repr(float(x)), ATOM if x >= 0 else UNARY)
-
-
-@rule("const")
-def const(w: _Kernel, o: Op) -> At:
-    return lambda: _number(o.attr("value"))
-
-
-@rule("scalar")
-def scalar(w: _Kernel, o: Op) -> At:
-    return lambda: Text(w.name(o.attr("param")))
-
-
-@rule("full")
-def full(w: _Kernel, o: Op) -> At:
-    return lambda *index: _number(o.attr("value"))
-
-
-@rule("expand")
-def expand(w: _Kernel, o: Op, x: Value) -> At:
-    assert o.type is not None
-    dims = o.type.dims
-    return lambda *index: element(x, dims, index)
-
-
-def _binary(kind: str, sign: str, level: int) -> None:
-    # The right operand keeps its parentheses at equal level: sums are not reassociated.
-    @rule(kind)
-    def write(w: _Kernel, o: Op, a: Value, b: Value) -> At:
-        assert o.type is not None
-        dims = o.type.dims
-
-        def at(*index: str) -> Text:
-            return Text(f"{element(a, dims, index).at(level)} {sign} {element(b, dims, index).at(level + 1)}", level)
-        return at
-
-
-for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", PRODUCT), ("div", "/", PRODUCT)):
-    _binary(_kind, _sign, _level)
-
-
-@rule("maximum", "minimum")
-def extreme(w: _Kernel, o: Op, a: Value, b: Value) -> At:
-    assert o.type is not None
-    dims = o.type.dims
-    return lambda *index: Text(f"T.{o.kind[:3]}({element(a, dims, index)}, {element(b, dims, index)})")
-
-
-@rule("neg")
-def neg(w: _Kernel, o: Op, x: Value) -> At:
-    return lambda *index: Text(f"-{x.at(*index).at(UNARY + 1)}", UNARY)
-
-
-@rule("exp", "log", "rsqrt", "sigmoid")
-def function(w: _Kernel, o: Op, x: Value) -> At:
-    return lambda *index: Text(f"T.{o.kind}({x.at(*index)})")
-
-
-@rule("cast")
-def cast(w: _Kernel, o: Op, x: Value) -> At:
-    if o.buffer:
-        return x.at  # storing into the buffer rounds
-    return lambda *index: Text(f"T.cast({x.at(*index)}, {w.dtype(o.attr('to'))})")
-
-
-@rule("move")
-def move(w: _Kernel, o: Op, x: Value) -> At:
-    return x.at
-
-
-@rule("col")
-def col(w: _Kernel, o: Op, x: Value) -> At:
-    return lambda i, j: x.at(i)
-
-
-@rule("row")
-def row(w: _Kernel, o: Op, x: Value) -> At:
-    return lambda i, j: x.at(j)
-
-
-@rule("last")
-def last(w: _Kernel, o: Op, x: Value) -> At:
-    end = f"{w.dim(x.dims[0])} - 1"
-    return lambda *index: x.at(end, *index[1:])
-
-
-def _keep(kind: str, size: int, i: str, j: str) -> str:
-    if kind in ("lower", "strictly_lower", "eye"):
-        return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[kind]} {j}"
-    if kind == "diag_blocks":
-        return f"{i} // {size} == {j} // {size}"
-    below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
-    return f"T.And({i} // {2 * size} == {j} // {2 * size}, {below})"
-
-
-@rule("lower", "strictly_lower", "pairs", "diag_blocks")
-def masked(w: _Kernel, o: Op, x: Value) -> At:
-    fill = _number(o.attr("fill", 0.0))
-    return lambda i, j: Text(f"T.if_then_else({_keep(o.kind, o.attr('size', 0), i, j)}, {x.at(i, j)}, {fill})")
-
-
-@rule("eye")
-def eye(w: _Kernel, o: Op) -> At:
-    return lambda i, j: Text(f"T.if_then_else({_keep('eye', 0, i, j)}, 1.0, 0.0)")
-
-
-@rule("valid")
-def valid(w: _Kernel, o: Op, x: Value) -> At:
-    rows = w.use("rows")
-    return lambda i, *rest: Text(f"T.if_then_else({i} < {rows}, {x.at(i, *rest)}, 0.0)")

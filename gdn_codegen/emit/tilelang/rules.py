@@ -1,0 +1,181 @@
+"""The rule table: op -> the lines that it writes, or the expression of one of its elements."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ..base import ATOM, PRODUCT, SUM, UNARY, EmitError, Op, Text
+from .kernel import KernelWriter, Value, element, rule
+
+__all__ = ["rule"]
+
+
+# --- rules of ops that write lines -----------------------------------------------------------------------------------
+def _storage(w: KernelWriter, o: Op, x: Value) -> str:
+    if not x.buffer:
+        raise EmitError(f"tilelang: {o.kind} ({o.out}, line {o.line}) reads a value without storage; pass place should have "
+                        f"given it a buffer")
+    return w.name(x.buffer)
+
+
+@rule("matmul")
+def matmul(w: KernelWriter, o: Op, a: Value, b: Value, acc: Value | None = None) -> None:
+    assert o.type is not None
+    if acc is not None and acc.buffer != o.buffer:
+        w.fill(w.stored(o.type.dims, o.buffer), acc)
+    options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
+    options += ["clear_accum=False"] * (acc is not None)
+    w.line(f"t.gemm({', '.join([_storage(w, o, a), _storage(w, o, b), w.name(o.buffer), *options])})")
+
+
+@rule("cumsum", "row_sum")
+def helper(w: KernelWriter, o: Op, x: Value) -> None:
+    w.line(f"t.{o.kind}({_storage(w, o, x)}, {w.name(o.buffer)})")
+
+
+@rule("load")
+def load(w: KernelWriter, o: Op) -> None:
+    assert o.type is not None
+    t, to = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer)
+    index = w.loop(to.dims)
+    text = w.address(t, index)
+    if t.index == "token":
+        text = f"T.if_then_else(i < {w.use('rows')}, {text}, 0)"
+    if t.optional:
+        text = f"T.if_then_else(has_{t.name} != 0, {text}, 0)"
+    w.line(f"{to.at(*index)} = {text}")
+    w.end(to.dims)
+
+
+@rule("store")
+def store(w: KernelWriter, o: Op, x: Value) -> None:
+    t = w.p.tensor(o.attr("tensor"))
+    if t.optional:
+        w.line(f"if has_{t.name} != 0:")
+        w.w.indent += 1
+    index = w.loop(t.dims)
+    if t.index == "token":
+        w.line(f"if i < {w.use('rows')}:")
+        w.w.indent += 1
+    w.line(f"{w.address(t, index)} = {element(x, t.dims, index)}")
+    w.w.indent -= (t.index == "token") + t.optional
+    w.end(t.dims)
+
+
+# --- rules of expressions: (kernel, op, operands) -> the element at some indices ------------------------------------
+At = Callable[..., Text]
+
+
+def _number(x: float) -> Text:
+    if math.isinf(x):
+        return Text("T.infinity(T.float32)" if x > 0 else "-T.infinity(T.float32)", ATOM if x > 0 else UNARY)
+    return Text(repr(float(x)), ATOM if x >= 0 else UNARY)
+
+
+@rule("const")
+def const(w: KernelWriter, o: Op) -> At:
+    return lambda: _number(o.attr("value"))
+
+
+@rule("scalar")
+def scalar(w: KernelWriter, o: Op) -> At:
+    return lambda: Text(w.name(o.attr("param")))
+
+
+@rule("full")
+def full(w: KernelWriter, o: Op) -> At:
+    return lambda *index: _number(o.attr("value"))
+
+
+@rule("expand")
+def expand(w: KernelWriter, o: Op, x: Value) -> At:
+    assert o.type is not None
+    dims = o.type.dims
+    return lambda *index: element(x, dims, index)
+
+
+def _binary(kind: str, sign: str, level: int) -> None:
+    # The right operand keeps its parentheses at equal level: sums are not reassociated.
+    @rule(kind)
+    def write(w: KernelWriter, o: Op, a: Value, b: Value) -> At:
+        assert o.type is not None
+        dims = o.type.dims
+
+        def at(*index: str) -> Text:
+            return Text(f"{element(a, dims, index).at(level)} {sign} {element(b, dims, index).at(level + 1)}", level)
+        return at
+
+
+for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", PRODUCT), ("div", "/", PRODUCT)):
+    _binary(_kind, _sign, _level)
+
+
+@rule("maximum", "minimum")
+def extreme(w: KernelWriter, o: Op, a: Value, b: Value) -> At:
+    assert o.type is not None
+    dims = o.type.dims
+    return lambda *index: Text(f"T.{o.kind[:3]}({element(a, dims, index)}, {element(b, dims, index)})")
+
+
+@rule("neg")
+def neg(w: KernelWriter, o: Op, x: Value) -> At:
+    return lambda *index: Text(f"-{x.at(*index).at(UNARY + 1)}", UNARY)
+
+
+@rule("exp", "log", "rsqrt", "sigmoid")
+def function(w: KernelWriter, o: Op, x: Value) -> At:
+    return lambda *index: Text(f"T.{o.kind}({x.at(*index)})")
+
+
+@rule("cast")
+def cast(w: KernelWriter, o: Op, x: Value) -> At:
+    if o.buffer:
+        return x.at  # storing into the buffer rounds
+    return lambda *index: Text(f"T.cast({x.at(*index)}, {w.dtype(o.attr('to'))})")
+
+
+@rule("move")
+def move(w: KernelWriter, o: Op, x: Value) -> At:
+    return x.at
+
+
+@rule("col")
+def col(w: KernelWriter, o: Op, x: Value) -> At:
+    return lambda i, j: x.at(i)
+
+
+@rule("row")
+def row(w: KernelWriter, o: Op, x: Value) -> At:
+    return lambda i, j: x.at(j)
+
+
+@rule("last")
+def last(w: KernelWriter, o: Op, x: Value) -> At:
+    end = f"{w.dim(x.dims[0])} - 1"
+    return lambda *index: x.at(end, *index[1:])
+
+
+def _keep(kind: str, size: int, i: str, j: str) -> str:
+    if kind in ("lower", "strictly_lower", "eye"):
+        return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[kind]} {j}"
+    if kind == "diag_blocks":
+        return f"{i} // {size} == {j} // {size}"
+    below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
+    return f"T.And({i} // {2 * size} == {j} // {2 * size}, {below})"
+
+
+@rule("lower", "strictly_lower", "pairs", "diag_blocks")
+def masked(w: KernelWriter, o: Op, x: Value) -> At:
+    fill = _number(o.attr("fill", 0.0))
+    return lambda i, j: Text(f"T.if_then_else({_keep(o.kind, o.attr('size', 0), i, j)}, {x.at(i, j)}, {fill})")
+
+
+@rule("eye")
+def eye(w: KernelWriter, o: Op) -> At:
+    return lambda i, j: Text(f"T.if_then_else({_keep('eye', 0, i, j)}, 1.0, 0.0)")
+
+
+@rule("valid")
+def valid(w: KernelWriter, o: Op, x: Value) -> At:
+    rows = w.use("rows")
+    return lambda i, *rest: Text(f"T.if_then_else({i} < {rows}, {x.at(i, *rest)}, 0.0)")
