@@ -35,10 +35,23 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     p.add_argument("--head-dim-v", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="V (default: 128)")
 
 
+def _heads_option(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--heads", metavar="H/HV", help="head counts compiled in (pto) (default: taken at run time)")
+
+
 def _builds(a: argparse.Namespace) -> list[Build]:
     targets = TARGETS if a.target == "all" else (a.target,)
     schedule = replace(named(a.schedule or DEFAULT_SCHEDULE), launch=a.launch, **_fields(getattr(a, "set", [])))
-    return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v) for t in targets]
+    heads = _heads(a.heads) if getattr(a, "heads", None) else None
+    return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v, heads) for t in targets]
+
+
+def _heads(given: str) -> tuple[int, int]:
+    """H and HV of the words H/HV."""
+    h, _, hv = given.partition("/")
+    if not (h.isdecimal() and hv.isdecimal()):
+        raise ValueError(f"heads: got {given!r}; accepted: H/HV, as 16/32")
+    return int(h), int(hv)
 
 
 def _fields(given: list[str]) -> dict[str, Any]:
@@ -136,10 +149,13 @@ def bench(a: argparse.Namespace) -> int:
     from .runtime.bench_pto import bench as run
     if a.target != "pto":
         raise ValueError(f"target: got {a.target!r}; accepted: pto")
+    fixed = None if a.heads.isdecimal() else a.heads  # H/HV: compiled in
+    heads, value_heads = _heads(fixed) if fixed else (int(a.heads), a.value_heads or int(a.heads))
+    if fixed and a.value_heads not in (None, value_heads):
+        raise ValueError(f"value_heads: got {a.value_heads}; accepted: none beside --heads {fixed}")
     names = SCHEDULES if a.schedule == "all" else (a.schedule,)
-    builds = [b for n in names for b in _builds(argparse.Namespace(**{**vars(a), "schedule": n}))]
-    return run(builds, Problem(a.tokens, a.heads, a.value_heads or a.heads, a.blocks), a.json, a.trace, a.plot,
-               a.detail)
+    builds = [b for n in names for b in _builds(argparse.Namespace(**{**vars(a), "schedule": n, "heads": fixed}))]
+    return run(builds, Problem(a.tokens, heads, value_heads, a.blocks), a.json, a.trace, a.plot, a.detail)
 
 
 def doctor(a: argparse.Namespace) -> int:
@@ -154,12 +170,14 @@ def parser() -> argparse.ArgumentParser:
     sub = top.add_subparsers(dest="command", required=True)
     p = sub.add_parser("build", help="write a module that stands alone")
     _build_options(p, several=True)
+    _heads_option(p)
     p.add_argument("--out", default="generated", metavar="DIR", help="folder of DIR/TARGET/NAME.py (default: generated)")
     p.add_argument("--check", action="store_true", help="compile as far as this machine allows")
     p.set_defaults(run=build)
     sub.add_parser("list", help="algorithms, schedules, targets").set_defaults(run=list_)
     p = sub.add_parser("show", help="what a build does")
     _build_options(p, several=False)
+    _heads_option(p)
     for flag, text in (("--kernels", "each kernel's grid, reads and writes"),
                        ("--ir", "the lowered program"), ("--source", "the emitted module"),
                        ("--graph", "the chunk graph with its kernel cuts, in DOT")):
@@ -174,8 +192,10 @@ def parser() -> argparse.ArgumentParser:
     p = sub.add_parser("bench", help="simulated cycles of a stage and a pipe, target pto")
     _build_options(p, several=True, extra=("all",))
     p.set_defaults(target="pto", chunk=128)
-    for flag, number, text in (("--heads", 16, "query and key heads"), ("--value-heads", None, "value heads (default: heads)"),
-                               ("--tokens", 2048, "of one sequence"), ("--blocks", 24, "core groups; block 0 is timed")):
+    p.add_argument("--heads", default="16", metavar="N|H/HV",
+                   help="query and key heads, or these and value heads, compiled in (default: 16)")
+    for flag, number, text in (("--value-heads", None, "value heads (default: heads)"), ("--tokens", 2048, "of one sequence"),
+                               ("--blocks", 24, "core groups; block 0 is timed")):
         p.add_argument(flag, type=int, default=number, metavar="N", help=text + (f" (default: {number})" if number else ""))
     for flag, text in (("--json", "the figures as JSON"), ("--trace", "a Chrome trace"), ("--plot", "a timeline, PNG")):
         p.add_argument(flag, metavar="FILE", help=f"write {text}")

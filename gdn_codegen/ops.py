@@ -31,7 +31,9 @@ def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chu
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}; accepted: {', '.join(LAYOUTS)}")
     target = choose(q.device.type) if target == "auto" else target
-    b = Build(target, chunk_size, layout, algorithm, schedule, _NAMES[q.dtype], q.shape[-1], v.shape[-1])
+    at = 2 if layout == "bthd" else 1
+    heads = (q.shape[at], v.shape[at]) if target == "pto" else None
+    b = Build(target, chunk_size, layout, algorithm, schedule, _NAMES[q.dtype], q.shape[-1], v.shape[-1], heads)
     if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
         print(f"gdn_codegen: {b}", file=sys.stderr)
     return b
@@ -47,7 +49,8 @@ def chunk_gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g:
     q, k: [B, T, H, K]; v: [B, T, HV, V], HV a multiple of H; g (log decay, float32 kept), beta: [B, T, HV]; layout
     "bhtd" swaps T and heads. float16, bfloat16 or float32; products sum in float32. scale defaults to K ** -0.5.
     initial_state: [N, HV, K, V]; the final state is returned in float32. cu_seqlens: [N + 1], int32 or int64, packs N
-    sequences into B = 1. target: "auto" picks what runs on q's device. Raises ValueError naming a bad argument.
+    sequences into B = 1. target: "auto" picks what runs on q's device; pto's kernels are compiled for H and HV, others
+    for any. Raises ValueError naming a bad argument.
     """
     fn = function(build_for("gated_delta_rule", q, v, target, chunk_size, layout, schedule))
     result: Any = fn(q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from ..ir.core import Program
 from . import pto, tilelang, triton
-from .base import EmitError, KernelText
+from .base import EmitError, Heads, KernelText
 
-#: target -> (program, layout) -> the kernels' text
-EMITTERS: dict[str, Callable[[Program, str], list[KernelText]]] = {
+#: target -> (program, layout, head counts compiled in) -> the kernels' text
+EMITTERS: dict[str, Callable[[Program, str, Heads], list[KernelText]]] = {
     "tilelang": tilelang.emit, "triton": triton.emit, "pto": pto.emit}
 
 __all__ = ["EMITTERS", "EmitError", "KernelText"]

@@ -10,6 +10,9 @@ from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..ir.ops import OPS
 from ..ir.types import Tensor
 
+#: Query/key and value head counts that a build is for; None where its kernels take them at run time.
+Heads = tuple[int, int] | None
+
 
 class EmitError(ValueError):
     """A program reached an emitter with an op that its target has no rule for."""
@@ -120,6 +123,17 @@ class KernelText:
     extra: dict[str, Any]
 
 
+def heads_tag(heads: Heads) -> str:
+    """What tells builds for head counts apart, in names."""
+    return f"h{heads[0]}hv{heads[1]}" if heads else ""
+
+
+def no_heads(target: str, heads: Heads) -> None:
+    """For a target that compiles no head counts in."""
+    if heads:
+        raise EmitError(f"heads: got {heads[0]}/{heads[1]}; accepted: none, since {target} takes head counts at run time")
+
+
 def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
     """The tensors that a kernel loads or stores, in the program's order: its pointer parameters."""
     names = {o.attr("tensor") for o in walk(k.body) if o.kind in ("load", "store")}
@@ -141,6 +155,7 @@ __all__ = [
     "SUM",
     "UNARY",
     "EmitError",
+    "Heads",
     "Kernel",
     "KernelText",
     "Loop",
@@ -151,6 +166,8 @@ __all__ = [
     "Text",
     "Writer",
     "blocks",
+    "heads_tag",
+    "no_heads",
     "numbers",
     "touched",
     "walk",

@@ -15,6 +15,7 @@ from .base import (
     SUM,
     UNARY,
     EmitError,
+    Heads,
     Kernel,
     KernelText,
     Loop,
@@ -25,6 +26,7 @@ from .base import (
     Text,
     Writer,
     blocks,
+    no_heads,
     numbers,
     touched,
     wrapped,
@@ -210,8 +212,9 @@ class _Kernel:
         return 8 if max((math.prod(b.shape) for b in self.k.buffers), default=0) >= 128 * 128 else 4
 
 
-def emit(p: Program, layout: str) -> list[KernelText]:
+def emit(p: Program, layout: str, heads: Heads = None) -> list[KernelText]:
     """The kernels of a placed program."""
+    no_heads("triton", heads)
     return [_Kernel(p, k, layout).text() for k in p.kernels]
 
 

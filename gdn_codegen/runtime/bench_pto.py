@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..emit.base import heads_tag
 from ..ir.interpret import TORCH
 from ..schedule import SCHEDULES
 from . import pto_sim
@@ -59,7 +60,7 @@ def stages(b: Build, x: Problem) -> list[Stage]:
     hand: list[tuple[str, int] | None] = [None] * len(seen.launches)
     if hand_sum(b, x) and b.plan.kernels == SCHEDULES["staged"].kernels and len(hand) == len(HAND):
         hand = list(HAND)
-    prefix = f"{b.page.name}_"
+    prefix = "".join(f"{x}_" for x in (b.page.name, heads_tag(b.heads)) if x)
     names = [n[len(prefix):] if n.startswith(prefix) else n for n, _ in seen.launches]
     return [Stage(n.rpartition("_")[0] or "all", replay(steps), h)  # a single launch has the page's name alone
             for n, (_, steps), h in zip(names, seen.launches, hand, strict=True)]

@@ -10,7 +10,7 @@ import jinja2
 
 from .. import algorithms
 from ..emit import EMITTERS
-from ..emit.base import KernelText
+from ..emit.base import Heads, KernelText, heads_tag
 from ..ir.builder import Algorithm
 from ..ir.core import Program
 from ..ir.types import Tensor
@@ -29,7 +29,8 @@ SHORT = {"gated_delta_rule": "gdn"}
 
 @dataclass(frozen=True)
 class Build:
-    """What to generate. chunk: tokens of a chunk; head_dim_k, head_dim_v: K and V; schedule: a name or a Schedule."""
+    """What to generate. chunk: tokens of a chunk; head_dim_k, head_dim_v: K and V; schedule: a name or a Schedule; heads: H
+    and HV compiled in (pto), None for kernels that take them at run time."""
 
     target: str
     chunk: int = 64
@@ -39,6 +40,7 @@ class Build:
     dtype: str = "float16"
     head_dim_k: int = 128
     head_dim_v: int = 128
+    heads: Heads = None
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("target", self.target, TARGETS), ("chunk", self.chunk, CHUNKS),
@@ -47,6 +49,8 @@ class Build:
                                        ("head_dim_v", self.head_dim_v, HEAD_DIMS)):
             if value not in accepted:
                 raise ValueError(f"{field}: got {value!r}; accepted: {', '.join(map(str, accepted))}")
+        if self.heads and (min(self.heads) < 1 or self.heads[1] % self.heads[0]):
+            raise ValueError(f"heads: got {self.heads[0]}/{self.heads[1]}; accepted: H/HV, HV a multiple of H, both at least 1")
         if isinstance(self.schedule, str):
             named(self.schedule)
 
@@ -75,6 +79,8 @@ class Build:
             parts.append(self.plan.name)
         if self.plan.launch != "kernels":
             parts.append(self.plan.launch)
+        if self.heads:
+            parts.append(heads_tag(self.heads))
         return "_".join(parts)
 
     @property
@@ -98,7 +104,7 @@ def _environment() -> jinja2.Environment:
 def render(b: Build) -> str:
     """The generated module's text: ASCII, the same bytes for the same build."""
     p = lowered(b)
-    kernels = EMITTERS[b.target](p, b.layout)
+    kernels = EMITTERS[b.target](p, b.layout, b.heads)
     page = b.page
     text = _environment().get_template(f"{b.target}/module.py.j2").render(
         **_facts(b, p, page), tables=_tables(p, page, b.sizes, kernels), kernels=kernels)
@@ -117,9 +123,10 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
               for t in p.role("input") if t.optional]
     command = (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {page.name}"
                f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
-               + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else ""))
+               + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
+               + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else ""))
     return {"command": command, "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
-            "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "sizes": b.sizes, "name": b.name,
+            "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "sizes": b.sizes, "name": b.name, "heads": b.heads,
             "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes, "state_doc": states,
             "inputs": [t.name for t in inputs], "initial": initial, "scalars": list(p.scalars)}
 

@@ -12,9 +12,10 @@ clang_format = pytest.importorskip("clang_format", reason="needs clang-format, w
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.parametrize("heads", [None, (16, 32)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_layout(schedule, tmp_path):
-    source = re.search(r"SOURCE = r'''\n(.*?)'''", render(Build("pto", schedule=schedule)), re.S)[1]
+def test_layout(schedule, heads, tmp_path):
+    source = re.search(r"SOURCE = r'''\n(.*?)'''", render(Build("pto", schedule=schedule, heads=heads)), re.S)[1]
     path = tmp_path / "kernel.cpp"
     path.write_text(source)
     program = clang_format.get_executable("clang-format")
@@ -23,4 +24,5 @@ def test_layout(schedule, tmp_path):
     assert done.returncode == 0, done.stderr[:2000]
     assert source.isascii() and source.count("/**\n * @brief") == len(SCHEDULES[schedule].kernels)
     names = re.findall(r"PTO_ENTRY void (\w+)\(", source)
-    assert names == [f"gated_delta_rule_{'_'.join(g)}_fp16" for g in SCHEDULES[schedule].kernels]
+    counts = "_h16hv32" if heads else ""
+    assert names == [f"gated_delta_rule{counts}_{'_'.join(g)}_fp16" for g in SCHEDULES[schedule].kernels]

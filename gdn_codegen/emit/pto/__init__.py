@@ -1,30 +1,32 @@
 """PTO C++ for Ascend: rules that give the text of placed, synchronised ops. One function a kernel, a part an agent."""
 from __future__ import annotations
 
-from ..base import Kernel, KernelText, Program, blocks, numbers, touched, walk
+from ..base import Heads, Kernel, KernelText, Program, blocks, heads_tag, numbers, touched, walk
 from .kernel import CTYPE, KernelWriter
 from .rules import rule
 
 __all__ = ["emit", "rule"]
 
 
-def emit(p: Program, layout: str) -> list[KernelText]:
-    """The text of each launch, and what the template declares for it: parameters in order."""
+def emit(p: Program, layout: str, heads: Heads = None) -> list[KernelText]:
+    """The text of each launch, and what the template declares for it: parameters in order, head counts that are none."""
     dtype = next((t.dtype for t in p.role("input") if len(t.dims) > 1 and t.index == "token"), "float32")
     short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[dtype]
+    name = "_".join(x for x in (p.name, heads_tag(heads)) if x)
     if p.launch == "single":
-        return [_launched(p, p.kernels, layout, "all", f"{p.name}_{short}")]
-    return [_launched(p, (k,), layout, k.name, f"{p.name}_{k.name}_{short}") for k in p.kernels]
+        return [_launched(p, p.kernels, layout, heads, "all", f"{name}_{short}")]
+    return [_launched(p, (k,), layout, heads, k.name, f"{name}_{k.name}_{short}") for k in p.kernels]
 
 
-def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, name: str, symbol: str) -> KernelText:
+def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads, name: str, symbol: str) -> KernelText:
     """Kernels that run one after the other in one launch."""
     used = {t.name for k in kernels for t in touched(p, k)}
     given = tuple(t for t in p.tensors if t.name in used and t.index not in ("block", "const"))
     own = tuple(t for t in p.tensors if t.name in used and t.index in ("block", "const"))  # the launcher's, after the host's
     tensors = (*given, *own)
     scalars = tuple(dict.fromkeys(n for k in kernels for n in numbers(k)))
-    ints = [f"int64_t {x}" for x in ("N", "T", "batched", "H", "HV", "slots", *(f"has_{t.name}" for t in tensors if t.optional))]
+    sizes = ("N", "T", "batched", *(() if heads else ("H", "HV")), "slots")
+    ints = [f"int64_t {x}" for x in (*sizes, *(f"has_{t.name}" for t in tensors if t.optional))]
     plain = [*ints, *(f"float {x}" for x in scalars)]
     bytes_ = [f"uint8_t *{t.name}_bytes" for t in tensors] + ["uint8_t *cu_seqlens_bytes"]
     pointers = [(f"{t.name}_gm", CTYPE[t.dtype], f"{t.name}_bytes") for t in tensors]
