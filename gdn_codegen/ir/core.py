@@ -75,7 +75,8 @@ class Kernel:
     """One launch. grid "chunks": an instance a (chunk slot, head); "sequences": a (sequence, head) that loops.
 
     `split` names a dim that the grid cuts into blocks: inside the kernel that dim has the block's size.
-    `lanes` instances, of consecutive value heads, are one item: a load or store says which it belongs to.
+    `lanes` instances, of consecutive value heads, are one item: a load or store says which it belongs to, or that it moves
+    the values of all of them ("heads").
     """
 
     name: str

@@ -118,7 +118,7 @@ class Interpreter:
     def op(self, k: Kernel, o: Op, env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         attrs = dict(o.attrs)
         if o.kind == "load":
-            env[o.out] = self.load(k, self.p.tensor(attrs["tensor"]), self.lane(at, o), sizes)
+            env[o.out] = self.load(k, o, self.lane(at, o), sizes)
         elif o.kind == "store":
             self.store(k, o, env[o.args[0]], self.lane(at, o), sizes)
         elif OPS[o.kind].effect == "sync":
@@ -156,10 +156,13 @@ class Interpreter:
     def rows(self, at: _At, sizes: dict[str, int]) -> int:
         return min(sizes["C"], self.problem.lengths[at.seq] - at.chunk * sizes["C"])
 
-    def place(self, k: Kernel, t: Tensor, at: _At, sizes: dict[str, int]) -> tuple[slice | int, ...]:
-        """The index of this instance's tile in the whole tensor (rows of a token tensor: the valid ones)."""
+    def place(self, k: Kernel, t: Tensor, at: _At, sizes: dict[str, int], heads: int) -> tuple[slice | int, ...]:
+        """The index of this instance's tile in the whole tensor (rows of a token tensor: the valid ones); with `heads`,
+        that of as many heads' tiles, of which there may be fewer."""
         pr = self.problem
-        head = at.head if t.heads == "HV" else at.head // (pr.value_heads // pr.heads)
+        head: slice | int = at.head if t.heads == "HV" else at.head // (pr.value_heads // pr.heads)
+        if heads:
+            head = slice(at.head, at.head + heads)
         cut = tuple(slice(at.block * sizes[d], (at.block + 1) * sizes[d]) if d == k.split else slice(None)
                     for d in t.dims)
         if t.index == "token":
@@ -171,14 +174,13 @@ class Interpreter:
             return (at.seq, head, *cut)
         return cut
 
-    def load(self, k: Kernel, t: Tensor, at: _At, sizes: dict[str, int]) -> torch.Tensor:
+    def load(self, k: Kernel, o: Op, at: _At, sizes: dict[str, int]) -> torch.Tensor:
+        t, heads = self.p.tensor(o.attr("tensor")), o.attr("heads", 0)
         if t.index == "block":
             return self.channel[t.name].clone()
-        x = self.memory[t.name][self.place(k, t, at, sizes)]
-        if t.index != "token":
-            return x.clone()
-        tile = torch.zeros(t.tile.shape(sizes), dtype=x.dtype)
-        tile[: len(x)] = x
+        x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
+        tile = torch.zeros(t.moved(heads).shape(sizes), dtype=x.dtype)
+        tile[tuple(slice(n) for n in x.shape)] = x
         return tile
 
     def store(self, k: Kernel, o: Op, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
@@ -191,8 +193,8 @@ class Interpreter:
             whole[row:row + len(x), col:col + x.shape[1]] = x
             self.channel[t.name] = whole
             return
-        where = self.place(k, t, at, sizes)
-        self.memory[t.name][where] = x[: self.rows(at, sizes)] if t.index == "token" else x
+        to = self.memory[t.name][self.place(k, t, at, sizes, o.attr("heads", 0))]
+        to[...] = x[tuple(slice(n) for n in to.shape)]
 
 
 def const_tile(t: Tensor, sizes: dict[str, int]) -> torch.Tensor:

@@ -278,8 +278,8 @@ op("unit_lower_inverse", "(I + x)^-1 of a strictly lower x", _square("unit_lower
 op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",))
 op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
    lambda attrs, x: x, attrs=("given",))
-op("load", "a tile from global memory", _loaded, effect="read", attrs=("tensor", "lane"))
-op("store", "a tile to global memory", _effect, effect="write", attrs=("tensor", "lane", "row", "col"))
+op("load", "a tile from global memory", _loaded, effect="read", attrs=("tensor", "lane", "heads"))
+op("store", "a tile to global memory", _effect, effect="write", attrs=("tensor", "lane", "heads", "row", "col"))
 op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"))
 op("signal", "producer of `channel` says that a buffer is full or free", _effect, effect="sync",
    attrs=("channel", "src", "dst", "id", "why"))

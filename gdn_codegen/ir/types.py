@@ -72,3 +72,10 @@ class Tensor:
     @property
     def tile(self) -> Tile:
         return Tile(self.dims, self.dtype)
+
+    def moved(self, heads: int = 0) -> Tile:
+        """What one load or store moves: a head's tile; or, of a tensor of one value a token, those of `heads` value heads,
+        a column a head where rows are tokens, else a row a head."""
+        if not heads:
+            return self.tile
+        return Tile((*self.dims, heads) if self.index == "token" else (heads, *self.dims), self.dtype)

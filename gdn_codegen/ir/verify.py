@@ -87,12 +87,15 @@ class _Kernel:
             name = o.attr("tensor")
             if name not in self.tensors:
                 raise self.fail(o, f"tensor {name!r} does not exist")
-            t = self.tensors[name]
+            t, heads = self.tensors[name], o.attr("heads", 0)
+            if heads and (heads != self.k.lanes or t.heads != "HV" or len(t.dims) != 1):
+                raise self.fail(o, f"takes {heads} heads at once: a kernel of as many lanes does, of one value a token and "
+                                   f"value head; {self.k.name} has {self.k.lanes}, and {name} holds {t.tile} a head of {t.heads}")
             if t.index in ("token", "slot") and not inside:
                 raise self.fail(o, f"tensor {name} has a tile a chunk, and this op stands outside the chunks")
             if o.kind == "store":
-                if args[0] != t.tile and o.attr("row") is None:
-                    raise self.fail(o, f"stores {args[0]} to {name}, which takes {t.tile}")
+                if args[0] != t.moved(heads) and o.attr("row") is None:
+                    raise self.fail(o, f"stores {args[0]} to {name}, which takes {t.moved(heads)}")
                 if t.role == "input":
                     raise self.fail(o, f"stores to the input {name}")
                 self.stored.add(name)
@@ -101,9 +104,9 @@ class _Kernel:
                 raise self.fail(o, f"loads the output {name}")
             if t.role == "workspace" and t.index != "const" and name not in self.stored:
                 raise self.fail(o, f"loads {name} before any kernel wrote it")
-            if o.type != t.tile:
-                raise self.fail(o, f"has type {o.type}, but {name} holds {t.tile}")
-            self.define(o, o.out, t.tile, t.index == "token")
+            if o.type != t.moved(heads):
+                raise self.fail(o, f"has type {o.type}, but {name} holds {t.moved(heads)}")
+            self.define(o, o.out, o.type, t.index == "token")
             return
         try:
             want = infer(o.kind, args, dict(o.attrs))

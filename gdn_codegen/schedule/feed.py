@@ -37,9 +37,8 @@ class _Feed:
             return b.op(kind, *args, name=name, line=o.line, agent=o.agent, **attrs)
 
         if o.kind == "load" and o.attr("tensor") in self.token:
-            rank = b.tensors[o.attr("tensor")].tile.rank
-            raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"))
-            if rank == 2:
+            raw = op("load", name=b.fresh(f"{o.out}_raw"), **dict(o.attrs))
+            if b.types[raw].rank == 2:
                 return op("valid", raw, name=o.out)
             wide = op("valid", raw, name=b.fresh(f"{o.out}_wide"))
             return op("move", wide, name=o.out, space=self.device.home[o.agent])

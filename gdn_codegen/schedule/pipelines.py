@@ -15,6 +15,7 @@ from .check import check
 from .cut import cut
 from .decompose import decompose
 from .feed import feed
+from .heads import heads
 from .launch import launch
 from .operands import operands
 from .pack import pack
@@ -65,6 +66,7 @@ ONE_AGENT: tuple[tuple[str, Pass], ...] = (
 CORES: tuple[tuple[str, Pass], ...] = (
     *(("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.schedule.inverse_block)) if name == "decompose" else
       (name, run) for name, run in FRONT),
+    ("heads", lambda p, c: heads(p, c.cores)),
     ("vectorise", lambda p, c: vectorise(p)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("transfer", lambda p, c: transfer(p, c.cores)),

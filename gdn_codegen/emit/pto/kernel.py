@@ -21,8 +21,9 @@ CTYPE = {"float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: Names of the kernels' own text, which no value may take.
 OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
-       "sub", "col", "block", "batched", "slots", "ffts", "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int",
-       "new", "and", "or", "not", "xor", "do", "if", "for", "view", "div", "exp", "log", "std", "this", "signed", "long", "short"}
+       "sub", "col", "heads", "block", "batched", "slots", "ffts", "cu_seqlens", "from", "to", "half", "float", "auto", "pto",
+       "int", "new", "and", "or", "not", "xor", "do", "if", "for", "view", "div", "exp", "log", "std", "this", "signed", "long",
+       "short"}
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,14 @@ class KernelWriter:
         return self.buffer(value).shape[0] == self.type[value].shape(self.sizes)[0] if self.type[value].rank == 1 \
             else self.whole(self.defs[value].args[0])
 
+    def by_head(self, value: str) -> bool:
+        """Whether a tile of several heads, a column each, lies as the caller's rows do: a row a head."""
+        o = self.defs.get(value)
+        if o is not None and o.kind == "valid":
+            return self.by_head(o.args[0])
+        return self.layout == "bhtd" and o is not None and o.kind == "load" and bool(o.attr("heads")) \
+            and o.attr("tensor") in self.ragged()
+
     def parts(self, value: str) -> int:
         """Rows of a tile that this core holds."""
         return self.buffer(value).shape[0]
@@ -115,6 +124,8 @@ class KernelWriter:
                 kind = f"UbWide<{ctype}, {b.shape[0]}>" if len(b.shape) == 2 else f"UbTile<{ctype}, 1, {b.shape[0]}>"
                 return Tile(kind, hex(b.offset))
             return Tile(f"UbTile<{ctype}, {shape}>", hex(b.offset))
+        if self.by_head(value):
+            shape = ", ".join(map(str, b.shape[::-1]))
         kind = {"L1": "L1Tile", "L0A": "TileLeft", "L0B": "TileRight", "L0C": "TileAcc"}[b.space]
         return Tile(f"{kind}<{ctype}, {shape}>", hex(b.offset))
 
@@ -149,13 +160,13 @@ class KernelWriter:
     def dim(self, d: Dim) -> int:
         return d if isinstance(d, int) else self.p.sizes[d]
 
-    def at(self, o: Op, row: str) -> tuple[str, str]:
-        """Pointer to row `row` of the tile that `o` loads or stores, and elements from row to row."""
+    def at(self, o: Op, row: str, more: str = "") -> tuple[str, str]:
+        """Pointer to row `row` of the tile that `o` loads or stores, and elements from row to row. more: heads further."""
         t, lane = self.p.tensor(o.attr("tensor")), f"_{o.attr('lane')}" if o.attr("lane") else ""
         last = self.dim(t.dims[-1]) if len(t.dims) > 1 else 1
         shift = " + col" if self.k.split and t.dims[-1] == self.k.split else ""
         if t.index == "token":
-            heads, head = (t.heads, f"hv{lane}" if t.heads == "HV" else f"h{lane}")
+            heads, head = (t.heads, f"hv{lane}{more}" if t.heads == "HV" else f"h{lane}{more}")
             place = f"token_at({heads}, {head}, {last}, b, T, t{f' + {row}' if row != '0' else ''})"
             return f"{t.name}_gm + {place}{shift}", f"token_stride({heads}, {last})"
         size = 1
@@ -170,7 +181,7 @@ class KernelWriter:
         terms = [f"{t.name}_gm", base, "" if row == "0" else f"{row} * {step}" if step != 1 else row]
         return " + ".join(x for x in terms if x) + shift, str(step)
 
-    def view(self, o: Op, row: str, rows: str, cols: int) -> str:
+    def view(self, o: Op, row: str, rows: str, cols: int | str) -> str:
         pointer, stride = self.at(o, row)
         return f"view({pointer}, {rows}, {cols}, {stride})"
 
@@ -198,7 +209,10 @@ class KernelWriter:
         if n > 1:
             w(f"const int64_t col = item % {n} * {self.k.sizes[self.k.split]};")
         w(f"const int64_t hv = {one} % {heads}{f' * {self.k.lanes}' if self.k.lanes > 1 else ''}, h = hv / (HV / H);")
-        for i in range(1, self.k.lanes):
+        together = any(o.attr("heads") for o in walk(s.body))
+        if together:
+            w(f"const int64_t heads = HV - hv < {self.k.lanes} ? HV - hv : {self.k.lanes};")
+        for i in range(1, 1 if together else self.k.lanes):
             w(f"const int64_t hv_{i} = hv + {i} < HV ? hv + {i} : HV - 1, h_{i} = hv_{i} / (HV / H);")
         size = self.p.sizes["C"]
         if self.k.grid == "chunks":

@@ -12,11 +12,20 @@ __all__ = ["rule"]
 def _load(k: KernelWriter, o: Op) -> list[str]:
     t, b, name = k.p.tensor(o.attr("tensor")), k.buffer(o.out), k.name(o.out)
     ctype = CTYPE[b.dtype]
+    if o.attr("heads") and (k.agent != "cube" or t.index != "token"):
+        raise EmitError(f"pto loads several heads of a caller's tensor with the cube core only, and {o.out} is another's")
+    if k.by_head(o.out):  # head by head: from one to the next may be more than the DMA takes as a stride
+        tile = f"L1Part<{ctype}, {b.shape[1]}, {b.shape[0]}>"
+        return [f"{tile} {name}(heads, rows);", f"TASSIGN({name}, {hex(b.offset)});",
+                "for (int64_t i = 0; i < heads; ++i) {",
+                f"    {tile} row(1, rows);", f"    TASSIGN(row, {hex(b.offset)} + i * 32);",
+                f"    auto from = view({k.at(o, '0', ' + i')[0]}, 1, rows, rows);", "    TLOAD(row, from);", "}"]
     if t.index == "token":
         if k.agent == "cube":
-            return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(rows, {b.shape[1]});",
+            cols = "heads" if o.attr("heads") else str(b.shape[1])
+            return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(rows, {cols});",
                     f"TASSIGN({name}, {hex(b.offset)});",
-                    f"auto {name}_from = {k.view(o, '0', 'rows', b.shape[1])};", f"TLOAD({name}, {name}_from);"]
+                    f"auto {name}_from = {k.view(o, '0', 'rows', cols)};", f"TLOAD({name}, {name}_from);"]
         if len(t.dims) == 1:
             return [f"UbWidePart<{ctype}, {b.shape[0]}> {name}(rows);", f"TASSIGN({name}, {hex(b.offset)});",
                     f"auto {name}_from = {k.view(o, '0', 'rows', 1)};", f"TLOAD({name}, {name}_from);"]
@@ -53,6 +62,12 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
                         f"TASSIGN(valid, {hex(b.offset)});",
                         f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', b.shape[1])};", "TSTORE(to, valid);"],
                        "if (part > 0) ")
+    if o.attr("heads"):
+        if k.agent != "cube":
+            raise EmitError(f"pto stores several heads with the cube core only, and {value} is another's")
+        return _braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(heads, {b.shape[1]});",
+                        f"TASSIGN(valid, {hex(b.offset)});",
+                        f"auto to = view({k.at(o, '0')[0]}, heads, {b.shape[1]}, {b.shape[1]});", "TSTORE(to, valid);"])
     if len(t.dims) == 1:  # each core stores its part
         n = b.shape[0] // 2 if k.whole(value) else b.shape[0]
         address = hex(b.offset) + (f" + sub * {n * WIDTH[b.dtype]}" if k.whole(value) else "")
@@ -72,7 +87,9 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
             raise EmitError(f"pto reads the optional {o.attr('given')} with vector cores only")
         return [f"if (!has_{o.attr('given')}) TEXPANDS({name}, 0);"]
     if k.agent == "cube":
-        return [f"if (rows < {b.shape[0]}) TFILLPAD({raw}, {raw});"]
+        source = k.defs.get(o.args[0])
+        few = f" || heads < {b.shape[1]}" if source is not None and source.attr("heads") else ""
+        return [f"if (rows < {b.shape[0]}{few}) TFILLPAD({raw}, {raw});"]
     if k.is_wide(o.out):
         return [f"fill_wide({raw}, rows, {hex(b.offset)});"]
     source = k.defs.get(o.args[0])
@@ -190,7 +207,7 @@ def _move(k: KernelWriter, o: Op) -> list[str]:
             if o.attr("transposed"):
                 raise EmitError(f"pto takes blocks as they lie, and {o.out} is one transposed")
             return [f"TEXTRACT({out}, {k.name(part.args[0])}, {part.attr('row')}, {part.attr('col')});"]
-        if not o.attr("transposed"):
+        if bool(o.attr("transposed")) == k.by_head(x):
             return [f"TEXTRACT({out}, {k.name(x)}, 0, 0);"]
         turned = f"{out}_from"
         return [f"L1View<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {turned};", f"TRESHAPE({turned}, {k.name(x)});",

@@ -1,0 +1,35 @@
+"""Running sums of several value heads at once, in the simulator: what the kernel leaves in its workspace."""
+import pytest
+import torch
+from reference import problem
+
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.load import function
+from gdn_codegen.schedule import Schedule
+
+LENGTHS = [33, 0, 70, 1, 8, 32]
+
+
+def sums(layout, chunk, x):
+    """The workspace of G, [slots, HV, chunk]."""
+    plan = Schedule("sums", (("G",), ("S",), ("o",)))
+    fn = function(Build("pto", chunk, layout=layout, algorithm="simple_gla", schedule=plan, head_dim_k=16, head_dim_v=16))
+    ends = torch.tensor([0, *x["lengths"]]).cumsum(0)
+    given = {n: x[n][None] if layout == "bthd" else x[n][None].transpose(1, 2) for n in ("q", "k", "v", "g")}
+    return fn.__globals__["_run"](given, {"scale": 1.0}, {}, ends)["G_ws"]
+
+
+@pytest.mark.parametrize("value_heads", [1, 8, 12, 16, 24, 32, 48, 64])
+@pytest.mark.parametrize("layout, chunk", [("bthd", 32), ("bhtd", 32), ("bthd", 128), ("bhtd", 16)])
+def test_sums_of_any_number_of_heads(layout, chunk, value_heads):
+    """Against float64; past a sequence's end the last sum stands, to the bit. NaN is what was there before."""
+    x = problem(LENGTHS, 1, value_heads, 16, 16, gate="mixed", seed=value_heads)
+    got, at = sums(layout, chunk, x), 0
+    for n, length in enumerate(LENGTHS):
+        for c in range(-(-length // chunk)):
+            rows = min(chunk, length - c * chunk)
+            want = x["g"][at + c * chunk:][:rows].double().cumsum(0).T
+            tile = got[at // chunk + n + c]
+            assert (tile[:, :rows] - want).abs().max() <= 1e-6 * want.abs().max()
+            assert torch.equal(tile[:, rows:], tile[:, rows - 1:rows].expand(-1, chunk - rows))
+        at += length
