@@ -1,28 +1,45 @@
 """Emitted PTO C++ is ASCII and laid out as .clang-format says, with Doxygen comments and descriptive exported names."""
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gdn_codegen.runtime.build import Build, render
-from gdn_codegen.schedule import SCHEDULES
+from gdn_codegen.schedule import SCHEDULES, named
 
 clang_format = pytest.importorskip("clang_format", reason="needs clang-format, which the test extra brings")
 ROOT = Path(__file__).parents[2]
+
+
+def complaints(source, folder):
+    """What clang-format would change, in its words."""
+    path = folder / "kernel.cpp"
+    path.write_text(source)
+    program = clang_format.get_executable("clang-format")
+    done = subprocess.run([program, f"--style=file:{ROOT}/.clang-format", "--dry-run", "--Werror", str(path)],
+                          capture_output=True, text=True)
+    return done.stderr[:2000] or "it fails" * (done.returncode != 0)
 
 
 @pytest.mark.parametrize("heads", [None, (16, 32)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_layout(schedule, heads, tmp_path):
     source = re.search(r"SOURCE = r'''\n(.*?)'''", render(Build("pto", schedule=schedule, heads=heads)), re.S)[1]
-    path = tmp_path / "kernel.cpp"
-    path.write_text(source)
-    program = clang_format.get_executable("clang-format")
-    done = subprocess.run([program, f"--style=file:{ROOT}/.clang-format", "--dry-run", "--Werror", str(path)],
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:2000]
+    assert complaints(source, tmp_path) == ""
     assert source.isascii() and source.count("/**\n * @brief") == len(SCHEDULES[schedule].kernels)
     names = re.findall(r"PTO_ENTRY void (\w+)\(", source)
     counts = "_h16hv32" if heads else ""
     assert names == [f"gated_delta_rule{counts}_{'_'.join(g)}_fp16" for g in SCHEDULES[schedule].kernels]
+
+
+@pytest.mark.parametrize("launch", ["kernels", "single"])
+@pytest.mark.parametrize("schedule, options", [
+    ("staged", dict(chunk=128)), ("prepared", dict(layout="bhtd", dtype="bfloat16")),
+    ("replay", dict(chunk=32, dtype="float32", head_dim_k=32, head_dim_v=32)),
+    ("staged", dict(algorithm="simple_gla", chunk=128, layout="bhtd"))])
+def test_other_builds(schedule, options, launch, tmp_path):
+    text = render(Build("pto", schedule=replace(named(schedule), launch=launch), **options))
+    source = re.search(r"SOURCE = r'''\n(.*?)'''", text, re.S)[1]
+    assert complaints(source, tmp_path) == "" and source.isascii()

@@ -36,7 +36,7 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
     texts = [KernelWriter(p, k, layout).run() for k in kernels]
     grid = "chunks" if any(k.grid == "chunks" for k in kernels) else "sequences"
     return KernelText(name, grid, max(blocks(p, k) for k in kernels), given, scalars,
-                      texts[0] if len(texts) == 1 else "\n".join(x for t in texts for x in ("{", t, "}")), {
+                      texts[0] if len(texts) == 1 else "\n".join(map(_block, texts)), {
         "symbol": symbol, "pointers": pointers,
         "over": "; ".join(f"{k.name} over {k.grid}" for k in kernels),
         "doc": [f"{t.name}: {t.role}, {t.index}, [{', '.join(map(str, t.dims))}] {t.dtype}"
@@ -48,3 +48,9 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
         "own": [t.name for t in own],
         "channels": [(t.name, t.tile.shape(p.sizes), t.dtype) for t in own if t.index == "block"],
         "constants": [(t.name, t.fill, t.tile.shape(p.sizes)[0], t.dtype) for t in own if t.index == "const"]})
+
+
+def _block(text: str) -> str:
+    """A kernel's text as a block of its own, in a launch of several."""
+    deeper = (x if not x or x.startswith("#") else f"    {x}" for x in text.split("\n"))
+    return "\n".join(("    {", *deeper, "    }"))
