@@ -32,17 +32,44 @@ def test_as_many_barriers_as_cuts():
         assert len(barriers) == 2 * cuts  # the cube core and its vector cores
 
 
-@pytest.mark.parametrize("piece", ["across", "up", "down"])
-def test_without_a_part_of_the_barrier_the_simulator_stops(piece):
-    up, across, down = 13, 14, 15
-    cut = {"across": rf"ffts_cross_core_sync\(PIPE_FIX, all_flag\({across}\)\);\n\s*wait_flag_dev\({across}\);",
-           "up": rf"(ffts_cross_core_sync\(PIPE_MTE3, group_flag\({up}\)\);|wait_flag_dev\({up}\);)",
-           "down": rf"(ffts_cross_core_sync\(PIPE_FIX, group_flag\({down}\)\);|wait_flag_dev\({down}\);)"}[piece]
-    text, n = re.subn(cut, "", render(single("staged")))  # of [G], which only vector cores write, all of it is needed
-    assert n
-    fn = module(text).chunk_gated_delta_rule
-    with pytest.raises(PtoSimError, match=r"race|flag|uninitialised"):
-        call(fn, problem(LENGTHS, 1, 2, 32, 32))
+#: Parts of the barrier: vector cores to their cube, cube to cube, cube to its vector cores.
+UP, ACROSS, DOWN = 13, 14, 15
+PARTS = {"up": rf"ffts_cross_core_sync\(PIPE_MTE3, group_flag\({UP}\)\);|wait_flag_dev\({UP}\);",
+         "across": rf"ffts_cross_core_sync\(PIPE_FIX, all_flag\({ACROSS}\)\);|wait_flag_dev\({ACROSS}\);",
+         "down": rf"ffts_cross_core_sync\(PIPE_FIX, group_flag\({DOWN}\)\);|wait_flag_dev\({DOWN}\);"}
+
+
+def without(part, text):
+    text, n = re.subn(PARTS[part], "", text)
+    assert n and n % 2 == 0
+    return text
+
+
+def run(text):
+    call(module(text).chunk_gated_delta_rule, problem(LENGTHS, 1, 2, 32, 32))
+
+
+@pytest.mark.parametrize("schedule, parts", [("staged", PARTS), ("prepared", PARTS), ("replay", ("across", "down"))])
+def test_without_a_part_of_the_barrier_the_simulator_stops(schedule, parts):
+    """Of [A] and of [G A] vector cores write last what the next kernel reads, so all of it is needed."""
+    for part in parts:
+        with pytest.raises(PtoSimError, match=r"race|flag|uninitialised"):
+            run(without(part, render(single(schedule))))
+
+
+def test_a_later_signal_of_the_same_pipe_says_what_vector_cores_would():
+    """Of [G Tinv] they store G alone for others, and then hand their cube tiles through the same pipe: what waits for these
+    has waited for G. A store after the last of them is seen."""
+    text = render(single("replay"))
+    check(module(without("up", text)).chunk_gated_delta_rule, problem(LENGTHS, 1, 2, 32, 32))
+    store = re.search(r"\{\n +UbTile<float, 1, 32> mine;\n[^}]*G_ws_gm[^}]*TSTORE\(to, mine\);\n +\}", text)[0]
+    end = text.index(f"group_flag({UP})")
+    last = text.rindex("ffts_cross_core_sync(PIPE_MTE3", 0, end - len("ffts_cross_core_sync(PIPE_MTE3, "))
+    assert text.index(store) < last
+    later = text[:last] + text[last:].replace("\n", f"\npipe_barrier(PIPE_ALL);\n{store}\npipe_barrier(PIPE_ALL);\n", 1)
+    run(later)
+    with pytest.raises(PtoSimError, match=r"race\] RAW .* nothing orders"):
+        run(without("up", later))
 
 
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
