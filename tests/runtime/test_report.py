@@ -97,6 +97,19 @@ def test_files(tmp_path, capsys):
     assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".md", ".png"}  # no temporary is left
 
 
+def test_a_plot_shows_got_against_float64(monkeypatch):
+    """Every value, or as many as a plot takes, each with its own reference."""
+    axes = pytest.importorskip("matplotlib.axes")
+    seen, plain = [], axes.Axes.scatter
+    monkeypatch.setattr(axes.Axes, "scatter", lambda self, x, y, **style: seen.append((x, y)) or plain(self, x, y, **style))
+    want = {"o": torch.randn(3, 2, 4, dtype=torch.float64), "state": torch.arange(2 * report.POINTS, dtype=torch.float64)}
+    got = {n: (10 * w).float() for n, w in want.items()}
+    assert report.scatter("title", got, want).startswith(b"\x89PNG")
+    (x, y), (xs, ys) = seen
+    assert x == want["o"].flatten().tolist() and y == got["o"].flatten().double().tolist()
+    assert len(set(xs)) == report.POINTS and ys == [10 * v for v in xs]
+
+
 @needs_target
 def test_without_matplotlib_it_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
