@@ -36,7 +36,7 @@ def test_layout(schedule, heads, tmp_path):
 
 @pytest.mark.parametrize("launch", ["kernels", "single"])
 @pytest.mark.parametrize("schedule, options", [
-    ("staged", dict(chunk=128)), ("prepared", dict(layout="bhtd", dtype="bfloat16")),
+    ("staged", dict(chunk=128, heads=(2, 6))), ("prepared", dict(layout="bhtd", dtype="bfloat16")),
     ("replay", dict(chunk=32, dtype="float32", head_dim_k=32, head_dim_v=32)),
     ("staged", dict(algorithm="simple_gla", chunk=128, layout="bhtd"))])
 def test_other_builds(schedule, options, launch, tmp_path):
