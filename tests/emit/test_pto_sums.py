@@ -11,7 +11,7 @@ LENGTHS = [33, 0, 70, 1, 8, 32]
 
 
 def sums(layout, chunk, x):
-    """The workspace of G, [slots, HV, chunk]."""
+    """The workspace of G, [slots, HV, chunk]. Tokens past the last sequence are nobody's."""
     plan = Schedule("sums", (("G",), ("S",), ("o",)))
     fn = function(Build("pto", chunk, layout=layout, algorithm="simple_gla", schedule=plan, head_dim_k=16, head_dim_v=16))
     ends = torch.tensor([0, *x["lengths"]]).cumsum(0)
@@ -33,3 +33,14 @@ def test_sums_of_any_number_of_heads(layout, chunk, value_heads):
             assert (tile[:, :rows] - want).abs().max() <= 1e-6 * want.abs().max()
             assert torch.equal(tile[:, rows:], tile[:, rows - 1:rows].expand(-1, chunk - rows))
         at += length
+
+
+@pytest.mark.parametrize("layout", ["bthd", "bhtd"])
+def test_more_tokens_than_a_stride_takes(layout):
+    """From a head to the next are more elements than a load to L1 skips: they come one by one."""
+    x = problem([70000], 1, 17, 16, 16, gate=-0.1) | {"lengths": [33, 40]}
+    got = sums(layout, 32, x)
+    for slot, start, rows in ((0, 0, 32), (1, 32, 1), (2, 33, 32), (3, 65, 8)):
+        want = x["g"][start:start + rows].double().cumsum(0).T
+        assert (got[slot, :, :rows] - want).abs().max() <= 1e-6 * want.abs().max()
+        assert torch.equal(got[slot, :, rows:], got[slot, :, rows - 1:rows].expand(-1, 32 - rows))

@@ -7,6 +7,9 @@ from .kernel import CTYPE, WIDTH, KernelWriter, literal, rule
 __all__ = ["rule"]
 
 
+STRIDE = 65535  # elements from row to row that a load to L1 takes at most
+
+
 # --- rules: global memory ---
 @rule("load")
 def _load(k: KernelWriter, o: Op) -> list[str]:
@@ -14,12 +17,13 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
     ctype = CTYPE[b.dtype]
     if o.attr("heads") and (k.agent != "cube" or t.index != "token"):
         raise EmitError(f"pto loads several heads of a caller's tensor with the cube core only, and {o.out} is another's")
-    if k.by_head(o.out):  # head by head: from one to the next may be more than the DMA takes as a stride
+    if k.by_head(o.out):  # from a head to the next may be more than the DMA takes as a stride
         tile = f"L1Part<{ctype}, {b.shape[1]}, {b.shape[0]}>"
-        return [f"{tile} {name}(heads, rows);", f"TASSIGN({name}, {hex(b.offset)});",
-                "for (int64_t i = 0; i < heads; ++i) {",
-                f"    {tile} row(1, rows);", f"    TASSIGN(row, {hex(b.offset)} + i * 32);",
-                f"    auto from = view({k.at(o, '0', ' + i')[0]}, 1, rows, rows);", "    TLOAD(row, from);", "}"]
+        return [f"{tile} {name}(heads, rows);", f"TASSIGN({name}, {hex(b.offset)});", f"if (T <= {STRIDE}) {{",
+                f"    auto from = view({k.at(o, '0')[0]}, heads, rows, T);", f"    TLOAD({name}, from);", "} else {",
+                "    for (int64_t i = 0; i < heads; ++i) {",
+                f"        {tile} row(1, rows);", f"        TASSIGN(row, {hex(b.offset)} + i * 32);",
+                f"        auto from = view({k.at(o, '0', ' + i')[0]}, 1, rows, rows);", "        TLOAD(row, from);", "    }", "}"]
     if t.index == "token":
         if k.agent == "cube":
             cols = "heads" if o.attr("heads") else str(b.shape[1])
