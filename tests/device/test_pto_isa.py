@@ -1,7 +1,8 @@
 """The emitted PTO source, unchanged, against PTO-ISA's own headers, run in its CPU_SIM. Needs PTO_ISA_ROOT and clang 15.
 
-Run with: PTO_ISA_ROOT=... pytest tests/device/test_pto_isa.py. CPU_SIM ignores flags inside a core; it judges signatures,
-template arguments, layouts, addresses and numbers. A run is a process of its own, since CPU_SIM aborts on what it refuses.
+Run with: PTO_ISA_ROOT=... pytest -n 2 tests/device/test_pto_isa.py; -rP shows the errors that passed. CPU_SIM ignores flags
+inside a core; it judges signatures, template arguments, layouts, addresses and numbers. A run is a process of its own, since
+CPU_SIM aborts on what it refuses.
 """
 import importlib.util
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,15 @@ from reference import call, expected, problem, rms_error
 
 from gdn_codegen.runtime import pto_sim
 from gdn_codegen.runtime.build import Build, render
-from gdn_codegen.schedule import SCHEDULES
+from gdn_codegen.schedule import SCHEDULES, Schedule, named
 
 HERE = Path(__file__).parent
 #: RMSE over RMS against float64, and against the bundled simulator.
 TOLERANCE = {"float16": (5e-3, 1e-4), "bfloat16": (5e-3, 1e-2), "float32": (1e-5, 1e-6)}
+#: Fields of a schedule at a value other than their default, in a schedule where that changes something.
+SWITCHED = {"form": ("replay", "gate-free"), "inverse": ("replay", "blocked16"), "v_block": ("fused", 16),
+            "inverse_dtype": ("staged", "float32"), "cache_masks": ("staged", False), "lanes": ("staged", 1),
+            "order": ("staged", "page"), "inverse_block": ("staged", 16)}
 
 #: The instructions whose headers the cost model does not include by itself, and the ids of events that 9.1.0's lacks.
 A2A3 = """
@@ -95,31 +101,34 @@ def load(path):
     return module
 
 
-def run(folder, b, x, **options):
-    """Outputs of the built op on a problem, in CPU_SIM and in the bundled simulator."""
+def run(folder, b, problems):
+    """Outputs of the built op on problems with options of `call`, in CPU_SIM and in the bundled simulator."""
     path, library = folder / f"{b.target}_{b.name}.py", folder / f"{b.name}.so"
     path.write_text(render(b))
     module = load(path)
-    if not library.exists():
-        source = folder / f"{b.name}.cpp"
-        source.write_text(module.SOURCE)
-        done = subprocess.run(compile_command(source, [s for s, *_ in module.SYMBOLS.values()], library),
-                              capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[:6000]
-    torch.save((b.function, x, options), folder / "in.pt")
+    source = folder / f"{b.name}.cpp"
+    source.write_text(module.SOURCE)
+    done = subprocess.run(compile_command(source, [s for s, *_ in module.SYMBOLS.values()], library),
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:6000]
+    torch.save((b.function, problems), folder / "in.pt")
     done = subprocess.run([sys.executable, __file__, path, library, folder / "in.pt", folder / "out.pt"],
                           capture_output=True, text=True, timeout=600,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])})
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return torch.load(folder / "out.pt"), call(getattr(module, b.function), x, **options)
+    return torch.load(folder / "out.pt"), [call(getattr(module, b.function), x, **options) for x, options in problems]
 
 
-def agree(folder, b, x, **options):
-    theirs, ours = run(folder, b, x, **options)
+def agree(folder, b, *problems):
+    """Of each problem and its options of `call`: output and final state are near float64, and near our simulator's."""
     far, near = TOLERANCE[b.dtype]
-    for got, want, other in zip(theirs, expected(x, options.get("delta", True)), ours, strict=True):
-        assert rms_error(got, want) <= far
-        assert rms_error(got, other) <= near
+    for (x, options), theirs, ours in zip(problems, *run(folder, b, problems), strict=True):
+        want = expected(x, options.get("delta", True))
+        errors = [(rms_error(t, w), rms_error(t, o)) for t, w, o in zip(theirs, want, ours, strict=True)]
+        shown = f"{b.name} {'+'.join(map(str, x['lengths']))}: o, final state: " + ", ".join(
+            f"{e:.1e} from float64 and {d:.1e} from the bundled simulator" for e, d in errors)
+        print(shown)
+        assert all(e <= far and d <= near for e, d in errors), shown
 
 
 def source(folder, b):
@@ -157,21 +166,61 @@ def checked(folder, cost_model, text):
 @pytest.mark.parametrize("dtype, layout", [("float16", "bthd"), ("bfloat16", "bhtd"), ("float32", "bthd")])
 def test_schedules(tmp_path, schedule, dtype, layout):
     b = Build("pto", 32, layout, schedule=schedule, dtype=dtype, head_dim_k=32, head_dim_v=32)
-    agree(tmp_path, b, problem([33, 0, 65], 1, 2, 32, 32, getattr(torch, dtype), gate=-0.2), layout=layout)
+    agree(tmp_path, b, (problem([33, 0, 65], 1, 2, 32, 32, getattr(torch, dtype), gate=-0.2), {"layout": layout}))
 
 
-@pytest.mark.parametrize("chunk, k, v", [(64, 128, 128), (128, 128, 128), (64, 128, 64), (128, 64, 128)])
-@pytest.mark.parametrize("schedule", ["fused", "staged"])
+@pytest.mark.parametrize("schedule, chunk, k, v", [
+    *((s, c, 128, 128) for c in (128, 64) for s in SCHEDULES),
+    ("staged", 128, 64, 128), ("staged", 64, 128, 64), ("fused", 128, 64, 128), ("fused", 64, 128, 64)])
 def test_sizes(tmp_path, schedule, chunk, k, v):
-    b = Build("pto", chunk, schedule=schedule, head_dim_k=k, head_dim_v=v)
-    agree(tmp_path, b, problem([1, chunk - 1, 0, chunk, chunk + 1], 1, 2, k, v, gate="mixed"))
-    agree(tmp_path, b, problem([chunk + 6] * 2, 2, 4, k, v, initial=False), batched=True)
+    """Packed with initial states, gates that forget nothing or at once; and equal rows without, whose heads share keys."""
+    agree(tmp_path, Build("pto", chunk, schedule=schedule, head_dim_k=k, head_dim_v=v),
+          (problem([chunk + 1, 0, chunk - 1, 1], 1, 2, k, v, gate="mixed"), {}),
+          (problem([chunk // 2 + 5] * 2, 2, 4, k, v, initial=False), {"batched": True}))
 
 
-@pytest.mark.parametrize("schedule", ["fused", "staged"])
-def test_another_algorithm(tmp_path, schedule):
-    b = Build("pto", algorithm="simple_gla", schedule=schedule)
-    agree(tmp_path, b, problem([40, 0, 65], 1, 2, 128, 128), delta=False)
+@pytest.mark.parametrize("schedule, dtype, layout, chunk, size", [
+    ("staged", "float16", "bthd", 128, 128), ("staged", "bfloat16", "bhtd", 64, 128), ("prepared", "float16", "bhtd", 64, 64),
+    ("replay", "bfloat16", "bthd", 64, 64), ("fused", "float32", "bthd", 32, 32)])
+def test_one_launch(tmp_path, schedule, dtype, layout, chunk, size):
+    """launch="single": every block takes part in the barriers between the kernels, also where a state leaves it no work."""
+    b = Build("pto", chunk, layout, schedule=replace(named(schedule), launch="single"), dtype=dtype, head_dim_k=size,
+              head_dim_v=size)
+    for_two_blocks, for_all = (problem(n, 1, 2, size, size, getattr(torch, dtype), gate=-0.2)
+                               for n in ([2 * chunk + 1], [chunk + 1, 0, chunk - 1]))
+    agree(tmp_path, b, (for_two_blocks, {"layout": layout}), (for_all, {"layout": layout}))
+
+
+@pytest.mark.parametrize("schedule, dtype, layout, chunk, launch", [
+    ("fused", "float16", "bthd", 64, "kernels"), ("staged", "bfloat16", "bhtd", 128, "kernels"),
+    ("prepared", "float32", "bthd", 32, "kernels"), ("replay", "float16", "bhtd", 64, "single")])
+def test_another_algorithm(tmp_path, schedule, dtype, layout, chunk, launch):
+    """A gate a token and head, and no delta rule."""
+    size = 32 if dtype == "float32" else 128
+    b = Build("pto", chunk, layout, "simple_gla", replace(named(schedule), launch=launch), dtype, size, size)
+    x = problem([chunk + 1, 0, 9], 1, 2, size, size, getattr(torch, dtype), gate=-0.2)
+    agree(tmp_path, b, (x, {"layout": layout, "delta": False}))
+
+
+@pytest.mark.parametrize("field", SWITCHED)
+def test_fields(tmp_path, field):
+    """Each field of a schedule by itself at another value, which changes the source; an odd head has no other beside it."""
+    schedule, value = SWITCHED[field]
+    b = Build("pto", 32, schedule=replace(named(schedule), **{field: value}), head_dim_k=32, head_dim_v=32)
+    assert source(tmp_path, b) != source(tmp_path, replace(b, schedule=schedule))
+    agree(tmp_path, b, (problem([40, 0, 33], 1, 3, 32, 32, gate=-0.2), {}))
+
+
+@pytest.mark.parametrize("layout, dtype, heads", [("bthd", "float16", None), ("bhtd", "bfloat16", None),
+                                                  ("bthd", "float16", (5, 20))])
+def test_many_heads(tmp_path, layout, dtype, heads):
+    """More value heads than are summed at a time; head counts given at run time and compiled in."""
+    b = Build("pto", 32, layout, schedule="staged", dtype=dtype, head_dim_k=32, head_dim_v=32, heads=heads)
+    agree(tmp_path, b, (problem([33, 0, 9], 5, 20, 32, 32, getattr(torch, dtype), gate=-0.2), {"layout": layout}))
+
+
+def test_no_field_is_left_out():
+    assert {*SWITCHED, "name", "kernels", "launch"} == {f.name for f in fields(Schedule)}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -195,7 +244,7 @@ def test_headers_of_a2_and_a3_refuse(tmp_path, cost_model):
 def main(module, library, given, out):
     """What a run's own process does. CPU_SIM's bfloat16_t is float16's type under another name, so it gets float16."""
     torch.set_num_threads(1)
-    name, x, options = torch.load(given)
+    name, problems = torch.load(given)
     module, lib, plain = load(Path(module)), pto_sim.load(Path(library)), pto_sim.launch
 
     def launch(_, symbol, groups, tensors, kinds, *rest):
@@ -206,7 +255,7 @@ def main(module, library, given, out):
                 t.copy_(h)
 
     module._library, pto_sim.launch = lambda kind: lib, launch
-    torch.save(call(getattr(module, name), x, **options), out)
+    torch.save([call(getattr(module, name), x, **options) for x, options in problems], out)
 
 
 if __name__ == "__main__":
