@@ -29,8 +29,8 @@ _outputs: dict[str, dict[str, torch.Tensor]] = {}
 
 
 def _small(p):
-    """Inputs of a program: two sequences, the second with a partial chunk, one head group of two value heads."""
-    problem = Problem([p.sizes["C"], p.sizes["C"] // 2 + 1], 1, 2)
+    """Inputs of a program: two sequences, one of two chunks, both ending in a partial one; a head group of two value heads."""
+    problem = Problem([p.sizes["C"] + 3, p.sizes["C"] // 2 + 1], 1, 2)
     gen, x = torch.Generator().manual_seed(0), {}
     for t in p.role("input"):
         heads = 1 if t.heads == "H" else 2

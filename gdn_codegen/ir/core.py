@@ -36,13 +36,17 @@ class Op:
 
 @dataclass(frozen=True)
 class Carry:
-    """A loop-carried value: `name` inside the body starts as `init`, becomes `next`, and is `result` after."""
+    """A loop-carried value: `name` inside the body starts as `init`, becomes `next`, and is `result` after.
+
+    slots: turns it keeps storage for. With 1, `next` takes the place of `name`; with 2, that of the turn before.
+    """
 
     name: str
     init: str
     next: str
     result: str
     type: Tile
+    slots: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,24 @@ def loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
             yield from loops(s.body)
 
 
+def rings(k: Kernel) -> dict[str, tuple[str, int]]:
+    """Values whose buffer has several slots: the loop whose turns take them one after the other, "" before it, and how
+    many turns ahead of the current one the value's slot is."""
+    ring = {b.name for b in k.buffers if b.slots > 1}
+    out: dict[str, tuple[str, int]] = {}
+
+    def each(body: tuple[Stmt, ...], loop: str) -> None:
+        for s in body:
+            if isinstance(s, Op):
+                if s.buffer in ring:
+                    out[s.out] = loop, int(bool(loop))
+                continue
+            each(s.body, s.index if any(c.slots > 1 for c in s.carried) else loop)
+            out.update({x: (s.index, 0) for c in s.carried if c.slots > 1 for x in (c.name, c.result)})
+    each(k.body, "")
+    return out
+
+
 def uses(body: tuple[Stmt, ...]) -> dict[str, int]:
     """How often each value is read; a loop reads its carried values' init and next."""
     n: dict[str, int] = {}
@@ -162,5 +184,5 @@ def types(body: tuple[Stmt, ...]) -> dict[str, Tile]:
     return env
 
 
-__all__ = ["Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile", "loops", "types",
-           "uses", "walk"]
+__all__ = ["Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile", "loops", "rings",
+           "types", "uses", "walk"]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 
@@ -38,6 +39,7 @@ class _At:
     head: int
     chunk: int
     block: int = 0
+    turn: int = 0  # of the innermost loop
 
 
 class Interpreter:
@@ -46,7 +48,7 @@ class Interpreter:
     def __init__(self, p: Program, problem: Problem, scalars: dict[str, float], exact: bool = True) -> None:
         self.p, self.problem, self.scalars, self.exact = p, problem, scalars, exact
         self.memory: dict[str, torch.Tensor] = {}
-        self.channel: dict[str, torch.Tensor] = {}
+        self.channel: dict[tuple[str, int], torch.Tensor] = {}
 
     def dtype(self, name: str) -> torch.dtype:
         return torch.float64 if self.exact else TORCH[name]
@@ -93,15 +95,15 @@ class Interpreter:
                 self.body(k, k.body[:i], outer, _At(0, 0, -1), sizes)
                 body = s.body
         blocks = full[k.split] // sizes[k.split] if k.split else 1
-        chunk = full["C"]
+        chunk, turn = full["C"], count()
         for n, length in enumerate(self.problem.lengths):
             for h in range(0, self.problem.value_heads, k.lanes):
                 for b in range(blocks):
                     if k.grid == "sequences":
-                        self.body(k, body, dict(outer), _At(n, h, -1, b), sizes)
+                        self.body(k, body, dict(outer), _At(n, h, -1, b, next(turn)), sizes)
                         continue
                     for c in range(-(-length // chunk)):
-                        self.body(k, body, dict(outer), _At(n, h, c, b), sizes)
+                        self.body(k, body, dict(outer), _At(n, h, c, b, next(turn)), sizes)
 
     def body(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         for s in body:
@@ -109,7 +111,7 @@ class Interpreter:
                 now = {c.name: env[c.init] for c in s.carried}
                 for i in range(-(-self.problem.lengths[at.seq] // sizes["C"])):
                     inner = {**env, **now}
-                    self.body(k, s.body, inner, _At(at.seq, at.head, i, at.block), sizes)
+                    self.body(k, s.body, inner, _At(at.seq, at.head, i, at.block, i), sizes)
                     now = {c.name: inner[c.next] for c in s.carried}
                 env.update({c.result: now[c.name] for c in s.carried})
             else:
@@ -117,6 +119,13 @@ class Interpreter:
 
     def op(self, k: Kernel, o: Op, env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         attrs = dict(o.attrs)
+        if attrs.get("ahead"):
+            at = replace(at, chunk=at.chunk + attrs["ahead"], turn=at.turn + attrs["ahead"])
+            if at.chunk * sizes["C"] >= self.problem.lengths[at.seq]:  # no such chunk, and nobody may read its values
+                if o.out:
+                    assert o.type is not None
+                    env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))
+                return
         if o.kind == "load":
             env[o.out] = self.load(k, o, self.lane(at, o), sizes)
         elif o.kind == "store":
@@ -177,7 +186,7 @@ class Interpreter:
     def load(self, k: Kernel, o: Op, at: _At, sizes: dict[str, int]) -> torch.Tensor:
         t, heads = self.p.tensor(o.attr("tensor")), o.attr("heads", 0)
         if t.index == "block":
-            return self.channel[t.name].clone()
+            return self.channel[t.name, at.turn % t.slots].clone()
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
         tile = torch.zeros(t.moved(heads).shape(sizes), dtype=x.dtype)
         tile[tuple(slice(n) for n in x.shape)] = x
@@ -186,12 +195,13 @@ class Interpreter:
     def store(self, k: Kernel, o: Op, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
         t, row, col = self.p.tensor(o.attr("tensor")), o.attr("row"), o.attr("col")
         if t.index == "block":
+            slot = t.name, at.turn % t.slots
             if row is None:
-                self.channel[t.name] = x.clone()
+                self.channel[slot] = x.clone()
                 return
-            whole = self.channel.get(t.name, torch.full(t.tile.shape(sizes), float("nan"), dtype=x.dtype)).clone()
+            whole = self.channel.get(slot, torch.full(t.tile.shape(sizes), float("nan"), dtype=x.dtype)).clone()
             whole[row:row + len(x), col:col + x.shape[1]] = x
-            self.channel[t.name] = whole
+            self.channel[slot] = whole
             return
         to = self.memory[t.name][self.place(k, t, at, sizes, o.attr("heads", 0))]
         to[...] = x[tuple(slice(n) for n in to.shape)]

@@ -33,6 +33,8 @@ class OpDef:
 
 
 OPS: dict[str, OpDef] = {}
+#: What any op may have: it works for the chunk so many turns after its own, and does nothing where there is none.
+AHEAD = "ahead"
 
 
 def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
@@ -44,7 +46,7 @@ def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
     """The result type of `kind` on operands of types `args`."""
     if kind not in OPS:
         raise TypeRuleError(f"op {kind!r} is unknown; the table ir/ops.py has {', '.join(OPS)}")
-    extra = set(attrs) - set(OPS[kind].attrs)
+    extra = set(attrs) - {*OPS[kind].attrs, AHEAD}
     if extra:
         raise TypeRuleError(f"{kind}: attribute {', '.join(sorted(extra))} is unknown; it takes "
                             f"{', '.join(OPS[kind].attrs) or 'none'}")
@@ -282,8 +284,8 @@ op("load", "a tile from global memory", _loaded, effect="read", attrs=("tensor",
 op("store", "a tile to global memory", _effect, effect="write", attrs=("tensor", "lane", "heads", "row", "col"))
 op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"))
 op("signal", "producer of `channel` says that a buffer is full or free", _effect, effect="sync",
-   attrs=("channel", "src", "dst", "id", "why"))
+   attrs=("channel", "src", "dst", "id", "loop", "why"))
 op("wait", "consumer of `channel` holds until it was signalled", _effect, effect="sync",
-   attrs=("channel", "src", "dst", "id", "why"))
+   attrs=("channel", "src", "dst", "id", "loop", "why"))
 op("barrier", "all of an agent's (or `scope`'s) earlier ops come before its later ones", _effect, effect="sync",
    attrs=("scope", "ids", "why"))

@@ -73,7 +73,7 @@ class _Reader:
                 continue
             if isinstance(n, ast.With):
                 args, kw, inner = _with(n, "loop")
-                carried = tuple(Carry(name, i, x, r, Tile(tuple(d), t)) for name, (i, x, r, d, t) in kw.items())
+                carried = tuple(Carry(name, i, x, r, Tile(tuple(d), t), *n) for name, (i, x, r, d, t, *n) in kw.items())
                 env.update({c.name: c.type for c in carried})
                 out.append(Loop(_value(args[0]), carried, self.body(inner, env)))
                 env.update({c.result: c.type for c in carried})

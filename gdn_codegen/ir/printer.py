@@ -19,8 +19,7 @@ def _tensor(t: Tensor) -> str:
     kw: dict[str, object] = {"role": t.role, "index": t.index, "heads": t.heads, "dims": t.dims, "dtype": t.dtype}
     if t.optional:
         kw["optional"] = True
-    if t.fill:
-        kw["fill"] = t.fill
+    kw |= {k: v for k, v, d in (("fill", t.fill, ""), ("slots", t.slots, 1)) if v != d}
     return _call("tensor", [repr(t.name)], **kw)
 
 
@@ -41,7 +40,8 @@ def op_text(o: Op) -> str:
 def _stmts(body: tuple[Stmt, ...], indent: str, out: list[str]) -> None:
     for s in body:
         if isinstance(s, Loop):
-            carried = {c.name: (c.init, c.next, c.result, c.type.dims, c.type.dtype) for c in s.carried}
+            carried = {c.name: (c.init, c.next, c.result, c.type.dims, c.type.dtype, *([c.slots] if c.slots > 1 else []))
+                       for c in s.carried}
             out.append(f"{indent}with {_call('loop', [repr(s.index)], **carried)}:")
             _stmts(s.body, indent + "    ", out)
         else:

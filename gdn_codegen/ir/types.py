@@ -38,7 +38,7 @@ INDEXING = {
     "token": "rows are tokens of a caller's tensor; rows past a sequence's end load as zeros and are not stored",
     "slot": "one dense tile a (chunk slot, value head)",
     "sequence": "one tile a (sequence, value head)",
-    "block": "one tile a core group: a channel between agents that share no memory",
+    "block": "`slots` tiles a core group: a channel between agents that share no memory",
     "const": "one tile, the same for all: a mask or table made on the host",
 }
 
@@ -50,6 +50,7 @@ class Tensor:
     role: "input", "output" or "workspace"; index: a key of INDEXING; heads: "H" (query/key heads) or "HV" (value
     heads); dims: the dims of one tile; optional: absent tensors load as zeros and are not stored.
     fill: for index "const", the rule that makes its content (see ir.ops.const_tile).
+    slots: for index "block", how many tiles the turns of a loop take one after the other.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Tensor:
     dtype: str = "float32"
     optional: bool = False
     fill: str = ""
+    slots: int = 1
 
     def __post_init__(self) -> None:
         if self.role not in ("input", "output", "workspace"):

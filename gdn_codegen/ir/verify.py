@@ -91,7 +91,7 @@ class _Kernel:
             if heads and (heads != self.k.lanes or t.heads != "HV" or len(t.dims) != 1):
                 raise self.fail(o, f"takes {heads} heads at once: a kernel of as many lanes does, of one value a token and "
                                    f"value head; {self.k.name} has {self.k.lanes}, and {name} holds {t.tile} a head of {t.heads}")
-            if t.index in ("token", "slot") and not inside:
+            if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid == "sequences"):
                 raise self.fail(o, f"tensor {name} has a tile a chunk, and this op stands outside the chunks")
             if o.kind == "store":
                 if args[0] != t.moved(heads) and o.attr("row") is None:

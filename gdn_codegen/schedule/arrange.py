@@ -1,11 +1,12 @@
 """arrange: what runs side by side, what stays on the chip, and in which order. Requires stage "fed"; keeps it.
 
-The schedule's `lanes`, `cache_masks` and `order`, as far as the spaces of the device allow: of each kernel the first of
-the variants is taken that `pack` finds room for, most lanes first, then most masks.
+The schedule's `lanes`, `prefetch`, `cache_masks` and `order`, as far as the spaces of the device allow: of each kernel the
+first of the variants is taken that `pack` finds room for, most lanes first, then with `prefetch`, then most masks.
 """
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 from ..devices import Cores
 from ..ir.core import Kernel, Op, Program, walk
@@ -14,6 +15,7 @@ from .hoist import candidates, hoist
 from .lanes import lanes
 from .order import order
 from .pack import VIEWS, fits
+from .prefetch import prefetch
 from .schedule import Schedule
 from .tools import with_tensors
 
@@ -58,13 +60,14 @@ def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, li
     home = device.home[device.agents[0]]
     roomy = replace(device, spaces={**device.spaces, home: int(device.spaces[home] * ROOM)})
     most = s.lanes if k.grid == "chunks" and _returns(k, device) else 1
+    ahead = dict.fromkeys((s.prefetch, "no")) if k.grid == "sequences" else ("no",)
     for n in range(most, 0, -1):
         wide, made = lanes(p, k, n)
         whole = with_tensors(p, *made)
         masks = candidates(whole, wide) if s.cache_masks else []
-        for kept in range(len(masks), -1, -1):
-            variant = hoist(wide, set(masks[:kept]))
+        for what, kept in product(ahead, range(len(masks), -1, -1)):
+            variant = prefetch(whole, hoist(wide, set(masks[:kept])), what, device)
             variant = order(whole, variant, device) if s.order == "list" else variant
-            if fits(whole, variant, roomy if kept else device):
+            if fits(whole, variant, s, roomy if kept else device):
                 return variant, made
     return k, []  # `pack` says what is too large

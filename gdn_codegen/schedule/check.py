@@ -1,6 +1,6 @@
 """check: proves that the waits order everything. Requires stage "synchronised"; returns the program or raises RaceError.
 
-Loops are unrolled three times and more. Flags are queues by id, as the device has them, whatever pass wrote them. What is
+Loops are unrolled five times and more. Flags are queues by id, as the device has them, whatever pass wrote them. What is
 refused: two ops on the same bytes, one writing, that no flag orders; a set before the wait of the set before it; a wait
 without a set; a flag left set; a counter past its limit.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from ..devices import Cores, Device
 from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..ir.printer import op_text
-from .machine import Access, Clocks, accesses, pipe_of, trace
+from .machine import Access, Clocks, Counts, accesses, pipe_of, trace
 
-TRIPS = {"item": [6], "chunk": [3, 3, 0, 1, 0, 2]}
+TRIPS = {"item": [7], "chunk": [5, 4, 0, 1, 0, 2, 3]}
 
 
 class RaceError(ValueError):
@@ -90,9 +90,9 @@ class _Check:
             if o is None:
                 continue
             if o.kind == "signal":
-                self.signal(o)
+                self.signal(o, step.counts)
             elif o.kind == "wait":
-                self.wait(o)
+                self.wait(o, step.counts)
             elif o.kind == "barrier":
                 if o.attr("scope") == "ALL":
                     c.drain(o.agent)
@@ -101,24 +101,26 @@ class _Check:
             else:
                 pipe = pipe_of(self.device, o)
                 if pipe is not None:
-                    self.op(o, c.number[pipe])
+                    self.op(o, c.number[pipe], step.counts)
         left = [key for key, queue in self.flags.items() if queue]
         if left:
             raise self.error(f"flags are left set: {left}")
 
-    def key(self, o: Op) -> tuple[tuple[str, ...], int, bool]:
+    def key(self, o: Op, counts: Counts) -> tuple[tuple[str, ...], int, bool]:
         """The flag, the pipe that acts on it, and whether it is a counter between agents."""
-        src, dst = str(o.attr("src")), str(o.attr("dst"))
+        src, dst, flag = str(o.attr("src")), str(o.attr("dst")), o.attr("id")
         c = self.clocks
+        if isinstance(flag, tuple):
+            flag = flag[(counts[o.attr("loop")] + o.attr("ahead", 0)) % len(flag)]
         if "." in src:
             agent, pipe = src.split(".")
             acts = c.number[agent, pipe] if o.kind == "signal" else c.number[dst, self.device.issuer]
-            return ("flag", str(o.attr("id")), dst), acts, True
+            return ("flag", str(flag), dst), acts, True
         acts = c.number[o.agent, src if o.kind == "signal" else dst]
-        return ("event", o.agent, src, dst, str(o.attr("id"))), acts, False
+        return ("event", o.agent, src, dst, str(flag)), acts, False
 
-    def signal(self, o: Op) -> None:
-        key, pipe, crosses = self.key(o)
+    def signal(self, o: Op, counts: Counts) -> None:
+        key, pipe, crosses = self.key(o, counts)
         c, queue = self.clocks, self.flags.setdefault(key, [])
         known = c.start(pipe)
         waits = self.waited.setdefault(key, [])
@@ -135,8 +137,8 @@ class _Check:
         c = self.clocks
         return c.number[key[2], self.device.issuer] if key[0] == "flag" else c.number[key[1], key[3]]
 
-    def wait(self, o: Op) -> None:
-        key, pipe, _ = self.key(o)
+    def wait(self, o: Op, counts: Counts) -> None:
+        key, pipe, _ = self.key(o, counts)
         queue = self.flags.get(key)
         if not queue:
             raise self.error(f"{op_text(o)}: nothing sets it")
@@ -145,10 +147,10 @@ class _Check:
         c.learn(pipe, queue.pop(0))
         self.waited.setdefault(key, []).append(c.run(pipe))
 
-    def op(self, o: Op, pipe: int) -> None:
+    def op(self, o: Op, pipe: int, counts: Counts) -> None:
         c = self.clocks
         known = c.start(pipe)
-        mine = self.access[id(o)]
+        mine = [a.at(counts) for a in self.access[id(o)]]
         for a in mine:
             seen = self.seen.get(a.space, {})
             for key, r in list(seen.items()):

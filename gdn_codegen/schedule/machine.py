@@ -7,15 +7,16 @@ all pipes of that agent know from then on, because it issues their ops.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..devices import Cores
-from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
+from ..ir.core import Kernel, Loop, Op, Program, Stmt, rings, walk
 from .pack import WIDTH
 
 Pipe = tuple[str, str]
 Path = tuple[int, ...]  # a statement's place: its index in each body on the way to it
 Turn = tuple[int, ...]  # the iteration of each loop on the way to it
+Counts = dict[str, int]  # by index of a loop: turns that it made before the one it is in, or before it ended
 
 
 def pipe_of(device: Cores, o: Op) -> Pipe | None:
@@ -30,13 +31,26 @@ def pipe_of(device: Cores, o: Op) -> Pipe | None:
 
 @dataclass(frozen=True)
 class Access:
-    """Bytes that an op reads or writes. space: a memory space, or the name of a workspace that a core group shares."""
+    """Bytes that an op reads or writes. space: a memory space, or the name of a workspace that a core group shares.
+
+    slots: how many such ranges the turns of `loop` take one after the other; ahead: turns ahead of the current one.
+    """
 
     space: str
     low: int
     high: int
     write: bool
     value: str
+    slots: int = 1
+    loop: str = ""
+    ahead: int = 0
+
+    def at(self, counts: Counts) -> Access:
+        """The range in a turn."""
+        if self.slots == 1:
+            return self
+        shift = (counts.get(self.loop, 0) + self.ahead) % self.slots * (self.high - self.low)
+        return replace(self, low=self.low + shift, high=self.high + shift)
 
     def meets(self, other: Access) -> bool:
         return self.space == other.space and self.low < other.high and other.low < self.high \
@@ -46,43 +60,54 @@ class Access:
 def accesses(p: Program, k: Kernel, device: Cores) -> dict[int, list[Access]]:
     """What each op (by id) of a placed kernel reads and writes."""
     buffers = {b.name: b for b in k.buffers}
-    shared = {t.name for t in p.tensors if t.index == "block"}
+    shared = {t.name: t.slots for t in p.tensors if t.index == "block"}
     defs = {o.out: o for o in walk(k.body) if o.out}
+    ring = rings(k)
 
-    def memory(name: str, write: bool, value: str) -> Access:
+    def memory(name: str, write: bool, value: str, stored: str = "") -> Access:
         b = buffers[name]
         n = WIDTH[b.dtype]
         for d in b.shape:
             n *= d
-        return Access(b.space, b.offset, b.offset + n, write, value)
+        return Access(b.space, b.offset, b.offset + n, write, value, b.slots, *ring.get(stored, ()))
 
     where: dict[str, str] = {o.out: o.buffer for o in walk(k.body) if o.buffer}
     _carried(k.body, where)
 
     def source(name: str) -> str | None:
-        """The buffer that `name` is read from."""
+        """The value with a buffer that `name` is read from."""
         if name in where:
-            return where[name]
+            return name
         o = defs.get(name)
         if o is None or o.kind in ("const", "scalar", "last"):
             return None
         return source(o.args[0])
 
     out: dict[int, list[Access]] = {}
+    loop_of = _loops_of(k.body)
     for o in walk(k.body):
         if pipe_of(device, o) is None:
             continue
-        found = [memory(s, False, a) for a in o.args if (s := source(a))]
+        found = [memory(where[s], False, a, s) for a in o.args if (s := source(a))]
         if o.buffer:
-            found.append(memory(o.buffer, True, o.out))
+            found.append(memory(o.buffer, True, o.out, o.out))
         if f"{o.out}_scratch" in buffers:
             found.append(memory(f"{o.out}_scratch", True, f"{o.out}_scratch"))
         if any(a in defs and defs[a].kind == "col" for a in o.args):
             space, low, high = device.column_scratch
             found.append(Access(space, low, high, True, "scratch of a column"))
         if o.kind in ("load", "store") and o.attr("tensor") in shared:
-            found.append(Access(o.attr("tensor"), 0, 1, o.kind == "store", o.attr("tensor")))
+            tensor = o.attr("tensor")
+            found.append(Access(tensor, 0, 1, o.kind == "store", tensor, shared[tensor], loop_of[id(o)], o.attr("ahead", 0)))
         out[id(o)] = found
+    return out
+
+
+def _loops_of(body: tuple[Stmt, ...], loop: str = "") -> dict[int, str]:
+    """The index of the innermost loop around each op, by id."""
+    out: dict[int, str] = {}
+    for s in body:
+        out |= _loops_of(s.body, s.index) if isinstance(s, Loop) else {id(s): loop}
     return out
 
 
@@ -96,27 +121,32 @@ def _carried(body: tuple[Stmt, ...], where: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """One op of the trace; or, with op None, the end of a loop that ran `turn`'s last number of times."""
+    """One op of the trace; or, with op None, the end of a loop."""
 
     op: Op | None
     path: Path
     turn: Turn
+    counts: Counts
 
 
 def trace(k: Kernel, trips: dict[str, list[int]]) -> Iterator[Step]:
     """The kernel's ops in program order, loops unrolled. trips: how often a loop runs, each time that it is met."""
     met: dict[str, int] = {}
+    counts: Counts = {}
 
     def each(body: tuple[Stmt, ...], path: Path, turn: Turn) -> Iterator[Step]:
+        nonlocal counts
         for i, s in enumerate(body):
             if isinstance(s, Loop):
                 n = met[s.index] = met.get(s.index, -1) + 1
                 times = trips[s.index][n % len(trips[s.index])]
                 for t in range(times):
+                    counts = {**counts, s.index: t}
                     yield from each(s.body, (*path, i), (*turn, t))
-                yield Step(None, (*path, i), turn)
+                counts = {**counts, s.index: times}
+                yield Step(None, (*path, i), turn, counts)
             else:
-                yield Step(s, (*path, i), turn)
+                yield Step(s, (*path, i), turn, counts)
     return each(k.body, (), ())
 
 

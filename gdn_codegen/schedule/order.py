@@ -30,8 +30,8 @@ def _body(p: Program, k: Kernel, device: Cores, body: tuple[Stmt, ...], next_of:
         if isinstance(s, Op):
             run.append(s)
             continue
-        out += [*_List(p, k, device, run, next_of).run(), replace(s, body=_body(p, k, device, s.body,
-                                                                                  {c.next: c.name for c in s.carried}))]
+        overwritten = {c.next: c.name for c in s.carried if c.slots == 1}
+        out += [*_List(p, k, device, run, next_of).run(), replace(s, body=_body(p, k, device, s.body, overwritten))]
         run = []
     return (*out, *_List(p, k, device, run, next_of).run())
 

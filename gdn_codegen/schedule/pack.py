@@ -3,8 +3,9 @@
 A value's buffer is in the space that its op fills: a vector agent's tiles hold that core's part of the rows, vectors are
 whole on every core ("half" ones, sums along rows, are not). `valid` and accumulating products work in place; so do
 elementwise ops whose operand nobody reads later; a carried value and what it becomes share a buffer, by a copy where
-they must. Lifetimes are packed into each space: round robin first, which leaves more ops free to overlap, then as low
-as possible. What does not fit is an error that names the values.
+they must. Operands of products take the slots of their space one after the other. Elsewhere, and where slots are too
+small, lifetimes are packed: round robin first, which leaves more ops free to overlap, then as low as possible. What does
+not fit is an error that names the values.
 """
 from __future__ import annotations
 
@@ -12,34 +13,34 @@ from dataclasses import dataclass, replace
 
 from ..devices import Cores
 from ..ir.builder import Body
-from ..ir.core import Buffer, Kernel, Loop, Op, Program, Stmt, Tile, loops, types, walk
+from ..ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, Tile, loops, types, walk
 from ..ir.ops import OPS
-from .schedule import ScheduleError
+from .schedule import Schedule, ScheduleError
 
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 VIEWS = ("const", "scalar", "col", "row", "part", "block", "last")
 
 
-def pack(p: Program, device: Cores) -> Program:
+def pack(p: Program, s: Schedule, device: Cores) -> Program:
     """`p` with buffers at byte offsets."""
-    return replace(p, stage="placed", kernels=tuple(_pack(p, _with_copies(k, device), device) for k in p.kernels))
+    return replace(p, stage="placed", kernels=tuple(_pack(p, _with_copies(k, device), s, device) for k in p.kernels))
 
 
-def fits(p: Program, k: Kernel, device: Cores) -> bool:
+def fits(p: Program, k: Kernel, s: Schedule, device: Cores) -> bool:
     """Whether there is room for all of a kernel's values."""
     try:
-        _pack(p, _with_copies(k, device), device)
+        _pack(p, _with_copies(k, device), s, device)
     except ScheduleError:
         return False
     return True
 
 
-def _pack(p: Program, k: Kernel, device: Cores) -> Kernel:
+def _pack(p: Program, k: Kernel, s: Schedule, device: Cores) -> Kernel:
     """With loads as early as they stand, for a head start; right before their first readers where that is too much."""
     try:
-        return _Kernel(p, k, device).run()
+        return _Kernel(p, k, s, device).run()
     except ScheduleError:
-        return _Kernel(p, replace(k, body=_late_loads(k.body)), device).run()
+        return _Kernel(p, replace(k, body=_late_loads(k.body)), s, device).run()
 
 
 def _late_loads(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -80,6 +81,9 @@ def _with_copies(k: Kernel, device: Cores) -> Kernel:
             carried = []
             for c in s.carried:
                 ops = [o for o in inner if isinstance(o, Op)]
+                if c.slots > 1:  # what it becomes has a slot of its own
+                    carried.append(c)
+                    continue
                 made = next((n for n, o in enumerate(ops) if o.out == c.next), -1)
                 late = any(c.name in _through_views(ops, o) for o in ops[made + 1:])
                 if late or made < 0 or ops[made].kind not in OPS or (not OPS[ops[made].kind].elementwise \
@@ -111,18 +115,19 @@ class _Place:
     start: int
     end: int
     offset: int = 0
+    slots: int = 1
 
     @property
     def bytes(self) -> int:
-        n = WIDTH[self.dtype]
+        n = WIDTH[self.dtype] * self.slots
         for d in self.shape:
             n *= d
         return n
 
 
 class _Kernel:
-    def __init__(self, p: Program, k: Kernel, device: Cores) -> None:
-        self.p, self.k, self.device = p, k, device
+    def __init__(self, p: Program, k: Kernel, s: Schedule, device: Cores) -> None:
+        self.p, self.k, self.s, self.device = p, k, s, device
         self.sizes = {**p.sizes, **k.sizes}
         self.type = types(k.body)
         self.token = {t.name for t in p.tensors if t.index == "token"}
@@ -151,7 +156,7 @@ class _Kernel:
         places: list[_Place] = list({id(x): x for x in self.home.values()}.values()) + self.scratch
         for space, size in self.device.spaces.items():
             self.fit(space, size, sorted((x for x in places if x.space == space), key=lambda x: (x.start, x.end)))
-        buffers = tuple(Buffer(x.name, x.space, x.shape, x.dtype, x.offset, agent=x.agent) for x in places)
+        buffers = tuple(Buffer(x.name, x.space, x.shape, x.dtype, x.offset, x.slots, x.agent) for x in places)
         return replace(self.k, body=self.mark(self.k.body), buffers=buffers)
 
     # --- lifetimes -----------------------------------------------------------------------------------------------
@@ -196,7 +201,7 @@ class _Kernel:
         for s in body:
             if isinstance(s, Loop):
                 for c in s.carried:
-                    self.carry(c.name, c.init)
+                    self.carry(c)
                 self.buffers(s.body)
                 self.at += 1
                 for c in s.carried:
@@ -209,18 +214,21 @@ class _Kernel:
                 self.at += 1
                 self.op(s)
 
-    def carry(self, name: str, init: str) -> None:
-        place = self.home.get(init)
-        if place is None or self.last[init] > self.first[name]:
-            raise self.error(f"{name} starts as {init}, which lives on")
-        place.end = max(place.end, self.last[name])
-        self.home[name] = place
+    def carry(self, c: Carry) -> None:
+        place = self.home.get(c.init)
+        if place is None or self.last[c.init] > self.first[c.name]:
+            raise self.error(f"{c.name} starts as {c.init}, which lives on")
+        place.end, place.slots = max(place.end, self.last[c.name]), c.slots
+        self.home[c.name] = place
         self.pinned.add(id(place))
+        for kind in (self.wide, self.half):
+            kind |= {c.name} if c.init in kind else set()
 
     def op(self, o: Op) -> None:
         if not o.out or self.view(o):
             return
         nexts = {c.next: c.name for lp in loops(self.k.body) for c in lp.carried}
+        nexts |= {self.defs[n].args[0]: c for n, c in nexts.items() if n in self.defs and self.defs[n].kind == "valid"}
         x = o.args[0] if o.args else ""
         if o.kind == "valid" or (o.kind == "load" and o.attr("tensor") in self.token):
             if self.type[o.out].rank == 1:
@@ -285,6 +293,8 @@ class _Kernel:
 
     # --- offsets -------------------------------------------------------------------------------------------------
     def fit(self, space: str, size: int, places: list[_Place]) -> None:
+        if space in self.device.feeds and _slots(places, size, self.s.l0_slots):
+            return
         if _round_robin(places, size, self.device.align) or _lowest(places, size, self.device.align):
             return
         peak = max((x.start for x in places), key=lambda t: sum(x.bytes for x in places if x.start <= t <= x.end))
@@ -309,6 +319,17 @@ def _free(x: _Place, others: list[_Place], size: int, align: int, start: int) ->
             break
         at = -(-(y.offset + y.bytes) // align) * align
     return at if at + need <= size else None
+
+
+def _slots(places: list[_Place], size: int, slots: int) -> bool:
+    """Equal parts of the space, one after the other."""
+    last: list[_Place | None] = [None] * slots
+    for n, x in enumerate(places):
+        y, last[n % slots] = last[n % slots], x
+        if x.bytes > size // slots or (y is not None and y.end >= x.start):
+            return False
+        x.offset = n % slots * (size // slots)
+    return True
 
 
 def _round_robin(places: list[_Place], size: int, align: int) -> bool:

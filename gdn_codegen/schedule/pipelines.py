@@ -11,6 +11,7 @@ from ..ir.verify import verify
 from .accumulate import accumulate
 from .arrange import arrange
 from .assign import assign
+from .channels import channels
 from .check import check
 from .cut import cut
 from .decompose import decompose
@@ -72,7 +73,8 @@ CORES: tuple[tuple[str, Pass], ...] = (
     ("transfer", lambda p, c: transfer(p, c.cores)),
     ("feed", lambda p, c: feed(p, c.cores)),
     ("arrange", lambda p, c: arrange(p, c.schedule, c.cores)),
-    ("pack", lambda p, c: pack(p, c.cores)),
+    ("channels", lambda p, c: channels(p, c.schedule.channel_slots)),
+    ("pack", lambda p, c: pack(p, c.schedule, c.cores)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
     ("check", lambda p, c: check(p, c.device)),
     ("launch", lambda p, c: launch(p, c.schedule, c.device)),

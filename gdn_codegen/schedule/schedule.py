@@ -9,6 +9,7 @@ FORMS = ("direct", "wy", "gate-free")
 INVERSES = ("doubling", "blocked16")
 LAUNCHES = ("kernels", "single")
 ORDERS = ("page", "list")
+PREFETCHES = ("no", "operands", "loads", "all")
 
 
 class ScheduleError(ValueError):
@@ -33,6 +34,10 @@ class Schedule:
     lanes: value heads that a core group computes side by side in kernels over chunks.
     inverse_block: diagonal blocks of this size are inverted apart where the chunk has two; 0 for whole tiles ("doubling").
     order: "page" (ops in the page's order) or "list" (list scheduling by the device's rates).
+    prefetch: what a walk over chunks does one chunk ahead: "no" (nothing), "operands" (loads of what products read),
+      "loads", "all" (whatever needs no state).
+    channel_slots: tiles of a workspace between cores, which turns take one after the other.
+    l0_slots: operands of products that each of L0A and L0B holds at a time.
     """
 
     name: str
@@ -46,12 +51,17 @@ class Schedule:
     lanes: int = 2
     order: str = "list"
     inverse_block: int = 64
+    prefetch: str = "no"
+    channel_slots: int = 1
+    l0_slots: int = 2
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("form", self.form, FORMS), ("inverse", self.inverse, INVERSES),
                                        ("inverse_dtype", self.inverse_dtype, ("input", "float32")),
                                        ("launch", self.launch, LAUNCHES),
-                                       ("order", self.order, ORDERS), ("lanes", self.lanes, (1, 2))):
+                                       ("order", self.order, ORDERS), ("lanes", self.lanes, (1, 2)),
+                                       ("prefetch", self.prefetch, PREFETCHES),
+                                       ("channel_slots", self.channel_slots, (1, 2)), ("l0_slots", self.l0_slots, (1, 2))):
             if value not in accepted:
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
         names = [n for group in self.kernels for n in group]
@@ -79,7 +89,7 @@ SCHEDULES = {s.name: s for s in (
     Schedule("staged", (("G",), ("A",), ("Tinv",), ("W", "U0"), ("S", "U"), ("o",)), form="wy"),
     Schedule("prepared", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", inverse="blocked16"),
     Schedule("replay", (("G", "Tinv"), ("o", "S"))),
-    Schedule("fused", (("o", "S"),)),
+    Schedule("fused", (("o", "S"),), prefetch="all"),
 )}
 
 

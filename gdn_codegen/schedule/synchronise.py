@@ -3,17 +3,22 @@
 Two ops that touch the same bytes, one of them writing, must run in program order. Where the pipes and the waits so far
 do not see to it, a signal goes after the first and a wait before the second:
 - in the innermost body that holds both; an op inside a loop is represented there by its loop;
-- where the second is in a later turn of a loop than the first, the wait takes the signal of the turn before: one signal
-  before the loop primes it, one wait after the loop takes the last;
+- where the second is in a later turn of a loop than the first, the wait takes the signal of an earlier turn: of the turn
+  before, or of as many turns before as storage with slots leaves between them. As many signals before the loop prime it, as
+  many waits after the loop take the last;
 - ops of one unordered pipe are parted by a barrier.
-The latest of several sources is waited for first, since it often covers the others (vector clocks, `machine`).
+The latest of several sources is waited for first, since it often covers the others (vector clocks, `machine`). What orders
+an op before a loop and one in it may be covered by what later turns need, and a barrier by one that was found later; they
+go where the rest does without.
 
 Within an agent a signal goes from pipe to pipe by an event id. Between agents it goes from a pipe to an agent, whose
-issuer waits, through a counter. Ids are shared only where a set is sure to come after the wait before it; where no id is
-free, a barrier over the agent makes one. On a device of one agent, whose compiler orders memory, nothing is inserted.
+issuer waits, through a counter. Ids are shared only where a set is sure to come after the wait before it. Where a pair about
+storage with slots sets its id before the wait of the set before it, as many ids take turns as there are slots. Where no id
+is free, a barrier over the agent makes one. On a device of one agent, whose compiler orders memory, nothing is inserted.
 """
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 
 from ..devices import Cores, Device
@@ -23,8 +28,9 @@ from .schedule import ScheduleError
 
 #: Where signals stand: "after" a statement, or primed "before" a loop.
 _Place = tuple[str, Path]
-#: Turns that show every kind of neighbour: two turns, none, one.
-TRIPS = {"item": [4], "chunk": [2, 2, 0, 1]}
+#: Turns that show every kind of neighbour: three turns (of two slots the first is used again), two (the other slot is the
+#: last), none, one.
+TRIPS = {"item": [5], "chunk": [3, 2, 2, 0, 1]}
 
 
 def synchronise(p: Program, device: Device) -> Program:
@@ -48,7 +54,8 @@ def _kernel(p: Program, k: Kernel, device: Cores) -> Kernel:
 
 @dataclass
 class _Pair:
-    """One signal with its wait, as places in the program. turn: the loop whose next turn waits, or None."""
+    """One signal with its wait, as places in the program. turn: the loop of which a later turn waits, or None; distance: how
+    many turns later. slots: of the storage that it is about. ids: they take turns, one signal each."""
 
     src: int  # pipe that signals
     dst: int  # pipe that waits
@@ -57,10 +64,31 @@ class _Pair:
     turn: Path | None
     why: str
     crosses: bool
-    id: int = -1
+    distance: int = 0
+    slots: int = 1
+    ids: tuple[int, ...] = ()
     queue: list[list[int]] = field(default_factory=list)
-    sets: list[tuple[int, list[int], _Place]] = field(default_factory=list)  # time, what the signaller knew, place
-    waits: list[tuple[int, int]] = field(default_factory=list)  # time, number on the waiting pipe
+    sets: list[_Set] = field(default_factory=list)
+    waits: list[_Wait] = field(default_factory=list)
+
+
+#: Of a pair, the signals of one of its ids: the pair, how many ids, which.
+_Part = tuple[_Pair, int, int]
+
+
+@dataclass(frozen=True)
+class _Set:
+    time: int
+    number: int  # since the loop began, those before it included
+    known: list[int]  # what the signaller knew
+    place: _Place
+
+
+@dataclass(frozen=True)
+class _Wait:
+    time: int
+    number: int  # that of the set that it takes
+    done: int  # its own number on the waiting pipe
 
 
 @dataclass(frozen=True)
@@ -97,6 +125,27 @@ class _Derive:
     def run(self) -> None:
         while self.once():
             pass
+        for x in [x for x in self.pairs if isinstance(self.statement(x.wait), Loop)]:
+            self.without([y for y in self.pairs if y is not x], self.parted)
+        for path in sorted(self.parted - self.needed):
+            self.without(self.pairs, self.parted - {path})
+
+    def without(self, pairs: list[_Pair], parted: set[Path]) -> None:
+        """Keep these only, if they do."""
+        kept = self.pairs, self.parted
+        self.pairs, self.parted = list(pairs), set(parted)
+        self.places()
+        if self.once():
+            self.pairs, self.parted = kept
+            self.places()
+        self.once()
+
+    def statement(self, path: Path) -> Stmt:
+        body, s = self.k.body, self.k.body[path[0]]
+        for i in path:
+            s = body[i]
+            body = s.body if isinstance(s, Loop) else ()
+        return s
 
     def once(self) -> bool:
         """Walk the unrolled kernel; True if a pair or a barrier was added."""
@@ -104,12 +153,14 @@ class _Derive:
         self.records: dict[str, list[_Record]] = {}
         self.saved: dict[tuple[int, int], list[int]] = {}
         self.time = 0
-        self.loops: dict[Path, tuple[int, list[int]]] = {}
+        self.cuts: dict[int, list[tuple[int, Path]]] = {i: [] for i in c.loose}  # of a pipe: ops so far, and where
+        self.needed: set[Path] = set()  # barriers that alone part two ops
         for x in self.pairs:
             x.queue, x.sets, x.waits = [], [], []
         added = False
         entered: set[tuple[Path, Turn]] = set()
         for step in trace(self.k, TRIPS):
+            self.counts = step.counts
             for depth in range(1, len(step.path) + (step.op is None)):  # loops met on the way: their waits and primes
                 loop, turn = step.path[:depth], step.turn[:depth - 1]
                 if (loop, turn) not in entered:
@@ -117,10 +168,12 @@ class _Derive:
                     self.wait_before(loop)
                     self.drain(("before", loop))
                     for x in self.primed.get(loop, []):
-                        self.signal(x, ("before", loop))
+                        for n in range(x.distance):
+                            self.signal(x, ("before", loop), n)
             if step.op is None:
                 for x in self.primed.get(step.path, []):
-                    self.wait(x)
+                    for n in range(x.distance):
+                        self.wait(x, self.turn(x) + n)
                 self.signal_after(step.path)
                 continue
             self.wait_before(step.path)
@@ -132,7 +185,7 @@ class _Derive:
                 self.time += 1
                 self.saved[i, n] = c.snapshot(i)
                 for a in self.access[id(step.op)]:
-                    self.records.setdefault(a.space, []).append(_Record(a, i, n, self.time, step))
+                    self.records.setdefault(a.space, []).append(_Record(a.at(step.counts), i, n, self.time, step))
             self.signal_after(step.path)
         return added
 
@@ -143,27 +196,37 @@ class _Derive:
 
     def wait_before(self, path: Path) -> None:
         for x in self.before.get(path, []):
-            self.wait(x)
+            self.wait(x, self.turn(x))
         if path in self.parted:
             for i in self.clocks.loose:
                 self.clocks.barrier(i)
+                self.cuts[i].append((self.clocks.issued[i], path))
 
     def signal_after(self, path: Path) -> None:
         self.drain(("after", path))
         for x in self.after.get(path, []):
-            self.signal(x, ("after", path))
+            self.signal(x, ("after", path), self.turn(x) + x.distance)
 
-    def signal(self, x: _Pair, place: _Place) -> None:
+    def signal(self, x: _Pair, place: _Place, number: int) -> None:
         self.time += 1
-        x.sets.append((self.time, list(self.clocks.start(x.src)), place))
+        x.sets.append(_Set(self.time, number, list(self.clocks.start(x.src)), place))
         x.queue.append(self.clocks.snapshot(x.src))
 
-    def wait(self, x: _Pair) -> None:
+    def wait(self, x: _Pair, number: int) -> None:
         self.time += 1
         self.clocks.start(x.dst)
         if x.queue:
             self.clocks.learn(x.dst, x.queue.pop(0))
-        x.waits.append((self.time, self.clocks.run(x.dst)))
+        x.waits.append(_Wait(self.time, number, self.clocks.run(x.dst)))
+
+    def turn(self, x: _Pair) -> int:
+        """The turn of the loop in which a pair stands."""
+        return self.counts.get(self.loop(x), 0)
+
+    def loop(self, x: _Pair) -> str:
+        """The index of the loop in whose body a pair stands."""
+        s = self.statement(x.signal[:-1]) if len(x.signal) > 1 else None
+        return s.index if isinstance(s, Loop) else ""
 
     # --- order -------------------------------------------------------------------------------------------------------
     def order(self, step: Step, i: int) -> bool:
@@ -173,9 +236,12 @@ class _Derive:
         while True:
             known = c.start(i)
             open_: _Record | None = None
-            for a in self.access[id(step.op)]:
+            for a in (a.at(step.counts) for a in self.access[id(step.op)]):
                 keep = []
                 for r in self.records.get(a.space, []):
+                    if r.pipe == i and i in c.loose and r.access.meets(a):
+                        between = self.cuts[i][bisect_left(self.cuts[i], (r.number,)):]
+                        self.needed |= {path for _, path in between} if len(between) == 1 else set()
                     if r.access.meets(a) and known[r.pipe] < r.number and (open_ is None or r.time > open_.time):
                         open_ = r
                     if not (a.write and a.low <= r.access.low and r.access.high <= a.high and known[r.pipe] >= r.number):
@@ -195,17 +261,21 @@ class _Derive:
         depth = 0  # the innermost body that holds both
         x, y = r.step.path, step.path
         turn: Path | None = None
+        distance = 0
         while x[depth] == y[depth] and depth < len(x) - 1 and depth < len(y) - 1:
             if r.step.turn[depth] != step.turn[depth]:
                 turn = x[:depth + 1]  # from turn to turn of this loop
+                distance = step.turn[depth] - r.step.turn[depth]
                 depth += 1
                 break
             depth += 1
         crosses = c.names[r.pipe][0] != c.names[i][0]
         dst = c.boss[i] if crosses else i
         signal, wait = x[:depth + 1], y[:depth + 1]
-        pair = _Pair(r.pipe, dst, signal, wait, turn, f"{r.access.value} -> {step.op.out or step.op.kind}"
-                     if step.op else "", crosses)
+        why = f"{r.access.value} -> {step.op.out or step.op.kind}" if step.op else ""
+        pair = _Pair(r.pipe, dst, signal, wait, turn, why, crosses)
+        pair.slots = r.access.slots if self.loop(pair) == r.access.loop else 1
+        pair.distance = min(distance, pair.slots)
         self.pairs.append(pair)
         self.file(pair)
         # Its earlier turns did not happen in this walk: join what the signal would have said. The next walk does it all.
@@ -221,50 +291,65 @@ class _Derive:
         """Give every pair an id; or say where a barrier over which agent is needed for that."""
         c = self.clocks
         lanes: dict[tuple[int, int], list[_Pair]] = {}
-        counters: dict[tuple[object, ...], int] = {}
+        counters: list[list[_Part]] = []
+        shared: dict[tuple[int, int], int] = {}  # a counter that pairs of one turn and way share, while it has room
         for x in self.pairs:
             if x.crosses:
-                key = (x.src, x.dst) if x.turn is None else (id(x),)
-                x.id = counters.setdefault(key, len(counters))
-                if x.id >= self.device.flags:
+                n = shared.get((x.src, x.dst), -1) if x.turn is None else -1
+                if n < 0 or self.clash([*counters[n], (x, 1, 0)], x.dst, self.device.flag_limit):
+                    n = len(counters)
+                    counters.append([])
+                counters[n].append((x, 1, 0))
+                x.ids = (n,)
+                if x.turn is None:
+                    shared[x.src, x.dst] = n
+                if n >= self.device.flags:
                     raise ScheduleError(f"{self.p.name}, kernel {self.k.name}: more than {self.device.flags} flags "
                                         "between agents")
             else:
                 lanes.setdefault((x.src, x.dst), []).append(x)
         for (_, dst), pairs in lanes.items():
-            used: list[list[_Pair]] = [[] for _ in range(self.device.events)]
-            for x in sorted(pairs, key=lambda x: x.sets[0][0]):
-                clash: _Place | None = None
-                for e in sorted(range(self.device.events), key=lambda e: (len(used[e]), e)):
-                    clash = self.clash([*used[e], x], dst)
-                    if clash is None:
-                        used[e].append(x)
-                        x.id = e
-                        break
-                if x.id < 0:
-                    assert clash is not None
-                    return clash, c.names[x.src][0]
+            used: list[list[_Part]] = [[] for _ in range(self.device.events)]
+            for x in sorted(pairs, key=lambda x: x.sets[0].time):
+                ways = x.slots if self.clash([(x, 1, 0)], dst) else 1
+                for turn in range(ways):
+                    part, clash = (x, ways, turn), None
+                    for e in sorted(range(self.device.events), key=lambda e: (len(used[e]), e)):
+                        clash = self.clash([*used[e], part], dst)
+                        if clash is None:
+                            used[e].append(part)
+                            x.ids = (*x.ids, e)
+                            break
+                    if clash is not None:
+                        return clash, c.names[x.src][0]
         return None
 
-    def clash(self, pairs: list[_Pair], dst: int) -> _Place | None:
-        """Where a set may come before the wait of the set before it."""
-        events = sorted([(t, 0, known, place) for x in pairs for t, known, place in x.sets]
-                        + [(t, 1, n, ("", ())) for x in pairs for t, n in x.waits], key=lambda e: e[0])
-        waited, open_ = 0, 0
-        for _, is_wait, what, place in events:
-            if is_wait:
-                waited, open_ = what, open_ - 1  # type: ignore[assignment]
-            else:
-                if open_ or what[dst] < waited:  # type: ignore[index]
-                    return place
-                open_ += 1
+    def clash(self, parts: list[_Part], dst: int, limit: int = 1) -> _Place | None:
+        """Where more than `limit` sets may be without a wait."""
+        events: list[_Set | _Wait] = [s for x, ways, turn in parts for s in x.sets if s.number % ways == turn]
+        events += [w for x, ways, turn in parts for w in x.waits if w.number % ways == turn]
+        done: list[int] = []
+        sets = 0
+        for e in sorted(events, key=lambda e: e.time):
+            if isinstance(e, _Wait):
+                done.append(e.done)
+                continue
+            behind = sets - limit
+            if behind >= 0 and (len(done) <= behind or e.known[dst] < done[behind]):
+                return e.place
+            sets += 1
         return None
 
     # --- text --------------------------------------------------------------------------------------------------------
-    def op(self, kind: str, x: _Pair) -> Op:
+    def op(self, kind: str, x: _Pair, number: int, turns: bool = True) -> Op:
+        """A signal or wait. number: of the first turn, or where no turns are meant its own."""
         src, dst = self.clocks.names[x.src], self.clocks.names[x.dst]
-        attrs = {"channel": self.pairs.index(x), "id": x.id, "src": src[1], "dst": dst[0] if x.crosses else dst[1],
-                 "why": x.why}
+        attrs: dict[str, object] = {"channel": self.pairs.index(x), "src": src[1], "dst": dst[0] if x.crosses else dst[1],
+                                    "why": x.why}
+        if turns and len(x.ids) > 1:
+            attrs |= {"id": x.ids, "loop": self.loop(x), **({"ahead": number} if number else {})}
+        else:
+            attrs["id"] = x.ids[number % len(x.ids)]
         if x.crosses:
             attrs["src"] = f"{src[0]}.{src[1]}"
         return Op(kind, "", (), tuple(sorted(attrs.items())), agent=(src if kind == "signal" else dst)[0])
@@ -273,21 +358,22 @@ class _Derive:
         out: list[Stmt] = []
         for i, s in enumerate(body):
             at = (*path, i)
-            out += [self.op("wait", x) for x in self.before.get(at, [])]
+            out += [self.op("wait", x, 0) for x in self.before.get(at, [])]
             if at in self.parted:
                 assert isinstance(s, Op)
                 pipe = pipe_of(self.device, s)
                 assert pipe is not None
                 out.append(Op("barrier", "", (), (("scope", pipe[1]),), agent=s.agent))
             if isinstance(s, Loop):
+                primed = [(x, n) for x in self.primed.get(at, []) for n in range(x.distance)]
                 out += self.barriers(("before", at))
-                out += [self.op("signal", x) for x in self.primed.get(at, [])]
+                out += [self.op("signal", x, n, turns=False) for x, n in primed]
                 out.append(replace(s, body=self.insert(s.body, at)))
-                out += [self.op("wait", x) for x in self.primed.get(at, [])]
+                out += [self.op("wait", x, n) for x, n in primed]
             else:
                 out.append(s)
             out += self.barriers(("after", at))
-            out += [self.op("signal", x) for x in self.after.get(at, [])]
+            out += [self.op("signal", x, x.distance) for x in self.after.get(at, [])]
         return tuple(out)
 
     def barriers(self, place: _Place) -> list[Stmt]:

@@ -334,160 +334,276 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 64, 64> identity;
     TASSIGN(identity, 0x0);
-    L1Tile<half, 64, 128> k;
-    TASSIGN(k, 0x2000);
-    TileLeft<half, 64, 128> k_left;
-    TASSIGN(k_left, 0x0);
-    TileRight<half, 128, 64> k_right;
-    TASSIGN(k_right, 0x0);
-    TileAcc<float, 64, 64> k_k;
-    TASSIGN(k_k, 0x0);
+    L1Tile<half, 64, 128> k_first;
+    TASSIGN(k_first, 0x2000);
+    TileLeft<half, 64, 128> k_left_first;
+    TASSIGN(k_left_first, 0x0);
+    TileRight<half, 128, 64> k_right_first;
+    TASSIGN(k_right_first, 0x0);
+    TileAcc<float, 64, 64> k_k_first;
+    TASSIGN(k_k_first, 0x0);
+    L1Tile<half, 64, 128> q_first;
+    TASSIGN(q_first, 0xa000);
+    TileLeft<half, 64, 128> q_left_2_first;
+    TASSIGN(q_left_2_first, 0x8000);
+    TileRight<half, 128, 64> k_right_2_first;
+    TASSIGN(k_right_2_first, 0x8000);
+    TileAcc<float, 64, 64> q_k_first;
+    TASSIGN(q_k_first, 0x4000);
+    L1Tile<half, 64, 64> pairs_h_in_first;
+    TASSIGN(pairs_h_in_first, 0x12000);
+    L1Tile<half, 64, 64> Tinv_1_h_in_first;
+    TASSIGN(Tinv_1_h_in_first, 0x14000);
+    TileLeft<half, 64, 64> pairs_h_in_left_first;
+    TASSIGN(pairs_h_in_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_1_h_in_right_first;
+    TASSIGN(Tinv_1_h_in_right_first, 0x0);
+    TileAcc<float, 64, 64> Tinv_p_first;
+    TASSIGN(Tinv_p_first, 0x8000);
+    L1Tile<half, 64, 64> pairs_h_2_in_first;
+    TASSIGN(pairs_h_2_in_first, 0x16000);
+    L1Tile<half, 64, 64> pairs_h_3_in_first;
+    TASSIGN(pairs_h_3_in_first, 0x18000);
+    L1Tile<half, 64, 64> Tinv_p_h_first;
+    TASSIGN(Tinv_p_h_first, 0x1a000);
+    TileLeft<half, 64, 64> Tinv_1_h_in_left_first;
+    TASSIGN(Tinv_1_h_in_left_first, 0x8000);
+    TileRight<half, 64, 64> identity_right_first;
+    TASSIGN(identity_right_first, 0x8000);
+    TileAcc<float, 64, 64> Tinv_identi_first;
+    TASSIGN(Tinv_identi_first, 0xc000);
+    L1Tile<half, 64, 64> pairs_h_4_in_first;
+    TASSIGN(pairs_h_4_in_first, 0x1c000);
+    TileLeft<half, 64, 64> Tinv_1_h_in_left_2_first;
+    TASSIGN(Tinv_1_h_in_left_2_first, 0x0);
+    TileRight<half, 64, 64> Tinv_p_h_right_first;
+    TASSIGN(Tinv_p_h_right_first, 0x0);
+    TileAcc<float, 64, 64> Tinv_s_first;
+    TASSIGN(Tinv_s_first, 0xc000);
+    L1Tile<half, 64, 64> pairs_h_5_in_first;
+    TASSIGN(pairs_h_5_in_first, 0x1e000);
+    L1Tile<half, 64, 64> Tinv_s_h_first;
+    TASSIGN(Tinv_s_h_first, 0x20000);
+    L1Tile<half, 64, 64> mul_h_2_in_first;
+    TASSIGN(mul_h_2_in_first, 0x22000);
+    TileLeft<half, 64, 64> pairs_h_2_in_left_first;
+    TASSIGN(pairs_h_2_in_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_s_h_right_first;
+    TASSIGN(Tinv_s_h_right_first, 0x8000);
+    TileAcc<float, 64, 64> Tinv_p_3_first;
+    TASSIGN(Tinv_p_3_first, 0x10000);
+    L1Tile<half, 64, 64> Tinv_h_2_first;
+    TASSIGN(Tinv_h_2_first, 0x26000);
+    TileLeft<half, 64, 64> Tinv_s_h_left_first;
+    TASSIGN(Tinv_s_h_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_h_2_right_first;
+    TASSIGN(Tinv_h_2_right_first, 0x0);
+    TileAcc<float, 64, 64> Tinv_s_2_first;
+    TASSIGN(Tinv_s_2_first, 0xc000);
+    L1Tile<half, 64, 64> Tinv_h_3_first;
+    TASSIGN(Tinv_h_3_first, 0x28000);
+    TileLeft<half, 64, 64> pairs_h_3_in_left_first;
+    TASSIGN(pairs_h_3_in_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_h_3_right_first;
+    TASSIGN(Tinv_h_3_right_first, 0x8000);
+    TileAcc<float, 64, 64> Tinv_p_5_first;
+    TASSIGN(Tinv_p_5_first, 0x14000);
+    L1Tile<half, 64, 64> Tinv_h_4_first;
+    TASSIGN(Tinv_h_4_first, 0x2a000);
+    TileLeft<half, 64, 64> Tinv_h_3_left_first;
+    TASSIGN(Tinv_h_3_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_h_4_right_first;
+    TASSIGN(Tinv_h_4_right_first, 0x0);
+    TileAcc<float, 64, 64> Tinv_s_3_first;
+    TASSIGN(Tinv_s_3_first, 0xc000);
+    L1Tile<half, 64, 64> Tinv_h_5_first;
+    TASSIGN(Tinv_h_5_first, 0x2c000);
+    TileLeft<half, 64, 64> pairs_h_4_in_left_first;
+    TASSIGN(pairs_h_4_in_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_h_5_right_first;
+    TASSIGN(Tinv_h_5_right_first, 0x8000);
+    TileAcc<float, 64, 64> Tinv_p_7_first;
+    TASSIGN(Tinv_p_7_first, 0x18000);
+    L1Tile<half, 64, 64> Tinv_h_6_first;
+    TASSIGN(Tinv_h_6_first, 0x2e000);
+    TileLeft<half, 64, 64> Tinv_h_5_left_first;
+    TASSIGN(Tinv_h_5_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_h_6_right_first;
+    TASSIGN(Tinv_h_6_right_first, 0x0);
+    TileAcc<float, 64, 64> Tinv_s_4_first;
+    TASSIGN(Tinv_s_4_first, 0xc000);
+    L1Tile<half, 64, 64> Tinv_h_7_first;
+    TASSIGN(Tinv_h_7_first, 0x30000);
+    TileLeft<half, 64, 64> pairs_h_5_in_left_first;
+    TASSIGN(pairs_h_5_in_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_h_7_right_first;
+    TASSIGN(Tinv_h_7_right_first, 0x8000);
+    TileAcc<float, 64, 64> Tinv_p_9_first;
+    TASSIGN(Tinv_p_9_first, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_h_8_first;
+    TASSIGN(Tinv_h_8_first, 0x32000);
+    TileLeft<half, 64, 64> Tinv_h_7_left_first;
+    TASSIGN(Tinv_h_7_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_h_8_right_first;
+    TASSIGN(Tinv_h_8_right_first, 0x0);
+    TileAcc<float, 64, 64> Tinv_first;
+    TASSIGN(Tinv_first, 0xc000);
+    L1Tile<half, 64, 64> Tinv_h_first;
+    TASSIGN(Tinv_h_first, 0x34000);
     L1Tile<half, 64, 128> q;
-    TASSIGN(q, 0x6000);
-    TileLeft<half, 64, 128> q_left_2;
-    TASSIGN(q_left_2, 0x4000);
-    TileRight<half, 128, 64> k_right_2;
-    TASSIGN(k_right_2, 0x4000);
-    TileAcc<float, 64, 64> q_k;
-    TASSIGN(q_k, 0x4000);
+    L1Tile<half, 64, 128> k;
+    L1Tile<half, 64, 64> Tinv_h;
+    L1Tile<half, 64, 64> mul_h_2_in;
+    L1Tile<half, 64, 128> k_next;
+    TileLeft<half, 64, 128> k_left_next;
+    TASSIGN(k_left_next, 0x8000);
+    TileRight<half, 128, 64> k_right_next;
+    TASSIGN(k_right_next, 0x8000);
+    TileAcc<float, 64, 64> k_k_next;
+    TASSIGN(k_k_next, 0x0);
+    L1Tile<half, 64, 128> q_next;
+    L1Tile<half, 128, 128> S_h_in;
+    TASSIGN(S_h_in, 0x38000);
+    TileLeft<half, 64, 128> q_left_2_next;
+    TASSIGN(q_left_2_next, 0x0);
+    TileRight<half, 128, 64> k_right_2_next;
+    TASSIGN(k_right_2_next, 0x0);
+    TileAcc<float, 64, 64> q_k_next;
+    TASSIGN(q_k_next, 0x4000);
     TileLeft<half, 64, 128> k_left_2;
     TASSIGN(k_left_2, 0x8000);
-    L1Tile<half, 128, 128> S_h_in;
-    TASSIGN(S_h_in, 0xa000);
     TileRight<half, 128, 128> S_h_in_right;
     TASSIGN(S_h_in_right, 0x8000);
     TileAcc<float, 64, 128> k_S;
     TASSIGN(k_S, 0x8000);
     TileLeft<half, 64, 128> q_left;
-    TASSIGN(q_left, 0xc000);
+    TASSIGN(q_left, 0x0);
     TileRight<half, 128, 128> S_h_in_right_2;
     TASSIGN(S_h_in_right_2, 0x0);
     TileAcc<float, 64, 128> q_S;
     TASSIGN(q_S, 0x10000);
-    L1Tile<half, 64, 64> pairs_h_in;
-    TASSIGN(pairs_h_in, 0x12000);
-    TileLeft<half, 64, 64> pairs_h_in_left;
-    TASSIGN(pairs_h_in_left, 0x0);
-    L1Tile<half, 64, 64> Tinv_1_h_in;
-    TASSIGN(Tinv_1_h_in, 0x14000);
-    TileRight<half, 64, 64> Tinv_1_h_in_right;
-    TASSIGN(Tinv_1_h_in_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p;
-    TASSIGN(Tinv_p, 0x18000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left;
-    TASSIGN(Tinv_1_h_in_left, 0x2000);
-    TileRight<half, 64, 64> identity_right;
-    TASSIGN(identity_right, 0xa000);
-    TileAcc<float, 64, 64> Tinv_identi;
-    TASSIGN(Tinv_identi, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_p_h;
-    TASSIGN(Tinv_p_h, 0x16000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left_2;
-    TASSIGN(Tinv_1_h_in_left_2, 0x4000);
-    TileRight<half, 64, 64> Tinv_p_h_right;
-    TASSIGN(Tinv_p_h_right, 0xc000);
-    TileAcc<float, 64, 64> Tinv_s;
-    TASSIGN(Tinv_s, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_s_h;
-    TASSIGN(Tinv_s_h, 0x18000);
-    L1Tile<half, 64, 64> pairs_h_2_in;
-    TASSIGN(pairs_h_2_in, 0x1a000);
-    TileLeft<half, 64, 64> pairs_h_2_in_left;
-    TASSIGN(pairs_h_2_in_left, 0x6000);
-    TileRight<half, 64, 64> Tinv_s_h_right;
-    TASSIGN(Tinv_s_h_right, 0xe000);
-    TileAcc<float, 64, 64> Tinv_p_3;
-    TASSIGN(Tinv_p_3, 0x0);
-    L1Tile<half, 64, 64> Tinv_h_2;
-    TASSIGN(Tinv_h_2, 0x1c000);
-    TileLeft<half, 64, 64> Tinv_s_h_left;
-    TASSIGN(Tinv_s_h_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_2_right;
-    TASSIGN(Tinv_h_2_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_s_2;
-    TASSIGN(Tinv_s_2, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_h_3;
-    TASSIGN(Tinv_h_3, 0x1e000);
-    L1Tile<half, 64, 64> pairs_h_3_in;
-    TASSIGN(pairs_h_3_in, 0x20000);
-    TileLeft<half, 64, 64> pairs_h_3_in_left;
-    TASSIGN(pairs_h_3_in_left, 0xa000);
-    TileRight<half, 64, 64> Tinv_h_3_right;
-    TASSIGN(Tinv_h_3_right, 0x2000);
-    TileAcc<float, 64, 64> Tinv_p_5;
-    TASSIGN(Tinv_p_5, 0x4000);
-    L1Tile<half, 64, 64> Tinv_h_4;
-    TASSIGN(Tinv_h_4, 0x22000);
-    TileLeft<half, 64, 64> Tinv_h_3_left;
-    TASSIGN(Tinv_h_3_left, 0xc000);
-    TileRight<half, 64, 64> Tinv_h_4_right;
-    TASSIGN(Tinv_h_4_right, 0x4000);
-    TileAcc<float, 64, 64> Tinv_s_3;
-    TASSIGN(Tinv_s_3, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_h_5;
-    TASSIGN(Tinv_h_5, 0x24000);
-    L1Tile<half, 64, 64> pairs_h_4_in;
-    TASSIGN(pairs_h_4_in, 0x26000);
-    TileLeft<half, 64, 64> pairs_h_4_in_left;
-    TASSIGN(pairs_h_4_in_left, 0xe000);
-    TileRight<half, 64, 64> Tinv_h_5_right;
-    TASSIGN(Tinv_h_5_right, 0x6000);
-    TileAcc<float, 64, 64> Tinv_p_7;
-    TASSIGN(Tinv_p_7, 0x8000);
-    L1Tile<half, 64, 64> Tinv_h_6;
-    TASSIGN(Tinv_h_6, 0x28000);
-    TileLeft<half, 64, 64> Tinv_h_5_left;
-    TASSIGN(Tinv_h_5_left, 0x0);
-    TileRight<half, 64, 64> Tinv_h_6_right;
-    TASSIGN(Tinv_h_6_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_s_4;
-    TASSIGN(Tinv_s_4, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_h_7;
-    TASSIGN(Tinv_h_7, 0x2a000);
-    L1Tile<half, 64, 64> pairs_h_5_in;
-    TASSIGN(pairs_h_5_in, 0x2c000);
-    TileLeft<half, 64, 64> pairs_h_5_in_left;
-    TASSIGN(pairs_h_5_in_left, 0x2000);
-    TileRight<half, 64, 64> Tinv_h_7_right;
-    TASSIGN(Tinv_h_7_right, 0xa000);
-    TileAcc<float, 64, 64> Tinv_p_9;
-    TASSIGN(Tinv_p_9, 0xc000);
-    L1Tile<half, 64, 64> Tinv_h_8;
-    TASSIGN(Tinv_h_8, 0x2e000);
-    TileLeft<half, 64, 64> Tinv_h_7_left;
-    TASSIGN(Tinv_h_7_left, 0x4000);
-    TileRight<half, 64, 64> Tinv_h_8_right;
-    TASSIGN(Tinv_h_8_right, 0xc000);
-    TileAcc<float, 64, 64> Tinv;
-    TASSIGN(Tinv, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_h;
-    TASSIGN(Tinv_h, 0x30000);
-    TileLeft<half, 64, 64> Tinv_h_left;
-    TASSIGN(Tinv_h_left, 0x6000);
+    L1Tile<half, 64, 64> pairs_h_in_next;
+    TASSIGN(pairs_h_in_next, 0x40000);
+    L1Tile<half, 64, 64> Tinv_1_h_in_next;
+    TASSIGN(Tinv_1_h_in_next, 0x42000);
+    TileLeft<half, 64, 64> pairs_h_in_left_next;
+    TASSIGN(pairs_h_in_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_1_h_in_right_next;
+    TASSIGN(Tinv_1_h_in_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_p_next;
+    TASSIGN(Tinv_p_next, 0x18000);
+    L1Tile<half, 64, 64> pairs_h_2_in_next;
+    TASSIGN(pairs_h_2_in_next, 0x44000);
+    L1Tile<half, 64, 64> pairs_h_3_in_next;
+    TASSIGN(pairs_h_3_in_next, 0x46000);
+    TileLeft<half, 64, 64> Tinv_1_h_in_left_next;
+    TASSIGN(Tinv_1_h_in_left_next, 0x0);
+    TileRight<half, 64, 64> identity_right_next;
+    TASSIGN(identity_right_next, 0x0);
+    TileAcc<float, 64, 64> Tinv_identi_next;
+    TASSIGN(Tinv_identi_next, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_p_h_next;
+    TASSIGN(Tinv_p_h_next, 0x48000);
+    L1Tile<half, 64, 64> pairs_h_4_in_next;
+    TASSIGN(pairs_h_4_in_next, 0x4a000);
+    TileLeft<half, 64, 64> Tinv_1_h_in_left_2_next;
+    TASSIGN(Tinv_1_h_in_left_2_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_p_h_right_next;
+    TASSIGN(Tinv_p_h_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_s_next;
+    TASSIGN(Tinv_s_next, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_s_h_next;
+    TASSIGN(Tinv_s_h_next, 0x4c000);
+    TileLeft<half, 64, 64> pairs_h_2_in_left_next;
+    TASSIGN(pairs_h_2_in_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_s_h_right_next;
+    TASSIGN(Tinv_s_h_right_next, 0x0);
+    TileAcc<float, 64, 64> Tinv_p_3_next;
+    TASSIGN(Tinv_p_3_next, 0x0);
     L1Tile<half, 64, 128> mul_h_in;
-    TASSIGN(mul_h_in, 0x32000);
+    TASSIGN(mul_h_in, 0x4e000);
+    L1Tile<half, 64, 64> Tinv_h_2_next;
+    TASSIGN(Tinv_h_2_next, 0x52000);
+    TileLeft<half, 64, 64> Tinv_h_left;
+    TASSIGN(Tinv_h_left, 0x8000);
     TileRight<half, 64, 128> mul_h_in_right;
-    TASSIGN(mul_h_in_right, 0x0);
+    TASSIGN(mul_h_in_right, 0x8000);
     TileAcc<float, 64, 128> U;
-    TASSIGN(U, 0x10000);
+    TASSIGN(U, 0x4000);
+    L1Tile<half, 64, 64> pairs_h_5_in_next;
+    TASSIGN(pairs_h_5_in_next, 0x54000);
+    L1Tile<half, 64, 64> mul_h_2_in_next;
+    TileLeft<half, 64, 64> Tinv_s_h_left_next;
+    TASSIGN(Tinv_s_h_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_h_2_right_next;
+    TASSIGN(Tinv_h_2_right_next, 0x0);
+    TileAcc<float, 64, 64> Tinv_s_2_next;
+    TASSIGN(Tinv_s_2_next, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_h_3_next;
+    TASSIGN(Tinv_h_3_next, 0x56000);
     L1Tile<half, 64, 128> U_h;
-    TASSIGN(U_h, 0x36000);
-    L1Tile<half, 64, 64> mul_h_2_in;
-    TASSIGN(mul_h_2_in, 0x3a000);
+    TASSIGN(U_h, 0x58000);
+    TileLeft<half, 64, 64> pairs_h_3_in_left_next;
+    TASSIGN(pairs_h_3_in_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_h_3_right_next;
+    TASSIGN(Tinv_h_3_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_p_5_next;
+    TASSIGN(Tinv_p_5_next, 0xc000);
+    L1Tile<half, 64, 64> Tinv_h_4_next;
+    TASSIGN(Tinv_h_4_next, 0x5c000);
     TileLeft<half, 64, 64> mul_h_2_in_left;
-    TASSIGN(mul_h_2_in_left, 0x8000);
+    TASSIGN(mul_h_2_in_left, 0x0);
     TileRight<half, 64, 128> U_h_right;
-    TASSIGN(U_h_right, 0x4000);
+    TASSIGN(U_h_right, 0x0);
     TileAcc<float, 64, 128> add_mul_part;
-    TASSIGN(add_mul_part, 0x18000);
-    TileLeft<half, 128, 64> k_left_3;
-    TASSIGN(k_left_3, 0xa000);
+    TASSIGN(add_mul_part, 0x10000);
     L1Tile<half, 64, 128> mul_h_3_in;
-    TASSIGN(mul_h_3_in, 0x3c000);
+    TASSIGN(mul_h_3_in, 0x5e000);
+    TileLeft<half, 64, 64> Tinv_h_3_left_next;
+    TASSIGN(Tinv_h_3_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_h_4_right_next;
+    TASSIGN(Tinv_h_4_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_s_3_next;
+    TASSIGN(Tinv_s_3_next, 0x1c000);
+    TileLeft<half, 128, 64> k_left_3;
+    TASSIGN(k_left_3, 0x0);
     TileRight<half, 64, 128> mul_h_3_in_right;
-    TASSIGN(mul_h_3_in_right, 0x8000);
+    TASSIGN(mul_h_3_in_right, 0x0);
     TileAcc<float, 128, 128> S_next_part;
     TASSIGN(S_next_part, 0x0);
+    L1Tile<half, 64, 64> Tinv_h_5_next;
+    TASSIGN(Tinv_h_5_next, 0x62000);
+    TileLeft<half, 64, 64> pairs_h_4_in_left_next;
+    TASSIGN(pairs_h_4_in_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_h_5_right_next;
+    TASSIGN(Tinv_h_5_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_p_7_next;
+    TASSIGN(Tinv_p_7_next, 0x10000);
+    L1Tile<half, 64, 64> Tinv_h_6_next;
+    TASSIGN(Tinv_h_6_next, 0x64000);
+    TileLeft<half, 64, 64> Tinv_h_5_left_next;
+    TASSIGN(Tinv_h_5_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_h_6_right_next;
+    TASSIGN(Tinv_h_6_right_next, 0x0);
+    TileAcc<float, 64, 64> Tinv_s_4_next;
+    TASSIGN(Tinv_s_4_next, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_h_7_next;
+    TASSIGN(Tinv_h_7_next, 0x66000);
+    TileLeft<half, 64, 64> pairs_h_5_in_left_next;
+    TASSIGN(pairs_h_5_in_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_h_7_right_next;
+    TASSIGN(Tinv_h_7_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_p_9_next;
+    TASSIGN(Tinv_p_9_next, 0x14000);
+    L1Tile<half, 64, 64> Tinv_h_8_next;
+    TASSIGN(Tinv_h_8_next, 0x68000);
+    TileLeft<half, 64, 64> Tinv_h_7_left_next;
+    TASSIGN(Tinv_h_7_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_h_8_right_next;
+    TASSIGN(Tinv_h_8_right_next, 0x0);
+    TileAcc<float, 64, 64> Tinv_next;
+    TASSIGN(Tinv_next, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_h_next;
     // Tinv = unit_lower_inverse(A)
     {
         auto from = view(identity_float16_gm, 64, 64, 64);
@@ -497,864 +613,1569 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        pipe_barrier(PIPE_ALL);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_k
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_h_right -> k_right_2
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_left_3 -> k_left_2
+        const int64_t slot_next = first / 64 + n;
+        const int64_t t_next = first - b * T;
+        const int64_t rows_next = part_of(length, 0, 64);
+        L1Part<half, 64, 128> k_raw_first(rows_next, 128);
+        TASSIGN(k_raw_first, 0x2000);
+        auto k_raw_first_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+        if (rows_next > 0) TLOAD(k_raw_first, k_raw_first_from);
+        if (rows_next > 0) {
+            if (rows_next < 64) TFILLPAD(k_raw_first, k_raw_first);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_first -> k_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_first -> k_left_first
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        if (rows_next > 0) TEXTRACT(k_left_first, k_first, 0, 0);
+        if (rows_next > 0) {
+            L1View<half, 128, 64> k_right_first_from;
+            TRESHAPE(k_right_first_from, k_first);
+            TEXTRACT(k_right_first, k_right_first_from, 0, 0);
+        }
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> k_k_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> k_k_first
+        if (rows_next > 0) TMATMUL(k_k_first, k_left_first, k_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k_first -> store
+        L1Part<half, 64, 128> q_raw_first(rows_next, 128);
+        TASSIGN(q_raw_first, 0xa000);
+        auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+        if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
+        if (rows_next > 0) {
+            if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_left_2_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(k_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, k_k_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_k_x -> k_k_in_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_left_2_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+        if (rows_next > 0) TEXTRACT(q_left_2_first, q_first, 0, 0);
+        if (rows_next > 0) {
+            L1View<half, 128, 64> k_right_2_first_from;
+            TRESHAPE(k_right_2_first_from, k_first);
+            TEXTRACT(k_right_2_first, k_right_2_first_from, 0, 0);
+        }
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2_first -> q_k_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2_first -> q_k_first
+        if (rows_next > 0) TMATMUL(q_k_first, q_left_2_first, k_right_2_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k_first -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_left_2_first -> Tinv_1_h_in_left_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_k_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k_x -> q_k_in_first
+        wait_flag_dev(1);  // pairs_h_x -> pairs_h_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(pairs_h_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_first -> pairs_h_in_left_first
+        wait_flag_dev(1);  // Tinv_1_h_x -> Tinv_1_h_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(Tinv_1_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(Tinv_1_h_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_first -> Tinv_1_h_in_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_first -> pairs_h_in_left_first
+        // Tinv = unit_lower_inverse(A)
+        if (rows_next > 0) TEXTRACT(pairs_h_in_left_first, pairs_h_in_first, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_first -> Tinv_1_h_in_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_1_h_in_right_first, Tinv_1_h_in_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_1_h_in_right_first -> Tinv_p_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_1_h_in_right_first -> Tinv_p_first
+        if (rows_next > 0) TMATMUL(Tinv_p_first, pairs_h_in_left_first, Tinv_1_h_in_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_first -> Tinv_p_h_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // pairs_h_in_left_first -> Tinv_1_h_in_left_2_first
+        wait_flag_dev(1);  // pairs_h_2_x -> pairs_h_2_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(pairs_h_2_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_2_in_first -> pairs_h_2_in_left_first
+        wait_flag_dev(1);  // pairs_h_3_x -> pairs_h_3_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_h_3_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(pairs_h_3_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_3_in_first -> pairs_h_3_in_left_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_first -> Tinv_p_h_first
+        if (rows_next > 0) TMOV(Tinv_p_h_first, Tinv_p_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h_first -> Tinv_p_h_right_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_left_2_first -> Tinv_1_h_in_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_1_h_in_left_first, Tinv_1_h_in_first, 0, 0);
+        if (rows_next > 0) TEXTRACT(identity_right_first, identity, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_right_first -> Tinv_identi_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_right_first -> Tinv_identi_first
+        if (rows_next > 0) TMATMUL(Tinv_identi_first, Tinv_1_h_in_left_first, identity_right_first);
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_1_h_in_left_first -> pairs_h_2_in_left_first
+        wait_flag_dev(1);  // pairs_h_4_x -> pairs_h_4_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_h_4_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(pairs_h_4_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_4_in_first -> pairs_h_4_in_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // pairs_h_in_left_first -> Tinv_1_h_in_left_2_first
+        if (rows_next > 0) TEXTRACT(Tinv_1_h_in_left_2_first, Tinv_1_h_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h_first -> Tinv_p_h_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_p_h_right_first, Tinv_p_h_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_p_h_right_first -> Tinv_s_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_p_h_right_first -> Tinv_s_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_s_first, Tinv_identi_first, Tinv_1_h_in_left_2_first, Tinv_p_h_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_first -> Tinv_s_h_first
+        wait_flag_dev(1);  // pairs_h_5_x -> pairs_h_5_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_h_5_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(pairs_h_5_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // pairs_h_5_in_first -> pairs_h_5_in_left_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_first -> Tinv_s_h_first
+        if (rows_next > 0) TMOV(Tinv_s_h_first, Tinv_s_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h_first -> Tinv_s_h_right_first
+        wait_flag_dev(1);  // mul_h_2_x -> mul_h_2_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(mul_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(mul_h_2_in_first, from);
+            }
+        }
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_1_h_in_left_first -> pairs_h_2_in_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_2_in_first -> pairs_h_2_in_left_first
+        if (rows_next > 0) TEXTRACT(pairs_h_2_in_left_first, pairs_h_2_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h_first -> Tinv_s_h_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_s_h_right_first, Tinv_s_h_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_s_h_right_first -> Tinv_p_3_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_s_h_right_first -> Tinv_p_3_first
+        if (rows_next > 0) TMATMUL(Tinv_p_3_first, pairs_h_2_in_left_first, Tinv_s_h_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_3_first -> Tinv_h_2_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_3_first -> Tinv_h_2_first
+        if (rows_next > 0) TMOV(Tinv_h_2_first, Tinv_p_3_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2_first -> Tinv_h_2_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_s_h_left_first, Tinv_s_h_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2_first -> Tinv_h_2_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_h_2_right_first, Tinv_h_2_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_2_right_first -> Tinv_s_2_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_2_right_first -> Tinv_s_2_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_s_2_first, Tinv_s_first, Tinv_s_h_left_first, Tinv_h_2_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_2_first -> Tinv_h_3_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_2_first -> Tinv_h_3_first
+        if (rows_next > 0) TMOV(Tinv_h_3_first, Tinv_s_2_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3_first -> Tinv_h_3_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_3_in_first -> pairs_h_3_in_left_first
+        if (rows_next > 0) TEXTRACT(pairs_h_3_in_left_first, pairs_h_3_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3_first -> Tinv_h_3_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_h_3_right_first, Tinv_h_3_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_3_right_first -> Tinv_p_5_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_3_right_first -> Tinv_p_5_first
+        if (rows_next > 0) TMATMUL(Tinv_p_5_first, pairs_h_3_in_left_first, Tinv_h_3_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_5_first -> Tinv_h_4_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_5_first -> Tinv_h_4_first
+        if (rows_next > 0) TMOV(Tinv_h_4_first, Tinv_p_5_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4_first -> Tinv_h_4_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_h_3_left_first, Tinv_h_3_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4_first -> Tinv_h_4_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_h_4_right_first, Tinv_h_4_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_4_right_first -> Tinv_s_3_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_4_right_first -> Tinv_s_3_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_s_3_first, Tinv_s_2_first, Tinv_h_3_left_first, Tinv_h_4_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_3_first -> Tinv_h_5_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_3_first -> Tinv_h_5_first
+        if (rows_next > 0) TMOV(Tinv_h_5_first, Tinv_s_3_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5_first -> Tinv_h_5_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_4_in_first -> pairs_h_4_in_left_first
+        if (rows_next > 0) TEXTRACT(pairs_h_4_in_left_first, pairs_h_4_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5_first -> Tinv_h_5_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_h_5_right_first, Tinv_h_5_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_5_right_first -> Tinv_p_7_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_5_right_first -> Tinv_p_7_first
+        if (rows_next > 0) TMATMUL(Tinv_p_7_first, pairs_h_4_in_left_first, Tinv_h_5_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_7_first -> Tinv_h_6_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_7_first -> Tinv_h_6_first
+        if (rows_next > 0) TMOV(Tinv_h_6_first, Tinv_p_7_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6_first -> Tinv_h_6_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_h_5_left_first, Tinv_h_5_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6_first -> Tinv_h_6_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_h_6_right_first, Tinv_h_6_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_6_right_first -> Tinv_s_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_6_right_first -> Tinv_s_4_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_s_4_first, Tinv_s_3_first, Tinv_h_5_left_first, Tinv_h_6_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_4_first -> Tinv_h_7_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_4_first -> Tinv_h_7_first
+        if (rows_next > 0) TMOV(Tinv_h_7_first, Tinv_s_4_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7_first -> Tinv_h_7_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // pairs_h_5_in_first -> pairs_h_5_in_left_first
+        if (rows_next > 0) TEXTRACT(pairs_h_5_in_left_first, pairs_h_5_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7_first -> Tinv_h_7_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_h_7_right_first, Tinv_h_7_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_7_right_first -> Tinv_p_9_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_7_right_first -> Tinv_p_9_first
+        if (rows_next > 0) TMATMUL(Tinv_p_9_first, pairs_h_5_in_left_first, Tinv_h_7_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_9_first -> Tinv_h_8_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_9_first -> Tinv_h_8_first
+        if (rows_next > 0) TMOV(Tinv_h_8_first, Tinv_p_9_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8_first -> Tinv_h_8_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_h_7_left_first, Tinv_h_7_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8_first -> Tinv_h_8_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_h_8_right_first, Tinv_h_8_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_8_right_first -> Tinv_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_8_right_first -> Tinv_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_first, Tinv_s_4_first, Tinv_h_7_left_first, Tinv_h_8_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_h_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_h_first
+        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        if (rows_next > 0) TMOV(Tinv_h_first, Tinv_first);
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_first -> k_S
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_first -> k_S
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_7_left_next -> q_left_2_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-            L1Part<half, 64, 128> k_raw(rows, 128);
-            TASSIGN(k_raw, 0x2000);
-            auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(k_raw, k_raw_from);
-            if (rows < 64) TFILLPAD(k_raw, k_raw);
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_left
+            const int64_t slot_next = first / 64 + n + c + 1;
+            const int64_t t_next = first - b * T + (c + 1) * 64;
+            const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
+            TASSIGN(q, 0xa000 + c % 2 * 16384);
+            TASSIGN(k, 0x2000 + c % 2 * 16384);
+            TASSIGN(Tinv_h, 0x34000 + c % 2 * 8192);
+            TASSIGN(mul_h_2_in, 0x22000 + c % 2 * 8192);
+            TASSIGN(k_next, 0x2000 + (c + 1) % 2 * 16384);
+            TASSIGN(q_next, 0xa000 + (c + 1) % 2 * 16384);
+            TASSIGN(mul_h_2_in_next, 0x22000 + (c + 1) % 2 * 8192);
+            TASSIGN(Tinv_h_next, 0x34000 + (c + 1) % 2 * 8192);
+            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
+            L1Part<half, 64, 128> k_raw_next(rows_next, 128);
+            TASSIGN(k_raw_next, 0x2000 + (c + 1) % 2 * 16384);
+            auto k_raw_next_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+            if (rows_next > 0) TLOAD(k_raw_next, k_raw_next_from);
+            if (rows_next > 0) {
+                if (rows_next < 64) TFILLPAD(k_raw_next, k_raw_next);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_left_next
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-            TEXTRACT(k_left, k, 0, 0);
-            L1View<half, 128, 64> k_right_from;
-            TRESHAPE(k_right_from, k);
-            TEXTRACT(k_right, k_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_k
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_k
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_k
-            TMATMUL(k_k, k_left, k_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k -> store
-            {
-                auto to = view(k_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_k);
+            if (rows_next > 0) TEXTRACT(k_left_next, k_next, 0, 0);
+            if (rows_next > 0) {
+                L1View<half, 128, 64> k_right_next_from;
+                TRESHAPE(k_right_next_from, k_next);
+                TEXTRACT(k_right_next, k_right_next_from, 0, 0);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_k_x -> k_k_in
-            L1Part<half, 64, 128> q_raw(rows, 128);
-            TASSIGN(q_raw, 0x6000);
-            auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(q_raw, q_raw_from);
-            if (rows < 64) TFILLPAD(q_raw, q_raw);
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q -> q_left_2
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q -> q_left_2
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            TEXTRACT(q_left_2, q, 0, 0);
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_h_right -> k_right_2
-            L1View<half, 128, 64> k_right_2_from;
-            TRESHAPE(k_right_2_from, k);
-            TEXTRACT(k_right_2, k_right_2_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2 -> q_k
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2 -> q_k
-            TMATMUL(q_k, q_left_2, k_right_2);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k_right_2 -> S_h_in_right_2
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k -> store
-            {
-                auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_k);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_right_next -> k_k_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_right_next -> k_k_next
+            if (rows_next > 0) TMATMUL(k_k_next, k_left_next, k_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_k_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_left_next -> k_left_2
+            L1Part<half, 64, 128> q_raw_next(rows_next, 128);
+            TASSIGN(q_raw_next, 0xa000 + (c + 1) % 2 * 16384);
+            auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+            if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
+            if (rows_next > 0) {
+                if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
             }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_left_3 -> k_left_2
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TEXTRACT(k_left_2, k, 0, 0);
-            wait_flag_dev(0);  // S_h_x -> S_h_in
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_left_2_next
+            wait_flag_dev(1);  // S_h_x -> S_h_in
             {
                 auto from = view(S_h_x_gm + get_block_idx() * 16384, 128, 128, 128);
                 TLOAD(S_h_in, from);
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_h_in -> S_h_in_right
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_k_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(k_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TSTORE(to, k_k_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_k_x -> k_k_in_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_left_2_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_7_left_next -> q_left_2_next
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+            if (rows_next > 0) TEXTRACT(q_left_2_next, q_next, 0, 0);
+            if (rows_next > 0) {
+                L1View<half, 128, 64> k_right_2_next_from;
+                TRESHAPE(k_right_2_next_from, k_next);
+                TEXTRACT(k_right_2_next, k_right_2_next_from, 0, 0);
+            }
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_right_2_next -> q_k_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_right_2_next -> q_k_next
+            if (rows_next > 0) TMATMUL(q_k_next, q_left_2_next, k_right_2_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_2_next -> q_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TSTORE(to, q_k_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k_x -> q_k_in_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_left_next -> k_left_2
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            TEXTRACT(k_left_2, k, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_h_in -> S_h_in_right
             TEXTRACT(S_h_in_right, S_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_h_in_right -> k_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_h_in_right -> k_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_h_in_right -> k_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_h_in_right -> k_S
             TMATMUL(k_S, k_left_2, S_h_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // S_h_in_right -> Tinv_1_h_in_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k_S -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_left_2 -> pairs_h_in_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
             {
                 auto to = view(k_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, k_S);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_S_x -> k_S_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_S_x -> k_S_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_2_next -> q_left
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TEXTRACT(q_left, q, 0, 0);
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // k_right_2 -> S_h_in_right_2
             TEXTRACT(S_h_in_right_2, S_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_h_in_right_2 -> q_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_h_in_right_2 -> q_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right_2 -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right_2 -> q_S
             TMATMUL(q_S, q_left, S_h_in_right_2);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_left -> Tinv_1_h_in_left_next
+            wait_flag_dev(1);  // pairs_h_x -> pairs_h_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(pairs_h_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_in_next -> pairs_h_in_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_S -> store
             {
                 auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, q_S);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_S_x -> q_S_in
-            wait_flag_dev(0);  // pairs_h_x -> pairs_h_in
-            {
-                auto from = view(pairs_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_in, from);
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_x -> q_S_in
+            wait_flag_dev(1);  // Tinv_1_h_x -> Tinv_1_h_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(Tinv_1_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(Tinv_1_h_in_next, from);
+                }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_in -> pairs_h_in_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_in -> pairs_h_in_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_1_h_in_next -> Tinv_1_h_in_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_in_next -> pairs_h_in_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_left_2 -> pairs_h_in_left_next
             // Tinv = unit_lower_inverse(A)
-            TEXTRACT(pairs_h_in_left, pairs_h_in, 0, 0);
-            wait_flag_dev(0);  // Tinv_1_h_x -> Tinv_1_h_in
-            {
-                auto from = view(Tinv_1_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_1_h_in, from);
+            if (rows_next > 0) TEXTRACT(pairs_h_in_left_next, pairs_h_in_next, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_1_h_in_next -> Tinv_1_h_in_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_1_h_in_right_next, Tinv_1_h_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_1_h_in_right_next -> Tinv_p_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_1_h_in_right_next -> Tinv_p_next
+            if (rows_next > 0) TMATMUL(Tinv_p_next, pairs_h_in_left_next, Tinv_1_h_in_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_next -> Tinv_p_h_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // pairs_h_in_left_next -> Tinv_1_h_in_left_2_next
+            wait_flag_dev(1);  // pairs_h_2_x -> pairs_h_2_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(pairs_h_2_in_next, from);
+                }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_1_h_in -> Tinv_1_h_in_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_1_h_in -> Tinv_1_h_in_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // S_h_in_right -> Tinv_1_h_in_right
-            TEXTRACT(Tinv_1_h_in_right, Tinv_1_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_1_h_in_right -> Tinv_p
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_1_h_in_right -> Tinv_p
-            TMATMUL(Tinv_p, pairs_h_in_left, Tinv_1_h_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p -> Tinv_p_h
-            TEXTRACT(Tinv_1_h_in_left, Tinv_1_h_in, 0, 0);
-            TEXTRACT(identity_right, identity, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_right -> Tinv_identi
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // identity_right -> Tinv_identi
-            TMATMUL(Tinv_identi, Tinv_1_h_in_left, identity_right);
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p -> Tinv_p_h
-            TMOV(Tinv_p_h, Tinv_p);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
-            TEXTRACT(Tinv_1_h_in_left_2, Tinv_1_h_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
-            TEXTRACT(Tinv_p_h_right, Tinv_p_h, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_p_h_right -> Tinv_s
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_p_h_right -> Tinv_s
-            TMATMUL_ACC(Tinv_s, Tinv_identi, Tinv_1_h_in_left_2, Tinv_p_h_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s -> Tinv_s_h
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s -> Tinv_s_h
-            TMOV(Tinv_s_h, Tinv_s);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h -> Tinv_s_h_right
-            wait_flag_dev(0);  // pairs_h_2_x -> pairs_h_2_in
-            {
-                auto from = view(pairs_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_2_in, from);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_2_in_next -> pairs_h_2_in_left_next
+            wait_flag_dev(1);  // pairs_h_3_x -> pairs_h_3_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_h_3_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(pairs_h_3_in_next, from);
+                }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_2_in -> pairs_h_2_in_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_2_in -> pairs_h_2_in_left
-            TEXTRACT(pairs_h_2_in_left, pairs_h_2_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h -> Tinv_s_h_right
-            TEXTRACT(Tinv_s_h_right, Tinv_s_h, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_s_h_right -> Tinv_p_3
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_s_h_right -> Tinv_p_3
-            TMATMUL(Tinv_p_3, pairs_h_2_in_left, Tinv_s_h_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_3 -> Tinv_h_2
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_3 -> Tinv_h_2
-            TMOV(Tinv_h_2, Tinv_p_3);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2 -> Tinv_h_2_right
-            TEXTRACT(Tinv_s_h_left, Tinv_s_h, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2 -> Tinv_h_2_right
-            TEXTRACT(Tinv_h_2_right, Tinv_h_2, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_2_right -> Tinv_s_2
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_2_right -> Tinv_s_2
-            TMATMUL_ACC(Tinv_s_2, Tinv_s, Tinv_s_h_left, Tinv_h_2_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_2 -> Tinv_h_3
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_2 -> Tinv_h_3
-            TMOV(Tinv_h_3, Tinv_s_2);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3 -> Tinv_h_3_right
-            wait_flag_dev(0);  // pairs_h_3_x -> pairs_h_3_in
-            {
-                auto from = view(pairs_h_3_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_3_in, from);
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_left -> Tinv_1_h_in_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_1_h_in_left_next, Tinv_1_h_in_next, 0, 0);
+            if (rows_next > 0) TEXTRACT(identity_right_next, identity, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_right_next -> Tinv_identi_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_right_next -> Tinv_identi_next
+            if (rows_next > 0) TMATMUL(Tinv_identi_next, Tinv_1_h_in_left_next, identity_right_next);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in_left_next -> pairs_h_2_in_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_next -> Tinv_p_h_next
+            if (rows_next > 0) TMOV(Tinv_p_h_next, Tinv_p_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_p_h_next -> Tinv_p_h_right_next
+            wait_flag_dev(1);  // pairs_h_4_x -> pairs_h_4_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_h_4_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(pairs_h_4_in_next, from);
+                }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_3_in -> pairs_h_3_in_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_3_in -> pairs_h_3_in_left
-            TEXTRACT(pairs_h_3_in_left, pairs_h_3_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3 -> Tinv_h_3_right
-            TEXTRACT(Tinv_h_3_right, Tinv_h_3, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_3_right -> Tinv_p_5
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_3_right -> Tinv_p_5
-            TMATMUL(Tinv_p_5, pairs_h_3_in_left, Tinv_h_3_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_5 -> Tinv_h_4
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_5 -> Tinv_h_4
-            TMOV(Tinv_h_4, Tinv_p_5);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4 -> Tinv_h_4_right
-            TEXTRACT(Tinv_h_3_left, Tinv_h_3, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4 -> Tinv_h_4_right
-            TEXTRACT(Tinv_h_4_right, Tinv_h_4, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_4_right -> Tinv_s_3
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_4_right -> Tinv_s_3
-            TMATMUL_ACC(Tinv_s_3, Tinv_s_2, Tinv_h_3_left, Tinv_h_4_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_3 -> Tinv_h_5
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_3 -> Tinv_h_5
-            TMOV(Tinv_h_5, Tinv_s_3);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5 -> Tinv_h_5_right
-            wait_flag_dev(0);  // pairs_h_4_x -> pairs_h_4_in
-            {
-                auto from = view(pairs_h_4_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_4_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // pairs_h_4_in -> pairs_h_4_in_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // pairs_h_4_in -> pairs_h_4_in_left
-            TEXTRACT(pairs_h_4_in_left, pairs_h_4_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5 -> Tinv_h_5_right
-            TEXTRACT(Tinv_h_5_right, Tinv_h_5, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_5_right -> Tinv_p_7
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_5_right -> Tinv_p_7
-            TMATMUL(Tinv_p_7, pairs_h_4_in_left, Tinv_h_5_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_7 -> Tinv_h_6
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_7 -> Tinv_h_6
-            TMOV(Tinv_h_6, Tinv_p_7);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6 -> Tinv_h_6_right
-            TEXTRACT(Tinv_h_5_left, Tinv_h_5, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6 -> Tinv_h_6_right
-            TEXTRACT(Tinv_h_6_right, Tinv_h_6, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_6_right -> Tinv_s_4
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_6_right -> Tinv_s_4
-            TMATMUL_ACC(Tinv_s_4, Tinv_s_3, Tinv_h_5_left, Tinv_h_6_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_4 -> Tinv_h_7
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_4 -> Tinv_h_7
-            TMOV(Tinv_h_7, Tinv_s_4);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7 -> Tinv_h_7_right
-            wait_flag_dev(0);  // pairs_h_5_x -> pairs_h_5_in
-            {
-                auto from = view(pairs_h_5_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_5_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // pairs_h_5_in -> pairs_h_5_in_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // pairs_h_5_in -> pairs_h_5_in_left
-            TEXTRACT(pairs_h_5_in_left, pairs_h_5_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7 -> Tinv_h_7_right
-            TEXTRACT(Tinv_h_7_right, Tinv_h_7, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_7_right -> Tinv_p_9
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_7_right -> Tinv_p_9
-            TMATMUL(Tinv_p_9, pairs_h_5_in_left, Tinv_h_7_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_9 -> Tinv_h_8
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_9 -> Tinv_h_8
-            TMOV(Tinv_h_8, Tinv_p_9);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8 -> Tinv_h_8_right
-            TEXTRACT(Tinv_h_7_left, Tinv_h_7, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8 -> Tinv_h_8_right
-            TEXTRACT(Tinv_h_8_right, Tinv_h_8, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_8_right -> Tinv
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_8_right -> Tinv
-            TMATMUL_ACC(Tinv, Tinv_s_4, Tinv_h_7_left, Tinv_h_8_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv -> Tinv_h
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv -> Tinv_h
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TMOV(Tinv_h, Tinv);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h -> Tinv_h_left
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h -> Tinv_h_left
-            TEXTRACT(Tinv_h_left, Tinv_h, 0, 0);
-            wait_flag_dev(0);  // mul_h_x -> mul_h_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // pairs_h_in_left_next -> Tinv_1_h_in_left_2_next
+            if (rows_next > 0) TEXTRACT(Tinv_1_h_in_left_2_next, Tinv_1_h_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_p_h_next -> Tinv_p_h_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_p_h_right_next, Tinv_p_h_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_p_h_right_next -> Tinv_s_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_p_h_right_next -> Tinv_s_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_s_next, Tinv_identi_next, Tinv_1_h_in_left_2_next, Tinv_p_h_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_next -> Tinv_s_h_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_next -> Tinv_s_h_next
+            if (rows_next > 0) TMOV(Tinv_s_h_next, Tinv_s_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_s_h_next -> Tinv_s_h_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in_left_next -> pairs_h_2_in_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_2_in_next -> pairs_h_2_in_left_next
+            if (rows_next > 0) TEXTRACT(pairs_h_2_in_left_next, pairs_h_2_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_s_h_next -> Tinv_s_h_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_s_h_right_next, Tinv_s_h_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_s_h_right_next -> Tinv_p_3_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_s_h_right_next -> Tinv_p_3_next
+            if (rows_next > 0) TMATMUL(Tinv_p_3_next, pairs_h_2_in_left_next, Tinv_s_h_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_3_next -> Tinv_h_2_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_2_in_left_next -> Tinv_s_h_left_next
+            wait_flag_dev(1);  // mul_h_x -> mul_h_in
             {
                 auto from = view(mul_h_x_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(mul_h_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // mul_h_in -> mul_h_in_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // mul_h_in -> mul_h_in_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // mul_h_in -> mul_h_in_right
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_3_next -> Tinv_h_2_next
+            if (rows_next > 0) TMOV(Tinv_h_2_next, Tinv_p_3_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_2_next -> Tinv_h_2_right_next
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            TEXTRACT(Tinv_h_left, Tinv_h, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // mul_h_in -> mul_h_in_right
             TEXTRACT(mul_h_in_right, mul_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // mul_h_in_right -> U
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // mul_h_in_right -> U
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // mul_h_in_right -> U
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // mul_h_in_right -> U
             TMATMUL(U, Tinv_h_left, mul_h_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // U -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // U -> store
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_left -> pairs_h_3_in_left_next
+            wait_flag_dev(1);  // pairs_h_5_x -> pairs_h_5_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_h_5_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(pairs_h_5_in_next, from);
+                }
+            }
+            wait_flag_dev(1);  // mul_h_2_x -> mul_h_2_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(mul_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(mul_h_2_in_next, from);
+                }
+            }
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> store
             {
                 auto to = view(U_x_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, U);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_x -> U_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // U_x -> U_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_2_in_left_next -> Tinv_s_h_left_next
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) TEXTRACT(Tinv_s_h_left_next, Tinv_s_h_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_2_next -> Tinv_h_2_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_h_2_right_next, Tinv_h_2_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_2_right_next -> Tinv_s_2_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_2_right_next -> Tinv_s_2_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_s_2_next, Tinv_s_next, Tinv_s_h_left_next, Tinv_h_2_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_s_2_next -> Tinv_h_3_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_s_2_next -> Tinv_h_3_next
+            if (rows_next > 0) TMOV(Tinv_h_3_next, Tinv_s_2_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_3_next -> Tinv_h_3_right_next
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TMOV(U_h, U);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // U_h -> U_h_right
-            wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in
-            {
-                auto from = view(mul_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(mul_h_2_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in -> mul_h_2_in_left
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in -> mul_h_2_in_left
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_h -> U_h_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_left -> pairs_h_3_in_left_next
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) TEXTRACT(pairs_h_3_in_left_next, pairs_h_3_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_3_next -> Tinv_h_3_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_h_3_right_next, Tinv_h_3_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_3_right_next -> Tinv_p_5_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_3_right_next -> Tinv_p_5_next
+            if (rows_next > 0) TMATMUL(Tinv_p_5_next, pairs_h_3_in_left_next, Tinv_h_3_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_p_5_next -> Tinv_h_4_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // pairs_h_3_in_left_next -> Tinv_h_3_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_p_5_next -> Tinv_h_4_next
+            if (rows_next > 0) TMOV(Tinv_h_4_next, Tinv_p_5_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_4_next -> Tinv_h_4_right_next
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TEXTRACT(mul_h_2_in_left, mul_h_2_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // U_h -> U_h_right
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_h -> U_h_right
             TEXTRACT(U_h_right, U_h, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_h_right -> add_mul_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_h_right -> add_mul_part
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_h_right -> add_mul_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_h_right -> add_mul_part
             TMATMUL(add_mul_part, mul_h_2_in_left, U_h_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // add_mul_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_h_right -> k_right_2
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // add_mul_part -> store
-            {
-                auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, add_mul_part);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // add_mul_part_x -> add_mul_part_in
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            L1View<half, 128, 64> k_left_3_from;
-            TRESHAPE(k_left_3_from, k);
-            TEXTRACT(k_left_3, k_left_3_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-            wait_flag_dev(0);  // mul_h_3_x -> mul_h_3_in
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // add_mul_part -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // mul_h_2_in_left -> k_left_3
+            wait_flag_dev(1);  // mul_h_3_x -> mul_h_3_in
             {
                 auto from = view(mul_h_3_x_gm + get_block_idx() * 8192, 64, 128, 128);
                 TLOAD(mul_h_3_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_3_in -> mul_h_3_in_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_3_in -> mul_h_3_in_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // mul_h_3_in -> mul_h_3_in_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // pairs_h_3_in_left_next -> Tinv_h_3_left_next
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) TEXTRACT(Tinv_h_3_left_next, Tinv_h_3_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_4_next -> Tinv_h_4_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_h_4_right_next, Tinv_h_4_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_4_right_next -> Tinv_s_3_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_4_right_next -> Tinv_s_3_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_s_3_next, Tinv_s_2_next, Tinv_h_3_left_next, Tinv_h_4_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_3_next -> Tinv_h_5_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_h_3_left_next -> pairs_h_4_in_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // add_mul_part -> store
+            {
+                auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, add_mul_part);
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // add_mul_part_x -> add_mul_part_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // mul_h_2_in_left -> k_left_3
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            L1View<half, 128, 64> k_left_3_from;
+            TRESHAPE(k_left_3_from, k);
+            TEXTRACT(k_left_3, k_left_3_from, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // mul_h_3_in -> mul_h_3_in_right
             TEXTRACT(mul_h_3_in_right, mul_h_3_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // mul_h_3_in_right -> S_next_part
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // mul_h_3_in_right -> S_next_part
             TMATMUL(S_next_part, k_left_3, mul_h_3_in_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_left_3 -> k_left_2
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k_left_3 -> Tinv_h_5_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_3_next -> Tinv_h_5_next
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) TMOV(Tinv_h_5_next, Tinv_s_3_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_5_next -> Tinv_h_5_right_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
             {
                 auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_x -> S_next_part_in
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_k
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_x -> S_next_part_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_h_3_left_next -> pairs_h_4_in_left_next
+            if (rows_next > 0) TEXTRACT(pairs_h_4_in_left_next, pairs_h_4_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_5_next -> Tinv_h_5_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_h_5_right_next, Tinv_h_5_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_5_right_next -> Tinv_p_7_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_5_right_next -> Tinv_p_7_next
+            if (rows_next > 0) TMATMUL(Tinv_p_7_next, pairs_h_4_in_left_next, Tinv_h_5_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_7_next -> Tinv_h_6_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_7_next -> Tinv_h_6_next
+            if (rows_next > 0) TMOV(Tinv_h_6_next, Tinv_p_7_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_6_next -> Tinv_h_6_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k_left_3 -> Tinv_h_5_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_h_5_left_next, Tinv_h_5_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_6_next -> Tinv_h_6_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_h_6_right_next, Tinv_h_6_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_6_right_next -> Tinv_s_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_6_right_next -> Tinv_s_4_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_s_4_next, Tinv_s_3_next, Tinv_h_5_left_next, Tinv_h_6_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s_4_next -> Tinv_h_7_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s_4_next -> Tinv_h_7_next
+            if (rows_next > 0) TMOV(Tinv_h_7_next, Tinv_s_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_next -> Tinv_h_7_right_next
+            if (rows_next > 0) TEXTRACT(pairs_h_5_in_left_next, pairs_h_5_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_next -> Tinv_h_7_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_h_7_right_next, Tinv_h_7_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_7_right_next -> Tinv_p_9_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_7_right_next -> Tinv_p_9_next
+            if (rows_next > 0) TMATMUL(Tinv_p_9_next, pairs_h_5_in_left_next, Tinv_h_7_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_9_next -> Tinv_h_8_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_9_next -> Tinv_h_8_next
+            if (rows_next > 0) TMOV(Tinv_h_8_next, Tinv_p_9_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_8_next -> Tinv_h_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_h_7_left_next, Tinv_h_7_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_8_next -> Tinv_h_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_h_8_right_next, Tinv_h_8_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_8_right_next -> Tinv_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_8_right_next -> Tinv_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_next, Tinv_s_4_next, Tinv_h_7_left_next, Tinv_h_8_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_h_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_7_left_next -> q_left_2_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_h_next
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            if (rows_next > 0) TMOV(Tinv_h_next, Tinv_next);
         }
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_k
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_h_right -> k_right_2
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_left_3 -> k_left_2
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_7_left_next -> q_left_2_next
     }
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 64> lower_64_mask;
-    TASSIGN(lower_64_mask, 0x0);
-    UbTile<float, 32, 64> lower_fill;
-    TASSIGN(lower_fill, 0x4000);
     UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x6000);
+    TASSIGN(eye_mask, 0x14000);
+    UbTile<float, 64, 64> lower_64_mask_first;
+    TASSIGN(lower_64_mask_first, 0x0);
+    UbWide<float, 64> g_wide_first;
+    TASSIGN(g_wide_first, 0x4000);
+    UbTile<float, 1, 64> g_first;
+    TASSIGN(g_first, 0xa000);
+    UbTile<float, 1, 64> part_g_first;
+    TASSIGN(part_g_first, 0xa000);
+    UbTile<float, 32, 64> lower_fill_first;
+    TASSIGN(lower_fill_first, 0x4000);
+    UbTile<float, 64, 64> expand_part_first;
+    TASSIGN(expand_part_first, 0x6000);
+    UbTile<float, 64, 64> mul_expand_first;
+    TASSIGN(mul_expand_first, 0x6000);
+    UbTile<float, 1, 64> row_sum_mul_first;
+    TASSIGN(row_sum_mul_first, 0x0);
+    UbWide<float, 64> beta_wide_first;
+    TASSIGN(beta_wide_first, 0x2000);
+    UbTile<float, 1, 64> G_first;
+    TASSIGN(G_first, 0x2a000);
+    UbCol<float, 32> G_col_first;
+    TASSIGN(G_col_first, 0x2a000 + sub * 128);
+    UbTile<float, 32, 64> strictly_lower_mask_first;
+    TASSIGN(strictly_lower_mask_first, 0x0);
+    UbTile<float, 1, 64> mul_G_first;
+    TASSIGN(mul_G_first, 0x2a200);
+    UbTile<float, 32, 64> expand_mul_first;
+    TASSIGN(expand_mul_first, 0x8000);
+    UbTile<float, 32, 64> sub_G_col_first;
+    TASSIGN(sub_G_col_first, 0x8000);
+    UbTile<float, 32, 64> pairs_1_mask_first;
+    TASSIGN(pairs_1_mask_first, 0xc000);
+    UbTile<float, 32, 64> lower_sub_first;
+    TASSIGN(lower_sub_first, 0x8000);
+    UbTile<float, 1, 64> beta_first;
+    TASSIGN(beta_first, 0x2a400);
+    UbCol<float, 32> beta_col_first;
+    TASSIGN(beta_col_first, 0x2a400 + sub * 128);
+    UbTile<float, 32, 64> D_first;
+    TASSIGN(D_first, 0x8000);
+    UbTile<float, 32, 64> pairs_2_mask_first;
+    TASSIGN(pairs_2_mask_first, 0x10000);
+    UbTile<float, 1, 64> sub_last_G_first;
+    TASSIGN(sub_last_G_first, 0x2a200);
+    UbTile<float, 1, 64> exp_G_first;
+    TASSIGN(exp_G_first, 0x2a000);
+    UbCol<float, 32> exp_G_col_first;
+    TASSIGN(exp_G_col_first, 0x2a000 + sub * 128);
+    UbTile<float, 1, 64> exp_sub_first;
+    TASSIGN(exp_sub_first, 0x2a200);
+    UbCol<float, 32> exp_sub_col_first;
+    TASSIGN(exp_sub_col_first, 0x2a200 + sub * 128);
+    UbTile<float, 32, 64> pairs_4_mask_first;
+    TASSIGN(pairs_4_mask_first, 0x16000);
+    UbTile<float, 32, 64> k_k_in_first;
+    TASSIGN(k_k_in_first, 0xa000);
+    UbTile<float, 32, 64> mul_beta_first;
+    TASSIGN(mul_beta_first, 0xa000);
+    UbTile<float, 32, 64> pairs_8_mask_first;
+    TASSIGN(pairs_8_mask_first, 0x18000);
+    UbTile<float, 32, 64> mul_mul_first;
+    TASSIGN(mul_mul_first, 0xa000);
+    UbTile<float, 32, 64> A_first;
+    TASSIGN(A_first, 0xa000);
+    UbTile<float, 32, 64> pairs_16_mask_first;
+    TASSIGN(pairs_16_mask_first, 0x12000);
+    UbTile<float, 32, 64> neg_A_first;
+    TASSIGN(neg_A_first, 0xa000);
+    UbTile<float, 32, 64> pairs_neg_A_first;
+    TASSIGN(pairs_neg_A_first, 0xc000);
+    UbTile<float, 32, 64> pairs_32_mask_first;
+    TASSIGN(pairs_32_mask_first, 0xe000);
+    UbTile<float, 32, 64> Tinv_1_first;
+    TASSIGN(Tinv_1_first, 0xc000);
+    UbTile<float, 32, 64> pairs_neg_A_2_first;
+    TASSIGN(pairs_neg_A_2_first, 0x10000);
     UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x8000);
+    TASSIGN(S_0_raw, 0x0);
     UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x8000);
+    TASSIGN(S_0, 0x0);
+    UbTile<half, 32, 64> pairs_h_first;
+    TASSIGN(pairs_h_first, 0x1a000);
+    UbTile<half, 32, 64> Tinv_1_h_first;
+    TASSIGN(Tinv_1_h_first, 0x10000);
+    UbTile<float, 32, 64> pairs_neg_A_3_first;
+    TASSIGN(pairs_neg_A_3_first, 0x16000);
+    UbTile<half, 32, 64> pairs_h_2_first;
+    TASSIGN(pairs_h_2_first, 0xc000);
+    UbTile<float, 32, 64> pairs_neg_A_4_first;
+    TASSIGN(pairs_neg_A_4_first, 0x18000);
+    UbTile<half, 32, 64> pairs_h_3_first;
+    TASSIGN(pairs_h_3_first, 0xc000);
+    UbTile<float, 32, 64> pairs_neg_A_5_first;
+    TASSIGN(pairs_neg_A_5_first, 0x12000);
+    UbTile<half, 32, 64> pairs_h_4_first;
+    TASSIGN(pairs_h_4_first, 0x10000);
+    UbTile<float, 32, 64> q_k_in_first;
+    TASSIGN(q_k_in_first, 0xc000);
+    UbTile<float, 32, 64> pairs_neg_A_6_first;
+    TASSIGN(pairs_neg_A_6_first, 0xa000);
+    UbTile<half, 32, 64> pairs_h_5_first;
+    TASSIGN(pairs_h_5_first, 0xe000);
+    UbTile<half, 32, 128> v_first;
+    TASSIGN(v_first, 0x10000);
+    UbTile<float, 32, 64> mul_q_k_first;
+    TASSIGN(mul_q_k_first, 0xc000);
+    UbTile<half, 32, 64> mul_h_2_first;
+    TASSIGN(mul_h_2_first, 0x8000);
     UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x8000);
-    UbTile<half, 64, 128> S_h;
-    TASSIGN(S_h, 0x10000);
-    UbWide<float, 64> g_wide;
-    TASSIGN(g_wide, 0x14000);
-    UbTile<float, 1, 64> g;
-    TASSIGN(g, 0x15000);
-    UbTile<float, 1, 64> part_g;
-    TASSIGN(part_g, 0x15000);
-    UbTile<float, 64, 64> expand_part;
-    TASSIGN(expand_part, 0x15100);
-    UbTile<float, 64, 64> mul_expand;
-    TASSIGN(mul_expand, 0x15100);
-    UbTile<float, 1, 64> row_sum_mul;
-    TASSIGN(row_sum_mul, 0x1d100);
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x1d200);
-    UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0x1d200 + sub * 128);
-    UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0x1d300);
-    UbTile<float, 32, 64> expand_mul;
-    TASSIGN(expand_mul, 0x1d400);
-    UbTile<float, 32, 64> sub_G_col;
-    TASSIGN(sub_G_col, 0x1d400);
-    UbTile<float, 32, 64> lower_sub;
-    TASSIGN(lower_sub, 0x1d400);
-    UbWide<float, 64> beta_wide;
-    TASSIGN(beta_wide, 0x1f400);
-    UbTile<float, 1, 64> beta;
-    TASSIGN(beta, 0x20400);
-    UbCol<float, 32> beta_col;
-    TASSIGN(beta_col, 0x20400 + sub * 128);
-    UbTile<float, 32, 64> D;
-    TASSIGN(D, 0x1d400);
-    UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x1d200);
-    UbCol<float, 32> exp_G_col;
-    TASSIGN(exp_G_col, 0x1d200 + sub * 128);
-    UbTile<float, 1, 64> sub_last_G;
-    TASSIGN(sub_last_G, 0x1d300);
-    UbTile<float, 1, 64> exp_sub;
-    TASSIGN(exp_sub, 0x1d300);
-    UbCol<float, 32> exp_sub_col;
-    TASSIGN(exp_sub_col, 0x1d300 + sub * 128);
-    UbTile<float, 64, 128> mul_exp_3;
-    TASSIGN(mul_exp_3, 0x20500);
-    UbTile<float, 32, 64> k_k_in;
-    TASSIGN(k_k_in, 0x28500);
-    UbTile<float, 32, 64> mul_beta;
-    TASSIGN(mul_beta, 0x28500);
-    UbTile<float, 32, 64> mul_mul;
-    TASSIGN(mul_mul, 0x28500);
-    UbTile<float, 32, 64> strictly_lower_mask;
-    TASSIGN(strictly_lower_mask, 0x2a500);
-    UbTile<float, 32, 64> A;
-    TASSIGN(A, 0x28500);
-    UbTile<float, 32, 64> neg_A;
-    TASSIGN(neg_A, 0x28500);
-    UbTile<float, 32, 64> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x10000);
-    UbTile<float, 32, 64> pairs_neg_A;
-    TASSIGN(pairs_neg_A, 0x10000);
-    UbTile<float, 32, 64> Tinv_1;
-    TASSIGN(Tinv_1, 0x10000);
-    UbTile<float, 32, 64> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0x12000);
-    UbTile<float, 32, 64> pairs_neg_A_2;
-    TASSIGN(pairs_neg_A_2, 0x12000);
-    UbTile<half, 32, 64> pairs_h;
-    TASSIGN(pairs_h, 0x14000);
-    UbTile<half, 32, 64> Tinv_1_h;
-    TASSIGN(Tinv_1_h, 0x15000);
-    UbTile<float, 32, 64> pairs_4_mask;
-    TASSIGN(pairs_4_mask, 0x16000);
-    UbTile<float, 32, 64> pairs_neg_A_3;
-    TASSIGN(pairs_neg_A_3, 0x16000);
-    UbTile<half, 32, 64> pairs_h_2;
-    TASSIGN(pairs_h_2, 0x18000);
-    UbTile<float, 32, 64> pairs_8_mask;
-    TASSIGN(pairs_8_mask, 0x19000);
-    UbTile<float, 32, 64> pairs_neg_A_4;
-    TASSIGN(pairs_neg_A_4, 0x19000);
-    UbTile<half, 32, 64> pairs_h_3;
-    TASSIGN(pairs_h_3, 0x1b000);
-    UbTile<float, 32, 64> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0x2a500);
-    UbTile<float, 32, 64> pairs_neg_A_5;
-    TASSIGN(pairs_neg_A_5, 0x2a500);
-    UbTile<half, 32, 64> pairs_h_4;
-    TASSIGN(pairs_h_4, 0x2c500);
-    UbTile<float, 32, 64> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0x10000);
-    UbTile<float, 32, 64> pairs_neg_A_6;
-    TASSIGN(pairs_neg_A_6, 0x28500);
-    UbTile<half, 32, 64> pairs_h_5;
-    TASSIGN(pairs_h_5, 0x12000);
-    UbTile<float, 32, 128> k_S_in;
-    TASSIGN(k_S_in, 0x13000);
-    UbTile<float, 32, 128> mul_exp;
-    TASSIGN(mul_exp, 0x13000);
+    TASSIGN(S, 0x0);
     UbTile<half, 32, 128> v;
-    TASSIGN(v, 0x17000);
+    UbTile<float, 1, 64> beta;
+    UbTile<float, 1, 64> exp_G;
+    UbTile<float, 1, 64> exp_sub;
+    UbTile<half, 64, 128> S_h;
+    TASSIGN(S_h, 0xc000);
+    UbCol<float, 32> exp_G_col;
+    UbTile<float, 64, 64> lower_64_mask_next;
+    TASSIGN(lower_64_mask_next, 0x8000);
+    UbCol<float, 32> beta_col;
+    UbCol<float, 32> exp_sub_col;
+    UbWide<float, 64> g_wide_next;
+    TASSIGN(g_wide_next, 0x1a000);
+    UbTile<float, 32, 64> lower_fill_next;
+    TASSIGN(lower_fill_next, 0x20000);
     UbTile<float, 32, 128> v_f;
-    TASSIGN(v_f, 0x19000);
+    TASSIGN(v_f, 0x16000);
+    UbWide<float, 64> beta_wide_next;
+    TASSIGN(beta_wide_next, 0x24000);
+    UbTile<float, 32, 64> strictly_lower_mask_next;
+    TASSIGN(strictly_lower_mask_next, 0x1c000);
+    UbTile<float, 1, 64> g_next;
+    TASSIGN(g_next, 0x1a800);
+    UbTile<float, 1, 64> part_g_next;
+    TASSIGN(part_g_next, 0x1a800);
+    UbTile<float, 64, 64> expand_part_next;
+    TASSIGN(expand_part_next, 0xc000);
+    UbTile<float, 32, 64> pairs_1_mask_next;
+    TASSIGN(pairs_1_mask_next, 0x1a000);
+    UbTile<float, 64, 64> mul_expand_next;
+    TASSIGN(mul_expand_next, 0xc000);
+    UbTile<float, 1, 64> row_sum_mul_next;
+    TASSIGN(row_sum_mul_next, 0x8000);
+    UbTile<float, 1, 64> G_next;
+    TASSIGN(G_next, 0x2a600);
+    UbCol<float, 32> G_col_next;
+    TASSIGN(G_col_next, 0x2a600 + sub * 128);
+    UbTile<float, 1, 64> mul_G_next;
+    TASSIGN(mul_G_next, 0x2a700);
+    UbTile<float, 32, 64> expand_mul_next;
+    TASSIGN(expand_mul_next, 0x1e000);
+    UbTile<float, 32, 64> pairs_2_mask_next;
+    TASSIGN(pairs_2_mask_next, 0x22000);
+    UbTile<float, 32, 64> sub_G_col_next;
+    TASSIGN(sub_G_col_next, 0x1e000);
+    UbTile<float, 32, 64> lower_sub_next;
+    TASSIGN(lower_sub_next, 0x1e000);
+    UbTile<float, 32, 64> pairs_4_mask_next;
+    TASSIGN(pairs_4_mask_next, 0x26000);
+    UbTile<float, 1, 64> beta_next;
+    UbCol<float, 32> beta_col_next;
+    UbTile<float, 32, 64> D_next;
+    TASSIGN(D_next, 0x1e000);
+    UbTile<float, 64, 128> mul_exp_3;
+    TASSIGN(mul_exp_3, 0x8000);
+    UbTile<float, 32, 64> k_k_in_next;
+    TASSIGN(k_k_in_next, 0x20000);
+    UbTile<float, 32, 64> pairs_8_mask_next;
+    TASSIGN(pairs_8_mask_next, 0x28000);
+    UbTile<float, 32, 64> mul_beta_next;
+    TASSIGN(mul_beta_next, 0x20000);
+    UbTile<float, 32, 64> mul_mul_next;
+    TASSIGN(mul_mul_next, 0x20000);
+    UbTile<float, 32, 64> A_next;
+    TASSIGN(A_next, 0x20000);
+    UbTile<float, 32, 64> pairs_16_mask_next;
+    TASSIGN(pairs_16_mask_next, 0x1c000);
+    UbTile<float, 32, 64> neg_A_next;
+    TASSIGN(neg_A_next, 0x20000);
+    UbTile<float, 32, 64> pairs_neg_A_next;
+    TASSIGN(pairs_neg_A_next, 0x1a000);
+    UbTile<float, 32, 64> Tinv_1_next;
+    TASSIGN(Tinv_1_next, 0x1a000);
+    UbTile<float, 32, 64> pairs_neg_A_2_next;
+    TASSIGN(pairs_neg_A_2_next, 0x22000);
+    UbTile<half, 32, 64> pairs_h_next;
+    TASSIGN(pairs_h_next, 0x2a800);
+    UbTile<float, 32, 64> pairs_32_mask_next;
+    TASSIGN(pairs_32_mask_next, 0x24000);
+    UbTile<half, 32, 64> Tinv_1_h_next;
+    TASSIGN(Tinv_1_h_next, 0x2a800);
+    UbTile<float, 32, 64> q_k_in_next;
+    TASSIGN(q_k_in_next, 0x22000);
+    UbTile<float, 32, 64> pairs_neg_A_3_next;
+    TASSIGN(pairs_neg_A_3_next, 0x26000);
+    UbTile<half, 32, 64> pairs_h_2_next;
+    TASSIGN(pairs_h_2_next, 0x1a000);
+    UbTile<half, 32, 128> v_next;
+    UbTile<float, 32, 64> pairs_neg_A_4_next;
+    TASSIGN(pairs_neg_A_4_next, 0x28000);
+    UbTile<half, 32, 64> pairs_h_3_next;
+    TASSIGN(pairs_h_3_next, 0x1a000);
+    UbTile<float, 32, 128> k_S_in;
+    TASSIGN(k_S_in, 0x26000);
+    UbTile<float, 32, 64> pairs_neg_A_5_next;
+    TASSIGN(pairs_neg_A_5_next, 0x1c000);
+    UbTile<half, 32, 64> pairs_h_4_next;
+    TASSIGN(pairs_h_4_next, 0x1a000);
+    UbTile<float, 32, 128> mul_exp;
+    TASSIGN(mul_exp, 0x26000);
     UbTile<float, 32, 128> sub_v;
-    TASSIGN(sub_v, 0x19000);
-    UbTile<float, 32, 128> mul_beta_2;
-    TASSIGN(mul_beta_2, 0x19000);
-    UbTile<half, 32, 128> mul_h;
-    TASSIGN(mul_h, 0x28500);
-    UbTile<float, 32, 64> q_k_in;
-    TASSIGN(q_k_in, 0x2a500);
-    UbTile<float, 32, 64> mul_q_k;
-    TASSIGN(mul_q_k, 0x2a500);
-    UbTile<half, 32, 64> mul_h_2;
-    TASSIGN(mul_h_2, 0x2c500);
+    TASSIGN(sub_v, 0x16000);
     UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x10000);
+    TASSIGN(q_S_in, 0x1a000);
+    UbTile<float, 32, 128> mul_beta_2;
+    TASSIGN(mul_beta_2, 0x16000);
+    UbTile<half, 32, 128> mul_h;
+    TASSIGN(mul_h, 0x26000);
+    UbTile<float, 32, 64> pairs_neg_A_6_next;
+    TASSIGN(pairs_neg_A_6_next, 0x20000);
+    UbTile<half, 32, 64> pairs_h_5_next;
+    TASSIGN(pairs_h_5_next, 0x16000);
     UbTile<float, 32, 128> mul_exp_2;
-    TASSIGN(mul_exp_2, 0x10000);
+    TASSIGN(mul_exp_2, 0x1a000);
+    UbTile<float, 32, 64> mul_q_k_next;
+    TASSIGN(mul_q_k_next, 0x22000);
+    UbTile<half, 32, 64> mul_h_2_next;
+    TASSIGN(mul_h_2_next, 0x16000);
+    UbTile<float, 1, 64> sub_last_G_next;
+    TASSIGN(sub_last_G_next, 0x2a700);
+    UbTile<float, 1, 64> exp_G_next;
+    UbCol<float, 32> exp_G_col_next;
+    UbTile<float, 1, 64> exp_sub_next;
+    UbCol<float, 32> exp_sub_col_next;
     UbTile<float, 32, 128> U_in;
-    TASSIGN(U_in, 0x14000);
+    TASSIGN(U_in, 0x16000);
     UbTile<float, 32, 128> mul_exp_4;
-    TASSIGN(mul_exp_4, 0x14000);
+    TASSIGN(mul_exp_4, 0x16000);
     UbTile<half, 32, 128> mul_h_3;
-    TASSIGN(mul_h_3, 0x18000);
+    TASSIGN(mul_h_3, 0x1e000);
     UbTile<float, 32, 128> add_mul_part_in;
-    TASSIGN(add_mul_part_in, 0x1a000);
+    TASSIGN(add_mul_part_in, 0x16000);
     UbTile<float, 32, 128> add_mul;
-    TASSIGN(add_mul, 0x10000);
+    TASSIGN(add_mul, 0x1a000);
     UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x10000);
+    TASSIGN(o, 0x1a000);
     UbTile<half, 32, 128> o_h;
-    TASSIGN(o_h, 0x1e000);
+    TASSIGN(o_h, 0x16000);
     UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x10000);
+    TASSIGN(S_next_part_in, 0x16000);
     UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x8000);
-    UbTile<float, 64, 8> g_scratch;
-    TASSIGN(g_scratch, 0x14800);
-    UbTile<float, 64, 64> row_sum_mul_scratch;
-    TASSIGN(row_sum_mul_scratch, 0x19100);
-    UbTile<float, 64, 8> beta_scratch;
-    TASSIGN(beta_scratch, 0x1fc00);
-    // G = cumsum(g)
-    {
-        auto from = view(lower_64_mask_gm, 64, 64, 64);
-        TLOAD(lower_64_mask, from);
-    }
-    // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-    {
-        auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(lower_fill, from);
-    }
+    TASSIGN(S_next, 0x0);
+    UbTile<float, 64, 8> g_first_scratch;
+    TASSIGN(g_first_scratch, 0x4800);
+    UbTile<float, 64, 64> row_sum_mul_first_scratch;
+    TASSIGN(row_sum_mul_first_scratch, 0xa000);
+    UbTile<float, 64, 8> beta_first_scratch;
+    TASSIGN(beta_first_scratch, 0x2800);
+    UbTile<float, 64, 8> g_next_scratch;
+    TASSIGN(g_next_scratch, 0xc000);
+    UbTile<float, 64, 64> row_sum_mul_next_scratch;
+    TASSIGN(row_sum_mul_next_scratch, 0x24800);
+    UbTile<float, 64, 8> beta_next_scratch;
+    TASSIGN(beta_next_scratch, 0x8000);
     // Tinv = unit_lower_inverse(A)
     {
         auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
         TLOAD(eye_mask, from);
     }
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+        const int64_t slot_next = first / 64 + n;
+        const int64_t t_next = first - b * T;
+        const int64_t rows_next = part_of(length, 0, 64);
+        const int64_t part_next = part_of(rows_next, sub, 32);
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
+        // G = cumsum(g)
+        if (rows_next > 0) {
+            {
+                auto from = view(lower_64_mask_gm, 64, 64, 64);
+                TLOAD(lower_64_mask_first, from);
+            }
+        }
+        UbWidePart<float, 64> g_raw_first(rows_next);
+        TASSIGN(g_raw_first, 0x4000);
+        auto g_raw_first_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+        if (rows_next > 0) TLOAD(g_raw_first, g_raw_first_from);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_wide_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_wide_first
+        if (rows_next > 0) fill_wide(g_raw_first, rows_next, 0x4000);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TTRANS(g_first, g_wide_first, g_first_scratch);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide_first -> lower_fill_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide_first -> lower_fill_first
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        if (rows_next > 0) {
+            {
+                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(lower_fill_first, from);
+            }
+        }
+        pipe_barrier(PIPE_V);
+        // G = cumsum(g)
+        if (rows_next > 0) TCOLEXPAND(expand_part_first, part_g_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(mul_expand_first, expand_part_first, lower_64_mask_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) {
+            {
+                UbCol<float, 64> sums;
+                TASSIGN(sums, 0x0);
+                TROWSUM(sums, mul_expand_first, row_sum_mul_first_scratch);
+            }
+        }
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
+        UbWidePart<float, 64> beta_raw_first(rows_next);
+        TASSIGN(beta_raw_first, 0x2000);
+        auto beta_raw_first_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+        if (rows_next > 0) TLOAD(beta_raw_first, beta_raw_first_from);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw_first -> beta_wide_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw_first -> beta_wide_first
+        if (rows_next > 0) fill_wide(beta_raw_first, rows_next, 0x2000);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) {
+            {
+                UbTile<float, 1, 64> to;
+                TASSIGN(to, 0x2a000);
+                TMOV(to, row_sum_mul_first);
+            }
+        }
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // row_sum_mul_first -> strictly_lower_mask_first
+        set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // row_sum_mul_first -> strictly_lower_mask_first
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        if (rows_next > 0) {
+            {
+                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(strictly_lower_mask_first, from);
+            }
+        }
+        pipe_barrier(PIPE_V);
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        if (rows_next > 0) TMULS(mul_G_first, G_first, -1.0f);
+        wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
+        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+        const float last_G_first = rows_next > 0 ? G_first.GetValue(63) : 0.0f;
+        pipe_barrier(PIPE_V);
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        if (rows_next > 0) TCOLEXPAND(expand_mul_first, mul_G_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TROWEXPANDADD(sub_G_col_first, expand_mul_first, G_col_first);
+        // Tinv = unit_lower_inverse(A)
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_1_mask_first, from);
+            }
+        }
+        pipe_barrier(PIPE_V);
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        if (rows_next > 0) TADD(lower_sub_first, sub_G_col_first, lower_fill_first);
+        if (rows_next > 0) TTRANS(beta_first, beta_wide_first, beta_first_scratch);
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        pipe_barrier(PIPE_V);
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        if (rows_next > 0) TEXP(D_first, lower_sub_first);
+        // Tinv = unit_lower_inverse(A)
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_2_mask_first, from);
+            }
+        }
+        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+        if (rows_next > 0) TADDS(sub_last_G_first, mul_G_first, last_G_first);
+        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        if (rows_next > 0) TEXP(exp_G_first, G_first);
+        set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
+        pipe_barrier(PIPE_V);
+        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+        if (rows_next > 0) TEXP(exp_sub_first, sub_last_G_first);
+        wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
+        const float exp_last_G_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
+        // Tinv = unit_lower_inverse(A)
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_4_mask_first, from);
+            }
+        }
+        wait_flag_dev(0);  // k_k_x -> k_k_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(k_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(k_k_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_k_in_first -> mul_beta_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_k_in_first -> mul_beta_first
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        if (rows_next > 0) TROWEXPANDMUL(mul_beta_first, k_k_in_first, beta_col_first);
+        // Tinv = unit_lower_inverse(A)
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_8_mask_first, from);
+            }
+        }
+        pipe_barrier(PIPE_V);
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        if (rows_next > 0) TMUL(mul_mul_first, mul_beta_first, D_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(A_first, mul_mul_first, strictly_lower_mask_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // strictly_lower_mask_first -> S_0_raw
+        // Tinv = unit_lower_inverse(A)
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_16_mask_first, from);
+            }
+        }
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMULS(neg_A_first, A_first, -1.0f);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMUL(pairs_neg_A_first, neg_A_first, pairs_1_mask_first);
+        if (rows_next > 0) {
+            {
+                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(pairs_32_mask_first, from);
+            }
+        }
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TADD(Tinv_1_first, eye_mask, pairs_neg_A_first);
+        if (rows_next > 0) TMUL(pairs_neg_A_2_first, neg_A_first, pairs_2_mask_first);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // strictly_lower_mask_first -> S_0_raw
         if (has_initial_state) {
             auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TLOAD(S_0_raw, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_0_raw -> S_0
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
-        pipe_barrier(PIPE_ALL);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> expand_mul
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> beta_raw
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(pairs_h_first, pairs_neg_A_2_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_first -> store
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(Tinv_1_h_first, Tinv_1_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(pairs_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, pairs_h_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_x -> pairs_h_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(Tinv_1_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, Tinv_1_h_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_1_h_x -> Tinv_1_h_in_first
+        if (rows_next > 0) TMUL(pairs_neg_A_3_first, neg_A_first, pairs_4_mask_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(pairs_h_2_first, pairs_neg_A_3_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(pairs_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, pairs_h_2_first);
+            }
+        }
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_2_first -> pairs_h_3_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_2_x -> pairs_h_2_in_first
+        if (rows_next > 0) TMUL(pairs_neg_A_4_first, neg_A_first, pairs_8_mask_first);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_2_first -> pairs_h_3_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(pairs_h_3_first, pairs_neg_A_4_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(pairs_h_3_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, pairs_h_3_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_3_x -> pairs_h_3_in_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // pairs_h_3_first -> q_k_in_first
+        if (rows_next > 0) TMUL(pairs_neg_A_5_first, neg_A_first, pairs_16_mask_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(pairs_h_4_first, pairs_neg_A_5_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4_first -> store
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // pairs_h_3_first -> q_k_in_first
+        wait_flag_dev(0);  // q_k_x -> q_k_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_k_in_first, from);
+            }
+        }
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(pairs_h_4_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, pairs_h_4_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_4_x -> pairs_h_4_in_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // pairs_h_4_first -> v_raw_first
+        if (rows_next > 0) TMUL(pairs_neg_A_6_first, neg_A_first, pairs_32_mask_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(pairs_h_5_first, pairs_neg_A_6_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5_first -> store
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // pairs_h_4_first -> v_raw_first
+        UbPart<half, 32, 128> v_raw_first(part_next, 128);
+        TASSIGN(v_raw_first, 0x10000);
+        if (part_next > 0) {
+            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+            TLOAD(v_raw_first, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw_first -> v_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw_first -> v_first
+        if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x10000);
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(pairs_h_5_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, pairs_h_5_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_5_x -> pairs_h_5_in_first
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_first -> S_h
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+        if (rows_next > 0) TMUL(mul_q_k_first, q_k_in_first, D_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(mul_h_2_first, mul_q_k_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // mul_h_2_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // mul_h_2_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(mul_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, mul_h_2_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_2_x -> mul_h_2_in_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // mul_h_2_first -> lower_64_mask_next
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_first -> S_h
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // mul_h_2_first -> lower_64_mask_next
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3 -> lower_64_mask_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
+            const int64_t slot_next = first / 64 + n + c + 1;
+            const int64_t t_next = first - b * T + (c + 1) * 64;
+            const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
+            const int64_t part_next = part_of(rows_next, sub, 32);
+            TASSIGN(v, 0x10000 + c % 2 * 8192);
+            TASSIGN(beta, 0x2a400 + c % 2 * 256);
+            TASSIGN(exp_G, 0x2a000 + c % 2 * 256);
+            TASSIGN(exp_sub, 0x2a200 + c % 2 * 256);
+            TASSIGN(exp_G_col, 0x2a000 + c % 2 * 256 + sub * 128);
+            TASSIGN(beta_col, 0x2a400 + c % 2 * 256 + sub * 128);
+            TASSIGN(exp_sub_col, 0x2a200 + c % 2 * 256 + sub * 128);
+            TASSIGN(beta_next, 0x2a400 + (c + 1) % 2 * 256);
+            TASSIGN(beta_col_next, 0x2a400 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(v_next, 0x10000 + (c + 1) % 2 * 8192);
+            TASSIGN(exp_G_next, 0x2a000 + (c + 1) % 2 * 256);
+            TASSIGN(exp_G_col_next, 0x2a000 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(exp_sub_next, 0x2a200 + (c + 1) % 2 * 256);
+            TASSIGN(exp_sub_col_next, 0x2a200 + (c + 1) % 2 * 256 + sub * 128);
             pipe_barrier(PIPE_V);
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TCVT(S_h, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
-            UbWidePart<float, 64> g_raw(rows);
-            TASSIGN(g_raw, 0x14000);
-            auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
-            TLOAD(g_raw, g_raw_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g_wide
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g_wide
-            fill_wide(g_raw, rows, 0x14000);
-            pipe_barrier(PIPE_V);
-            TTRANS(g, g_wide, g_scratch);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_h -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3 -> lower_64_mask_next
             // G = cumsum(g)
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
+            if (rows_next > 0) {
+                {
+                    auto from = view(lower_64_mask_gm, 64, 64, 64);
+                    TLOAD(lower_64_mask_next, from);
+                }
+            }
+            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            const float exp_last_G = exp_G.GetValue(63);
+            UbWidePart<float, 64> g_raw_next(rows_next);
+            TASSIGN(g_raw_next, 0x1a000);
+            auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+            if (rows_next > 0) TLOAD(g_raw_next, g_raw_next_from);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // g_raw_next -> g_wide_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // g_raw_next -> g_wide_next
+            if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x1a000);
+            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+            if (rows_next > 0) {
+                {
+                    auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(lower_fill_next, from);
+                }
+            }
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_h -> store
             {
                 auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_h);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_h_x -> S_h_in
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_h -> pairs_1_mask
-            pipe_barrier(PIPE_V);
-            TCOLEXPAND(expand_part, part_g);
-            pipe_barrier(PIPE_V);
-            TMUL(mul_expand, expand_part, lower_64_mask);
-            pipe_barrier(PIPE_V);
-            {
-                UbCol<float, 64> sums;
-                TASSIGN(sums, 0x1d100);
-                TROWSUM(sums, mul_expand, row_sum_mul_scratch);
-            }
-            pipe_barrier(PIPE_V);
-            {
-                UbTile<float, 1, 64> to;
-                TASSIGN(to, 0x1d200);
-                TMOV(to, row_sum_mul);
-            }
-            set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G -> last_G
-            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            pipe_barrier(PIPE_V);
-            TMULS(mul_G, G, -1.0f);
-            wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G -> last_G
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            const float last_G = G.GetValue(63);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> expand_mul
-            pipe_barrier(PIPE_V);
-            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            TCOLEXPAND(expand_mul, mul_G);
-            pipe_barrier(PIPE_V);
-            TROWEXPANDADD(sub_G_col, expand_mul, G_col);
-            pipe_barrier(PIPE_V);
-            TADD(lower_sub, sub_G_col, lower_fill);
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> beta_raw
-            UbWidePart<float, 64> beta_raw(rows);
-            TASSIGN(beta_raw, 0x1f400);
-            auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
-            TLOAD(beta_raw, beta_raw_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
-            fill_wide(beta_raw, rows, 0x1f400);
-            pipe_barrier(PIPE_V);
-            TTRANS(beta, beta_wide, beta_scratch);
-            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            TEXP(D, lower_sub);
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // S_h -> g_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_h_x -> S_h_in
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TEXP(exp_G, G);
-            set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G -> exp_last_G
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TADDS(sub_last_G, mul_G, last_G);
-            wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G -> exp_last_G
-            const float exp_last_G = exp_G.GetValue(63);
-            pipe_barrier(PIPE_V);
-            TEXP(exp_sub, sub_last_G);
-            TMULS(mul_exp_3, S, exp_last_G);
-            wait_flag_dev(1);  // k_k_x -> k_k_in
-            {
-                auto from = view(k_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_k_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_k_in -> mul_beta
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_k_in -> mul_beta
+            TCVT(v_f, v, RoundMode::CAST_NONE);
+            UbWidePart<float, 64> beta_raw_next(rows_next);
+            TASSIGN(beta_raw_next, 0x24000);
+            auto beta_raw_next_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+            if (rows_next > 0) TLOAD(beta_raw_next, beta_raw_next_from);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta_raw_next -> beta_wide_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta_raw_next -> beta_wide_next
+            if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0x24000);
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-            TROWEXPANDMUL(mul_beta, k_k_in, beta_col);
-            pipe_barrier(PIPE_V);
-            TMUL(mul_mul, mul_beta, D);
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask, from);
+            if (rows_next > 0) {
+                {
+                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(strictly_lower_mask_next, from);
+                }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // strictly_lower_mask -> A
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // strictly_lower_mask -> A
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // S_h -> g_next
             pipe_barrier(PIPE_V);
-            TMUL(A, mul_mul, strictly_lower_mask);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // strictly_lower_mask -> pairs_16_mask
+            if (rows_next > 0) TTRANS(g_next, g_wide_next, g_next_scratch);
+            // G = cumsum(g)
             pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCOLEXPAND(expand_part_next, part_g_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // part_g_row_next -> pairs_1_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // part_g_row_next -> pairs_1_mask_next
             // Tinv = unit_lower_inverse(A)
-            TMULS(neg_A, A, -1.0f);
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_h -> pairs_1_mask
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask, from);
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(pairs_1_mask_next, from);
+                }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_1_mask -> pairs_neg_A
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_1_mask -> pairs_neg_A
             pipe_barrier(PIPE_V);
-            TMUL(pairs_neg_A, neg_A, pairs_1_mask);
+            // G = cumsum(g)
+            if (rows_next > 0) TMUL(mul_expand_next, expand_part_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
-            TADD(Tinv_1, eye_mask, pairs_neg_A);
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask, from);
+            if (rows_next > 0) {
+                {
+                    UbCol<float, 64> sums;
+                    TASSIGN(sums, 0x8000);
+                    TROWSUM(sums, mul_expand_next, row_sum_mul_next_scratch);
+                }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_2_mask -> pairs_neg_A_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_2_mask -> pairs_neg_A_2
-            TMUL(pairs_neg_A_2, neg_A, pairs_2_mask);
             pipe_barrier(PIPE_V);
-            TCVT(pairs_h, pairs_neg_A_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // pairs_h -> store
-            TCVT(Tinv_1_h, Tinv_1, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_1_h -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // Tinv_1 -> pairs_32_mask
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // pairs_h -> store
-            {
-                auto to = view(pairs_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, pairs_h);
+            if (rows_next > 0) {
+                {
+                    UbTile<float, 1, 64> to;
+                    TASSIGN(to, 0x2a600);
+                    TMOV(to, row_sum_mul_next);
+                }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_x -> pairs_h_in
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_1_h -> store
-            {
-                auto to = view(Tinv_1_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, Tinv_1_h);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_1_h_x -> Tinv_1_h_in
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // Tinv_1_h -> k_S_in
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_4_mask -> pairs_neg_A_3
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_4_mask -> pairs_neg_A_3
-            TMUL(pairs_neg_A_3, neg_A, pairs_4_mask);
+            set_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
+            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             pipe_barrier(PIPE_V);
-            TCVT(pairs_h_2, pairs_neg_A_3, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_2 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // pairs_neg_A_3 -> k_S_in
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_2 -> store
-            {
-                auto to = view(pairs_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, pairs_h_2);
-            }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // pairs_h_2 -> v_raw
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_2_x -> pairs_h_2_in
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask -> pairs_neg_A_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask -> pairs_neg_A_4
-            TMUL(pairs_neg_A_4, neg_A, pairs_8_mask);
+            if (rows_next > 0) TMULS(mul_G_next, G_next, -1.0f);
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            const float last_G_next = rows_next > 0 ? G_next.GetValue(63) : 0.0f;
             pipe_barrier(PIPE_V);
-            TCVT(pairs_h_3, pairs_neg_A_4, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_3 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_3 -> store
-            {
-                auto to = view(pairs_h_3_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, pairs_h_3);
+            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+            if (rows_next > 0) TCOLEXPAND(expand_mul_next, mul_G_next);
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(pairs_2_mask_next, from);
+                }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_3 -> v_f
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_3_x -> pairs_h_3_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // strictly_lower_mask -> pairs_16_mask
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_16_mask -> pairs_neg_A_5
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_16_mask -> pairs_neg_A_5
-            TMUL(pairs_neg_A_5, neg_A, pairs_16_mask);
             pipe_barrier(PIPE_V);
-            TCVT(pairs_h_4, pairs_neg_A_5, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_4 -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // pairs_neg_A_5 -> q_k_in
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_4 -> store
-            {
-                auto to = view(pairs_h_4_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, pairs_h_4);
-            }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_4 -> mul_h_2
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_4_x -> pairs_h_4_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // Tinv_1 -> pairs_32_mask
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_32_mask -> pairs_neg_A_6
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_32_mask -> pairs_neg_A_6
-            TMUL(pairs_neg_A_6, neg_A, pairs_32_mask);
+            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+            if (rows_next > 0) TROWEXPANDADD(sub_G_col_next, expand_mul_next, G_col_next);
             pipe_barrier(PIPE_V);
-            TCVT(pairs_h_5, pairs_neg_A_6, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_5 -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // pairs_neg_A_3 -> k_S_in
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // Tinv_1_h -> k_S_in
-            wait_flag_dev(1);  // k_S_x -> k_S_in
+            if (rows_next > 0) TADD(lower_sub_next, sub_G_col_next, lower_fill_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // lower_fill_next -> k_k_in_next
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(pairs_4_mask_next, from);
+                }
+            }
+            if (rows_next > 0) TTRANS(beta_next, beta_wide_next, beta_next_scratch);
+            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+            pipe_barrier(PIPE_V);
+            // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+            if (rows_next > 0) TEXP(D_next, lower_sub_next);
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            TMULS(mul_exp_3, S, exp_last_G);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // lower_fill_next -> k_k_in_next
+            wait_flag_dev(0);  // k_k_x -> k_k_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(k_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(k_k_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_k_in_next -> mul_beta_next
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(pairs_8_mask_next, from);
+                }
+            }
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_k_in_next -> mul_beta_next
+            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+            if (rows_next > 0) TROWEXPANDMUL(mul_beta_next, k_k_in_next, beta_col_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(mul_mul_next, mul_beta_next, D_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(A_next, mul_mul_next, strictly_lower_mask_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // strictly_lower_mask_next -> pairs_16_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // strictly_lower_mask_next -> pairs_16_mask_next
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(pairs_16_mask_next, from);
+                }
+            }
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMULS(neg_A_next, A_next, -1.0f);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMUL(pairs_neg_A_next, neg_A_next, pairs_1_mask_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TADD(Tinv_1_next, eye_mask, pairs_neg_A_next);
+            if (rows_next > 0) TMUL(pairs_neg_A_2_next, neg_A_next, pairs_2_mask_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(pairs_h_next, pairs_neg_A_2_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_2_next -> q_k_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(pairs_32_mask_next, from);
+                }
+            }
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(pairs_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, pairs_h_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_next -> Tinv_1_h_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_x -> pairs_h_in_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_next -> Tinv_1_h_next
+            if (rows_next > 0) TCVT(Tinv_1_h_next, Tinv_1_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h_next -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_2_next -> q_k_in_next
+            wait_flag_dev(0);  // q_k_x -> q_k_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(q_k_in_next, from);
+                }
+            }
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(Tinv_1_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, Tinv_1_h_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_1_h_x -> Tinv_1_h_in_next
+            if (rows_next > 0) TMUL(pairs_neg_A_3_next, neg_A_next, pairs_4_mask_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(pairs_h_2_next, pairs_neg_A_3_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2_next -> store
+            UbPart<half, 32, 128> v_raw_next(part_next, 128);
+            TASSIGN(v_raw_next, 0x10000 + (c + 1) % 2 * 8192);
+            if (part_next > 0) {
+                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+                TLOAD(v_raw_next, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw_next -> v_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw_next -> v_next
+            if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0x10000 + (c + 1) % 2 * 8192);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(pairs_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, pairs_h_2_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_2_next -> pairs_h_3_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_2_x -> pairs_h_2_in_next
+            if (rows_next > 0) TMUL(pairs_neg_A_4_next, neg_A_next, pairs_8_mask_next);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_2_next -> pairs_h_3_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(pairs_h_3_next, pairs_neg_A_4_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_4_next -> k_S_in
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3_next -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_4_next -> k_S_in
+            wait_flag_dev(0);  // k_S_x -> k_S_in
             {
                 auto from = view(k_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(k_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_S_in -> mul_exp
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_S_in -> mul_exp
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> mul_exp
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(pairs_h_3_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, pairs_h_3_next);
+                }
+            }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_3_next -> pairs_h_4_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_3_x -> pairs_h_3_in_next
+            if (rows_next > 0) TMUL(pairs_neg_A_5_next, neg_A_next, pairs_16_mask_next);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_3_next -> pairs_h_4_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(pairs_h_4_next, pairs_neg_A_5_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4_next -> store
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> mul_exp
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TROWEXPANDMUL(mul_exp, k_S_in, exp_G_col);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_5 -> store
-            {
-                auto to = view(pairs_h_5_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, pairs_h_5);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(pairs_h_4_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, pairs_h_4_next);
+                }
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // pairs_h_5 -> q_S_in
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_5_x -> pairs_h_5_in
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // pairs_h_2 -> v_raw
-            UbPart<half, 32, 128> v_raw(part, 128);
-            TASSIGN(v_raw, 0x17000);
-            if (part > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(v_raw, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw -> v
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw -> v
-            fill_rows(v, v_raw, part, 0x17000);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_3 -> v_f
-            pipe_barrier(PIPE_V);
-            TCVT(v_f, v, RoundMode::CAST_NONE);
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_4_x -> pairs_h_4_in_next
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_next -> q_S_in
             pipe_barrier(PIPE_V);
             TSUB(sub_v, v_f, mul_exp);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // mul_exp -> q_S_in
-            pipe_barrier(PIPE_V);
-            TROWEXPANDMUL(mul_beta_2, sub_v, beta_col);
-            pipe_barrier(PIPE_V);
-            TCVT(mul_h, mul_beta_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // mul_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // mul_h -> store
-            {
-                auto to = view(mul_h_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, mul_h);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // pairs_neg_A_5 -> q_k_in
-            {
-                auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_k_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_k_in -> mul_q_k
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_k_in -> mul_q_k
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            TMUL(mul_q_k, q_k_in, D);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_4 -> mul_h_2
-            pipe_barrier(PIPE_V);
-            TCVT(mul_h_2, mul_q_k, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_2 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_2 -> store
-            {
-                auto to = view(mul_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, mul_h_2);
-            }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // mul_exp -> q_S_in
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // pairs_h_5 -> q_S_in
-            wait_flag_dev(1);  // q_S_x -> q_S_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_next -> q_S_in
+            wait_flag_dev(0);  // q_S_x -> q_S_in
             {
                 auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(q_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_S_in -> mul_exp_2
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_S_in -> mul_exp_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> mul_exp_2
+            pipe_barrier(PIPE_V);
+            TROWEXPANDMUL(mul_beta_2, sub_v, beta_col);
+            pipe_barrier(PIPE_V);
+            TCVT(mul_h, mul_beta_2, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // mul_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // mul_h -> store
+            {
+                auto to = view(mul_h_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, mul_h);
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_x -> mul_h_in
+            // Tinv = unit_lower_inverse(A)
+            if (rows_next > 0) TMUL(pairs_neg_A_6_next, neg_A_next, pairs_32_mask_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(pairs_h_5_next, pairs_neg_A_6_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_5_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_5_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(pairs_h_5_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, pairs_h_5_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_5_x -> pairs_h_5_in_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // pairs_h_5_next -> mul_h_2_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> mul_exp_2
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TROWEXPANDMUL(mul_exp_2, q_S_in, exp_G_col);
-            wait_flag_dev(1);  // U_x -> U_in
+            if (rows_next > 0) TMUL(mul_q_k_next, q_k_in_next, D_next);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // pairs_h_5_next -> mul_h_2_next
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCVT(mul_h_2_next, mul_q_k_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // mul_h_2_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // mul_h_2_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(mul_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, mul_h_2_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_2_x -> mul_h_2_in_next
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            if (rows_next > 0) TADDS(sub_last_G_next, mul_G_next, last_G_next);
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            if (rows_next > 0) TEXP(exp_G_next, G_next);
+            set_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
+            pipe_barrier(PIPE_V);
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            if (rows_next > 0) TEXP(exp_sub_next, sub_last_G_next);
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
+            const float exp_last_G_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
+            wait_flag_dev(0);  // U_x -> U_in
             {
                 auto from = view(U_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(U_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // U_in -> mul_exp_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // U_in -> mul_exp_4
-            pipe_barrier(PIPE_V);
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> mul_exp_4
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> mul_exp_4
             TROWEXPANDMUL(mul_exp_4, U_in, exp_sub_col);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // exp_sub_col -> add_mul_part_in
             pipe_barrier(PIPE_V);
             TCVT(mul_h_3, mul_exp_4, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_3 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_3 -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_3 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_3 -> store
             {
                 auto to = view(mul_h_3_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TSTORE(to, mul_h_3);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_3_x -> mul_h_3_in
-            wait_flag_dev(1);  // add_mul_part_x -> add_mul_part_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // exp_sub_col -> add_mul_part_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_3_x -> mul_h_3_in
+            wait_flag_dev(0);  // add_mul_part_x -> add_mul_part_in
             {
                 auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(add_mul_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // add_mul_part_in -> add_mul
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // add_mul_part_in -> add_mul
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // add_mul_part_in -> add_mul
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // add_mul_part_in -> add_mul
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TADD(add_mul, mul_exp_2, add_mul_part_in);
             pipe_barrier(PIPE_V);
             TMULS(o, add_mul, scale);
             pipe_barrier(PIPE_V);
             TCVT(o_h, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // o -> S_next_part_in
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_h -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x1e000);
+                TASSIGN(valid, 0x16000);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> expand_mul
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> beta_raw
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // o -> S_next_part_in
-            wait_flag_dev(1);  // S_next_part_x -> S_next_part_in
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // o_h -> S_next_part_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // o_h -> S_next_part_in
+            wait_flag_dev(0);  // S_next_part_x -> S_next_part_in
             {
                 auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_next_part_in -> S_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_next_part_in -> S_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TADD(S_next, mul_exp_3, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3 -> lower_64_mask_next
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> g_raw
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> expand_mul
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // o_h -> beta_raw
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3 -> lower_64_mask_next
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_next -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_next -> store
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TSTORE(to, S);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
     }
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
 #endif
 #endif
 }

@@ -637,17 +637,17 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     L1Tile<half, 64, 64> Tinv_p_h;
     TASSIGN(Tinv_p_h, 0x8000);
     TileLeft<half, 64, 64> Tinv_1_h_in_left;
-    TASSIGN(Tinv_1_h_in_left, 0x2000);
+    TASSIGN(Tinv_1_h_in_left, 0x8000);
     TileRight<half, 64, 64> identity_right;
-    TASSIGN(identity_right, 0x2000);
+    TASSIGN(identity_right, 0x8000);
     TileAcc<float, 64, 64> Tinv_identi;
     TASSIGN(Tinv_identi, 0x4000);
     L1Tile<half, 64, 64> Tinv_1_h_in_b;
     TASSIGN(Tinv_1_h_in_b, 0xa000);
     TileLeft<half, 64, 64> pairs_h_in_left_b;
-    TASSIGN(pairs_h_in_left_b, 0x4000);
+    TASSIGN(pairs_h_in_left_b, 0x0);
     TileRight<half, 64, 64> Tinv_1_h_in_right_b;
-    TASSIGN(Tinv_1_h_in_right_b, 0x4000);
+    TASSIGN(Tinv_1_h_in_right_b, 0x0);
     TileAcc<float, 64, 64> Tinv_p_b;
     TASSIGN(Tinv_p_b, 0x8000);
     L1Tile<half, 64, 64> pairs_h_2_in;
@@ -657,17 +657,17 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     L1Tile<half, 64, 64> Tinv_p_h_b;
     TASSIGN(Tinv_p_h_b, 0x10000);
     TileLeft<half, 64, 64> Tinv_1_h_in_left_2;
-    TASSIGN(Tinv_1_h_in_left_2, 0x6000);
+    TASSIGN(Tinv_1_h_in_left_2, 0x8000);
     TileRight<half, 64, 64> Tinv_p_h_right;
-    TASSIGN(Tinv_p_h_right, 0x6000);
+    TASSIGN(Tinv_p_h_right, 0x8000);
     TileAcc<float, 64, 64> Tinv_s;
     TASSIGN(Tinv_s, 0x4000);
     L1Tile<half, 64, 64> pairs_h_3_in;
     TASSIGN(pairs_h_3_in, 0x12000);
     TileLeft<half, 64, 64> Tinv_1_h_in_left_b;
-    TASSIGN(Tinv_1_h_in_left_b, 0x8000);
+    TASSIGN(Tinv_1_h_in_left_b, 0x0);
     TileRight<half, 64, 64> identity_right_b;
-    TASSIGN(identity_right_b, 0x8000);
+    TASSIGN(identity_right_b, 0x0);
     TileAcc<float, 64, 64> Tinv_identi_b;
     TASSIGN(Tinv_identi_b, 0xc000);
     L1Tile<half, 64, 64> Tinv_s_h;
@@ -675,9 +675,9 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     L1Tile<half, 64, 64> pairs_h_3_in_b;
     TASSIGN(pairs_h_3_in_b, 0x16000);
     TileLeft<half, 64, 64> Tinv_1_h_in_left_2_b;
-    TASSIGN(Tinv_1_h_in_left_2_b, 0xa000);
+    TASSIGN(Tinv_1_h_in_left_2_b, 0x8000);
     TileRight<half, 64, 64> Tinv_p_h_right_b;
-    TASSIGN(Tinv_p_h_right_b, 0xa000);
+    TASSIGN(Tinv_p_h_right_b, 0x8000);
     TileAcc<float, 64, 64> Tinv_s_b;
     TASSIGN(Tinv_s_b, 0xc000);
     L1Tile<half, 64, 64> pairs_h_4_in;
@@ -685,9 +685,9 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     L1Tile<half, 64, 64> Tinv_s_h_b;
     TASSIGN(Tinv_s_h_b, 0x1a000);
     TileLeft<half, 64, 64> pairs_h_2_in_left;
-    TASSIGN(pairs_h_2_in_left, 0xc000);
+    TASSIGN(pairs_h_2_in_left, 0x0);
     TileRight<half, 64, 64> Tinv_s_h_right;
-    TASSIGN(Tinv_s_h_right, 0xc000);
+    TASSIGN(Tinv_s_h_right, 0x0);
     TileAcc<float, 64, 64> Tinv_p_3;
     TASSIGN(Tinv_p_3, 0x10000);
     L1Tile<half, 64, 64> pairs_h_4_in_b;
@@ -695,9 +695,9 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     L1Tile<half, 64, 64> Tinv_h_2;
     TASSIGN(Tinv_h_2, 0x1e000);
     TileLeft<half, 64, 64> pairs_h_2_in_left_b;
-    TASSIGN(pairs_h_2_in_left_b, 0xe000);
+    TASSIGN(pairs_h_2_in_left_b, 0x8000);
     TileRight<half, 64, 64> Tinv_s_h_right_b;
-    TASSIGN(Tinv_s_h_right_b, 0xe000);
+    TASSIGN(Tinv_s_h_right_b, 0x8000);
     TileAcc<float, 64, 64> Tinv_p_3_b;
     TASSIGN(Tinv_p_3_b, 0x14000);
     L1Tile<half, 64, 64> pairs_h_5_in;
@@ -715,57 +715,57 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     L1Tile<half, 64, 64> Tinv_h_3;
     TASSIGN(Tinv_h_3, 0x26000);
     TileLeft<half, 64, 64> Tinv_s_h_left_b;
-    TASSIGN(Tinv_s_h_left_b, 0x2000);
+    TASSIGN(Tinv_s_h_left_b, 0x8000);
     TileRight<half, 64, 64> Tinv_h_2_right_b;
-    TASSIGN(Tinv_h_2_right_b, 0x2000);
+    TASSIGN(Tinv_h_2_right_b, 0x8000);
     TileAcc<float, 64, 64> Tinv_s_2_b;
     TASSIGN(Tinv_s_2_b, 0xc000);
     L1Tile<half, 64, 64> Tinv_h_3_b;
     TASSIGN(Tinv_h_3_b, 0x28000);
     TileLeft<half, 64, 64> pairs_h_3_in_left;
-    TASSIGN(pairs_h_3_in_left, 0x4000);
+    TASSIGN(pairs_h_3_in_left, 0x0);
     TileRight<half, 64, 64> Tinv_h_3_right;
-    TASSIGN(Tinv_h_3_right, 0x4000);
+    TASSIGN(Tinv_h_3_right, 0x0);
     TileAcc<float, 64, 64> Tinv_p_5;
     TASSIGN(Tinv_p_5, 0x18000);
     L1Tile<half, 64, 64> Tinv_h_4;
     TASSIGN(Tinv_h_4, 0x2a000);
     TileLeft<half, 64, 64> pairs_h_3_in_left_b;
-    TASSIGN(pairs_h_3_in_left_b, 0x6000);
+    TASSIGN(pairs_h_3_in_left_b, 0x8000);
     TileRight<half, 64, 64> Tinv_h_3_right_b;
-    TASSIGN(Tinv_h_3_right_b, 0x6000);
+    TASSIGN(Tinv_h_3_right_b, 0x8000);
     TileAcc<float, 64, 64> Tinv_p_5_b;
     TASSIGN(Tinv_p_5_b, 0x1c000);
     L1Tile<half, 64, 64> Tinv_h_4_b;
     TASSIGN(Tinv_h_4_b, 0x2c000);
     TileLeft<half, 64, 64> Tinv_h_3_left;
-    TASSIGN(Tinv_h_3_left, 0x8000);
+    TASSIGN(Tinv_h_3_left, 0x0);
     TileRight<half, 64, 64> Tinv_h_4_right;
-    TASSIGN(Tinv_h_4_right, 0x8000);
+    TASSIGN(Tinv_h_4_right, 0x0);
     TileAcc<float, 64, 64> Tinv_s_3;
     TASSIGN(Tinv_s_3, 0x4000);
     L1Tile<half, 64, 64> Tinv_h_5;
     TASSIGN(Tinv_h_5, 0x2e000);
     TileLeft<half, 64, 64> Tinv_h_3_left_b;
-    TASSIGN(Tinv_h_3_left_b, 0xa000);
+    TASSIGN(Tinv_h_3_left_b, 0x8000);
     TileRight<half, 64, 64> Tinv_h_4_right_b;
-    TASSIGN(Tinv_h_4_right_b, 0xa000);
+    TASSIGN(Tinv_h_4_right_b, 0x8000);
     TileAcc<float, 64, 64> Tinv_s_3_b;
     TASSIGN(Tinv_s_3_b, 0xc000);
     L1Tile<half, 64, 64> Tinv_h_5_b;
     TASSIGN(Tinv_h_5_b, 0x30000);
     TileLeft<half, 64, 64> pairs_h_4_in_left;
-    TASSIGN(pairs_h_4_in_left, 0xc000);
+    TASSIGN(pairs_h_4_in_left, 0x0);
     TileRight<half, 64, 64> Tinv_h_5_right;
-    TASSIGN(Tinv_h_5_right, 0xc000);
+    TASSIGN(Tinv_h_5_right, 0x0);
     TileAcc<float, 64, 64> Tinv_p_7;
     TASSIGN(Tinv_p_7, 0x0);
     L1Tile<half, 64, 64> Tinv_h_6;
     TASSIGN(Tinv_h_6, 0x32000);
     TileLeft<half, 64, 64> pairs_h_4_in_left_b;
-    TASSIGN(pairs_h_4_in_left_b, 0xe000);
+    TASSIGN(pairs_h_4_in_left_b, 0x8000);
     TileRight<half, 64, 64> Tinv_h_5_right_b;
-    TASSIGN(Tinv_h_5_right_b, 0xe000);
+    TASSIGN(Tinv_h_5_right_b, 0x8000);
     TileAcc<float, 64, 64> Tinv_p_7_b;
     TASSIGN(Tinv_p_7_b, 0x8000);
     L1Tile<half, 64, 64> Tinv_h_6_b;
@@ -779,39 +779,39 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     L1Tile<half, 64, 64> Tinv_h_7;
     TASSIGN(Tinv_h_7, 0x36000);
     TileLeft<half, 64, 64> Tinv_h_5_left_b;
-    TASSIGN(Tinv_h_5_left_b, 0x2000);
+    TASSIGN(Tinv_h_5_left_b, 0x8000);
     TileRight<half, 64, 64> Tinv_h_6_right_b;
-    TASSIGN(Tinv_h_6_right_b, 0x2000);
+    TASSIGN(Tinv_h_6_right_b, 0x8000);
     TileAcc<float, 64, 64> Tinv_s_4_b;
     TASSIGN(Tinv_s_4_b, 0xc000);
     L1Tile<half, 64, 64> Tinv_h_7_b;
     TASSIGN(Tinv_h_7_b, 0x38000);
     TileLeft<half, 64, 64> pairs_h_5_in_left;
-    TASSIGN(pairs_h_5_in_left, 0x4000);
+    TASSIGN(pairs_h_5_in_left, 0x0);
     TileRight<half, 64, 64> Tinv_h_7_right;
-    TASSIGN(Tinv_h_7_right, 0x4000);
+    TASSIGN(Tinv_h_7_right, 0x0);
     TileAcc<float, 64, 64> Tinv_p_9;
     TASSIGN(Tinv_p_9, 0x10000);
     L1Tile<half, 64, 64> Tinv_h_8;
     TASSIGN(Tinv_h_8, 0x3a000);
     TileLeft<half, 64, 64> pairs_h_5_in_left_b;
-    TASSIGN(pairs_h_5_in_left_b, 0x6000);
+    TASSIGN(pairs_h_5_in_left_b, 0x8000);
     TileRight<half, 64, 64> Tinv_h_7_right_b;
-    TASSIGN(Tinv_h_7_right_b, 0x6000);
+    TASSIGN(Tinv_h_7_right_b, 0x8000);
     TileAcc<float, 64, 64> Tinv_p_9_b;
     TASSIGN(Tinv_p_9_b, 0x14000);
     L1Tile<half, 64, 64> Tinv_h_8_b;
     TASSIGN(Tinv_h_8_b, 0x3c000);
     TileLeft<half, 64, 64> Tinv_h_7_left;
-    TASSIGN(Tinv_h_7_left, 0x8000);
+    TASSIGN(Tinv_h_7_left, 0x0);
     TileRight<half, 64, 64> Tinv_h_8_right;
-    TASSIGN(Tinv_h_8_right, 0x8000);
+    TASSIGN(Tinv_h_8_right, 0x0);
     TileAcc<float, 64, 64> Tinv;
     TASSIGN(Tinv, 0x4000);
     TileLeft<half, 64, 64> Tinv_h_7_left_b;
-    TASSIGN(Tinv_h_7_left_b, 0xa000);
+    TASSIGN(Tinv_h_7_left_b, 0x8000);
     TileRight<half, 64, 64> Tinv_h_8_right_b;
-    TASSIGN(Tinv_h_8_right_b, 0xa000);
+    TASSIGN(Tinv_h_8_right_b, 0x8000);
     TileAcc<float, 64, 64> Tinv_b;
     TASSIGN(Tinv_b, 0xc000);
     // Tinv = unit_lower_inverse(A)
@@ -822,7 +822,9 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // pairs_h_x -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_1_h_x -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // pairs_h_x1 -> store
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> pairs_h_in_left
     ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_1_h_x1 -> store
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_left_b -> Tinv_1_h_in_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
     ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // pairs_h_2_x -> store
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_2_in -> pairs_h_2_in
@@ -861,6 +863,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_1_h_x -> store
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // pairs_h_in -> pairs_h_in_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> pairs_h_in_left
         TEXTRACT(pairs_h_in_left, pairs_h_in, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in_right
         TEXTRACT(Tinv_1_h_in_right, Tinv_1_h_in, 0, 0);
@@ -868,6 +871,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_1_h_in_right -> Tinv_p
         TMATMUL(Tinv_p, pairs_h_in_left, Tinv_1_h_in_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p -> Tinv_p_h
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_left -> pairs_h_in_left_b
         wait_flag_dev(0);  // pairs_h_x1 -> pairs_h_in_b
         {
             auto from = view(pairs_h_x1_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -878,12 +882,14 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p -> Tinv_p_h
         TMOV(Tinv_p_h, Tinv_p);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_left_b -> Tinv_1_h_in_left
         TEXTRACT(Tinv_1_h_in_left, Tinv_1_h_in, 0, 0);
         TEXTRACT(identity_right, identity, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> Tinv_identi
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> Tinv_identi
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
         TMATMUL(Tinv_identi, Tinv_1_h_in_left, identity_right);
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_left -> Tinv_1_h_in_left_2
         wait_flag_dev(0);  // Tinv_1_h_x1 -> Tinv_1_h_in_b
         {
             auto from = view(Tinv_1_h_x1_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -892,6 +898,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_b -> Tinv_1_h_in_right_b
         ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_1_h_x1 -> store
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_b -> pairs_h_in_left_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_left -> pairs_h_in_left_b
         TEXTRACT(pairs_h_in_left_b, pairs_h_in_b, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_b -> Tinv_1_h_in_right_b
         TEXTRACT(Tinv_1_h_in_right_b, Tinv_1_h_in_b, 0, 0);
@@ -899,6 +906,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_1_h_in_right_b -> Tinv_p_b
         TMATMUL(Tinv_p_b, pairs_h_in_left_b, Tinv_1_h_in_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_b -> Tinv_p_h_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // pairs_h_in_left_b -> Tinv_1_h_in_left_b
         wait_flag_dev(0);  // pairs_h_2_x -> pairs_h_2_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_2_in -> pairs_h_2_in
         {
@@ -916,6 +924,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_b -> Tinv_p_h_b
         TMOV(Tinv_p_h_b, Tinv_p_b);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_p_h_b -> Tinv_p_h_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_left -> Tinv_1_h_in_left_2
         TEXTRACT(Tinv_1_h_in_left_2, Tinv_1_h_in, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
         TEXTRACT(Tinv_p_h_right, Tinv_p_h, 0, 0);
@@ -923,6 +932,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_p_h_right -> Tinv_s
         TMATMUL_ACC(Tinv_s, Tinv_identi, Tinv_1_h_in_left_2, Tinv_p_h_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s -> Tinv_s_h
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_1_h_in_left_2 -> Tinv_1_h_in_left_2_b
         wait_flag_dev(0);  // pairs_h_3_x -> pairs_h_3_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_3_in -> pairs_h_3_in
         {
@@ -930,6 +940,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
             TLOAD(pairs_h_3_in, from);
         }
         ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // pairs_h_3_x -> store
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // pairs_h_in_left_b -> Tinv_1_h_in_left_b
         TEXTRACT(Tinv_1_h_in_left_b, Tinv_1_h_in_b, 0, 0);
         TEXTRACT(identity_right_b, identity, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_right_b -> Tinv_identi_b
@@ -944,6 +955,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
             TLOAD(pairs_h_3_in_b, from);
         }
         ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // pairs_h_3_x1 -> store
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_1_h_in_left_2 -> Tinv_1_h_in_left_2_b
         TEXTRACT(Tinv_1_h_in_left_2_b, Tinv_1_h_in_b, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_p_h_b -> Tinv_p_h_right_b
         TEXTRACT(Tinv_p_h_right_b, Tinv_p_h_b, 0, 0);
@@ -967,6 +979,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_s_h_right -> Tinv_p_3
         TMATMUL(Tinv_p_3, pairs_h_2_in_left, Tinv_s_h_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_3 -> Tinv_h_2
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // pairs_h_2_in_left -> Tinv_s_h_left
         wait_flag_dev(0);  // pairs_h_4_x1 -> pairs_h_4_in_b
         {
             auto from = view(pairs_h_4_x1_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -985,6 +998,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_s_h_right_b -> Tinv_p_3_b
         TMATMUL(Tinv_p_3_b, pairs_h_2_in_left_b, Tinv_s_h_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_3_b -> Tinv_h_2_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // pairs_h_2_in_left_b -> Tinv_s_h_left_b
         wait_flag_dev(0);  // pairs_h_5_x -> pairs_h_5_in
         {
             auto from = view(pairs_h_5_x_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -1002,6 +1016,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_3_b -> Tinv_h_2_b
         TMOV(Tinv_h_2_b, Tinv_p_3_b);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_2_b -> Tinv_h_2_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // pairs_h_2_in_left -> Tinv_s_h_left
         TEXTRACT(Tinv_s_h_left, Tinv_s_h, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_2 -> Tinv_h_2_right
         TEXTRACT(Tinv_h_2_right, Tinv_h_2, 0, 0);
@@ -1009,9 +1024,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_2_right -> Tinv_s_2
         TMATMUL_ACC(Tinv_s_2, Tinv_s, Tinv_s_h_left, Tinv_h_2_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_2 -> Tinv_h_3
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_s_h_left -> pairs_h_3_in_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_2 -> Tinv_h_3
         TMOV(Tinv_h_3, Tinv_s_2);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_3 -> Tinv_h_3_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // pairs_h_2_in_left_b -> Tinv_s_h_left_b
         TEXTRACT(Tinv_s_h_left_b, Tinv_s_h_b, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_2_b -> Tinv_h_2_right_b
         TEXTRACT(Tinv_h_2_right_b, Tinv_h_2_b, 0, 0);
@@ -1019,9 +1036,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_2_right_b -> Tinv_s_2_b
         TMATMUL_ACC(Tinv_s_2_b, Tinv_s_b, Tinv_s_h_left_b, Tinv_h_2_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_2_b -> Tinv_h_3_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h_left_b -> pairs_h_3_in_left_b
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_2_b -> Tinv_h_3_b
         TMOV(Tinv_h_3_b, Tinv_s_2_b);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_3_b -> Tinv_h_3_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_s_h_left -> pairs_h_3_in_left
         TEXTRACT(pairs_h_3_in_left, pairs_h_3_in, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_3_in -> pairs_h_3_in
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_3 -> Tinv_h_3_right
@@ -1030,9 +1049,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_3_right -> Tinv_p_5
         TMATMUL(Tinv_p_5, pairs_h_3_in_left, Tinv_h_3_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_5 -> Tinv_h_4
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_3_in_left -> Tinv_h_3_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_5 -> Tinv_h_4
         TMOV(Tinv_h_4, Tinv_p_5);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_4 -> Tinv_h_4_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h_left_b -> pairs_h_3_in_left_b
         TEXTRACT(pairs_h_3_in_left_b, pairs_h_3_in_b, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in_b -> pairs_h_3_in_b
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_3_b -> Tinv_h_3_right_b
@@ -1041,9 +1062,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_3_right_b -> Tinv_p_5_b
         TMATMUL(Tinv_p_5_b, pairs_h_3_in_left_b, Tinv_h_3_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_5_b -> Tinv_h_4_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // pairs_h_3_in_left_b -> Tinv_h_3_left_b
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_5_b -> Tinv_h_4_b
         TMOV(Tinv_h_4_b, Tinv_p_5_b);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_4_b -> Tinv_h_4_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_3_in_left -> Tinv_h_3_left
         TEXTRACT(Tinv_h_3_left, Tinv_h_3, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_4 -> Tinv_h_4_right
         TEXTRACT(Tinv_h_4_right, Tinv_h_4, 0, 0);
@@ -1051,9 +1074,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_4_right -> Tinv_s_3
         TMATMUL_ACC(Tinv_s_3, Tinv_s_2, Tinv_h_3_left, Tinv_h_4_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_3 -> Tinv_h_5
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_h_3_left -> pairs_h_4_in_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_3 -> Tinv_h_5
         TMOV(Tinv_h_5, Tinv_s_3);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h_5 -> Tinv_h_5_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // pairs_h_3_in_left_b -> Tinv_h_3_left_b
         TEXTRACT(Tinv_h_3_left_b, Tinv_h_3_b, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_4_b -> Tinv_h_4_right_b
         TEXTRACT(Tinv_h_4_right_b, Tinv_h_4_b, 0, 0);
@@ -1061,9 +1086,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_4_right_b -> Tinv_s_3_b
         TMATMUL_ACC(Tinv_s_3_b, Tinv_s_2_b, Tinv_h_3_left_b, Tinv_h_4_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s_3_b -> Tinv_h_5_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_h_3_left_b -> pairs_h_4_in_left_b
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s_3_b -> Tinv_h_5_b
         TMOV(Tinv_h_5_b, Tinv_s_3_b);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_5_b -> Tinv_h_5_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_h_3_left -> pairs_h_4_in_left
         TEXTRACT(pairs_h_4_in_left, pairs_h_4_in, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h_5 -> Tinv_h_5_right
@@ -1072,9 +1099,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_5_right -> Tinv_p_7
         TMATMUL(Tinv_p_7, pairs_h_4_in_left, Tinv_h_5_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_7 -> Tinv_h_6
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // pairs_h_4_in_left -> Tinv_h_5_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_7 -> Tinv_h_6
         TMOV(Tinv_h_6, Tinv_p_7);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_6 -> Tinv_h_6_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_h_3_left_b -> pairs_h_4_in_left_b
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_4_in_b -> pairs_h_4_in_left_b
         TEXTRACT(pairs_h_4_in_left_b, pairs_h_4_in_b, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_5_b -> Tinv_h_5_right_b
@@ -1083,9 +1112,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_5_right_b -> Tinv_p_7_b
         TMATMUL(Tinv_p_7_b, pairs_h_4_in_left_b, Tinv_h_5_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_7_b -> Tinv_h_6_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // pairs_h_4_in_left_b -> Tinv_h_5_left_b
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_7_b -> Tinv_h_6_b
         TMOV(Tinv_h_6_b, Tinv_p_7_b);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_6_b -> Tinv_h_6_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // pairs_h_4_in_left -> Tinv_h_5_left
         TEXTRACT(Tinv_h_5_left, Tinv_h_5, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_6 -> Tinv_h_6_right
         TEXTRACT(Tinv_h_6_right, Tinv_h_6, 0, 0);
@@ -1093,9 +1124,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_6_right -> Tinv_s_4
         TMATMUL_ACC(Tinv_s_4, Tinv_s_3, Tinv_h_5_left, Tinv_h_6_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_4 -> Tinv_h_7
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_5_left -> pairs_h_5_in_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_4 -> Tinv_h_7
         TMOV(Tinv_h_7, Tinv_s_4);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_7 -> Tinv_h_7_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // pairs_h_4_in_left_b -> Tinv_h_5_left_b
         TEXTRACT(Tinv_h_5_left_b, Tinv_h_5_b, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_6_b -> Tinv_h_6_right_b
         TEXTRACT(Tinv_h_6_right_b, Tinv_h_6_b, 0, 0);
@@ -1103,9 +1136,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_6_right_b -> Tinv_s_4_b
         TMATMUL_ACC(Tinv_s_4_b, Tinv_s_3_b, Tinv_h_5_left_b, Tinv_h_6_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_4_b -> Tinv_h_7_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_5_left_b -> pairs_h_5_in_left_b
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_4_b -> Tinv_h_7_b
         TMOV(Tinv_h_7_b, Tinv_s_4_b);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_7_b -> Tinv_h_7_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_5_left -> pairs_h_5_in_left
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in_left
         TEXTRACT(pairs_h_5_in_left, pairs_h_5_in, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_7 -> Tinv_h_7_right
@@ -1114,9 +1149,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_7_right -> Tinv_p_9
         TMATMUL(Tinv_p_9, pairs_h_5_in_left, Tinv_h_7_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_9 -> Tinv_h_8
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_5_in_left -> Tinv_h_7_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_9 -> Tinv_h_8
         TMOV(Tinv_h_8, Tinv_p_9);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_8 -> Tinv_h_8_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_5_left_b -> pairs_h_5_in_left_b
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_5_in_b -> pairs_h_5_in_left_b
         TEXTRACT(pairs_h_5_in_left_b, pairs_h_5_in_b, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_7_b -> Tinv_h_7_right_b
@@ -1125,9 +1162,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_7_right_b -> Tinv_p_9_b
         TMATMUL(Tinv_p_9_b, pairs_h_5_in_left_b, Tinv_h_7_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_9_b -> Tinv_h_8_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // pairs_h_5_in_left_b -> Tinv_h_7_left_b
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_9_b -> Tinv_h_8_b
         TMOV(Tinv_h_8_b, Tinv_p_9_b);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8_b -> Tinv_h_8_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_5_in_left -> Tinv_h_7_left
         TEXTRACT(Tinv_h_7_left, Tinv_h_7, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_8 -> Tinv_h_8_right
         TEXTRACT(Tinv_h_8_right, Tinv_h_8, 0, 0);
@@ -1135,12 +1174,14 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_8_right -> Tinv
         TMATMUL_ACC(Tinv, Tinv_s_4, Tinv_h_7_left, Tinv_h_8_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> pairs_h_in_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
         {
             auto to = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
             TSTORE(to, Tinv);
         }
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // pairs_h_5_in_left_b -> Tinv_h_7_left_b
         TEXTRACT(Tinv_h_7_left_b, Tinv_h_7_b, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8_b -> Tinv_h_8_right_b
         TEXTRACT(Tinv_h_8_right_b, Tinv_h_8_b, 0, 0);
@@ -1148,12 +1189,15 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_8_right_b -> Tinv_b
         TMATMUL_ACC(Tinv_b, Tinv_s_4_b, Tinv_h_7_left_b, Tinv_h_8_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_b -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_left_b -> Tinv_1_h_in_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_b -> store
         {
             auto to = view(Tinv_ws_gm + (slot * HV + hv_1) * 4096, 64, 64, 64);
             TSTORE(to, Tinv_b);
         }
     }
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> pairs_h_in_left
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_left_b -> Tinv_1_h_in_left
     wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_2_in -> pairs_h_2_in
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // pairs_h_2_in_b -> pairs_h_2_in_b
@@ -1516,9 +1560,9 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
     L1Tile<half, 64, 128> mul_h_2_in;
     TASSIGN(mul_h_2_in, 0x6000);
     TileLeft<half, 64, 64> Tinv_left_2;
-    TASSIGN(Tinv_left_2, 0x2000);
+    TASSIGN(Tinv_left_2, 0x8000);
     TileRight<half, 64, 128> mul_h_2_in_right;
-    TASSIGN(mul_h_2_in_right, 0x4000);
+    TASSIGN(mul_h_2_in_right, 0x8000);
     TileAcc<float, 64, 128> W;
     TASSIGN(W, 0x8000);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
@@ -1813,7 +1857,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     L1Tile<half, 64, 128> mul_h_in;
     TASSIGN(mul_h_in, 0x10000);
     TileLeft<half, 128, 64> k_left;
-    TASSIGN(k_left, 0x4000);
+    TASSIGN(k_left, 0x8000);
     TileRight<half, 64, 128> mul_h_in_right;
     TASSIGN(mul_h_in_right, 0x8000);
     TileAcc<float, 128, 128> S_next_part;
@@ -2118,25 +2162,25 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     L1Tile<half, 128, 128> S;
     TASSIGN(S, 0x10000);
     TileLeft<half, 64, 128> q_left_2_b;
-    TASSIGN(q_left_2_b, 0x4000);
+    TASSIGN(q_left_2_b, 0x8000);
     TileRight<half, 128, 64> k_right_b;
-    TASSIGN(k_right_b, 0x4000);
+    TASSIGN(k_right_b, 0x8000);
     TileAcc<float, 64, 64> q_k_b;
     TASSIGN(q_k_b, 0x4000);
     L1Tile<half, 128, 128> S_b;
     TASSIGN(S_b, 0x18000);
     TileLeft<half, 64, 128> q_left;
-    TASSIGN(q_left, 0x8000);
+    TASSIGN(q_left, 0x0);
     TileRight<half, 128, 128> S_right;
-    TASSIGN(S_right, 0x8000);
+    TASSIGN(S_right, 0x0);
     TileAcc<float, 64, 128> q_S;
     TASSIGN(q_S, 0x8000);
     L1Tile<half, 64, 128> U;
     TASSIGN(U, 0x20000);
     TileLeft<half, 64, 128> q_left_b;
-    TASSIGN(q_left_b, 0xc000);
+    TASSIGN(q_left_b, 0x8000);
     TileRight<half, 128, 128> S_right_b;
-    TASSIGN(S_right_b, 0x0);
+    TASSIGN(S_right_b, 0x8000);
     TileAcc<float, 64, 128> q_S_b;
     TASSIGN(q_S_b, 0x10000);
     L1Tile<half, 64, 128> U_b;
@@ -2148,19 +2192,20 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     TileLeft<half, 64, 64> mul_h_in_left;
     TASSIGN(mul_h_in_left, 0x0);
     TileRight<half, 64, 128> U_right;
-    TASSIGN(U_right, 0x8000);
+    TASSIGN(U_right, 0x0);
     TileAcc<float, 64, 128> add_mul_part;
     TASSIGN(add_mul_part, 0x18000);
     TileLeft<half, 64, 64> mul_h_in_left_b;
-    TASSIGN(mul_h_in_left_b, 0x2000);
+    TASSIGN(mul_h_in_left_b, 0x8000);
     TileRight<half, 64, 128> U_right_b;
-    TASSIGN(U_right_b, 0xc000);
+    TASSIGN(U_right_b, 0x8000);
     TileAcc<float, 64, 128> add_mul_part_b;
     TASSIGN(add_mul_part_b, 0x0);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left_b -> q_left_2
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left -> q_left_2
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_b -> q_k
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_b -> q_left_2_b
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
@@ -2194,7 +2239,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         if (rows < 64) TFILLPAD(q_raw_b, q_raw_b);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_b -> q_left_2_b
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left_2
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left_b -> q_left_2
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left -> q_left_2
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         TEXTRACT(q_left_2, q, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
@@ -2206,6 +2251,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_b -> q_k
         TMATMUL(q_k, q_left_2, k_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_left_2 -> q_left
         L1Part<half, 64, 128> k_raw_b(rows, 128);
         TASSIGN(k_raw_b, 0xc000);
         auto k_raw_b_from = view(k_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128));
@@ -2224,6 +2270,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // S -> S_right
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_b -> q_left_2_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_b -> q_left_2_b
         TEXTRACT(q_left_2_b, q_b, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_b -> k_right_b
         L1View<half, 128, 64> k_right_b_from;
@@ -2233,7 +2280,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_b -> q_k_b
         TMATMUL(q_k_b, q_left_2_b, k_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k_b -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_right_b -> S_right_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left_2_b -> q_left_b
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k_b -> store
         {
             auto to = view(q_k_x1_gm + get_block_idx() * 4096, 64, 64, 64);
@@ -2246,6 +2293,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
             TLOAD(S_b, from);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_b -> S_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_left_2 -> q_left
         TEXTRACT(q_left, q, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // S -> S_right
@@ -2254,22 +2302,23 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_right -> q_S
         TMATMUL(q_S, q_left, S_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_right -> U_right
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_left -> mul_h_in_left
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
         {
             auto from = view(U_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
             TLOAD(U, from);
         }
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left_2_b -> q_left_b
         TEXTRACT(q_left_b, q_b, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_b -> S_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k_right_b -> S_right_b
         TEXTRACT(S_right_b, S_b, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_right_b -> q_S_b
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_right_b -> q_S_b
         TMATMUL(q_S_b, q_left_b, S_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S_b -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_b -> mul_h_in_left_b
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
         wait_flag_dev(2);  // q_S_x -> store
         {
@@ -2301,15 +2350,17 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // mul_h_in_b -> mul_h_in_left_b
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // mul_h_in -> mul_h_in_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_left -> mul_h_in_left
         TEXTRACT(mul_h_in_left, mul_h_in, 0, 0);
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_right -> U_right
         TEXTRACT(U_right, U, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // U_right -> add_mul_part
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // U_right -> add_mul_part
         TMATMUL(add_mul_part, mul_h_in_left, U_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // add_mul_part -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left -> q_left_2
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // mul_h_in_b -> mul_h_in_left_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_b -> mul_h_in_left_b
         TEXTRACT(mul_h_in_left_b, mul_h_in_b, 0, 0);
         TEXTRACT(U_right_b, U_b, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right_b -> add_mul_part_b
@@ -2317,7 +2368,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right_b -> add_mul_part_b
         TMATMUL(add_mul_part_b, mul_h_in_left_b, U_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // add_mul_part_b -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left_b -> q_left_2
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_b -> q_left_2_b
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // add_mul_part -> store
         {
             auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
@@ -2334,8 +2385,9 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left_b -> q_left_2
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left -> q_left_2
     wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_b -> q_k
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_b -> q_left_2_b
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
     wait_flag_dev(2);  // q_S_x -> store

@@ -252,438 +252,838 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     __gm__ float *S_next_part_x_gm = reinterpret_cast<__gm__ float *>(S_next_part_x_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
+    L1Tile<half, 64, 128> q_first;
+    TASSIGN(q_first, 0x0);
+    TileLeft<half, 64, 128> q_left_2_first;
+    TASSIGN(q_left_2_first, 0x0);
+    L1Tile<half, 64, 128> k_first;
+    TASSIGN(k_first, 0x8000);
+    TileRight<half, 128, 64> k_right_first;
+    TASSIGN(k_right_first, 0x0);
+    TileAcc<float, 64, 64> q_k_first;
+    TASSIGN(q_k_first, 0x0);
+    TileLeft<half, 128, 64> k_left_first;
+    TASSIGN(k_left_first, 0x8000);
+    L1Tile<half, 64, 128> mul_h_2_in_first;
+    TASSIGN(mul_h_2_in_first, 0xc000);
+    TileRight<half, 64, 128> mul_h_2_in_right_first;
+    TASSIGN(mul_h_2_in_right_first, 0x8000);
+    TileAcc<float, 128, 128> S_next_part_first;
+    TASSIGN(S_next_part_first, 0x4000);
+    L1Tile<half, 64, 64> mul_h_in_first;
+    TASSIGN(mul_h_in_first, 0x10000);
+    TileLeft<half, 64, 64> mul_h_in_left_first;
+    TASSIGN(mul_h_in_left_first, 0x0);
+    L1Tile<half, 64, 128> v_m_first;
+    TASSIGN(v_m_first, 0x12000);
+    TileRight<half, 64, 128> v_m_right_first;
+    TASSIGN(v_m_right_first, 0x0);
+    TileAcc<float, 64, 128> add_mul_part_first;
+    TASSIGN(add_mul_part_first, 0x14000);
     L1Tile<half, 64, 128> q;
-    TASSIGN(q, 0x0);
-    L1Tile<half, 64, 128> k;
-    TASSIGN(k, 0x4000);
-    TileLeft<half, 64, 128> q_left_2;
-    TASSIGN(q_left_2, 0x0);
-    TileRight<half, 128, 64> k_right;
-    TASSIGN(k_right, 0x0);
-    TileAcc<float, 64, 64> q_k;
-    TASSIGN(q_k, 0x0);
-    L1Tile<half, 64, 128> v_m;
-    TASSIGN(v_m, 0x8000);
-    L1Tile<half, 128, 128> S_h_in;
-    TASSIGN(S_h_in, 0xc000);
-    L1Tile<half, 64, 128> mul_h_2_in;
-    TASSIGN(mul_h_2_in, 0x14000);
+    L1Tile<half, 64, 128> q_next;
+    TileLeft<half, 64, 128> q_left_2_next;
+    TASSIGN(q_left_2_next, 0x8000);
+    L1Tile<half, 64, 128> k_next;
+    TASSIGN(k_next, 0x16000);
+    TileRight<half, 128, 64> k_right_next;
+    TASSIGN(k_right_next, 0x8000);
+    TileAcc<float, 64, 64> q_k_next;
+    TASSIGN(q_k_next, 0x1c000);
     TileLeft<half, 64, 128> q_left;
-    TASSIGN(q_left, 0x4000);
+    TASSIGN(q_left, 0x0);
+    L1Tile<half, 128, 128> S_h_in;
+    TASSIGN(S_h_in, 0x1a000);
     TileRight<half, 128, 128> S_h_in_right;
-    TASSIGN(S_h_in_right, 0x4000);
+    TASSIGN(S_h_in_right, 0x0);
     TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x4000);
-    L1Tile<half, 64, 64> mul_h_in;
-    TASSIGN(mul_h_in, 0x18000);
-    TileLeft<half, 128, 64> k_left;
-    TASSIGN(k_left, 0x8000);
-    TileRight<half, 64, 128> mul_h_2_in_right;
-    TASSIGN(mul_h_2_in_right, 0xc000);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0xc000);
-    TileLeft<half, 64, 64> mul_h_in_left;
-    TASSIGN(mul_h_in_left, 0xc000);
-    TileRight<half, 64, 128> v_m_right;
-    TASSIGN(v_m_right, 0x0);
-    TileAcc<float, 64, 128> add_mul_part;
-    TASSIGN(add_mul_part, 0x0);
+    TASSIGN(q_S, 0x0);
+    TileLeft<half, 128, 64> k_left_next;
+    TASSIGN(k_left_next, 0x8000);
+    L1Tile<half, 64, 128> mul_h_2_in_next;
+    TASSIGN(mul_h_2_in_next, 0x22000);
+    TileRight<half, 64, 128> mul_h_2_in_right_next;
+    TASSIGN(mul_h_2_in_right_next, 0x8000);
+    TileAcc<float, 128, 128> S_next_part_next;
+    TASSIGN(S_next_part_next, 0x8000);
+    L1Tile<half, 64, 64> mul_h_in_next;
+    TASSIGN(mul_h_in_next, 0x26000);
+    TileLeft<half, 64, 64> mul_h_in_left_next;
+    TASSIGN(mul_h_in_left_next, 0x0);
+    L1Tile<half, 64, 128> v_m_next;
+    TASSIGN(v_m_next, 0x28000);
+    TileRight<half, 64, 128> v_m_right_next;
+    TASSIGN(v_m_right_next, 0x0);
+    TileAcc<float, 64, 128> add_mul_part_next;
+    TASSIGN(add_mul_part_next, 0x18000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
-        pipe_barrier(PIPE_ALL);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // v_m_right -> k_right
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part -> q_k
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // v_m -> v_m_raw
+        const int64_t slot_next = first / 64 + n;
+        const int64_t t_next = first - b * T;
+        const int64_t rows_next = part_of(length, 0, 64);
+        L1Part<half, 64, 128> q_raw_first(rows_next, 128);
+        TASSIGN(q_raw_first, 0x0);
+        auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+        if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
+        if (rows_next > 0) {
+            if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_first -> q_left_2_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_first -> q_left_2_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+        if (rows_next > 0) TEXTRACT(q_left_2_first, q_first, 0, 0);
+        L1Part<half, 64, 128> k_raw_first(rows_next, 128);
+        TASSIGN(k_raw_first, 0x8000);
+        auto k_raw_first_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+        if (rows_next > 0) TLOAD(k_raw_first, k_raw_first_from);
+        if (rows_next > 0) {
+            if (rows_next < 64) TFILLPAD(k_raw_first, k_raw_first);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_first -> k_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_first -> k_right_first
+        if (rows_next > 0) {
+            L1View<half, 128, 64> k_right_first_from;
+            TRESHAPE(k_right_first_from, k_first);
+            TEXTRACT(k_right_first, k_right_first_from, 0, 0);
+        }
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> q_k_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> q_k_first
+        if (rows_next > 0) TMATMUL(q_k_first, q_left_2_first, k_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k_first -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_k_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_k_x -> q_k_in_first
+        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+        if (rows_next > 0) {
+            L1View<half, 128, 64> k_left_first_from;
+            TRESHAPE(k_left_first_from, k_first);
+            TEXTRACT(k_left_first, k_left_first_from, 0, 0);
+        }
+        wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(mul_h_2_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(mul_h_2_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in_first -> mul_h_2_in_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in_first -> mul_h_2_in_right_first
+        if (rows_next > 0) TEXTRACT(mul_h_2_in_right_first, mul_h_2_in_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right_first -> S_next_part_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right_first -> S_next_part_first
+        if (rows_next > 0) TMATMUL(S_next_part_first, k_left_first, mul_h_2_in_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part_first -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
+                TSTORE(to, S_next_part_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_x -> S_next_part_in_first
+        wait_flag_dev(0);  // mul_h_x -> mul_h_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(mul_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(mul_h_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_in_first -> mul_h_in_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_in_first -> mul_h_in_left_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+        if (rows_next > 0) TEXTRACT(mul_h_in_left_first, mul_h_in_first, 0, 0);
+        L1Part<half, 64, 128> v_m_raw_first(rows_next, 128);
+        TASSIGN(v_m_raw_first, 0x12000);
+        auto v_m_raw_first_from = view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128));
+        if (rows_next > 0) TLOAD(v_m_raw_first, v_m_raw_first_from);
+        if (rows_next > 0) {
+            if (rows_next < 64) TFILLPAD(v_m_raw_first, v_m_raw_first);
+        }
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_m_first -> v_m_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_m_first -> v_m_right_first
+        if (rows_next > 0) TEXTRACT(v_m_right_first, v_m_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_m_right_first -> add_mul_part_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_m_right_first -> add_mul_part_first
+        if (rows_next > 0) TMATMUL(add_mul_part_first, mul_h_in_left_first, v_m_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part_first -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, add_mul_part_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // add_mul_part_x -> add_mul_part_in_first
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left_next -> q_left_2_next
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_next -> q_k_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_next -> q_left
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
-            L1Part<half, 64, 128> q_raw(rows, 128);
-            TASSIGN(q_raw, 0x0);
-            auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(q_raw, q_raw_from);
-            if (rows < 64) TFILLPAD(q_raw, q_raw);
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left_2
-            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
-            L1Part<half, 64, 128> k_raw(rows, 128);
-            TASSIGN(k_raw, 0x4000);
-            auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(k_raw, k_raw_from);
-            if (rows < 64) TFILLPAD(k_raw, k_raw);
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left_2
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-            TEXTRACT(q_left_2, q, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // v_m_right -> k_right
-            L1View<half, 128, 64> k_right_from;
-            TRESHAPE(k_right_from, k);
-            TEXTRACT(k_right, k_right_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_k
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_k
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part -> q_k
-            TMATMUL(q_k, q_left_2, k_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k -> store
-            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // v_m -> v_m_raw
-            L1Part<half, 64, 128> v_m_raw(rows, 128);
-            TASSIGN(v_m_raw, 0x8000);
-            auto v_m_raw_from = view(v_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
-            TLOAD(v_m_raw, v_m_raw_from);
-            if (rows < 64) TFILLPAD(v_m_raw, v_m_raw);
+            const int64_t slot_next = first / 64 + n + c + 1;
+            const int64_t t_next = first - b * T + (c + 1) * 64;
+            const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
+            TASSIGN(q, 0x0 + c % 2 * 16384);
+            TASSIGN(q_next, 0x0 + (c + 1) % 2 * 16384);
+            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
+            L1Part<half, 64, 128> q_raw_next(rows_next, 128);
+            TASSIGN(q_raw_next, 0x0 + (c + 1) % 2 * 16384);
+            auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+            if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
+            if (rows_next > 0) {
+                if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_next -> q_left_2_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_next -> q_left_2_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left_next -> q_left_2_next
+            if (rows_next > 0) TEXTRACT(q_left_2_next, q_next, 0, 0);
+            wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
+            L1Part<half, 64, 128> k_raw_next(rows_next, 128);
+            TASSIGN(k_raw_next, 0x16000);
+            auto k_raw_next_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
+            if (rows_next > 0) TLOAD(k_raw_next, k_raw_next_from);
+            if (rows_next > 0) {
+                if (rows_next < 64) TFILLPAD(k_raw_next, k_raw_next);
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> k_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_next -> k_right_next
+            if (rows_next > 0) {
+                L1View<half, 128, 64> k_right_next_from;
+                TRESHAPE(k_right_next_from, k_next);
+                TEXTRACT(k_right_next, k_right_next_from, 0, 0);
+            }
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k_right_next -> q_k_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k_right_next -> q_k_next
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_next -> q_k_next
+            if (rows_next > 0) TMATMUL(q_k_next, q_left_2_next, k_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_k_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_left_2_next -> k_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_k_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TSTORE(to, q_k_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_k_x -> q_k_in_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_next -> q_left
+            TEXTRACT(q_left, q, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
             wait_flag_dev(0);  // S_h_x -> S_h_in
             {
                 auto from = view(S_h_x_gm + get_block_idx() * 16384, 128, 128, 128);
                 TLOAD(S_h_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_h_in -> S_h_in_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k -> store
-            {
-                auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_k);
-            }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_k_x -> q_k_in
-            wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in
-            {
-                auto from = view(mul_h_2_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(mul_h_2_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_2_in -> mul_h_2_in_right
-            TEXTRACT(q_left, q, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_h_in -> S_h_in_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_h_in -> S_h_in_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_h_in -> S_h_in_right
             TEXTRACT(S_h_in_right, S_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_h_in_right -> q_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_h_in_right -> q_S
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // S_h_in_right -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // S_h_in_right -> q_S
             TMATMUL(q_S, q_left, S_h_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_S -> store
-            wait_flag_dev(0);  // mul_h_x -> mul_h_in
-            {
-                auto from = view(mul_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(mul_h_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // mul_h_in -> mul_h_in_left
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left -> mul_h_in_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_left_2_next -> k_left_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-            L1View<half, 128, 64> k_left_from;
-            TRESHAPE(k_left_from, k);
-            TEXTRACT(k_left, k_left_from, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_2_in -> mul_h_2_in_right
-            TEXTRACT(mul_h_2_in_right, mul_h_2_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // mul_h_2_in_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // mul_h_2_in_right -> S_next_part
-            TMATMUL(S_next_part, k_left, mul_h_2_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_part -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_S -> store
+            if (rows_next > 0) {
+                L1View<half, 128, 64> k_left_next_from;
+                TRESHAPE(k_left_next_from, k_next);
+                TEXTRACT(k_left_next, k_left_next_from, 0, 0);
+            }
+            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
+            wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(mul_h_2_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                    TLOAD(mul_h_2_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in_next -> mul_h_2_in_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in_next -> mul_h_2_in_right_next
+            if (rows_next > 0) TEXTRACT(mul_h_2_in_right_next, mul_h_2_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // mul_h_2_in_right_next -> S_next_part_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // mul_h_2_in_right_next -> S_next_part_next
+            if (rows_next > 0) TMATMUL(S_next_part_next, k_left_next, mul_h_2_in_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left_next -> q_left_2_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
             {
                 auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, q_S);
             }
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // q_S -> add_mul_part
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_S_x -> q_S_in
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // mul_h_in -> mul_h_in_left
+            wait_flag_dev(0);  // mul_h_x -> mul_h_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(mul_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(mul_h_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_in_next -> mul_h_in_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_in_next -> mul_h_in_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left -> mul_h_in_left_next
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-            TEXTRACT(mul_h_in_left, mul_h_in, 0, 0);
-            TEXTRACT(v_m_right, v_m, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // v_m_right -> add_mul_part
-            set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // v_m -> v_m_raw
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // v_m_right -> add_mul_part
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // q_S -> add_mul_part
-            TMATMUL(add_mul_part, mul_h_in_left, v_m_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // add_mul_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // v_m_right -> k_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_part -> store
-            {
-                auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
+            if (rows_next > 0) TEXTRACT(mul_h_in_left_next, mul_h_in_next, 0, 0);
+            L1Part<half, 64, 128> v_m_raw_next(rows_next, 128);
+            TASSIGN(v_m_raw_next, 0x28000);
+            auto v_m_raw_next_from = view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128));
+            if (rows_next > 0) TLOAD(v_m_raw_next, v_m_raw_next_from);
+            if (rows_next > 0) {
+                if (rows_next < 64) TFILLPAD(v_m_raw_next, v_m_raw_next);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_x -> S_next_part_in
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // add_mul_part -> store
-            {
-                auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, add_mul_part);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_m_next -> v_m_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_m_next -> v_m_right_next
+            if (rows_next > 0) TEXTRACT(v_m_right_next, v_m_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // v_m_right_next -> add_mul_part_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // v_m_right_next -> add_mul_part_next
+            if (rows_next > 0) TMATMUL(add_mul_part_next, mul_h_in_left_next, v_m_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // add_mul_part_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_next -> q_left
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
+                    TSTORE(to, S_next_part_next);
+                }
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // add_mul_part_x -> add_mul_part_in
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part -> q_k
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_x -> S_next_part_in_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // add_mul_part_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                    TSTORE(to, add_mul_part_next);
+                }
+            }
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // add_mul_part_x -> add_mul_part_in_next
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_next -> q_k_next
         }
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // v_m_right -> k_right
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part -> q_k
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // v_m -> v_m_raw
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left_next -> q_left_2_next
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_next -> q_k_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_next -> q_left
     }
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 64> lower_64_mask;
-    TASSIGN(lower_64_mask, 0x0);
-    UbTile<float, 32, 64> lower_fill;
-    TASSIGN(lower_fill, 0x4000);
+    UbTile<half, 32, 128> v_first;
+    TASSIGN(v_first, 0x4000);
+    UbTile<float, 32, 128> v_f_first;
+    TASSIGN(v_f_first, 0x0);
+    UbWide<float, 64> g_wide_first;
+    TASSIGN(g_wide_first, 0x4000);
+    UbTile<float, 1, 64> g_first;
+    TASSIGN(g_first, 0x8000);
+    UbTile<float, 1, 64> part_g_first;
+    TASSIGN(part_g_first, 0x8000);
+    UbTile<float, 64, 64> expand_part_first;
+    TASSIGN(expand_part_first, 0x4000);
+    UbTile<float, 64, 64> lower_64_mask_first;
+    TASSIGN(lower_64_mask_first, 0x8000);
+    UbTile<float, 64, 64> mul_expand_first;
+    TASSIGN(mul_expand_first, 0x4000);
+    UbTile<float, 1, 64> row_sum_mul_first;
+    TASSIGN(row_sum_mul_first, 0x8000);
+    UbTile<float, 1, 64> G_first;
+    TASSIGN(G_first, 0x28000);
+    UbCol<float, 32> G_col_first;
+    TASSIGN(G_col_first, 0x28000 + sub * 128);
+    UbTile<float, 1, 64> mul_G_first;
+    TASSIGN(mul_G_first, 0x6000);
+    UbTile<float, 1, 64> sub_last_G_first;
+    TASSIGN(sub_last_G_first, 0x4000);
+    UbTile<float, 1, 64> exp_sub_first;
+    TASSIGN(exp_sub_first, 0x4000);
+    UbCol<float, 32> exp_sub_col_first;
+    TASSIGN(exp_sub_col_first, 0x4000 + sub * 128);
+    UbTile<float, 32, 128> mul_exp_3_first;
+    TASSIGN(mul_exp_3_first, 0x0);
+    UbTile<half, 32, 128> mul_h_2_first;
+    TASSIGN(mul_h_2_first, 0x4000);
+    UbTile<float, 32, 64> expand_mul_first;
+    TASSIGN(expand_mul_first, 0x0);
+    UbTile<float, 32, 64> sub_G_col_first;
+    TASSIGN(sub_G_col_first, 0x0);
+    UbTile<float, 32, 64> lower_fill_first;
+    TASSIGN(lower_fill_first, 0x2000);
+    UbTile<float, 32, 64> lower_sub_first;
+    TASSIGN(lower_sub_first, 0x0);
+    UbTile<float, 32, 64> D_first;
+    TASSIGN(D_first, 0x0);
+    UbTile<float, 1, 64> exp_G_first;
+    TASSIGN(exp_G_first, 0x28000);
+    UbCol<float, 32> exp_G_col_first;
+    TASSIGN(exp_G_col_first, 0x28000 + sub * 128);
+    UbTile<float, 32, 64> q_k_in_first;
+    TASSIGN(q_k_in_first, 0x2000);
+    UbTile<float, 32, 64> mul_q_k_first;
+    TASSIGN(mul_q_k_first, 0x2000);
+    UbTile<half, 32, 64> mul_h_first;
+    TASSIGN(mul_h_first, 0x0);
     UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x6000);
+    TASSIGN(S_0_raw, 0x10000);
     UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x6000);
+    TASSIGN(S_0, 0x10000);
+    UbTile<float, 64, 128> S_next_part_in_first;
+    TASSIGN(S_next_part_in_first, 0x0);
+    UbTile<float, 32, 128> add_mul_part_in_first;
+    TASSIGN(add_mul_part_in_first, 0x18000);
     UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x6000);
-    UbTile<half, 32, 128> v;
-    TASSIGN(v, 0xe000);
-    UbTile<half, 64, 128> S_h;
-    TASSIGN(S_h, 0x10000);
-    UbWide<float, 64> g_wide;
-    TASSIGN(g_wide, 0x14000);
-    UbTile<float, 1, 64> g;
-    TASSIGN(g, 0x15000);
-    UbTile<float, 1, 64> part_g;
-    TASSIGN(part_g, 0x15000);
-    UbTile<float, 64, 64> expand_part;
-    TASSIGN(expand_part, 0x15100);
-    UbTile<float, 32, 128> v_f;
-    TASSIGN(v_f, 0x19100);
-    UbTile<float, 64, 64> mul_expand;
-    TASSIGN(mul_expand, 0x15100);
-    UbTile<float, 1, 64> row_sum_mul;
-    TASSIGN(row_sum_mul, 0x21100);
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x21200);
-    UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0x21200 + sub * 128);
-    UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0x21300);
-    UbTile<float, 1, 64> sub_last_G;
-    TASSIGN(sub_last_G, 0x21400);
-    UbTile<float, 1, 64> exp_sub;
-    TASSIGN(exp_sub, 0x21400);
-    UbCol<float, 32> exp_sub_col;
-    TASSIGN(exp_sub_col, 0x21400 + sub * 128);
-    UbTile<float, 32, 128> mul_exp_3;
-    TASSIGN(mul_exp_3, 0x19100);
-    UbTile<half, 32, 128> mul_h_2;
-    TASSIGN(mul_h_2, 0x21500);
-    UbTile<float, 32, 64> expand_mul;
-    TASSIGN(expand_mul, 0x23500);
-    UbTile<float, 32, 64> sub_G_col;
-    TASSIGN(sub_G_col, 0x23500);
-    UbTile<float, 32, 64> q_k_in;
-    TASSIGN(q_k_in, 0x25500);
-    UbTile<float, 32, 64> lower_sub;
-    TASSIGN(lower_sub, 0x23500);
-    UbTile<float, 32, 64> D;
-    TASSIGN(D, 0x23500);
-    UbTile<float, 32, 64> mul_q_k;
-    TASSIGN(mul_q_k, 0x25500);
-    UbTile<half, 32, 64> mul_h;
-    TASSIGN(mul_h, 0x27500);
+    TASSIGN(S, 0x10000);
     UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x21200);
-    UbCol<float, 32> exp_G_col;
-    TASSIGN(exp_G_col, 0x21200 + sub * 128);
-    UbTile<float, 64, 128> mul_exp_2;
-    TASSIGN(mul_exp_2, 0xe000);
-    UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x16000);
-    UbTile<float, 32, 128> mul_exp;
-    TASSIGN(mul_exp, 0x16000);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x1a000);
     UbTile<float, 32, 128> add_mul_part_in;
-    TASSIGN(add_mul_part_in, 0x22000);
+    UbTile<float, 64, 128> S_next_part_in;
+    UbTile<half, 64, 128> S_h;
+    TASSIGN(S_h, 0x24000);
+    UbCol<float, 32> exp_G_col;
+    UbTile<half, 32, 128> v_next;
+    TASSIGN(v_next, 0x28200);
+    UbTile<float, 32, 128> v_f_next;
+    TASSIGN(v_f_next, 0x20000);
+    UbWide<float, 64> g_wide_next;
+    TASSIGN(g_wide_next, 0x24000);
+    UbTile<float, 1, 64> g_next;
+    TASSIGN(g_next, 0x28200);
+    UbTile<float, 1, 64> part_g_next;
+    TASSIGN(part_g_next, 0x28200);
+    UbTile<float, 64, 64> expand_part_next;
+    TASSIGN(expand_part_next, 0x24000);
+    UbTile<float, 64, 64> lower_64_mask_next;
+    TASSIGN(lower_64_mask_next, 0x28200);
+    UbTile<float, 64, 64> mul_expand_next;
+    TASSIGN(mul_expand_next, 0x24000);
+    UbTile<float, 1, 64> row_sum_mul_next;
+    TASSIGN(row_sum_mul_next, 0x28300);
+    UbTile<float, 1, 64> G_next;
+    TASSIGN(G_next, 0x28200);
+    UbCol<float, 32> G_col_next;
+    TASSIGN(G_col_next, 0x28200 + sub * 128);
+    UbTile<float, 1, 64> mul_G_next;
+    TASSIGN(mul_G_next, 0x26000);
+    UbTile<float, 1, 64> sub_last_G_next;
+    TASSIGN(sub_last_G_next, 0x24000);
+    UbTile<float, 1, 64> exp_sub_next;
+    TASSIGN(exp_sub_next, 0x24000);
+    UbCol<float, 32> exp_sub_col_next;
+    TASSIGN(exp_sub_col_next, 0x24000 + sub * 128);
+    UbTile<float, 32, 128> mul_exp_3_next;
+    TASSIGN(mul_exp_3_next, 0x20000);
+    UbTile<half, 32, 128> mul_h_2_next;
+    TASSIGN(mul_h_2_next, 0x24000);
+    UbTile<float, 32, 64> expand_mul_next;
+    TASSIGN(expand_mul_next, 0x20000);
+    UbTile<float, 32, 64> sub_G_col_next;
+    TASSIGN(sub_G_col_next, 0x20000);
+    UbTile<float, 32, 64> lower_fill_next;
+    TASSIGN(lower_fill_next, 0x22000);
+    UbTile<float, 32, 64> lower_sub_next;
+    TASSIGN(lower_sub_next, 0x20000);
+    UbTile<float, 32, 64> D_next;
+    TASSIGN(D_next, 0x20000);
+    UbTile<float, 32, 64> q_k_in_next;
+    TASSIGN(q_k_in_next, 0x22000);
+    UbTile<float, 32, 64> mul_q_k_next;
+    TASSIGN(mul_q_k_next, 0x22000);
+    UbTile<half, 32, 64> mul_h_next;
+    TASSIGN(mul_h_next, 0x20000);
+    UbTile<float, 64, 128> mul_exp_2;
+    TASSIGN(mul_exp_2, 0x20000);
     UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x6000);
+    TASSIGN(S_next, 0x10000);
+    UbTile<float, 1, 64> exp_G_next;
+    UbCol<float, 32> exp_G_col_next;
+    UbTile<float, 32, 128> q_S_in;
+    TASSIGN(q_S_in, 0x20000);
+    UbTile<float, 32, 128> mul_exp;
+    TASSIGN(mul_exp, 0x20000);
     UbTile<float, 32, 128> add_mul;
-    TASSIGN(add_mul, 0x16000);
+    TASSIGN(add_mul, 0x20000);
     UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x16000);
+    TASSIGN(o, 0x20000);
     UbTile<half, 32, 128> o_h;
-    TASSIGN(o_h, 0x26000);
-    UbTile<float, 64, 8> g_scratch;
-    TASSIGN(g_scratch, 0x14800);
-    UbTile<float, 64, 64> row_sum_mul_scratch;
-    TASSIGN(row_sum_mul_scratch, 0x1d100);
-    // G = cumsum(g)
-    {
-        auto from = view(lower_64_mask_gm, 64, 64, 64);
-        TLOAD(lower_64_mask, from);
-    }
-    // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-    {
-        auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(lower_fill, from);
-    }
+    TASSIGN(o_h, 0x24000);
+    UbTile<float, 64, 128> S_next_part_in_next;
+    UbTile<float, 32, 128> add_mul_part_in_next;
+    UbTile<float, 64, 8> g_first_scratch;
+    TASSIGN(g_first_scratch, 0x4800);
+    UbTile<float, 64, 64> row_sum_mul_first_scratch;
+    TASSIGN(row_sum_mul_first_scratch, 0x8100);
+    UbTile<float, 64, 8> g_next_scratch;
+    TASSIGN(g_next_scratch, 0x24800);
+    UbTile<float, 64, 64> row_sum_mul_next_scratch;
+    TASSIGN(row_sum_mul_next_scratch, 0x28400);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
+        const int64_t slot_next = first / 64 + n;
+        const int64_t t_next = first - b * T;
+        const int64_t rows_next = part_of(length, 0, 64);
+        const int64_t part_next = part_of(rows_next, sub, 32);
+        UbPart<half, 32, 128> v_raw_first(part_next, 128);
+        TASSIGN(v_raw_first, 0x4000);
+        if (part_next > 0) {
+            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+            TLOAD(v_raw_first, from);
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw_first -> v_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw_first -> v_first
+        if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x4000);
+        pipe_barrier(PIPE_V);
+        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+        if (rows_next > 0) TCVT(v_f_first, v_first, RoundMode::CAST_NONE);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v_first -> g_raw_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v_first -> g_raw_first
+        UbWidePart<float, 64> g_raw_first(rows_next);
+        TASSIGN(g_raw_first, 0x4000);
+        auto g_raw_first_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+        if (rows_next > 0) TLOAD(g_raw_first, g_raw_first_from);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw_first -> g_wide_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw_first -> g_wide_first
+        if (rows_next > 0) fill_wide(g_raw_first, rows_next, 0x4000);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TTRANS(g_first, g_wide_first, g_first_scratch);
+        // G = cumsum(g)
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCOLEXPAND(expand_part_first, part_g_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_g_row_first -> lower_64_mask_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_g_row_first -> lower_64_mask_first
+        if (rows_next > 0) {
+            {
+                auto from = view(lower_64_mask_gm, 64, 64, 64);
+                TLOAD(lower_64_mask_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> mul_expand_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> mul_expand_first
+        if (rows_next > 0) TMUL(mul_expand_first, expand_part_first, lower_64_mask_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) {
+            {
+                UbCol<float, 64> sums;
+                TASSIGN(sums, 0x8000);
+                TROWSUM(sums, mul_expand_first, row_sum_mul_first_scratch);
+            }
+        }
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) {
+            {
+                UbTile<float, 1, 64> to;
+                TASSIGN(to, 0x28000);
+                TMOV(to, row_sum_mul_first);
+            }
+        }
+        set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMULS(mul_G_first, G_first, -1.0f);
+        wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
+        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+        const float last_G_first = rows_next > 0 ? G_first.GetValue(63) : 0.0f;
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TADDS(sub_last_G_first, mul_G_first, last_G_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TEXP(exp_sub_first, sub_last_G_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TROWEXPANDMUL(mul_exp_3_first, v_f_first, exp_sub_col_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(mul_h_2_first, mul_exp_3_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_2_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // mul_exp_3_first -> lower_fill_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_2_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(mul_h_2_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, mul_h_2_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in_first
+        pipe_barrier(PIPE_V);
+        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        if (rows_next > 0) TCOLEXPAND(expand_mul_first, mul_G_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TROWEXPANDADD(sub_G_col_first, expand_mul_first, G_col_first);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // mul_exp_3_first -> lower_fill_first
+        if (rows_next > 0) {
+            {
+                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(lower_fill_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill_first -> lower_sub_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill_first -> lower_sub_first
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TADD(lower_sub_first, sub_G_col_first, lower_fill_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TEXP(D_first, lower_sub_first);
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+        if (rows_next > 0) TEXP(exp_G_first, G_first);
+        set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
+        wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
+        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+        const float exp_last_G_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
+        wait_flag_dev(1);  // q_k_x -> q_k_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_k_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_k_in_first -> mul_q_k_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_k_in_first -> mul_q_k_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+        if (rows_next > 0) TMUL(mul_q_k_first, q_k_in_first, D_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCVT(mul_h_first, mul_q_k_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_first -> store
+        if (rows_next > 0) {
+            {
+                auto to = view(mul_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, mul_h_first);
+            }
+        }
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // mul_h_first -> S_next_part_in_first
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
         if (has_initial_state) {
             auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TLOAD(S_0_raw, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_0_raw -> S_0
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> v_raw
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_0 -> store
+        wait_flag_dev(1);  // S_next_part_x -> S_next_part_in_first
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // mul_h_first -> S_next_part_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TLOAD(S_next_part_in_first, from);
+            }
+        }
+        wait_flag_dev(1);  // add_mul_part_x -> add_mul_part_in_first
+        if (rows_next > 0) {
+            {
+                auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(add_mul_part_in_first, from);
+            }
+        }
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> S_h
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> v_raw
-            UbPart<half, 32, 128> v_raw(part, 128);
-            TASSIGN(v_raw, 0xe000);
-            if (part > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(v_raw, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
-            fill_rows(v, v_raw, part, 0xe000);
+            const int64_t slot_next = first / 64 + n + c + 1;
+            const int64_t t_next = first - b * T + (c + 1) * 64;
+            const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
+            const int64_t part_next = part_of(rows_next, sub, 32);
+            TASSIGN(exp_G, 0x28000 + c % 2 * 256);
+            TASSIGN(add_mul_part_in, 0x18000 + c % 2 * 16384);
+            TASSIGN(S_next_part_in, 0x0 + c % 2 * 32768);
+            TASSIGN(exp_G_col, 0x28000 + c % 2 * 256 + sub * 128);
+            TASSIGN(exp_G_next, 0x28000 + (c + 1) % 2 * 256);
+            TASSIGN(exp_G_col_next, 0x28000 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(S_next_part_in_next, 0x0 + (c + 1) % 2 * 32768);
+            TASSIGN(add_mul_part_in_next, 0x18000 + (c + 1) % 2 * 16384);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> S_h
             pipe_barrier(PIPE_V);
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
             TCVT(S_h, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_h -> store
-            UbWidePart<float, 64> g_raw(rows);
-            TASSIGN(g_raw, 0x14000);
-            auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
-            TLOAD(g_raw, g_raw_from);
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // g_raw -> g_wide
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // g_raw -> g_wide
-            fill_wide(g_raw, rows, 0x14000);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_h -> store
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+            const float exp_last_G = exp_G.GetValue(63);
+            UbPart<half, 32, 128> v_raw_next(part_next, 128);
+            TASSIGN(v_raw_next, 0x28200);
+            if (part_next > 0) {
+                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
+                TLOAD(v_raw_next, from);
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_next -> v_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_next -> v_next
+            if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0x28200);
             pipe_barrier(PIPE_V);
-            TTRANS(g, g_wide, g_scratch);
-            // G = cumsum(g)
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_h -> store
+            if (rows_next > 0) TCVT(v_f_next, v_next, RoundMode::CAST_NONE);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_h -> store
             {
                 auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_h);
             }
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_h -> g_raw_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_h_x -> S_h_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_h -> g_raw_next
+            UbWidePart<float, 64> g_raw_next(rows_next);
+            TASSIGN(g_raw_next, 0x24000);
+            auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
+            if (rows_next > 0) TLOAD(g_raw_next, g_raw_next_from);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // g_raw_next -> g_wide_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // g_raw_next -> g_wide_next
+            if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x24000);
             pipe_barrier(PIPE_V);
-            TCOLEXPAND(expand_part, part_g);
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-            TCVT(v_f, v, RoundMode::CAST_NONE);
-            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TTRANS(g_next, g_wide_next, g_next_scratch);
             // G = cumsum(g)
-            TMUL(mul_expand, expand_part, lower_64_mask);
             pipe_barrier(PIPE_V);
-            {
-                UbCol<float, 64> sums;
-                TASSIGN(sums, 0x21100);
-                TROWSUM(sums, mul_expand, row_sum_mul_scratch);
+            if (rows_next > 0) TCOLEXPAND(expand_part_next, part_g_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_g_row_next -> lower_64_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_g_row_next -> lower_64_mask_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(lower_64_mask_gm, 64, 64, 64);
+                    TLOAD(lower_64_mask_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> mul_expand_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> mul_expand_next
+            if (rows_next > 0) TMUL(mul_expand_next, expand_part_next, lower_64_mask_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) {
+                {
+                    UbCol<float, 64> sums;
+                    TASSIGN(sums, 0x28300);
+                    TROWSUM(sums, mul_expand_next, row_sum_mul_next_scratch);
+                }
             }
             pipe_barrier(PIPE_V);
-            {
-                UbTile<float, 1, 64> to;
-                TASSIGN(to, 0x21200);
-                TMOV(to, row_sum_mul);
+            if (rows_next > 0) {
+                {
+                    UbTile<float, 1, 64> to;
+                    TASSIGN(to, 0x28200);
+                    TMOV(to, row_sum_mul_next);
+                }
             }
-            set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G -> last_G
+            set_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             pipe_barrier(PIPE_V);
-            TMULS(mul_G, G, -1.0f);
-            wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G -> last_G
+            if (rows_next > 0) TMULS(mul_G_next, G_next, -1.0f);
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-            const float last_G = G.GetValue(63);
+            const float last_G_next = rows_next > 0 ? G_next.GetValue(63) : 0.0f;
             pipe_barrier(PIPE_V);
-            TADDS(sub_last_G, mul_G, last_G);
+            if (rows_next > 0) TADDS(sub_last_G_next, mul_G_next, last_G_next);
             pipe_barrier(PIPE_V);
-            TEXP(exp_sub, sub_last_G);
+            if (rows_next > 0) TEXP(exp_sub_next, sub_last_G_next);
             pipe_barrier(PIPE_V);
-            TROWEXPANDMUL(mul_exp_3, v_f, exp_sub_col);
+            if (rows_next > 0) TROWEXPANDMUL(mul_exp_3_next, v_f_next, exp_sub_col_next);
             pipe_barrier(PIPE_V);
-            TCVT(mul_h_2, mul_exp_3, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h_2 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // mul_h_2 -> store
-            {
-                auto to = view(mul_h_2_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, mul_h_2);
+            if (rows_next > 0) TCVT(mul_h_2_next, mul_exp_3_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // mul_h_2_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3_next -> lower_fill_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // mul_h_2_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(mul_h_2_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                    TSTORE(to, mul_h_2_next);
+                }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in_next
+            pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            TCOLEXPAND(expand_mul, mul_G);
+            if (rows_next > 0) TCOLEXPAND(expand_mul_next, mul_G_next);
             pipe_barrier(PIPE_V);
-            TROWEXPANDADD(sub_G_col, expand_mul, G_col);
-            wait_flag_dev(1);  // q_k_x -> q_k_in
-            {
-                auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_k_in, from);
+            if (rows_next > 0) TROWEXPANDADD(sub_G_col_next, expand_mul_next, G_col_next);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3_next -> lower_fill_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(lower_fill_next, from);
+                }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in -> mul_q_k
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill_next -> lower_sub_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill_next -> lower_sub_next
             pipe_barrier(PIPE_V);
-            TADD(lower_sub, sub_G_col, lower_fill);
+            if (rows_next > 0) TADD(lower_sub_next, sub_G_col_next, lower_fill_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // lower_fill_next -> q_k_in_next
             pipe_barrier(PIPE_V);
-            TEXP(D, lower_sub);
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in -> mul_q_k
+            if (rows_next > 0) TEXP(D_next, lower_sub_next);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // lower_fill_next -> q_k_in_next
+            wait_flag_dev(1);  // q_k_x -> q_k_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(q_k_in_next, from);
+                }
+            }
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k_in_next -> mul_q_k_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k_in_next -> mul_q_k_next
             pipe_barrier(PIPE_V);
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-            TMUL(mul_q_k, q_k_in, D);
+            if (rows_next > 0) TMUL(mul_q_k_next, q_k_in_next, D_next);
             pipe_barrier(PIPE_V);
-            TCVT(mul_h, mul_q_k, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // mul_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // mul_h -> store
-            {
-                auto to = view(mul_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, mul_h);
+            if (rows_next > 0) TCVT(mul_h_next, mul_q_k_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // mul_h_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // mul_h_next -> store
+            if (rows_next > 0) {
+                {
+                    auto to = view(mul_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, mul_h_next);
+                }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
-            TEXP(exp_G, G);
-            set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G -> exp_last_G
-            wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G -> exp_last_G
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_next -> mul_exp_2
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_next -> mul_exp_2
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-            const float exp_last_G = exp_G.GetValue(63);
             TMULS(mul_exp_2, S, exp_last_G);
+            pipe_barrier(PIPE_V);
+            TADD(S_next, mul_exp_2, S_next_part_in);
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+            if (rows_next > 0) TEXP(exp_G_next, G_next);
+            set_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
+            wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+            const float exp_last_G_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
             wait_flag_dev(1);  // q_S_x -> q_S_in
             {
                 auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(q_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> mul_exp
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> mul_exp
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
             TROWEXPANDMUL(mul_exp, q_S_in, exp_G_col);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col -> S_next_part_in
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col -> S_next_part_in
-            wait_flag_dev(1);  // S_next_part_x -> S_next_part_in
-            {
-                auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
-            wait_flag_dev(1);  // add_mul_part_x -> add_mul_part_in
-            {
-                auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(add_mul_part_in, from);
-            }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-            TADD(S_next, mul_exp_2, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> v_raw
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
+            pipe_barrier(PIPE_V);
             TADD(add_mul, mul_exp, add_mul_part_in);
             pipe_barrier(PIPE_V);
             TMULS(o, add_mul, scale);
             pipe_barrier(PIPE_V);
             TCVT(o_h, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_h -> store
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_h -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x26000);
+                TASSIGN(valid, 0x24000);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> S_h
+            wait_flag_dev(1);  // S_next_part_x -> S_next_part_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                    TLOAD(S_next_part_in_next, from);
+                }
+            }
+            wait_flag_dev(1);  // add_mul_part_x -> add_mul_part_in_next
+            if (rows_next > 0) {
+                {
+                    auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                    TLOAD(add_mul_part_in_next, from);
+                }
+            }
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // mul_exp_2 -> v_raw
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> S_h
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_0 -> store
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TSTORE(to, S);

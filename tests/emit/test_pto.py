@@ -67,7 +67,7 @@ def test_forms_and_inverses(form, inverse, schedule):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("changes", [
     {"inverse_block": 16}, {"lanes": 1, "inverse_block": 16}, {"order": "page"},
-    {"lanes": 1, "order": "page", "cache_masks": False}])
+    {"lanes": 1, "order": "page", "cache_masks": False}, {"channel_slots": 2}, {"l0_slots": 1}])
 @pytest.mark.parametrize("schedule", ["staged", "replay"])
 def test_what_is_for_cores_only(schedule, changes, dtype):
     """Side by side, on the chip, in which order, in blocks: the same results; an odd head repeats itself."""

@@ -46,7 +46,7 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
         "names": [x.split()[-1].lstrip("*") for x in (*bytes_, *plain)] + ["ffts"],
         "kinds": [2 if t.name in stored & loaded else 1 if t.name in stored else 0 for t in tensors] + [0],
         "own": [t.name for t in own],
-        "channels": [(t.name, t.tile.shape(p.sizes), t.dtype) for t in own if t.index == "block"],
+        "channels": [(t.name, (t.slots,) * (t.slots > 1) + t.tile.shape(p.sizes), t.dtype) for t in own if t.index == "block"],
         "constants": [(t.name, t.fill, t.tile.shape(p.sizes)[0], t.dtype) for t in own if t.index == "const"]})
 
 

@@ -6,8 +6,9 @@ A value's tile is declared once, at the address of its buffer, as a view of one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
-from ...ir.core import Buffer, Loop, loops, types
+from ...ir.core import Buffer, Loop, loops, rings, types
 from ...ir.types import Dim
 from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched, walk
 
@@ -21,9 +22,13 @@ CTYPE = {"float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: Names of the kernels' own text, which no value may take.
 OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
-       "sub", "col", "heads", "block", "batched", "slots", "ffts", "cu_seqlens", "from", "to", "half", "float", "auto", "pto",
-       "int", "new", "and", "or", "not", "xor", "do", "if", "for", "view", "div", "exp", "log", "std", "this", "signed", "long",
-       "short"}
+       "sub", "col", "heads", "turn", "t_next", "rows_next", "part_next", "slot_next", "block", "batched", "slots", "ffts",
+       "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do", "if", "for",
+       "view", "div", "exp", "log", "std", "this", "signed", "long", "short"}
+
+
+#: What counts the turns of a loop.
+COUNT = {"item": "turn", "chunk": "c"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,10 @@ def literal(x: float) -> str:
     if x in (float("inf"), float("-inf")):
         return "__builtin_inff()" if x > 0 else "-__builtin_inff()"
     return f"{x!r}f"
+
+
+def braces(lines: list[str], head: str = "") -> list[str]:
+    return [head + "{", *(f"    {x}" for x in lines), "}"]
 
 
 class KernelWriter:
@@ -55,8 +64,14 @@ class KernelWriter:
             for c in lp.carried:
                 self.where[c.name] = self.where[c.result] = self.where[c.init]
                 self.results[c.result] = c.name
+        ragged = {t.name for t in p.tensors if t.index == "token"}
+        #: What is loaded from callers' tensors: its tile is declared where it is loaded, with as many rows as there are.
+        self.raw = {o.out for o in walk(k.body) if o.kind == "load" and o.attr("tensor") in ragged}
         self.w = Writer(p, "//", 1)
         self.agent = ""
+        self.inside: list[str] = []  # loops around the statement being written
+        self.which = ""  # the chunk that it works for: this one, or "_next"
+        self.ring = rings(k)
         self.taken = OWN | {f"{t.name}_gm" for t in touched(p, k)} | {f"has_{t.name}" for t in touched(p, k)} \
             | set(numbers(k))
 
@@ -78,6 +93,16 @@ class KernelWriter:
             return self.buffer(o.args[0])
         return self.buffers[self.where[value]]
 
+    def source(self, value: str) -> str:
+        """The value whose buffer `value` is read from."""
+        return value if value in self.where else self.source(self.defs[value].args[0])
+
+    def address(self, value: str, plus: int = 0) -> str:
+        """The byte address of a value, or of `plus` bytes further; of storage with slots, that of the turn's."""
+        b, (loop, ahead) = self.buffer(value), self.ring.get(self.source(value), ("", 0))
+        start = hex(b.offset + plus)
+        return f"{start} + {self.turn(loop, ahead, b.slots)} * {prod(b.shape) * WIDTH[b.dtype]}" if loop else start
+
     def is_number(self, value: str) -> bool:
         return self.type[value].rank == 0
 
@@ -97,8 +122,7 @@ class KernelWriter:
         o = self.defs.get(value)
         if o is not None and o.kind == "valid":
             return self.by_head(o.args[0])
-        return self.layout == "bhtd" and o is not None and o.kind == "load" and bool(o.attr("heads")) \
-            and o.attr("tensor") in self.ragged()
+        return self.layout == "bhtd" and o is not None and bool(o.attr("heads")) and value in self.raw
 
     def parts(self, value: str) -> int:
         """Rows of a tile that this core holds."""
@@ -112,35 +136,46 @@ class KernelWriter:
             if o is not None and o.kind == "col":
                 source = self.buffer(value)
                 n = source.shape[0] // 2 if self.whole(value) else source.shape[0]
-                address = hex(source.offset) + (f" + sub * {n * 4}" if self.whole(value) else "")
+                address = self.address(value) + (f" + sub * {n * 4}" if self.whole(value) else "")
                 return Tile(f"UbCol<float, {n}>", address)
             if o is not None and o.kind == "part":
-                return Tile(f"UbTile<float, 1, {o.attr('size')}>", hex(self.buffer(value).offset + 4 * o.attr("start")))
+                return Tile(f"UbTile<float, 1, {o.attr('size')}>", self.address(value, 4 * o.attr("start")))
             return None
         b = self.buffers[self.where[value]]
         ctype, shape = CTYPE[b.dtype], ", ".join(map(str, b.shape))
         if b.space == "UB":
             if self.type[value].rank == 1:
                 kind = f"UbWide<{ctype}, {b.shape[0]}>" if len(b.shape) == 2 else f"UbTile<{ctype}, 1, {b.shape[0]}>"
-                return Tile(kind, hex(b.offset))
-            return Tile(f"UbTile<{ctype}, {shape}>", hex(b.offset))
+                return Tile(kind, self.address(value))
+            return Tile(f"UbTile<{ctype}, {shape}>", self.address(value))
         if self.by_head(value):
             shape = ", ".join(map(str, b.shape[::-1]))
         kind = {"L1": "L1Tile", "L0A": "TileLeft", "L0B": "TileRight", "L0C": "TileAcc"}[b.space]
-        return Tile(f"{kind}<{ctype}, {shape}>", hex(b.offset))
+        return Tile(f"{kind}<{ctype}, {shape}>", self.address(value))
 
     def declare(self) -> None:
-        """The agent's tiles."""
-        for value in self.declarations(self.k.body):
-            tile = self.tile(value)
-            o = self.defs.get(value)
-            raw = o is not None and o.kind == "load" and o.attr("tensor") in self.ragged()
-            if tile is not None and not raw:
-                self.w(f"{tile.type} {self.name(value)};", f"TASSIGN({self.name(value)}, {tile.address});")
+        """The agent's tiles. Those in storage with slots get their addresses in each turn."""
+        for value, tile in self.tiles().items():
+            self.w(f"{tile.type} {self.name(value)};")
+            if not self.turns(value):
+                self.w(f"TASSIGN({self.name(value)}, {tile.address});")
         for b in self.k.buffers:
             if b.name.endswith("_scratch") and b.agent == self.agent:
                 self.w(f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {b.name};",
                        f"TASSIGN({b.name}, {hex(b.offset)});")
+
+    def tiles(self) -> dict[str, Tile]:
+        """The agent's values with tiles that are declared once."""
+        out = {}
+        for value in self.declarations(self.k.body):
+            tile = self.tile(value)
+            if tile is not None and value not in self.raw:
+                out[value] = tile
+        return out
+
+    def turns(self, value: str) -> str:
+        """The loop whose turns move a value from slot to slot."""
+        return self.ring.get(self.source(value), ("", 0))[0]
 
     def declarations(self, body: tuple[Stmt, ...]) -> list[str]:
         """Values of the agent, but a carried value goes by the name it has in the loop."""
@@ -153,9 +188,6 @@ class KernelWriter:
                 out.append(s.out)
         return out
 
-    def ragged(self) -> set[str]:
-        return {t.name for t in self.p.tensors if t.index == "token"}
-
     # --- addresses in global memory ---
     def dim(self, d: Dim) -> int:
         return d if isinstance(d, int) else self.p.sizes[d]
@@ -167,19 +199,45 @@ class KernelWriter:
         shift = " + col" if self.k.split and t.dims[-1] == self.k.split else ""
         if t.index == "token":
             heads, head = (t.heads, f"hv{lane}{more}" if t.heads == "HV" else f"h{lane}{more}")
-            place = f"token_at({heads}, {head}, {last}, b, T, t{f' + {row}' if row != '0' else ''})"
+            place = f"token_at({heads}, {head}, {last}, b, T, t{self.which}{f' + {row}' if row != '0' else ''})"
             return f"{t.name}_gm + {place}{shift}", f"token_stride({heads}, {last})"
         size = 1
         for d in t.dims:
             size *= self.dim(d)
-        base = {"slot": f"(slot * HV + hv{lane}) * {size}", "sequence": f"(n * HV + hv) * {size}",
-                "block": f"get_block_idx() * {size}", "const": ""}[t.index]
+        base = {"slot": f"(slot{self.which} * HV + hv{lane}) * {size}", "sequence": f"(n * HV + hv) * {size}",
+                "block": f"{self.channel(t.slots, o.attr('ahead', 0))} * {size}", "const": ""}[t.index]
         step = last if len(t.dims) > 1 else 1
         if o.attr("row") or o.attr("col"):
             row = str(o.attr("row") * step + o.attr("col"))
             return f"{t.name}_gm + {base} + {row}{shift}", str(step)
         terms = [f"{t.name}_gm", base, "" if row == "0" else f"{row} * {step}" if step != 1 else row]
         return " + ".join(x for x in terms if x) + shift, str(step)
+
+    # --- turns ---
+    def turn(self, loop: str, ahead: int, slots: int) -> str:
+        """The slot that a turn of a loop takes, or one so many turns ahead."""
+        count = COUNT[loop]
+        return f"{f'({count} + {ahead})' if ahead else count} % {slots}"
+
+    def channel(self, slots: int, ahead: int) -> str:
+        """The tile of this core group in a workspace of so many tiles for each."""
+        if slots == 1:
+            return "get_block_idx()"
+        return f"(get_block_idx() * {slots} + {self.turn(self.inside[-1], ahead, slots)})"
+
+    def event(self, o: Op) -> str:
+        """The id of a signal or wait; of two that take turns, the turn's."""
+        flag = o.attr("id")
+        if isinstance(flag, int):
+            return f"EVENT_ID{flag}"
+        even, odd = flag
+        return f"{self.turn(o.attr('loop'), o.attr('ahead', 0), 2)} ? EVENT_ID{odd} : EVENT_ID{even}"
+
+    def counts(self, s: Loop) -> bool:
+        """Whether some op must know how many turns of the instances' loop there were."""
+        here = {t.name for t in self.p.tensors if t.slots > 1}
+        return any(o.attr("loop") == "item" for o in walk(self.k.body)) or any(
+            isinstance(o, Op) and o.kind in ("load", "store") and o.attr("tensor") in here for o in s.body)
 
     def view(self, o: Op, row: str, rows: str, cols: int | str) -> str:
         pointer, stride = self.at(o, row)
@@ -189,13 +247,20 @@ class KernelWriter:
     def body(self, body: tuple[Stmt, ...]) -> None:
         for s in body:
             if isinstance(s, Loop):
+                self.inside.append(s.index)
                 if s.index == "item":
                     self.items(s)
                 else:
                     self.chunks(s)
+                self.inside.pop()
             elif s.agent == self.agent:
                 self.w.at(s)
-                self.w(*rule.of(s)(self, s))
+                self.which = "_next" if s.attr("ahead") and s.kind not in ("signal", "wait") else ""
+                lines = rule.of(s)(self, s)
+                if self.which and lines and s.out not in self.raw and not (s.out and self.is_number(s.out)):
+                    plain = len(lines) == 1 and not lines[0].startswith("if")
+                    lines = [f"if (rows_next > 0) {lines[0]}"] if plain else braces(lines, "if (rows_next > 0) ")
+                self.w(*lines)
 
     def items(self, s: Loop) -> None:
         n = blocks(self.p, self.k)
@@ -203,6 +268,8 @@ class KernelWriter:
         w = self.w
         heads = "HV" if self.k.lanes == 1 else f"((HV + {self.k.lanes - 1}) / {self.k.lanes})"
         items = f"{over} * {heads}{f' * {n}' if n > 1 else ''}"
+        if self.counts(s):
+            w("int64_t turn = 0;")
         w(f"for (int64_t item = get_block_idx(); item < {items}; item += get_block_num()) {{")
         w.indent += 1
         one = "item" if n == 1 else f"item / {n}"
@@ -220,32 +287,50 @@ class KernelWriter:
               "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;",
               f"const int64_t c = slot - first / {size} - n;",
               f"if (c * {size} >= length) continue;")
-            self.chunk(size)
+            self.rows(size)
         else:
             w(f"const int64_t n = {one} / HV, b = n * batched;",
               "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;")
+            if any(isinstance(o, Op) and o.attr("ahead") for o in s.body):
+                self.chunk(size, "_next", "")
         self.body(s.body)
+        if self.counts(s):
+            w("++turn;")
         w.indent -= 1
         w("}")
         w.line = 0
 
     def chunks(self, s: Loop) -> None:
         size, w = self.p.sizes["C"], self.w
-        w(f"for (int64_t c = 0; c * {size} < length; ++c) {{")
+        begin = "int64_t c = 0"
+        if any(o.attr("loop") == s.index for o in walk(self.k.body)):  # read after the loop too
+            w(f"{begin};")
+            begin = ""
+        w(f"for ({begin}; c * {size} < length; ++c) {{")
         w.indent += 1
-        w(f"const int64_t slot = first / {size} + n + c;")
         self.chunk(size)
+        if any(isinstance(o, Op) and o.attr("ahead") and o.kind not in ("signal", "wait") for o in s.body):
+            self.chunk(size, "_next", "c + 1")
+        w(*(f"TASSIGN({self.name(v)}, {tile.address});" for v, tile in self.tiles().items() if self.turns(v) == s.index))
         self.body(s.body)
         w.indent -= 1
         w("}")
         w.line = 0
 
-    def chunk(self, size: int) -> None:
-        self.w(f"const int64_t t = first - b * T + c * {size};",
-               f"const int64_t rows = length - c * {size} < {size} ? length - c * {size} : {size};")
+    def chunk(self, size: int, which: str = "", c: str = "c") -> None:
+        """Where chunk `c` of a sequence lies, "" for the first; `which` marks the names."""
+        self.w(f"const int64_t slot{which} = first / {size} + n{f' + {c}' if c else ''};")
+        self.rows(size, which, c)
+
+    def rows(self, size: int, which: str = "", c: str = "c") -> None:
+        """Its first token, and how many it has."""
+        before = f"({c}) * {size}" if "+" in c else f"{c} * {size}" if c else ""
+        left = f"length - {before}" if c else "length"
+        rows = f"part_of({left}, 0, {size})" if which else f"{left} < {size} ? {left} : {size}"
+        self.w(f"const int64_t t{which} = first - b * T{f' + {before}' if c else ''};", f"const int64_t rows{which} = {rows};")
         if self.agent == "vector":
             half = size // 2
-            self.w(f"const int64_t part = part_of(rows, sub, {half});")
+            self.w(f"const int64_t part{which} = part_of(rows{which}, sub, {half});")
 
     def run(self) -> str:
         for agent, macro in AGENTS.items():

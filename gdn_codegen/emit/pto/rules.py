@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from ..base import EmitError, Op
-from .kernel import CTYPE, WIDTH, KernelWriter, literal, rule
+from .kernel import CTYPE, WIDTH, KernelWriter, braces, literal, rule
 
 __all__ = ["rule"]
 
@@ -19,23 +19,27 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
         raise EmitError(f"pto loads several heads of a caller's tensor with the cube core only, and {o.out} is another's")
     if k.by_head(o.out):  # from a head to the next may be more than the DMA takes as a stride
         tile = f"L1Part<{ctype}, {b.shape[1]}, {b.shape[0]}>"
-        return [f"{tile} {name}(heads, rows);", f"TASSIGN({name}, {hex(b.offset)});", f"if (T <= {STRIDE}) {{",
+        return [f"{tile} {name}(heads, rows);", f"TASSIGN({name}, {k.address(o.out)});", f"if (T <= {STRIDE}) {{",
                 f"    auto from = view({k.at(o, '0')[0]}, heads, rows, T);", f"    TLOAD({name}, from);", "} else {",
                 "    for (int64_t i = 0; i < heads; ++i) {",
-                f"        {tile} row(1, rows);", f"        TASSIGN(row, {hex(b.offset)} + i * 32);",
+                f"        {tile} row(1, rows);", f"        TASSIGN(row, {k.address(o.out)} + i * 32);",
                 f"        auto from = view({k.at(o, '0', ' + i')[0]}, 1, rows, rows);", "        TLOAD(row, from);", "    }", "}"]
     if t.index == "token":
+        rows, part = f"rows{k.which}", f"part{k.which}"
+        last = f"TLOAD({name}, {name}_from);"
+        if k.which:
+            last = f"if ({rows} > 0) {last}"
         if k.agent == "cube":
             cols = "heads" if o.attr("heads") else str(b.shape[1])
-            return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(rows, {cols});",
-                    f"TASSIGN({name}, {hex(b.offset)});",
-                    f"auto {name}_from = {k.view(o, '0', 'rows', cols)};", f"TLOAD({name}, {name}_from);"]
+            return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({rows}, {cols});",
+                    f"TASSIGN({name}, {k.address(o.out)});",
+                    f"auto {name}_from = {k.view(o, '0', rows, cols)};", last]
         if len(t.dims) == 1:
-            return [f"UbWidePart<{ctype}, {b.shape[0]}> {name}(rows);", f"TASSIGN({name}, {hex(b.offset)});",
-                    f"auto {name}_from = {k.view(o, '0', 'rows', 1)};", f"TLOAD({name}, {name}_from);"]
-        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}(part, {b.shape[1]});",
-                f"TASSIGN({name}, {hex(b.offset)});",
-                "if (part > 0) {", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', 'part', b.shape[1])};",
+            return [f"UbWidePart<{ctype}, {b.shape[0]}> {name}({rows});", f"TASSIGN({name}, {k.address(o.out)});",
+                    f"auto {name}_from = {k.view(o, '0', rows, 1)};", last]
+        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({part}, {b.shape[1]});",
+                f"TASSIGN({name}, {k.address(o.out)});",
+                f"if ({part} > 0) {{", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', part, b.shape[1])};",
                 f"    TLOAD({name}, from);", "}"]
     if len(t.dims) == 1:
         pointer, _ = k.at(o, "0")
@@ -43,11 +47,7 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
     else:
         row = "0" if b.shape[0] == t.tile.shape(k.sizes)[0] else f"sub * {b.shape[0]}"
         text = [f"auto from = {k.view(o, row, str(b.shape[0]), b.shape[1])};", f"TLOAD({name}, from);"]
-    return _braces(text, f"if (has_{t.name}) " if t.optional else "")
-
-
-def _braces(lines: list[str], head: str = "") -> list[str]:
-    return [head + "{", *(f"    {x}" for x in lines), "}"]
+    return braces(text, f"if (has_{t.name}) " if t.optional else "")
 
 
 @rule("store")
@@ -59,33 +59,34 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
         if len(t.dims) == 1:
             raise EmitError(f"pto stores no caller's tensor of one value a token, and {t.name} is one")
         if k.agent == "cube":
-            return _braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {b.shape[1]});",
-                            f"TASSIGN(valid, {hex(b.offset)});",
-                            f"auto to = {k.view(o, '0', 'rows', b.shape[1])};", "TSTORE(to, valid);"])
-        return _braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {b.shape[1]});",
-                        f"TASSIGN(valid, {hex(b.offset)});",
-                        f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', b.shape[1])};", "TSTORE(to, valid);"],
+            return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {b.shape[1]});",
+                           f"TASSIGN(valid, {k.address(value)});",
+                           f"auto to = {k.view(o, '0', 'rows', b.shape[1])};", "TSTORE(to, valid);"])
+        return braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {b.shape[1]});",
+                       f"TASSIGN(valid, {k.address(value)});",
+                       f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', b.shape[1])};", "TSTORE(to, valid);"],
                        "if (part > 0) ")
     if o.attr("heads"):
         if k.agent != "cube":
             raise EmitError(f"pto stores several heads with the cube core only, and {value} is another's")
-        return _braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(heads, {b.shape[1]});",
-                        f"TASSIGN(valid, {hex(b.offset)});",
-                        f"auto to = view({k.at(o, '0')[0]}, heads, {b.shape[1]}, {b.shape[1]});", "TSTORE(to, valid);"])
+        return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(heads, {b.shape[1]});",
+                       f"TASSIGN(valid, {k.address(value)});",
+                       f"auto to = view({k.at(o, '0')[0]}, heads, {b.shape[1]}, {b.shape[1]});", "TSTORE(to, valid);"])
     if len(t.dims) == 1:  # each core stores its part
         n = b.shape[0] // 2 if k.whole(value) else b.shape[0]
-        address = hex(b.offset) + (f" + sub * {n * WIDTH[b.dtype]}" if k.whole(value) else "")
+        address = k.address(value) + (f" + sub * {n * WIDTH[b.dtype]}" if k.whole(value) else "")
         pointer, _ = k.at(o, f"sub * {n}")
-        return _braces([f"UbTile<{ctype}, 1, {n}> mine;", f"TASSIGN(mine, {address});",
-                        f"auto to = view({pointer}, 1, {n}, {n});", "TSTORE(to, mine);"])
+        return braces([f"UbTile<{ctype}, 1, {n}> mine;", f"TASSIGN(mine, {address});",
+                       f"auto to = view({pointer}, 1, {n}, {n});", "TSTORE(to, mine);"])
     row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
-    return _braces([f"auto to = {k.view(o, row, str(b.shape[0]), b.shape[1])};", f"TSTORE(to, {name});"],
-                   f"if (has_{t.name}) " if t.optional else "")
+    return braces([f"auto to = {k.view(o, row, str(b.shape[0]), b.shape[1])};", f"TSTORE(to, {name});"],
+                  f"if (has_{t.name}) " if t.optional else "")
 
 
 @rule("valid")
 def _valid(k: KernelWriter, o: Op) -> list[str]:
     raw, name, b = k.name(o.args[0]), k.name(o.out), k.buffer(o.out)
+    rows, part = f"rows{k.which}", f"part{k.which}"
     if o.attr("given"):
         if k.agent != "vector":
             raise EmitError(f"pto reads the optional {o.attr('given')} with vector cores only")
@@ -93,19 +94,19 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
     if k.agent == "cube":
         source = k.defs.get(o.args[0])
         few = f" || heads < {b.shape[1]}" if source is not None and source.attr("heads") else ""
-        return [f"if (rows < {b.shape[0]}{few}) TFILLPAD({raw}, {raw});"]
+        return [f"if ({rows} < {b.shape[0]}{few}) TFILLPAD({raw}, {raw});"]
     if k.is_wide(o.out):
-        return [f"fill_wide({raw}, rows, {hex(b.offset)});"]
+        return [f"fill_wide({raw}, {rows}, {k.address(o.out)});"]
     source = k.defs.get(o.args[0])
     if source is None or source.kind != "load":  # a computed value: name its valid part
-        shape, sizes = (f"1, {b.shape[0]}", "1, rows") if len(b.shape) == 1 else (f"{b.shape[0]}, {b.shape[1]}",
-                                                                                f"part, {b.shape[1]}")
+        shape, sizes = (f"1, {b.shape[0]}", f"1, {rows}") if len(b.shape) == 1 else (f"{b.shape[0]}, {b.shape[1]}",
+                                                                                f"{part}, {b.shape[1]}")
         if len(b.shape) == 1 and not k.whole(o.out):
             raise EmitError(f"pto takes valid of vectors that each core holds whole, and {o.out} is one a core's rows")
         fill = "fill_row(" if len(b.shape) == 1 else "fill_rows("
-        return _braces([f"UbPart<float, {shape}> valid({sizes});", f"TASSIGN(valid, {hex(b.offset)});",
-                        f"{fill}{name}, valid, {'rows' if len(b.shape) == 1 else f'part, {hex(b.offset)}'});"])
-    return [f"fill_rows({name}, {raw}, part, {hex(b.offset)});"]
+        return braces([f"UbPart<float, {shape}> valid({sizes});", f"TASSIGN(valid, {k.address(o.out)});",
+                       f"{fill}{name}, valid, {rows if len(b.shape) == 1 else f'{part}, {k.address(o.out)}'});"])
+    return [f"fill_rows({name}, {raw}, {part}, {k.address(o.out)});"]
 
 
 # --- rules: vector cores ---
@@ -135,7 +136,7 @@ def _binary(k: KernelWriter, o: Op) -> list[str]:
         for v in dict.fromkeys((x, y)):
             if k.whole(v):
                 lines += [f"UbTile<float, 1, {n}> {k.name(v)}_mine_{out};",
-                          f"TASSIGN({k.name(v)}_mine_{out}, {hex(k.buffer(v).offset)} + sub * {4 * n});"]
+                          f"TASSIGN({k.name(v)}_mine_{out}, {k.address(v)} + sub * {4 * n});"]
         a, b = (f"{k.name(v)}_mine_{out}" if k.whole(v) else k.name(v) for v in (x, y))
     return [*lines, f"T{SHORT[o.kind]}({out}, {a}, {b});"]
 
@@ -166,7 +167,8 @@ def _view(k: KernelWriter, o: Op) -> list[str]:
 @rule("last")
 def _last(k: KernelWriter, o: Op) -> list[str]:
     x = o.args[0]
-    return [f"const float {k.name(o.out)} = {k.name(x)}.GetValue({k.buffer(x).shape[0] - 1});"]
+    value = f"{k.name(x)}.GetValue({k.buffer(x).shape[0] - 1})"
+    return [f"const float {k.name(o.out)} = {f'rows{k.which} > 0 ? {value} : 0.0f' if k.which else value};"]
 
 
 @rule("full")
@@ -187,16 +189,16 @@ def _expand(k: KernelWriter, o: Op) -> list[str]:
 @rule("row_sum")
 def _row_sum(k: KernelWriter, o: Op) -> list[str]:
     b = k.buffer(o.out)
-    return _braces([f"UbCol<float, {b.shape[0]}> sums;", f"TASSIGN(sums, {hex(b.offset)});",
-                    f"TROWSUM(sums, {k.name(o.args[0])}, {o.out}_scratch);"])
+    return braces([f"UbCol<float, {b.shape[0]}> sums;", f"TASSIGN(sums, {k.address(o.out)});",
+                   f"TROWSUM(sums, {k.name(o.args[0])}, {o.out}_scratch);"])
 
 
 @rule("join")
 def _join(k: KernelWriter, o: Op) -> list[str]:
-    lines, at = [], k.buffer(o.out).offset
+    lines, at = [], 0
     for x in o.args:
         n = k.buffer(x).shape[0]
-        lines += _braces([f"UbTile<float, 1, {n}> to;", f"TASSIGN(to, {hex(at)});", f"TMOV(to, {k.name(x)});"])
+        lines += braces([f"UbTile<float, 1, {n}> to;", f"TASSIGN(to, {k.address(o.out, at)});", f"TMOV(to, {k.name(x)});"])
         at += 4 * n
     return lines
 
@@ -204,7 +206,7 @@ def _join(k: KernelWriter, o: Op) -> list[str]:
 # --- rules: cube core, and moves ---
 @rule("move")
 def _move(k: KernelWriter, o: Op) -> list[str]:
-    x, out, b, source = o.args[0], k.name(o.out), k.buffer(o.out), k.buffer(o.args[0])
+    x, out, b = o.args[0], k.name(o.out), k.buffer(o.out)
     if b.space in ("L0A", "L0B"):
         part = k.defs.get(x)
         if part is not None and part.kind == "block":
@@ -219,9 +221,9 @@ def _move(k: KernelWriter, o: Op) -> list[str]:
     if k.is_wide(x) and not k.is_wide(o.out):
         return [f"TTRANS({out}, {k.name(x)}, {o.out}_scratch);"]
     if k.is_wide(o.out) and not k.is_wide(x):
-        return _braces([f"UbTile<float, {b.shape[0]}, {b.shape[1]}> wide;", f"TASSIGN(wide, {hex(b.offset)});",
-                        f"UbCol<float, {b.shape[0]}> flat;", f"TASSIGN(flat, {hex(source.offset)});",
-                        "TROWEXPAND(wide, flat);"])
+        return braces([f"UbTile<float, {b.shape[0]}, {b.shape[1]}> wide;", f"TASSIGN(wide, {k.address(o.out)});",
+                       f"UbCol<float, {b.shape[0]}> flat;", f"TASSIGN(flat, {k.address(o.args[0])});",
+                       "TROWEXPAND(wide, flat);"])
     return [f"TMOV({out}, {k.name(x)});"]
 
 
@@ -239,14 +241,14 @@ def _signal(k: KernelWriter, o: Op) -> list[str]:
     src = str(o.attr("src"))
     if "." in src:
         return [f"ffts_cross_core_sync(PIPE_{src.split('.')[1]}, group_flag({o.attr('id')}));  // {o.attr('why')}"]
-    return [f"set_flag(PIPE_{src}, PIPE_{o.attr('dst')}, EVENT_ID{o.attr('id')});  // {o.attr('why')}"]
+    return [f"set_flag(PIPE_{src}, PIPE_{o.attr('dst')}, {k.event(o)});  // {o.attr('why')}"]
 
 
 @rule("wait")
 def _wait(k: KernelWriter, o: Op) -> list[str]:
     if "." in str(o.attr("src")):
         return [f"wait_flag_dev({o.attr('id')});  // {o.attr('why')}"]
-    return [f"wait_flag(PIPE_{o.attr('src')}, PIPE_{o.attr('dst')}, EVENT_ID{o.attr('id')});  // {o.attr('why')}"]
+    return [f"wait_flag(PIPE_{o.attr('src')}, PIPE_{o.attr('dst')}, {k.event(o)});  // {o.attr('why')}"]
 
 
 @rule("barrier")
