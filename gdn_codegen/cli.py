@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from . import algorithms
-from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DTYPES, HEAD_DIMS, LAYOUTS, TARGETS, Build, lowered, render
+from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, DTYPES, HEAD_DIMS, LAYOUTS, TARGETS, Build, lowered, render
 from .schedule import SCHEDULES, Schedule, named
+from .schedule.pipelines import ARCHS
 from .schedule.schedule import LAUNCHES
 
 
@@ -32,6 +33,8 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
                    help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
     p.add_argument("--dtype", default="float16", choices=DTYPES, help="of q, k, v and o (default: float16)")
     p.add_argument("--head-dim-k", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="K (default: 128)")
+    p.add_argument("--arch", default="", choices=("", *(a for _, a in ARCHS)), metavar="NAME",
+                   help=f"build for one architecture: {', '.join(f'{a} ({t})' for t, a in ARCHS)} (default: any)")
     p.add_argument("--head-dim-v", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="V (default: 128)")
 
 
@@ -41,9 +44,11 @@ def _heads_option(p: argparse.ArgumentParser) -> None:
 
 def _builds(a: argparse.Namespace) -> list[Build]:
     targets = TARGETS if a.target == "all" else (a.target,)
-    schedule = replace(named(a.schedule or DEFAULT_SCHEDULE), launch=a.launch, **_fields(getattr(a, "set", [])))
+    schedule = named(a.schedule or DEFAULTS.get(a.arch, DEFAULT_SCHEDULE))
+    schedule = replace(schedule, launch=a.launch, **_fields(getattr(a, "set", [])))
     heads = _heads(a.heads) if getattr(a, "heads", None) else None
-    return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v, heads) for t in targets]
+    return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v, heads, a.arch)
+            for t in targets]
 
 
 def _heads(given: str) -> tuple[int, int]:

@@ -3,21 +3,39 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, LAYOUTS, TARGETS, Build
+from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, TARGETS, Build, lowered
 from .runtime.load import function
 from .runtime.targets import choose
-from .schedule import Schedule
+from .schedule import Schedule, ScheduleError
+from .schedule.pipelines import ARCHS
 
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
+@lru_cache(maxsize=256)
+def fits(b: Build) -> bool:
+    """Whether the build's schedule fits its sizes and dtype."""
+    try:
+        lowered(b)
+    except ScheduleError:
+        return False
+    return True
+
+
+def architecture(device: torch.device) -> str:
+    """The architecture of a GPU that some build is made for, or ""."""
+    return {(9, 0): "sm_90a"}.get(torch.cuda.get_device_capability(device), "") if device.type == "cuda" else ""
+
+
 def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
-              schedule: str | Schedule) -> Build:
-    """The build that serves these tensors."""
+              schedule: str | Schedule | None) -> Build:
+    """The build that serves these tensors. Without a schedule, the one for their GPU's architecture where it fits."""
     for name, x in (("q", q), ("v", v)):
         if not isinstance(x, torch.Tensor) or x.ndim != 4:
             raise ValueError(f"{name}: got {tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__}; "
@@ -33,7 +51,12 @@ def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chu
     target = choose(q.device.type) if target == "auto" else target
     at = 2 if layout == "bthd" else 1
     heads = (q.shape[at], v.shape[at]) if target == "pto" else None
-    b = Build(target, chunk_size, layout, algorithm, schedule, _NAMES[q.dtype], q.shape[-1], v.shape[-1], heads)
+    b = Build(target, chunk_size, layout, algorithm, schedule or DEFAULT_SCHEDULE, _NAMES[q.dtype], q.shape[-1], v.shape[-1],
+              heads)
+    arch = architecture(q.device) if schedule is None else ""
+    if (target, arch) in ARCHS:
+        own = replace(b, schedule=DEFAULTS[arch], arch=arch)
+        b = own if fits(own) else b
     if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
         print(f"gdn_codegen: {b}", file=sys.stderr)
     return b
@@ -43,14 +66,15 @@ def chunk_gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g:
                            scale: float | None = None, initial_state: torch.Tensor | None = None,
                            output_final_state: bool = False, cu_seqlens: torch.Tensor | None = None, *,
                            target: str = "auto", chunk_size: int = 64, layout: str = "bthd",
-                           schedule: str | Schedule = DEFAULT_SCHEDULE) -> tuple[torch.Tensor, torch.Tensor | None]:
+                           schedule: str | Schedule | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Gated DeltaNet prefill (arXiv:2412.06464): o and the final state.
 
     q, k: [B, T, H, K]; v: [B, T, HV, V], HV a multiple of H; g (log decay, float32 kept), beta: [B, T, HV]; layout
     "bhtd" swaps T and heads. float16, bfloat16 or float32; products sum in float32. scale defaults to K ** -0.5.
     initial_state: [N, HV, K, V]; the final state is returned in float32. cu_seqlens: [N + 1], int32 or int64, packs N
     sequences into B = 1. target: "auto" picks what runs on q's device; pto's kernels are compiled for H and HV, others
-    for any. Raises ValueError naming a bad argument.
+    for any. schedule: None picks "walk" with kernels for Hopper alone where the GPU is one and the sizes fit, else "fused".
+    Raises ValueError naming a bad argument.
     """
     fn = function(build_for("gated_delta_rule", q, v, target, chunk_size, layout, schedule))
     result: Any = fn(q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,

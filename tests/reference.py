@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from gdn_codegen.runtime import cache
 from gdn_codegen.runtime.load import import_path
 from gdn_codegen.schedule import SCHEDULES
+from gdn_codegen.schedule.schedule import ADDS
 
 DELTA, PLAIN = True, False
 TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
@@ -97,10 +98,14 @@ def module(text):
     return out
 
 
+def in_form(s, form):
+    """A schedule in another form, without the values that it then lacks."""
+    lost = {n for f, names in ADDS.items() if f != form for n in names}
+    groups = (tuple(n for n in g if n not in lost) for g in s.kernels)
+    return replace(s, form=form, kernels=tuple(g for g in groups if g))
+
+
 def variant(schedule, **changes):
     """A named schedule changed, without the values that its form then lacks."""
     s = replace(SCHEDULES[schedule], name="_".join([schedule, *map(str, changes.values())]).replace("-", ""), **changes)
-    if s.form == "wy":
-        return s
-    groups = (tuple(n for n in g if n not in ("W", "U0")) for g in s.kernels)
-    return replace(s, kernels=tuple(g for g in groups if g))
+    return in_form(s, s.form)

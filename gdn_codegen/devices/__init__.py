@@ -62,3 +62,27 @@ class Cores(Device):
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
     align: int = 1
     column_scratch: tuple[str, int, int] = ("", 0, 0)
+
+
+@dataclass(frozen=True)
+class Groups(Device):
+    """A device whose thread block may be warp groups. Kernels over chunks keep one agent, `agents`.
+
+    state, aux, loader, store: the agent of what depends on carried values, of what else is computed, of loads, and of
+    stores to tokens. warps: of an agent; `state` has a warp group of four for each `rows` rows of the carried value, `most`
+    at most. registers: of each thread. slots: of a ring that an agent other than `loader` fills.
+    """
+
+    state: str = ""
+    aux: str = ""
+    loader: str = ""
+    store: str = ""
+    warps: dict[str, int] = field(default_factory=dict)
+    registers: dict[str, int] = field(default_factory=dict)
+    rows: int = 0
+    most: int = 0
+    slots: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return self.state, self.aux, self.loader, self.store

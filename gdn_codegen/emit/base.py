@@ -21,11 +21,12 @@ class EmitError(ValueError):
 class Rules:
     """The rules of one target: @rule("matmul") on a function that gives the text of one op.
 
-    unsupported: ops that a pass removes before this target's emitter, with the name of that pass.
+    unsupported: ops that a pass removes before this target's emitter, with the name of that pass. base: the rules of ops
+    that this table leaves alone.
     """
 
-    def __init__(self, target: str, unsupported: dict[str, str]) -> None:
-        self.target, self.unsupported = target, unsupported
+    def __init__(self, target: str, unsupported: dict[str, str], base: Rules | None = None) -> None:
+        self.target, self.unsupported, self.base = target, unsupported, base
         self.table: dict[str, Callable[..., Any]] = {}
 
     def __call__(self, *kinds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -39,6 +40,8 @@ class Rules:
     def of(self, op: Op) -> Callable[..., Any]:
         if op.kind in self.table:
             return self.table[op.kind]
+        if self.base is not None:
+            return self.base.of(op)
         made_by = self.unsupported.get(op.kind)
         raise EmitError(f"{self.target} has no rule for {op.kind} ({op.out or 'effect'}, line {op.line})"
                         + (f"; pass {made_by} should have removed it" if made_by else ""))

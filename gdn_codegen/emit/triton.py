@@ -34,7 +34,8 @@ from .base import (
 
 rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "move": "place",
                         "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
-                        "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise"})
+                        "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
+                        "fence": "mbarriers", "transpose": "groups"})
 
 WIDTH = 120
 #: Names of the kernels' own text, which no value may take.
@@ -80,8 +81,8 @@ class _Kernel:
         return f"[{', '.join(self.dim(d) for d in t.dims)}]"
 
     # --- addresses ---
-    def pointers(self, t: Tensor) -> str:
-        """Pointers to this instance's tile of `t`."""
+    def pointers(self, t: Tensor, turned: bool) -> str:
+        """Pointers to this instance's tile of `t`, or to its transpose."""
         parts = [f"{t.name}_ptr"]
         head, heads = (self.use("h"), self.use("H")) if t.heads == "H" else ("hv", "HV")
         if t.index == "token":
@@ -89,22 +90,24 @@ class _Kernel:
             at = f"({row} * {heads} + {head})" if self.layout == "bthd" else f"(({self.use('b')} * {heads} + {head}) * T + {row})"
             parts.append(" * ".join([at, *width]))
             stride = ([heads] if self.layout == "bthd" else []) + width
-            rows = self.index(t.dims[0], 0, len(t.dims))
+            rows = self.index(t.dims[0], int(turned), len(t.dims))
             parts.append(" * ".join([rows, f"({' * '.join(stride)})" if len(stride) > 1 else stride[0]]) if stride else rows)
-            parts += [self.index(d, 1, 2) for d in t.dims[1:]]
+            parts += [self.index(d, 1 - turned, 2) for d in t.dims[1:]]
         elif t.index in ("slot", "sequence"):
             size = [str(d) if isinstance(d, int) else self.use(d) for d in t.dims]
             at = f"({self.use('slot')} * HV + hv)" if t.index == "slot" else "(n.to(tl.int64) * HV + hv)"
             parts.append(" * ".join([at, f"({' * '.join(size)})"] if len(size) > 1 else [at, *size]))
             for axis, d in enumerate(t.dims):
-                i = self.index(d, axis, len(t.dims))
+                i = self.index(d, axis ^ turned, len(t.dims))
                 parts.append(f"{i} * {size[1]}" if axis == 0 and len(size) == 2 else i)
         else:
             raise EmitError(f"triton has no address for tensor {t.name}: index {t.index}")
         return " + ".join(parts)
 
-    def mask(self, t: Tensor) -> str:
-        return self.use("valid") + ("[:, None]" if len(t.dims) > 1 else "") if t.index == "token" else ""
+    def mask(self, t: Tensor, turned: bool) -> str:
+        """The rows of a sequence, where `t` holds tokens."""
+        along = ("[None, :]" if turned else "[:, None]") if len(t.dims) > 1 else ""
+        return self.use("valid") + along if t.index == "token" else ""
 
     # --- statements ---
     def body(self, body: tuple[Stmt, ...]) -> None:
@@ -347,15 +350,16 @@ def valid(w: _Kernel, o: Op, x: Text) -> Text:
 @rule("load")
 def load(w: _Kernel, o: Op) -> None:
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
-    mask = w.mask(t)
-    text = f"{name} = tl.load({w.pointers(t)}{f', mask={mask}, other=0.0' if mask else ''})"
+    turned = o.attr("transposed", False)
+    mask = w.mask(t, turned)
+    text = f"{name} = tl.load({w.pointers(t, turned)}{f', mask={mask}, other=0.0' if mask else ''})"
     if t.dtype == "bfloat16":
         text += f".to({w.use('OPERAND')})"
     w.env[o.out] = Text(name)
     if not t.optional:
         w.line(text)
         return
-    w.line(f"{name} = tl.zeros({w.shape(t.tile)}, dtype=tl.{t.dtype})")
+    w.line(f"{name} = tl.zeros({w.shape(t.moved(transposed=turned))}, dtype=tl.{t.dtype})")
     w.line(f"if has_{t.name}:")
     w.w.indent += 1
     w.line(text)
@@ -364,10 +368,11 @@ def load(w: _Kernel, o: Op) -> None:
 
 @rule("store")
 def store(w: _Kernel, o: Op) -> None:
-    t, mask = w.p.tensor(o.attr("tensor")), w.mask(w.p.tensor(o.attr("tensor")))
+    t, turned = w.p.tensor(o.attr("tensor")), o.attr("transposed", False)
+    mask = w.mask(t, turned)
     if t.optional:
         w.line(f"if has_{t.name}:")
         w.w.indent += 1
-    w.line(f"tl.store({w.pointers(t)}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
+    w.line(f"tl.store({w.pointers(t, turned)}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
     if t.optional:
         w.w.indent -= 1

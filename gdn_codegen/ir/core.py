@@ -75,12 +75,22 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Agent:
+    """Threads of a block that run ops of their own, `first` and the next; registers: of each."""
+
+    name: str
+    first: int
+    threads: int
+    registers: int
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One launch. grid "chunks": an instance a (chunk slot, head); "sequences": a (sequence, head) that loops.
 
     `split` names a dim that the grid cuts into blocks: inside the kernel that dim has the block's size.
     `lanes` instances, of consecutive value heads, are one item: a load or store says which it belongs to, or that it moves
-    the values of all of them ("heads").
+    the values of all of them ("heads"). `agents`: the threads of each, where they share a block.
     """
 
     name: str
@@ -90,6 +100,7 @@ class Kernel:
     split: str = ""
     buffers: tuple[Buffer, ...] = ()
     lanes: int = 1
+    agents: tuple[Agent, ...] = ()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -184,5 +195,5 @@ def types(body: tuple[Stmt, ...]) -> dict[str, Tile]:
     return env
 
 
-__all__ = ["Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile", "loops", "rings",
+__all__ = ["Agent", "Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile", "loops", "rings",
            "types", "uses", "walk"]

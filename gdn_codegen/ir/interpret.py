@@ -190,7 +190,7 @@ class Interpreter:
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
         tile = torch.zeros(t.moved(heads).shape(sizes), dtype=x.dtype)
         tile[tuple(slice(n) for n in x.shape)] = x
-        return tile
+        return tile.T if o.attr("transposed") else tile
 
     def store(self, k: Kernel, o: Op, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
         t, row, col = self.p.tensor(o.attr("tensor")), o.attr("row"), o.attr("col")
@@ -204,6 +204,7 @@ class Interpreter:
             self.channel[slot] = whole
             return
         to = self.memory[t.name][self.place(k, t, at, sizes, o.attr("heads", 0))]
+        x = x.T if o.attr("transposed") else x
         to[...] = x[tuple(slice(n) for n in to.shape)]
 
 

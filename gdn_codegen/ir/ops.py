@@ -108,6 +108,12 @@ def _matmul(attrs: Attrs, *args: Tile) -> Tile:
     return out
 
 
+def _transpose(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("transpose", 1, args)
+    _need(args[0].rank == 2, f"transpose takes a tile of rank 2, {args[0]} came")
+    return args[0].transposed
+
+
 def _col(attrs: Attrs, *args: Tile) -> Tile:
     _arity("col", 1, args)
     _need(args[0].rank == 1, f"x[:, None] takes a vector, {args[0]} came")
@@ -280,12 +286,16 @@ op("unit_lower_inverse", "(I + x)^-1 of a strictly lower x", _square("unit_lower
 op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",))
 op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
    lambda attrs, x: x, attrs=("given",))
-op("load", "a tile from global memory", _loaded, effect="read", attrs=("tensor", "lane", "heads"))
-op("store", "a tile to global memory", _effect, effect="write", attrs=("tensor", "lane", "heads", "row", "col"))
+op("transpose", "rows as columns", _transpose, lambda attrs, x: x.T)
+op("load", "a tile from global memory; what a unit of its own copies arrives at `channel`, or `tail` at a sequence's end",
+   _loaded, effect="read", attrs=("tensor", "lane", "heads", "transposed", "channel", "tail"))
+op("store", "a tile to global memory", _effect, effect="write",
+   attrs=("tensor", "lane", "heads", "row", "col", "transposed"))
 op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"))
 op("signal", "producer of `channel` says that a buffer is full or free", _effect, effect="sync",
    attrs=("channel", "src", "dst", "id", "loop", "why"))
-op("wait", "consumer of `channel` holds until it was signalled", _effect, effect="sync",
-   attrs=("channel", "src", "dst", "id", "loop", "why"))
+op("wait", "consumer of `channel` holds until it was signalled, this turn of the loop or `back` turns before", _effect,
+   effect="sync", attrs=("channel", "src", "dst", "id", "loop", "why", "back"))
+op("fence", "the agent's writes so far are seen by the units that read shared memory by themselves", _effect, effect="sync")
 op("barrier", "all of an agent's (or `scope`'s) earlier ops come before its later ones", _effect, effect="sync",
    attrs=("scope", "ids", "why"))

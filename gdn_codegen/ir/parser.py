@@ -4,7 +4,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from .core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt
+from .core import Agent, Buffer, Carry, Kernel, Loop, Op, Program, Stmt
 from .ops import OPS, infer
 from .types import Tensor, Tile
 
@@ -57,7 +57,7 @@ class _Reader:
         tile = None
         if out:
             if kind == "load":
-                tile = self.tensors[kw["tensor"]].moved(kw.get("heads", 0))
+                tile = self.tensors[kw["tensor"]].moved(kw.get("heads", 0), kw.get("transposed", False))
             else:
                 missing = [a for a in names if a not in env]
                 if missing:
@@ -96,7 +96,8 @@ def parse_program(text: str) -> Program:
                 _, bargs, bkw = _call(inner.pop(0).value)  # type: ignore[attr-defined]
                 buffers.append(Buffer(_value(bargs[0]), **bkw))
             kernels.append(Kernel(_value(args[0]), kw["grid"], r.body(inner, {}), tuple(kw["dims"].items()),
-                                  kw.get("split", ""), tuple(buffers), kw.get("lanes", 1)))
+                                  kw.get("split", ""), tuple(buffers), kw.get("lanes", 1),
+                                  tuple(Agent(a, *x) for a, x in kw.get("agents", {}).items())))
             continue
         assert isinstance(n, ast.Expr)
         kind, args, kw = _call(n.value)

@@ -56,6 +56,8 @@ def kernel_text(k: Kernel) -> str:
         kw["split"] = k.split
     if k.lanes != 1:
         kw["lanes"] = k.lanes
+    if k.agents:
+        kw["agents"] = {a.name: (a.first, a.threads, a.registers) for a in k.agents}
     out = [f"with {_call('kernel', [repr(k.name)], **kw)}:"]
     out += ["    " + _buffer(b) for b in k.buffers]
     _stmts(k.body, "    ", out)

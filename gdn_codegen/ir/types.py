@@ -29,6 +29,10 @@ class Tile:
     def with_dtype(self, dtype: str) -> Tile:
         return Tile(self.dims, dtype)
 
+    @property
+    def transposed(self) -> Tile:
+        return Tile(self.dims[::-1], self.dtype)
+
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.dims))}]"
 
@@ -75,9 +79,9 @@ class Tensor:
     def tile(self) -> Tile:
         return Tile(self.dims, self.dtype)
 
-    def moved(self, heads: int = 0) -> Tile:
-        """What one load or store moves: a head's tile; or, of a tensor of one value a token, those of `heads` value heads,
-        a column a head where rows are tokens, else a row a head."""
+    def moved(self, heads: int = 0, transposed: bool = False) -> Tile:
+        """What one load or store moves: a head's tile, or its transpose; or, of a tensor of one value a token, those of
+        `heads` value heads, a column a head where rows are tokens, else a row a head."""
         if not heads:
-            return self.tile
+            return self.tile.transposed if transposed else self.tile
         return Tile((*self.dims, heads) if self.index == "token" else (heads, *self.dims), self.dtype)

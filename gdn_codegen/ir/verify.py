@@ -93,9 +93,10 @@ class _Kernel:
                                    f"value head; {self.k.name} has {self.k.lanes}, and {name} holds {t.tile} a head of {t.heads}")
             if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid == "sequences"):
                 raise self.fail(o, f"tensor {name} has a tile a chunk, and this op stands outside the chunks")
+            moved, turned = t.moved(heads, o.attr("transposed", False)), " transposed" * o.attr("transposed", False)
             if o.kind == "store":
-                if args[0] != t.moved(heads) and o.attr("row") is None:
-                    raise self.fail(o, f"stores {args[0]} to {name}, which takes {t.moved(heads)}")
+                if args[0] != moved and o.attr("row") is None:
+                    raise self.fail(o, f"stores {args[0]} to {name}, which takes {moved}{turned}")
                 if t.role == "input":
                     raise self.fail(o, f"stores to the input {name}")
                 self.stored.add(name)
@@ -104,9 +105,9 @@ class _Kernel:
                 raise self.fail(o, f"loads the output {name}")
             if t.role == "workspace" and t.index != "const" and name not in self.stored:
                 raise self.fail(o, f"loads {name} before any kernel wrote it")
-            if o.type != t.moved(heads):
-                raise self.fail(o, f"has type {o.type}, but {name} holds {t.moved(heads)}")
-            self.define(o, o.out, o.type, t.index == "token")
+            if o.type != moved:
+                raise self.fail(o, f"has type {o.type}, but {name} holds {moved}{turned}")
+            self.define(o, o.out, o.type, t.index == "token" and not turned)
             return
         try:
             want = infer(o.kind, args, dict(o.attrs))

@@ -15,7 +15,7 @@ from ..ir.builder import Algorithm
 from ..ir.core import Program
 from ..ir.types import Tensor
 from ..schedule import SCHEDULES, Schedule, named
-from ..schedule.pipelines import PIPELINES, lower
+from ..schedule.pipelines import ARCHS, PIPELINES, lower
 
 TARGETS = tuple(PIPELINES)
 CHUNKS = (16, 32, 64, 128)
@@ -23,6 +23,8 @@ LAYOUTS = ("bthd", "bhtd")
 DTYPES = ("float16", "bfloat16", "float32")
 HEAD_DIMS = (16, 32, 64, 128, 256)
 DEFAULT_SCHEDULE = "fused"
+#: Of builds for one architecture.
+DEFAULTS = {"sm_90a": "walk"}
 #: File names use the field's short name where there is one.
 SHORT = {"gated_delta_rule": "gdn"}
 
@@ -30,7 +32,8 @@ SHORT = {"gated_delta_rule": "gdn"}
 @dataclass(frozen=True)
 class Build:
     """What to generate. chunk: tokens of a chunk; head_dim_k, head_dim_v: K and V; schedule: a name or a Schedule; heads: H
-    and HV compiled in (pto), None for kernels that take them at run time."""
+    and HV compiled in (pto), None for kernels that take them at run time; arch: the one architecture to build for ("sm_90a" of
+    tilelang), "" for text that runs on any."""
 
     target: str
     chunk: int = 64
@@ -41,6 +44,7 @@ class Build:
     head_dim_k: int = 128
     head_dim_v: int = 128
     heads: Heads = None
+    arch: str = ""
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("target", self.target, TARGETS), ("chunk", self.chunk, CHUNKS),
@@ -49,6 +53,9 @@ class Build:
                                        ("head_dim_v", self.head_dim_v, HEAD_DIMS)):
             if value not in accepted:
                 raise ValueError(f"{field}: got {value!r}; accepted: {', '.join(map(str, accepted))}")
+        archs = [arch for target, arch in ARCHS if target == self.target]
+        if self.arch and self.arch not in archs:
+            raise ValueError(f"arch: got {self.arch!r}; accepted: {', '.join(archs) or 'none'} for {self.target}")
         if self.heads and (min(self.heads) < 1 or self.heads[1] % self.heads[0]):
             raise ValueError(f"heads: got {self.heads[0]}/{self.heads[1]}; accepted: H/HV, HV a multiple of H, both at least 1")
         if isinstance(self.schedule, str):
@@ -75,12 +82,14 @@ class Build:
             parts.append(f"k{self.head_dim_k}v{self.head_dim_v}")
         if self.dtype != "float16":
             parts.append({"bfloat16": "bf16", "float32": "f32"}[self.dtype])
-        if replace(self.plan, launch="kernels") != SCHEDULES[DEFAULT_SCHEDULE]:
+        if replace(self.plan, launch="kernels") != SCHEDULES[DEFAULTS.get(self.arch, DEFAULT_SCHEDULE)]:
             parts.append(self.plan.name)
         if self.plan.launch != "kernels":
             parts.append(self.plan.launch)
         if self.heads:
             parts.append(heads_tag(self.heads))
+        if self.arch:
+            parts.append(self.arch.replace("_", ""))
         return "_".join(parts)
 
     @property
@@ -90,7 +99,7 @@ class Build:
 
 def lowered(b: Build) -> Program:
     """The program that `b`'s emitter prints."""
-    return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype)
+    return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch)
 
 
 @lru_cache(maxsize=1)
@@ -124,9 +133,11 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
     command = (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {page.name}"
                f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
                + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
-               + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else ""))
+               + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else "")
+               + (f" --arch {b.arch}" if b.arch else ""))
     return {"command": command, "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
             "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "sizes": b.sizes, "name": b.name, "heads": b.heads,
+            "arch": b.arch,
             "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes, "state_doc": states,
             "inputs": [t.name for t in inputs], "initial": initial, "scalars": list(p.scalars)}
 

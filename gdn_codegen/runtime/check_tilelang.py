@@ -20,7 +20,8 @@ SHARED = {"sm_90a": 227 * 1024}
 @dataclass(frozen=True)
 class Compiled:
     """One kernel. shared: dynamic shared memory of a block, in bytes; registers of a thread; spills: bytes that a thread
-    stores and loads because registers ran out; products: T.gemm calls that became wgmma. error: why it does not build."""
+    stores and loads because registers ran out; wgmma, tma: whether products and copies became such. error: why it does not
+    build."""
 
     kernel: str
     arch: str
@@ -29,6 +30,7 @@ class Compiled:
     registers: int = 0
     spills: int = 0
     wgmma: bool = False
+    tma: bool = False
     error: str = ""
 
     def __str__(self) -> str:
@@ -36,7 +38,7 @@ class Compiled:
             return f"{self.kernel} {self.arch}: {self.error}"
         spilled = f", warning: spills {self.spills} bytes" if self.spills else ""
         return (f"{self.kernel} {self.arch}: {self.shared} bytes shared, {self.registers} registers"
-                f"{', wgmma' if self.wgmma else ''}, {self.seconds:.0f} s{spilled}")
+                f"{', wgmma' if self.wgmma else ''}{', tma' if self.tma else ''}, {self.seconds:.0f} s{spilled}")
 
 
 def check(path: Path) -> list[tuple[str, bool]]:
@@ -58,7 +60,7 @@ def _compile(module: Any, name: str, arch: str) -> Compiled:
 
     start = time.perf_counter()
     try:
-        with tilelang.tvm.transform.PassContext(config=module._PASSES), \
+        with tilelang.tvm.transform.PassContext(config=module._PASSES[name]), \
                 tilelang.tvm.target.Target({"kind": "cuda", "arch": arch}) as target:
             source = tilelang.lower(module._KERNELS[name](module._prelude(cpu=False)), target=target)
     except Exception as e:  # TVM raises what its passes raise
@@ -78,6 +80,7 @@ def _compile(module: Any, name: str, arch: str) -> Compiled:
     over = shared > SHARED[arch]
     return Compiled(name, arch, seconds, shared, _number(r"Used (\d+) registers", said),
                     _number(r"(\d+) bytes spill stores", said) + _number(r"(\d+) bytes spill loads", said), "wgmma" in text,
+                    "tma_load" in text,
                     f"needs {shared} bytes of shared memory, a block of {arch} has {SHARED[arch]}" if over else "")
 
 

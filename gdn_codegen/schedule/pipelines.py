@@ -4,8 +4,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..devices import HOPPER, TRITON, Cores, Device
+from ..devices import HOPPER, TRITON, Cores, Device, Groups
 from ..devices.ascend_a2 import ASCEND_A2
+from ..devices.sm_90a import SM_90A
 from ..ir.core import Program
 from ..ir.verify import verify
 from .accumulate import accumulate
@@ -13,20 +14,25 @@ from .arrange import arrange
 from .assign import assign
 from .channels import channels
 from .check import check
+from .check_rings import check_rings
 from .cut import cut
 from .decompose import decompose
 from .feed import feed
+from .groups import groups
 from .heads import heads
 from .launch import launch
+from .mbarriers import mbarriers
 from .operands import operands
 from .pack import pack
 from .place import place
 from .precision import precision
 from .rewrite import rewrite
+from .rings import rings
 from .schedule import Schedule
 from .storage import storage
 from .synchronise import synchronise
 from .transfer import transfer
+from .turn import turn
 from .vectorise import vectorise
 
 
@@ -45,7 +51,20 @@ class Context:
         return self.device
 
 
+    @property
+    def groups(self) -> Groups:
+        assert isinstance(self.device, Groups), f"{self.device.name} has no warp groups"
+        return self.device
+
+
 Pass = Callable[[Program, Context], Program]
+
+
+def _chunks(p: Program, run: Callable[[Program, Device], Program], device: Device) -> Program:
+    """`p` with its kernels over chunks put through a pass."""
+    done = [run(replace(p, kernels=(k,)), device) if k.grid == "chunks" else None for k in p.kernels]
+    return replace(p, kernels=tuple(x.kernels[0] if x else k for x, k in zip(done, p.kernels, strict=True)))
+
 
 FRONT: tuple[tuple[str, Pass], ...] = (
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
@@ -56,12 +75,24 @@ FRONT: tuple[tuple[str, Pass], ...] = (
 )
 ONE_AGENT: tuple[tuple[str, Pass], ...] = (
     *FRONT,
+    ("turn", lambda p, c: turn(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("operands", lambda p, c: operands(p, c.device)),
     ("place", lambda p, c: place(p, c.device)),
     ("storage", lambda p, c: storage(p)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
     ("check", lambda p, c: check(p, c.device)),
+    ("launch", lambda p, c: launch(p, c.schedule, c.device)),
+)
+GROUPS: tuple[tuple[str, Pass], ...] = (
+    *FRONT,
+    ("turn", lambda p, c: turn(p, c.schedule)),
+    ("assign", lambda p, c: groups(_chunks(p, assign, c.device), c.groups)),
+    ("operands", lambda p, c: _chunks(p, operands, c.device)),
+    ("place", lambda p, c: rings(_chunks(p, place, c.device), c.schedule, c.groups)),
+    ("storage", lambda p, c: storage(p)),
+    ("synchronise", lambda p, c: mbarriers(p, c.groups)),
+    ("check", lambda p, c: check_rings(p, c.groups)),
     ("launch", lambda p, c: launch(p, c.schedule, c.device)),
 )
 CORES: tuple[tuple[str, Pass], ...] = (
@@ -81,16 +112,19 @@ CORES: tuple[tuple[str, Pass], ...] = (
 )
 PIPELINES: dict[str, tuple[tuple[str, Pass], ...]] = {"triton": ONE_AGENT, "tilelang": ONE_AGENT, "pto": CORES}
 DEVICES: dict[str, Device] = {"triton": TRITON, "tilelang": HOPPER, "pto": ASCEND_A2}
+#: target, architecture -> passes and device, where a build is for one architecture.
+ARCHS: dict[tuple[str, str], tuple[tuple[tuple[str, Pass], ...], Device]] = {("tilelang", "sm_90a"): (GROUPS, SM_90A)}
 
 #: Called after every pass with (name, before, after, context); the tests put their checks here.
 observers: list[Callable[[str, Program, Program, Context], None]] = []
 
 
-def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dtype: str) -> Program:
-    """A traced program, lowered for `target` by its pipeline; every stage is verified."""
-    c = Context(schedule.adapted(p), DEVICES[target], tuple(sizes.items()), dtype)
+def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dtype: str, arch: str = "") -> Program:
+    """A traced program, lowered for `target` (and one architecture of it) by its pipeline; every stage is verified."""
+    passes, device = ARCHS[target, arch] if arch else (PIPELINES[target], DEVICES[target])
+    c = Context(schedule.adapted(p), device, tuple(sizes.items()), dtype)
     p = verify(replace(p, dims=c.sizes))
-    for name, run in PIPELINES[target]:
+    for name, run in passes:
         before, p = p, verify(run(p, c))
         for see in observers:
             see(name, before, p, c)

@@ -1,6 +1,8 @@
 """rewrite: algebra on the algorithm's graph, by `form`. Requires a traced program; produces a traced program.
 
 "wy": a product M @ Y of a Y affine in the carried state S, Y = Y0 + F S, becomes U0 - W S with U0 = M Y0 and W = -M F.
+"split": a product M @ (b * (Y0 - Z)) of a state-free M and column b, with Z of the carried state, becomes
+Tb @ Y0 + Tb @ -Z with Tb = M * b^T.
 "gate-free": decay D[i, j] = exp(x_i - x_j) is a conjugation by diag(exp(x)), so the inverse of I + (B * D) is the
 inverse of I + B, times D.
 """
@@ -22,7 +24,7 @@ def rewrite(p: Program, s: Schedule) -> Program:
     before = kernel.body[: next(i for i, x in enumerate(kernel.body) if isinstance(x, Loop))]
     loop = kernel.body[len(before)]
     assert isinstance(loop, Loop)
-    form = _gate_free if s.form == "gate-free" else _wy
+    form = {"gate-free": _gate_free, "wy": _wy, "split": _split}[s.form]
     body = dead_code(replace(loop, body=form(p, s, loop)).body, {c.next for c in loop.carried})
     return replace(p, kernels=(replace(kernel, body=(*before, replace(loop, body=body), *kernel.body[len(before) + 1:])),))
 
@@ -138,6 +140,36 @@ def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     if not done:
         raise ScheduleError(f"schedule {s.name}: form wy needs a product of a state-free tile with one affine in the "
                             f"carried state, which {p.name} has not")
+    return b.finish()  # type: ignore[return-value]
+
+
+def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    defs = {o.out: o for o in _ops(loop)}
+    b, waits = _start(p, loop), {c.name for c in loop.carried}
+    done = 0
+    for o in _ops(loop):
+        if waits & set(o.args):
+            waits.add(o.out)
+        plain = o.kind == "matmul" and len(o.args) == 2 and not o.attr("ta") and not o.attr("tb")
+        scaled = defs.get(o.args[1]) if plain else None
+        if scaled is None or scaled.kind != "mul" or o.args[0] in waits:
+            b.copy(o)
+            continue
+        column, rest = (defs.get(a) for a in scaled.args)
+        if rest is not None and rest.kind == "col":
+            column, rest = rest, column
+        if column is None or column.kind != "col" or column.out in waits or rest is None or rest.kind != "sub" \
+                or [a in waits for a in rest.args] != [False, True]:
+            b.copy(o)
+            continue
+        weight = b.op("mul", o.args[0], b.op("row", column.args[0], line=o.line), name=b.fresh("Tb"), line=o.line)
+        start = b.op("matmul", weight, rest.args[0], name=b.fresh(f"{o.out}0"), line=o.line)
+        more = b.op("matmul", weight, b.op("neg", rest.args[1], line=o.line), line=o.line)
+        b.op("add", start, more, name=o.out, line=o.line)
+        done += 1
+    if not done:
+        raise ScheduleError(f"schedule {s.name}: form split needs a product of a state-free tile with b[:, None] * (y - z), z "
+                            f"of the carried state, which {p.name} has not")
     return b.finish()  # type: ignore[return-value]
 
 

@@ -5,8 +5,11 @@ from dataclasses import dataclass, replace
 
 from ..ir.core import Program, loops, walk
 
-FORMS = ("direct", "wy", "gate-free")
+FORMS = ("direct", "wy", "gate-free", "split")
+#: What a form adds to a page's values.
+ADDS = {"wy": ("W", "U0"), "split": ("Tb",)}
 INVERSES = ("doubling", "blocked16")
+STATES = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
 ORDERS = ("page", "list")
 PREFETCHES = ("no", "operands", "loads", "all")
@@ -23,7 +26,9 @@ class Schedule:
     kernels: groups of value names. A group is one kernel and writes the values it names to global memory; later groups
       read them, and what no group names is recomputed where it is needed.
     form: "direct"; "wy" (what multiplies the state is split off as W and U0, so that they do not wait for it);
-      "gate-free" (decay factored out of the inverse).
+      "gate-free" (decay factored out of the inverse); "split" (U0 apart, and the column that scales what the inverse
+      multiplies folded into it: Tb, which no longer waits for the state).
+    state: "kv", or "vk": kernels that walk the chunks hold tiles whose last dim is V transposed.
     inverse: "doubling" (blocks of 1, 2, 4... rows merged) or "blocked16" (16-row blocks by powers, then merged).
     v_block: columns of V a kernel instance computes; 0 for all. Applies where all that a kernel writes has V.
     launch: "kernels", or "single" for one launch with barriers over the device between kernels (PTO).
@@ -38,6 +43,9 @@ class Schedule:
       "loads", "all" (whatever needs no state).
     channel_slots: tiles of a workspace between cores, which turns take one after the other.
     l0_slots: operands of products that each of L0A and L0B holds at a time.
+
+    Where warp groups share work (an architecture such as sm_90a):
+    stages: turns that loads may run ahead of those who read them.
     """
 
     name: str
@@ -54,6 +62,8 @@ class Schedule:
     prefetch: str = "no"
     channel_slots: int = 1
     l0_slots: int = 2
+    state: str = "kv"
+    stages: int = 2
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("form", self.form, FORMS), ("inverse", self.inverse, INVERSES),
@@ -61,7 +71,8 @@ class Schedule:
                                        ("launch", self.launch, LAUNCHES),
                                        ("order", self.order, ORDERS), ("lanes", self.lanes, (1, 2)),
                                        ("prefetch", self.prefetch, PREFETCHES),
-                                       ("channel_slots", self.channel_slots, (1, 2)), ("l0_slots", self.l0_slots, (1, 2))):
+                                       ("channel_slots", self.channel_slots, (1, 2)), ("l0_slots", self.l0_slots, (1, 2)),
+                                       ("state", self.state, STATES), ("stages", self.stages, (1, 2, 3))):
             if value not in accepted:
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
         names = [n for group in self.kernels for n in group]
@@ -79,8 +90,8 @@ class Schedule:
         loop = next(loops(p.kernels[0].body))
         have = {o.out for o in walk(p.kernels[0].body)} | {c.name for c in loop.carried}
         has_inverse = any(o.kind == "unit_lower_inverse" for o in loop.body if not hasattr(o, "body"))
-        split = {"W", "U0"} if self.form == "wy" and has_inverse else set()
-        groups = tuple(tuple(n for n in g if n in have | split) for g in self.kernels)
+        added = set(ADDS.get(self.form, ())) if has_inverse else set()
+        groups = tuple(tuple(n for n in g if n in have | added) for g in self.kernels)
         form = self.form if has_inverse else "direct"
         return replace(self, kernels=tuple(g for g in groups if g), form=form)
 
@@ -89,6 +100,7 @@ SCHEDULES = {s.name: s for s in (
     Schedule("staged", (("G",), ("A",), ("Tinv",), ("W", "U0"), ("S", "U"), ("o",)), form="wy"),
     Schedule("prepared", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", inverse="blocked16"),
     Schedule("replay", (("G", "Tinv"), ("o", "S"))),
+    Schedule("walk", (("G", "Tb"), ("o", "S")), form="split", state="vk"),
     Schedule("fused", (("o", "S"),), prefetch="all"),
 )}
 

@@ -537,7 +537,8 @@ def o_kernel(t):
 _KERNELS = {"G": G_kernel, "A": A_kernel, "Tinv": Tinv_kernel, "W_U0": W_U0_kernel, "S_U": S_U_kernel, "o": o_kernel}
 _OPTIONAL = dict(INITIAL + FINAL)
 # every access is in bounds by itself
-_PASSES = {"tl.disable_safe_memory_legalize": True}
+_BOUNDS = {"tl.disable_safe_memory_legalize": True}
+_PASSES = {"G": _BOUNDS, "A": _BOUNDS, "Tinv": _BOUNDS, "W_U0": _BOUNDS, "S_U": _BOUNDS, "o": _BOUNDS}
 _compiling = threading.Lock()
 
 
@@ -557,10 +558,10 @@ def _compiled(name, kind):
     cpu = kind == "cpu"
     program = _KERNELS[name](_prelude(cpu))
     if not cpu:
-        return tilelang.compile(program, target="cuda", pass_configs=_PASSES)
+        return tilelang.compile(program, target="cuda", pass_configs=_PASSES[name])
     with tilelang.tvm.target.Target("c"):
         return tilelang.compile(program, target="c", target_host="c", execution_backend="cython",
-                                compile_flags=_cpu_flags(), pass_configs=_PASSES)
+                                compile_flags=_cpu_flags(), pass_configs=_PASSES[name])
 
 
 def _plain(x):

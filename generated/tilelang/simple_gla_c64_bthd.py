@@ -239,7 +239,8 @@ def o_S_kernel(t):
 _KERNELS = {"o_S": o_S_kernel}
 _OPTIONAL = dict(INITIAL + FINAL)
 # every access is in bounds by itself
-_PASSES = {"tl.disable_safe_memory_legalize": True}
+_BOUNDS = {"tl.disable_safe_memory_legalize": True}
+_PASSES = {"o_S": _BOUNDS}
 _compiling = threading.Lock()
 
 
@@ -259,10 +260,10 @@ def _compiled(name, kind):
     cpu = kind == "cpu"
     program = _KERNELS[name](_prelude(cpu))
     if not cpu:
-        return tilelang.compile(program, target="cuda", pass_configs=_PASSES)
+        return tilelang.compile(program, target="cuda", pass_configs=_PASSES[name])
     with tilelang.tvm.target.Target("c"):
         return tilelang.compile(program, target="c", target_host="c", execution_backend="cython",
-                                compile_flags=_cpu_flags(), pass_configs=_PASSES)
+                                compile_flags=_cpu_flags(), pass_configs=_PASSES[name])
 
 
 def _plain(x):

@@ -1,8 +1,11 @@
 """Generated ops on a CUDA GPU. Run with: pytest -m device tests/device"""
+from dataclasses import replace
+
 import pytest
 import torch
 from reference import call, check, problem
 
+from gdn_codegen.ops import build_for, chunk_gated_delta_rule
 from gdn_codegen.runtime.build import TARGETS, Build
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
@@ -51,3 +54,70 @@ def test_same_bits_every_time(target):
     for _ in range(20):
         again = call(fn, x)
         assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+
+
+# --- warp groups -----------------------------------------------------------------------------------------------------
+hopper = pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0) or
+                            not runs("tilelang", "cuda"), reason="needs a Hopper GPU and TileLang")
+#: What a schedule of warp groups may be: ring lengths, blocks of V, sizes of 64.
+GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
+          "bf16-bhtd": Build("tilelang", layout="bhtd", schedule="walk", dtype="bfloat16", arch="sm_90a"),
+          "stages": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk3", stages=3), arch="sm_90a"),
+          "columns": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk64", v_block=64), arch="sm_90a"),
+          "k64v64": Build("tilelang", schedule="walk", head_dim_k=64, head_dim_v=64, arch="sm_90a")}
+
+
+def for_groups(b, lengths, H=2, HV=4, **options):
+    return problem(lengths, H, HV, b.head_dim_k, b.head_dim_v, getattr(torch, b.dtype), **options)
+
+
+@hopper
+@pytest.mark.parametrize("name", GROUPS)
+def test_warp_groups(name):
+    b = GROUPS[name]
+    fn = on_gpu(function(b))
+    for n, lengths in enumerate(([64], [1], [63], [65], [0], [128, 64], [1, 63, 65, 0, 130, 64], [447, 0, 0, 1])):
+        check(fn, for_groups(b, lengths, gate=-0.1, initial=n % 2 == 0, seed=n), layout=b.layout)
+    for H, HV in ((1, 1), (1, 3), (4, 4)):
+        check(fn, for_groups(b, [70, 200], H, HV), layout=b.layout)
+    for gate in (0.0, -50.0, "mixed"):
+        check(fn, for_groups(b, [200], gate=gate), layout=b.layout)
+    check(fn, for_groups(b, [70, 70, 70], initial=False), batched=True, layout=b.layout)
+    check(fn, for_groups(b, [3, 3]), batched=True, layout=b.layout)
+
+
+@hopper
+@pytest.mark.parametrize("name", GROUPS)
+def test_warp_groups_keep_sequences_apart(name):
+    """NaN of a neighbour, before and after, never enters, and no row of a neighbour is written."""
+    b = GROUPS[name]
+    fn, lengths = on_gpu(function(b)), [40, 70, 33, 64, 1]
+    x = for_groups(b, lengths)
+    o, S = call(fn, x, layout=b.layout)
+    for n in range(len(lengths)):
+        first, end = sum(lengths[:n]), sum(lengths[:n + 1])
+        bad = {**x, **{i: x[i].clone() for i in ("q", "k", "v")}}
+        for i in ("q", "k", "v"):
+            bad[i][first:end] = float("nan")
+        o2, S2 = call(fn, bad, layout=b.layout)
+        rows = [t for t in range(sum(lengths)) if not first <= t < end]
+        rest = [m for m in range(len(lengths)) if m != n]
+        assert torch.equal(o2[rows], o[rows]) and torch.equal(S2[rest], S[rest])
+        assert o2[first:end].isnan().all() and S2[n].isnan().any()
+
+
+@hopper
+def test_warp_groups_give_the_same_bits_every_time():
+    b = GROUPS["f16"]
+    fn, x = on_gpu(function(b)), for_groups(b, [1000, 64, 333], gate=-0.05)
+    first = call(fn, x)
+    for _ in range(50):
+        again = call(fn, x)
+        assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+
+
+@hopper
+def test_the_default_on_hopper_has_warp_groups():
+    x = for_groups(GROUPS["f16"], [70])
+    assert build_for("gated_delta_rule", x["q"][None].cuda(), x["v"][None].cuda(), "auto", 64, "bthd", None) == GROUPS["f16"]
+    check(on_gpu(chunk_gated_delta_rule), x)

@@ -9,12 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from reference import TOLERANCE, call, check, expected, problem, rms_error
+from reference import TOLERANCE, call, check, expected, in_form, problem, rms_error
 
 from gdn_codegen.runtime.build import TARGETS, Build
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, ScheduleError
+from gdn_codegen.schedule.schedule import FORMS, STATES
 
 HERE = [t for t in TARGETS if runs(t, "cpu")]
 LADDER = (1, 17, 31, 32, 33, 63, 64, 65, 95, 127, 128, 129, 191, 193, 367, 447, 512, 640, 1920)
@@ -23,6 +24,8 @@ BUILDS = {
     "c64-fused-f16": (64, "bthd", "fused", "float16", 128, 128),
     "c32-replay-bf16": (32, "bhtd", "replay", "bfloat16", 32, 64),
     "c16-prepared-f32": (16, "bthd", "prepared", "float32", 32, 16),
+    "c16-walk-f16": (16, "bthd", "walk", "float16", 32, 64),
+    "c32-walk-f32": (32, "bhtd", "walk", "float32", 64, 32),
     "c64-staged-bf16": (64, "bhtd", "staged", "bfloat16", 64, 32),
     "c128-fused-f16": (128, "bthd", "fused", "float16", 64, 64),
 }
@@ -74,14 +77,11 @@ def test_random_problems(target, name):
 @st.composite
 def builds(draw, target):
     """Any build: every option free, forms and inverses too."""
-    form = draw(st.sampled_from(["direct", "wy", "gate-free"]))
-    s = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
-    if form != "wy":
-        groups = (tuple(n for n in g if n not in ("W", "U0")) for g in s.kernels)
-        s = replace(s, kernels=tuple(g for g in groups if g))
+    form = draw(st.sampled_from(FORMS))
+    s = in_form(SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))], form)
     K, V = draw(st.sampled_from([16, 32, 64, 128])), draw(st.sampled_from([16, 32, 64, 128]))
     v_block = draw(st.sampled_from([0, 16, 32, 64]))
-    s = replace(s, name="drawn", form=form, inverse=draw(st.sampled_from(["doubling", "blocked16"])),
+    s = replace(s, name="drawn", state=draw(st.sampled_from(STATES)), inverse=draw(st.sampled_from(["doubling", "blocked16"])),
                 v_block=v_block if v_block < V else 0)
     return Build(target, draw(st.sampled_from([16, 32, 64, 128])), draw(st.sampled_from(["bthd", "bhtd"])), "gated_delta_rule",
                  s, draw(st.sampled_from(["float16", "bfloat16", "float32"])), K, V)

@@ -2,6 +2,7 @@
 from dataclasses import replace
 
 import pytest
+from reference import in_form
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices import HOPPER
@@ -10,21 +11,14 @@ from gdn_codegen.ir.core import Loop, walk
 from gdn_codegen.schedule import SCHEDULES, ScheduleError, named
 from gdn_codegen.schedule.check import RaceError, channels, check, without, without_barrier
 from gdn_codegen.schedule.pipelines import lower
+from gdn_codegen.schedule.schedule import FORMS
 from gdn_codegen.schedule.synchronise import synchronise
 
 SIZES = {"C": 64, "K": 64, "V": 64}
 
 
-def in_form(name, form):
-    s = replace(named(name), form=form)
-    if form == "wy":
-        return s
-    groups = (tuple(n for n in g if n not in ("W", "U0")) for g in s.kernels)
-    return replace(s, kernels=tuple(g for g in groups if g))
-
-
 def lowered(name="fused", form=None, dtype="float16", page="gated_delta_rule", sizes=SIZES, **changes):
-    s = replace(in_form(name, form) if form else named(name), **changes)
+    s = replace(in_form(named(name), form) if form else named(name), **changes)
     return lower(find(page).trace(), "pto", s, sizes, dtype)
 
 
@@ -123,7 +117,7 @@ def test_ids_are_the_devices(name):
 # --- places ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("size", [(16, 64, 64), (64, 128, 128), (128, 64, 64), (128, 128, 128)])
-@pytest.mark.parametrize("form", ["direct", "wy", "gate-free"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_fit(_unchecked, name, form, size, dtype):
     p = lowered(name, form, dtype, sizes=dict(zip("CKV", size, strict=True)), inverse="blocked16")

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import expected, problem, rms_error
+from reference import expected, in_form, problem, rms_error
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.builder import algorithm, carried, exp
@@ -12,19 +12,10 @@ from gdn_codegen.schedule import SCHEDULES, Schedule, ScheduleError, named, plac
 from gdn_codegen.schedule.cut import cut
 from gdn_codegen.schedule.pipelines import PIPELINES, lower
 from gdn_codegen.schedule.rewrite import rewrite
+from gdn_codegen.schedule.schedule import FORMS
 from gdn_codegen.schedule.storage import OverwrittenError
 
 SIZES = {"C": 32, "K": 16, "V": 32}
-
-
-def without(s, *names):
-    """The schedule less some values."""
-    return replace(s, kernels=tuple(g for g in (tuple(n for n in g if n not in names) for g in s.kernels) if g))
-
-
-def in_form(name, form):
-    s = replace(named(name), form=form)
-    return s if form == "wy" else without(s, "W", "U0")
 
 
 def run(p, x, exact=True):
@@ -35,11 +26,11 @@ def run(p, x, exact=True):
 
 @pytest.mark.parametrize("target", PIPELINES)
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("form", ["direct", "wy", "gate-free"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("inverse", ["doubling", "blocked16"])
 def test_lowered_programs_are_the_recurrence(target, name, form, inverse):
     x = problem([33, 0, 5], 1, 2, 16, 32, torch.float16, gate="mixed")
-    p = lower(find("gated_delta_rule").trace(), target, replace(in_form(name, form), inverse=inverse), SIZES, "float16")
+    p = lower(find("gated_delta_rule").trace(), target, replace(in_form(named(name), form), inverse=inverse), SIZES, "float16")
     got, (o, S) = run(p, x), expected(x)
     assert rms_error(got["o"], o) < 1e-11 and rms_error(got["final_state"], S) < 1e-11
 
@@ -67,7 +58,7 @@ def test_equal_keys_do_not_lose_the_inverse(inverse, chunk):
 
 @pytest.mark.parametrize("name, grids", [
     ("staged", "chunks chunks chunks chunks sequences chunks"), ("prepared", "chunks chunks sequences chunks"),
-    ("replay", "chunks sequences"), ("fused", "sequences")])
+    ("replay", "chunks sequences"), ("walk", "chunks sequences"), ("fused", "sequences")])
 def test_cut_is_parallel_where_it_can_be(name, grids):
     p = lower(find("gated_delta_rule").trace(), "triton", named(name), SIZES, "float16")
     assert " ".join(k.grid for k in p.kernels) == grids
@@ -103,7 +94,7 @@ def test_bad_fields():
         named("nothing")
 
 
-@pytest.mark.parametrize("form", ["wy", "gate-free"])
+@pytest.mark.parametrize("form", ["wy", "gate-free", "split"])
 def test_a_form_that_does_not_apply_is_an_error(form):
     @algorithm(q="C K", v="C V", S=carried("K V"))
     def linear(q, v, S):

@@ -30,7 +30,8 @@ from ..base import (
 
 rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "part": "vectorise", "join": "vectorise",
                           "block": "decompose", "quad": "decompose",
-                          "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise"})
+                          "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
+                          "fence": "mbarriers", "transpose": "groups"})
 
 WIDTH = 120
 #: Ops whose rules write lines; those of the others give an expression.
@@ -52,6 +53,9 @@ class Value:
 
 class KernelWriter:
     """Writes one kernel. `uses` collects the names of the kernel's own that rules ask for."""
+
+    rules = rule
+    statements: tuple[str, ...] = STATEMENTS
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
         self.p, self.k, self.layout = p, k, layout
@@ -116,10 +120,15 @@ class KernelWriter:
     def address(self, t: Tensor, index: tuple[str, ...]) -> str:
         """The element of `t` that this instance's tile has at `index`."""
         cut = [f"block * {self.dim(d)} + {x}" if d == self.k.split else x for d, x in zip(t.dims, index, strict=True)]
+        if t.index == "token":
+            cut[0] = f"{self.use('row')} + {cut[0]}"
+        return self.at(t, cut)
+
+    def at(self, t: Tensor, cut: list[str]) -> str:
+        """`t` at indices, or slices, into the dims of its tile; rows of tokens count from the row's start."""
         head = self.use("h") if t.heads == "H" else "hv"
         if t.index == "token":
-            row = f"{self.use('row')} + {cut[0]}"
-            where = [self.use("b"), *((row, head) if self.layout == "bthd" else (head, row)), *cut[1:]]
+            where = [self.use("b"), *((cut[0], head) if self.layout == "bthd" else (head, cut[0])), *cut[1:]]
         elif t.index == "slot":
             where = [self.use("slot"), head, *cut]
         elif t.index == "sequence":
@@ -144,9 +153,9 @@ class KernelWriter:
             if isinstance(s, Loop):
                 self.walk(s)
                 continue
-            write = rule.of(s)
+            write = self.rules.of(s)
             args = [self.env[a] for a in s.args]
-            if s.kind in STATEMENTS:
+            if s.kind in self.statements:
                 self.w.at(s)
                 write(self, s, *args)
                 if s.out:
@@ -213,6 +222,10 @@ class KernelWriter:
             self.w("if chunk * C < length:")
             self.w.indent += 1
         self.w(*at_chunk)
+        return self.finished(body)
+
+    def finished(self, body: list[str]) -> KernelText:
+        """The kernel's head, which is written, and its body, with what a template is told."""
         tensors = touched(self.p, self.k)
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32"]
@@ -222,7 +235,7 @@ class KernelWriter:
         fixed = [x for x in ("B", "L", "H", "HV", "slots", "ends") if x in bare]
         dynamic = [", ".join(names) for names in (fixed, [x for x in bare if x.startswith("n_")]) if names]
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
-                 "written": self.written()}
+                 "written": self.written(), "agents": self.k.agents}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*self.w.lines, *body]), extra)
 

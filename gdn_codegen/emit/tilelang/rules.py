@@ -38,9 +38,10 @@ def load(w: KernelWriter, o: Op) -> None:
     assert o.type is not None
     t, to = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer)
     index = w.loop(to.dims)
-    text = w.address(t, index)
+    there = index[::-1] if o.attr("transposed") else index
+    text = w.address(t, there)
     if t.index == "token":
-        text = f"T.if_then_else(i < {w.use('rows')}, {text}, 0)"
+        text = f"T.if_then_else({there[0]} < {w.use('rows')}, {text}, 0)"
     if t.optional:
         text = f"T.if_then_else(has_{t.name} != 0, {text}, 0)"
     w.line(f"{to.at(*index)} = {text}")
@@ -53,13 +54,14 @@ def store(w: KernelWriter, o: Op, x: Value) -> None:
     if t.optional:
         w.line(f"if has_{t.name} != 0:")
         w.w.indent += 1
-    index = w.loop(t.dims)
+    index = w.loop(x.dims)
+    there = index[::-1] if o.attr("transposed") else index
     if t.index == "token":
-        w.line(f"if i < {w.use('rows')}:")
+        w.line(f"if {there[0]} < {w.use('rows')}:")
         w.w.indent += 1
-    w.line(f"{w.address(t, index)} = {element(x, t.dims, index)}")
+    w.line(f"{w.address(t, there)} = {element(x, x.dims, index)}")
     w.w.indent -= (t.index == "token") + t.optional
-    w.end(t.dims)
+    w.end(x.dims)
 
 
 # --- rules of expressions: (kernel, op, operands) -> the element at some indices ------------------------------------

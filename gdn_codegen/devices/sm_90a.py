@@ -1,0 +1,11 @@
+"""Hopper with warp groups: agents of one thread block, which talk through rings in shared memory and mbarriers."""
+from . import HOPPER, Groups
+
+SM_90A = Groups(
+    "sm_90a", "tilelang", HOPPER.spaces, operand="shared", product="fragment", loaded="shared", vector="shared",
+    tile="fragment", number="local", in_place=True,
+    state="state", aux="aux", loader="loader", store="store",
+    warps={"aux": 4, "loader": 1, "store": 1},
+    registers={"state": 200, "aux": 88, "loader": 24, "store": 24},
+    rows=64, most=2, slots={"aux": 2, "state": 1},
+)

@@ -1,0 +1,206 @@
+"""Writes one kernel whose agents are warp groups of a block: a branch an agent, each with its own walk over the chunks."""
+from __future__ import annotations
+
+from itertools import groupby
+
+from ...ir.core import Agent, Buffer
+from ...ir.types import Dim, Tensor
+from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, walk
+from .kernel import STATEMENTS, KernelWriter, Value, element
+from .rules import rule as base
+
+rule = Rules("tilelang", {}, base)
+#: Threads of a warp group, for which registers are set; registers of a block.
+GROUP, REGISTERS = 128, 64 * 1024
+
+
+class GroupsWriter(KernelWriter):
+    """Writes one kernel. A buffer in shared memory is a ring that turns with the walk."""
+
+    rules = rule
+    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence")
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
+
+    def slot(self, x: Buffer) -> str:
+        return f"chunk % {x.slots}" if x.slots > 1 else "0"
+
+    def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
+        x = self.buffers[buffer]
+        if x.space != "shared":
+            return super().stored(o_dims, buffer)
+        name = self.name(buffer)
+        return Value(o_dims, x.dtype, lambda *index: Text(f"{name}[{', '.join([self.slot(x), *(index or ('0',))])}]"), buffer)
+
+    def whole(self, buffer: str) -> str:
+        """The storage of a buffer as an operand: its slot of this turn."""
+        x = self.buffers[buffer]
+        name = self.name(buffer)
+        return name if x.space != "shared" else f"{name}[{', '.join([self.slot(x), *[':'] * len(x.shape)])}]"
+
+    def tile(self, t: Tensor) -> str:
+        """This instance's tile of `t`, as a slice."""
+        slices = [f"block * B{d}:block * B{d} + B{d}" if d == self.k.split else f"0:{d}" for d in t.dims]
+        if t.index == "token":
+            slices[0] = f"{self.use('row')}:row + {t.dims[0]}"
+        return self.at(t, slices)
+
+    # --- statements ---
+    def inner(self, *lines: str) -> None:
+        """Lines of a block."""
+        self.w.indent += 1
+        for x in lines:
+            self.line(x)
+        self.w.indent -= 1
+
+    def body(self, body: tuple[Stmt, ...]) -> None:
+        super().body(tuple(s for s in body if isinstance(s, Loop) or s.agent == self.agent.name))
+
+    def walk(self, lp: Loop) -> None:
+        for c in lp.carried:
+            self.env[c.name] = self.env[c.result] = self.stored(c.type.dims, c.name)
+        first = len(self.w.lines)
+        self.w.indent += 1
+        self.body(lp.body)
+        self.w.indent -= 1
+        after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
+        self.use("length")
+        self.w("for chunk in T.serial(T.ceildiv(length, C)):")
+        self.w.indent += 1
+        self.w(*self.chunk())
+        self.w.indent -= 1
+        self.w.lines += after
+
+    def branch(self, a: Agent) -> None:
+        self.agent, self.w.line = a, 0
+        kept, self.uses = self.uses, {}
+        self.env = {o.out: self.stored(o.type.dims, o.buffer) for o in walk(self.k.body) if o.buffer and o.type}
+        self.body(self.k.body)
+        self.uses = {**kept, **{x: None for x in self.uses if x not in ("row", "rows", "slot")}}
+
+    def branches(self) -> None:
+        """The agents, those of a warp group together, since registers are set for it."""
+        total = sum(a.threads for a in self.k.agents)
+        groups = [list(g) for _, g in groupby(self.k.agents, lambda a: a.first // GROUP if a.threads < GROUP else a.name)]
+        self.w("tx = T.get_thread_binding()")
+        for n, group in enumerate(groups):
+            last = n == len(groups) - 1
+            self.w("else:" if last else f"{'el' * (n > 0)}if tx < {group[-1].first + group[-1].threads}:")
+            self.w.indent += 1
+            budget = group[0].registers
+            self.w(f"T.set_max_nreg({budget}, {int(budget > REGISTERS // (-(-total // GROUP) * GROUP))})")
+            for m, a in enumerate(group):
+                if len(group) > 1 or last:
+                    self.w(f"{'el' * (m > 0)}if tx < {a.first + a.threads}:")
+                    self.w.indent += 1
+                self.branch(a)
+                self.w.indent -= len(group) > 1 or last
+            self.w.indent -= 1
+
+    # --- the whole ---
+    def text(self) -> KernelText:
+        self.w.indent = 3
+        self.branches()
+        body = self.w.lines
+        self.w = Writer(self.p, "#", 2)
+        self.head()
+        for x in self.k.buffers:
+            self.w(self.allocation(x))
+        return self.finished(body)
+
+    def allocation(self, x: Buffer) -> str:
+        if x.space == "barrier":
+            return f"{x.name} = T.alloc_barrier(arrive_count=[{x.shape[0]}] * {x.slots})"
+        if x.space != "shared":
+            return super().allocation(x)
+        dims = [str(x.slots), *(self.dim(d) for d in self.buffer_dims(x.name) or (1,))]
+        return f"{self.name(x.name)} = T.alloc_shared(({', '.join(dims)}), {self.dtype(x.dtype)})"
+
+    def threads(self) -> int:
+        return -(-sum(a.threads for a in self.k.agents) // GROUP) * GROUP
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+@rule("wait")
+def wait(w: GroupsWriter, o: Op) -> None:
+    x = w.buffers[o.attr("channel")]
+    turns = f"chunk // {x.slots}" if x.slots > 1 else "chunk"
+    w.line(f"T.barrier_wait({x.name}[{w.slot(x)}], {f'({turns} + 1)' if o.attr('back') else turns} % 2)")
+
+
+@rule("signal")
+def signal(w: GroupsWriter, o: Op) -> None:
+    x = w.buffers[o.attr("channel")]
+    w.line(f"T.barrier_arrive({x.name}[{w.slot(x)}])")
+
+
+@rule("fence")
+def fence(w: GroupsWriter, o: Op) -> None:
+    w.line("T.fence_proxy_async()")
+
+
+@rule("matmul")
+def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None) -> None:
+    assert o.type is not None
+    if acc is not None and acc.buffer != o.buffer:
+        w.fill(w.stored(o.type.dims, o.buffer), acc)
+    options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
+    options += ["clear_accum=True"] * (acc is None) + ["policy=T.GemmWarpPolicy.FullRow"]
+    w.line(f"T.gemm({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})")
+
+
+@rule("load")
+def load(w: GroupsWriter, o: Op) -> None:
+    t, channel, tail = w.p.tensor(o.attr("tensor")), o.attr("channel"), o.attr("tail")
+    if channel is None or (t.index == "token" and not tail):
+        base.of(o)(w, o)
+        return
+    x = w.buffers[channel]
+    copy = f"T.tma_copy({w.tile(t)}, {w.whole(o.buffer)}, barrier="
+    if not tail:
+        w.line(f"{copy}{x.name}[{w.slot(x)}])")
+        return
+    w.line(f"if {w.use('rows')} >= C:")
+    w.inner(f"{copy}{x.name}[{w.slot(x)}])")
+    # Once a sequence: what was copied of other sequences' rows becomes zero.
+    w.line("else:")
+    w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], 0)",
+            "for i in T.serial(C - rows):", f"    for j in T.Parallel({w.dim(t.dims[1])}):",
+            f"        {w.stored(t.dims, o.buffer).at('rows + i', 'j')} = 0")
+
+
+@rule("store")
+def store(w: GroupsWriter, o: Op, x: Value) -> None:
+    t = w.p.tensor(o.attr("tensor"))
+    if t.index != "token" or len(t.dims) < 2:
+        base.of(o)(w, o, x)
+        return
+    w.line(f"if {w.use('rows')} >= C:")
+    w.inner(f"T.copy({w.whole(x.buffer)}, {w.tile(t)})")
+    w.line("else:")
+    w.inner("for i in T.serial(rows):", f"    for j in T.Parallel({w.dim(t.dims[1])}):",
+            f"        {w.address(t, ('i', 'j'))} = {x.at('i', 'j')}")
+
+
+@rule("move")
+def move(w: GroupsWriter, o: Op, x: Value) -> None:
+    assert o.type is not None
+    if x.buffer and x.dims:
+        w.line(f"T.copy({w.whole(x.buffer)}, {w.whole(o.buffer)})")
+    elif x.dims:
+        w.fill(w.stored(o.type.dims, o.buffer), x)
+    else:
+        w.line("for i in t.parallel(1):")
+        w.w.indent += 1
+        w.line(f"{w.stored((1,), o.buffer).at('i')} = {x.at()}")
+        w.w.indent -= 1
+
+
+@rule("transpose")
+def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
+    to = w.stored(x.dims[::-1], o.buffer)
+    i, j = w.loop(x.dims)
+    w.line(f"{to.at(j, i)} = {element(x, x.dims, (i, j))}")
+    w.end(x.dims)

@@ -1,0 +1,104 @@
+"""mbarriers: derives the waits among warp groups. Requires stage "placed"; produces stage "synchronised".
+
+Each ring has two barriers a slot: ready, on which its producer's threads arrive once the slot is written, and free, on which
+its readers' threads arrive once they are done. Rings with the same producer, readers and slots share them. A reader waits
+before its first read and arrives after its last; the producer waits, `slots` turns back, before its first write. Where a
+product or a store to tokens reads what threads wrote, a fence comes before they arrive: loads of tokens count, since threads
+fill up the last chunk of a sequence.
+
+What the rest orders already goes: a wait, an arrival or a barrier without which `check_rings` still proves the kernel.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ..devices import Groups
+from ..ir.core import Buffer, Kernel, Loop, Op, Program, loops
+from .check import RaceError
+from .check_rings import BARRIER, by_threads, by_units, check_rings, reads
+
+
+def mbarriers(p: Program, device: Groups) -> Program:
+    """`p` with waits, signals and fences."""
+    return replace(p, stage="synchronised",
+                   kernels=tuple(_needed(p, _kernel(p, k, device), device) if k.grid == "sequences" else k for k in p.kernels))
+
+
+def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
+    (loop,) = loops(k.body)
+    ops = [o for o in loop.body if isinstance(o, Op)]
+    slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
+    read, count = reads(k), {a.name: a.threads for a in k.agents}
+    groups: dict[tuple[str, tuple[str, ...], int], list[Op]] = {}
+    for o in ops:
+        if o.buffer in slots:
+            readers = tuple(dict.fromkeys(r.agent for r in ops if o.out in read[id(r)]))
+            groups.setdefault((o.agent, readers, slots[o.buffer]), []).append(o)
+    before: dict[int, list[Op]] = {}
+    after: dict[int, list[Op]] = {}
+    copied: dict[int, dict[str, str]] = {}  # load -> where its copy arrives
+    barriers = []
+    for (producer, consumers, n), writes in groups.items():
+        names = {o.out for o in writes}
+        ready, free = (f"{writes[0].out}_{x}" for x in ("ready", "free"))
+        barriers += [Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n),
+                     Buffer(free, BARRIER, (sum(count[c] for c in consumers),), "uint64", slots=n)]
+        for o in writes:
+            if o.kind == "load":
+                copied[id(o)] = {"channel": ready}
+                if p.tensor(o.attr("tensor")).index == "token" and o.type is not None and o.type.rank == 2:
+                    copied[id(o)]["tail"] = f"{o.out}_tail"
+                    barriers.append(Buffer(f"{o.out}_tail", BARRIER, (count[producer],), "uint64"))
+        before.setdefault(id(writes[0]), []).append(_sync("wait", producer, channel=free, back=n))
+        users = [r for r in ops if read[id(r)] & names]
+        fenced = {o.out for o in writes if by_threads(p, o)}
+        if any(by_units(p, r) and read[id(r)] & fenced for r in users):
+            after.setdefault(id(writes[-1]), []).append(_sync("fence", producer))
+        after.setdefault(id(writes[-1]), []).append(_sync("signal", producer, channel=ready))
+        for c in consumers:
+            mine = [r for r in users if r.agent == c]
+            before.setdefault(id(mine[0]), []).append(_sync("wait", c, channel=ready))
+            after.setdefault(id(mine[-1]), []).append(_sync("signal", c, channel=free))
+
+    def body() -> Iterable[Op]:
+        for o in ops:
+            told = replace(o, attrs=tuple(sorted([*o.attrs, *copied.get(id(o), {}).items()])))
+            yield from (*before.get(id(o), []), told, *after.get(id(o), []))
+
+    new = replace(loop, body=tuple(body()))
+    return replace(k, buffers=(*k.buffers, *barriers), body=tuple(new if isinstance(s, Loop) else s for s in k.body))
+
+
+def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
+    """The kernel less barriers, then arrivals, then waits, that are not needed."""
+    (loop,) = loops(k.body)
+    syncs = [(o.kind, o.attr("channel"), o.agent) for o in loop.body if isinstance(o, Op) and o.kind in ("signal", "wait")]
+    drops = [{s for s in syncs if s[1] == c} for c in dict.fromkeys(c for _, c, _ in syncs)]
+    for drop in (*drops, *({s} for kind in ("signal", "wait") for s in syncs if s[0] == kind)):
+        less = without(k, drop)
+        try:
+            check_rings(replace(p, kernels=(less,)), device)
+            k = less
+        except RaceError:
+            pass
+    return k
+
+
+def without(k: Kernel, drop: set[tuple[str, str, str]]) -> Kernel:
+    """The kernel less some (kind, channel, agent); barriers count what still arrives."""
+    (loop,) = loops(k.body)
+    body = tuple(o for o in loop.body if not (isinstance(o, Op) and (o.kind, o.attr("channel"), o.agent) in drop
+                                              and o.kind in ("signal", "wait")))
+    threads = {a.name: a.threads for a in k.agents}
+    used = {o.attr("channel") for o in body if isinstance(o, Op)} | {o.attr("tail") for o in body if isinstance(o, Op)}
+    gone = {(c, a): threads[a] for kind, c, a in drop if kind == "signal"
+            and any(isinstance(o, Op) and (o.kind, o.attr("channel"), o.agent) == (kind, c, a) for o in loop.body)}
+    buffers = tuple(replace(b, shape=(b.shape[0] - sum(n for (c, _), n in gone.items() if c == b.name),))
+                    if b.space == BARRIER else b for b in k.buffers if b.space != BARRIER or b.name in used)
+    new = replace(loop, body=body)
+    return replace(k, buffers=buffers, body=tuple(new if isinstance(s, Loop) else s for s in k.body))
+
+
+def _sync(kind: str, agent: str, **attrs: object) -> Op:
+    return Op(kind, "", (), tuple(sorted(attrs.items())), None, 0, agent)

@@ -1,0 +1,131 @@
+"""rings: gives the values of warp groups buffers. Requires stage "assigned"; produces stage "placed".
+
+What `loader` loads and what crosses from agent to agent lies in shared memory, in a ring of slots that turns with the walk.
+Accumulators, first operands that were computed, tiles read more than once, and vectors under a column or row lie in
+fragments. All else is an expression inside its reader, and a vector or a number always is.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from ..devices import Groups
+from ..ir.core import Agent, Buffer, Kernel, Loop, Op, Program, Stmt, loops, types, uses, walk
+from .pack import WIDTH
+from .place import VIEWS
+from .schedule import Schedule, ScheduleError
+
+
+def rings(p: Program, s: Schedule, device: Groups) -> Program:
+    """`p` with buffers on the kernels that walk the chunks."""
+    return replace(p, kernels=tuple(_Kernel(p, k, s, device).run() if k.grid == "sequences" else k for k in p.kernels))
+
+
+def crosses(o: Op, device: Groups) -> bool:
+    """Whether `o` fills a ring."""
+    return o.kind == "transpose" or (o.kind == "move" and o.attr("space") == device.operand)
+
+
+class _Kernel:
+    def __init__(self, p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
+        self.p, self.k, self.s, self.device = p, k, s, device
+        self.sizes = {**p.sizes, **k.sizes}
+        (self.loop,) = loops(k.body)
+        self.type, self.count = types(k.body), uses(k.body)
+        self.readers: dict[str, list[tuple[Op, int]]] = {}
+        for o in walk(k.body):
+            for n, a in enumerate(o.args):
+                self.readers.setdefault(a, []).append((o, n))
+        self.inside = list(walk(self.loop.body))
+
+    def run(self) -> Kernel:
+        buffers: dict[str, Buffer] = {}
+        owner: dict[str, str] = {}
+        for c in self.loop.carried:
+            buffers[c.name] = self.buffer(c.name, c.name, self.device.product)
+            owner |= {c.init: c.name, c.next: c.name}
+        for o in self.inside:
+            if o.out in owner:
+                continue
+            if o.kind == "load" or crosses(o, self.device):
+                slots = self.s.stages if o.kind == "load" else self.device.slots[o.agent]
+                buffers[o.out] = replace(self.buffer(o.out, o.out, self.device.operand), slots=slots)
+                owner[o.out] = o.out
+            elif o.kind == "matmul" and len(o.args) == 3 and self.grown(o.args[2], owner):
+                owner[o.out] = owner[o.args[2]]
+            elif self.stored(o):
+                buffers[o.out] = self.buffer(o.out, o.out, self.device.product)
+                owner[o.out] = o.out
+        out = replace(self.k, body=self.mark(self.k.body, owner), buffers=tuple(buffers.values()), agents=self.agents(buffers))
+        self.fits(out, owner, buffers)
+        return out
+
+    def agents(self, buffers: dict[str, Buffer]) -> tuple[Agent, ...]:
+        d, first, out = self.device, 0, []
+        groups = buffers[self.loop.carried[0].name].shape[0] // d.rows
+        for a in d.groups:
+            out.append(Agent(a, first, 32 * d.warps.get(a, 4 * groups), d.registers[a]))
+            first += out[-1].threads
+        return tuple(out)
+
+    def buffer(self, name: str, value: str, space: str) -> Buffer:
+        t = self.type[value]
+        return Buffer(name, space, t.shape(self.sizes) or (1,), t.dtype)
+
+    def grown(self, acc: str, owner: dict[str, str]) -> bool:
+        """Whether a product may overwrite its accumulator: a product that nobody else reads."""
+        made = next((o for o in self.inside if o.out == acc), None)
+        return made is not None and made.kind == "matmul" and self.count[acc] == 1 and acc in owner
+
+    def stored(self, o: Op) -> bool:
+        if not o.out or o.kind in VIEWS or o.kind == "last":
+            return False
+        if o.kind in ("matmul", "move"):
+            return True
+        operand = any(r.kind == "matmul" and n < 2 for r, n in self.readers[o.out])
+        copied = any(crosses(r, self.device) and r.kind == "move" for r, _ in self.readers[o.out])
+        return self.type[o.out].rank == 2 and 1 not in self.type[o.out].dims and (operand or copied or self.count[o.out] != 1)
+
+    def mark(self, body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:
+        return tuple(replace(s, body=self.mark(s.body, owner)) if isinstance(s, Loop)
+                     else replace(s, buffer=owner.get(s.out, "")) for s in body)
+
+    def fits(self, k: Kernel, owner: dict[str, str], buffers: dict[str, Buffer]) -> None:
+        """What the agents can do, and what shared memory holds."""
+        d = self.device
+        rows = {buffers[c.name].shape[0] for c in self.loop.carried}
+        if len(rows) != 1 or min(rows) % d.rows or min(rows) > d.rows * d.most:
+            raise self.error(f"carried values have {', '.join(map(str, sorted(rows)))} rows; {d.state} takes "
+                             f"{', '.join(str(d.rows * n) for n in range(1, d.most + 1))}")
+        height = {d.state: rows.pop(), d.aux: d.rows}
+        for o in walk(k.body):
+            if o.agent == d.loader and (o.attr("transposed") or self.p.tensor(o.attr("tensor")).optional):
+                raise self.error(f"{o.out} would be loaded {'transposed' if o.attr('transposed') else 'only where it is given'}; "
+                                 f"{d.loader} copies tiles as they lie")
+            if o.kind == "last" and not (o.args[0] in buffers and buffers[o.args[0]].space == d.operand):
+                raise self.error(f"last of {o.args[0]}, which does not lie in shared memory")
+            if crosses(o, d) and o.kind == "move" and self.type[o.out].rank == 2 and WIDTH[self.type[o.out].dtype] != 2:
+                raise self.error(f"{o.args[0]} would go from {o.agent} to {d.state} in {self.type[o.out].dtype}; operands in "
+                                 "16 bit do")
+            if o.kind != "matmul":
+                continue
+            a = self.type[o.args[0]]
+            if WIDTH[a.dtype] != 2:
+                raise self.error(f"product {o.out} has operands in {a.dtype}; float16 and bfloat16 fit")
+            if buffers[owner[o.args[1]]].space != d.operand:
+                raise self.error(f"product {o.out} has a second operand, {o.args[1]}, that was computed where it is read; "
+                                 "form='split' with state='vk' does not")
+            m, n = buffers[owner[o.out]].shape
+            depth = a.shape(self.sizes)[0 if o.attr("ta") else 1]
+            if m != height[o.agent] or n % 64 or n > 128 or depth % 64:
+                raise self.error(f"product {o.out} is {m} x {n} over {depth}; {o.agent} takes {height[o.agent]} rows, and "
+                                 "columns and depth that 64 divides: C=64, K and V of 64 or 128")
+        need = {b.name: b.slots * prod(b.shape) * WIDTH[b.dtype] for b in buffers.values() if b.space == d.operand}
+        limit, total = d.spaces[d.operand], sum(-(-n // 1024) * 1024 for n in need.values())
+        if total > limit:
+            raise self.error(f"{d.operand} has {limit} bytes, {total} are needed: "
+                             f"{', '.join(f'{n} {size}' for n, size in sorted(need.items(), key=lambda x: -x[1]))}; fewer stages "
+                             "need less")
+
+    def error(self, text: str) -> ScheduleError:
+        return ScheduleError(f"{self.p.name}, kernel {self.k.name} on {self.device.name}: {text}")

@@ -1,0 +1,643 @@
+"""Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+Generated TileLang: schedule walk, chunks of 64 tokens, layout bthd, float16. Needs torch and tilelang (0.1.15).
+Made by: gdn_codegen build --target tilelang --chunk 64 --layout bthd --algorithm gated_delta_rule --schedule walk --dtype float16 --head-dim-k 128 --head-dim-v 128 --arch sm_90a
+"""
+import functools
+import math
+import os
+import threading
+from types import SimpleNamespace
+
+import torch
+
+os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
+import tilelang
+import tilelang.language as T
+
+CHUNK = 64
+LAYOUT = "bthd"
+#: Outputs and workspaces start as NaN: for tests.
+POISON = os.environ.get("GDN_CODEGEN_POISON") == "1"
+# name, heads, dims after [batch, tokens, heads], dtype
+INPUTS = (
+    ("q", "H", (128,), "float16"),
+    ("k", "H", (128,), "float16"),
+    ("v", "HV", (128,), "float16"),
+    ("g", "HV", (), "float32"),
+    ("beta", "HV", (), "float32"),
+)
+OUTPUTS = (
+    ("o", (128,), "float16"),
+)
+# one tile a chunk slot and value head
+WORKSPACES = (
+    ("G_ws", (64,), "float32"),
+    ("Tb_ws", (64, 64), "float16"),
+)
+# one float32 tile a sequence and value head
+INITIAL = (
+    ("initial_state", (128, 128)),
+)
+FINAL = (
+    ("final_state", (128, 128)),
+)
+# defaults of the caller's numbers
+SCALARS = {"scale": 0.08838834764831845}
+# name, instances over, blocks of a split dim, tensors passed, numbers passed
+KERNELS = (
+    ("G_Tb", "chunks", 1, ("k", "g", "beta", "G_ws", "Tb_ws"), ()),
+    ("o_S", "sequences", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Tb_ws"), ("scale",)),
+)
+# tile sizes
+C = 64
+K = 128
+V = 128
+# tensors that a kernel stores to
+WRITTEN = {
+    "G_Tb": ["G_ws", "Tb_ws"],
+    "o_S": ["o", "final_state"],
+}
+
+
+# --- prelude: the only place that knows whether a kernel is traced for CUDA or for the CPU ----------------------------
+def _prelude(cpu):
+
+    def kernel(*grid, threads):
+        return T.Kernel(*grid) if cpu else T.Kernel(*grid, threads=threads)
+
+    def shared(shape, dtype):
+        return T.alloc_local(shape, dtype) if cpu else T.alloc_shared(shape, dtype)
+
+    def fragment(shape, dtype):
+        return T.alloc_local(shape, dtype) if cpu else T.alloc_fragment(shape, dtype)
+
+    def parallel(*extents):
+        if not cpu:
+            return T.Parallel(*extents)
+        return T.serial(extents[0]) if len(extents) == 1 else T.grid(*extents)
+
+    @T.macro
+    def find_sequence(cu_seqlens, slot, sequences):
+        """The last sequence whose first chunk slot, cu_seqlens[n] // C + n, is not after `slot`."""
+        n = T.alloc_var(T.int32, init=0)
+        end = T.alloc_var(T.int32, init=sequences)
+        while end - n > 1:
+            middle = (n + end) // 2
+            if cu_seqlens[middle] // C + middle <= slot:
+                n = middle
+            else:
+                end = middle
+        return n
+
+    @T.macro
+    def serial_cumsum(src, dst):
+        dst[0] = src[0]
+        for i in T.serial(1, src.shape[0]):
+            dst[i] = dst[i - 1] + src[i]
+
+    def cumsum(src, dst):
+        return serial_cumsum(src, dst) if cpu else T.cumsum(src, dst)
+
+    @T.macro
+    def serial_row_sum(src, dst):
+        for i in T.serial(src.shape[0]):
+            dst[i] = 0.0
+            for j in T.serial(src.shape[1]):
+                dst[i] = dst[i] + src[i, j]
+
+    @T.macro
+    def block_row_sum(src, dst):
+        total = T.alloc_fragment((src.shape[0],), dst.dtype)
+        T.reduce_sum(src, total, dim=1)
+        for i in T.Parallel(src.shape[0]):
+            dst[i] = total[i]
+
+    def row_sum(src, dst):
+        return serial_row_sum(src, dst) if cpu else block_row_sum(src, dst)
+
+    @T.macro
+    def widened(src, dst, transpose):
+        # float32 and row-major, which the C compiler vectorises
+        for i, j in T.grid(dst.shape[0], dst.shape[1]):
+            dst[i, j] = T.cast(src[j, i] if transpose else src[i, j], T.float32)
+
+    @T.macro
+    def serial_gemm(A, B, acc, transpose_A, transpose_B, clear_accum):
+        rows, cols, depth = int(acc.shape[0]), int(acc.shape[1]), int(A.shape[0 if transpose_A else 1])
+        step = math.gcd(depth, 8)  # rows of B in one pass over a row of acc
+        a = T.alloc_local((rows, depth), T.float32)
+        b = T.alloc_local((depth, cols), T.float32)
+        widened(A, a, transpose_A)
+        widened(B, b, transpose_B)
+        if clear_accum:
+            for i, j in T.grid(rows, cols):
+                acc[i, j] = 0.0
+        for i, k in T.grid(rows, depth // step):
+            for j in T.serial(cols):
+                acc[i, j] = acc[i, j] + sum(a[i, k * step + r] * b[k * step + r, j] for r in range(step))
+
+    def gemm(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
+        run = serial_gemm if cpu else T.gemm
+        return run(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=clear_accum)
+
+    # The C backend has no bfloat16: there the host widens such tensors.
+    bfloat16 = T.float32 if cpu else T.bfloat16
+    return SimpleNamespace(kernel=kernel, shared=shared, fragment=fragment, parallel=parallel, cumsum=cumsum, gemm=gemm,
+                           row_sum=row_sum, find_sequence=find_sequence, bfloat16=bfloat16)
+
+
+# --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
+def G_Tb_kernel(t):
+    B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
+
+    @T.prim_func
+    def G_Tb_kernel(
+        k_in: T.Tensor((B, L, H, K), T.float16),
+        g_in: T.Tensor((B, L, HV), T.float32),
+        beta_in: T.Tensor((B, L, HV), T.float32),
+        G_ws: T.Tensor((slots, HV, C), T.float32),
+        Tb_ws: T.Tensor((slots, HV, C, C), T.float16),
+        cu_seqlens: T.Tensor((ends,), T.int32),
+        batched: T.int32,
+    ):
+        with t.kernel(slots, HV, threads=128) as (slot, hv):
+            h = T.truncdiv(hv, T.truncdiv(HV, H))
+            n = t.find_sequence(cu_seqlens, slot, ends - 1)
+            b = n * batched
+            start = cu_seqlens[n]
+            length = cu_seqlens[n + 1] - start
+            chunk = slot - (start // C + n)
+            k = t.shared((C, K), T.float16)
+            g = t.shared((C,), T.float32)
+            beta = t.shared((C,), T.float32)
+            G = t.shared((C,), T.float32)
+            k_k = t.fragment((C, C), T.float32)
+            neg_A = t.fragment((C, C), T.float32)
+            Tinv = t.fragment((C, C), T.float32)
+            pairs_h = t.shared((C, C), T.float16)
+            Tinv_1_h = t.shared((C, C), T.float16)
+            Tinv_p = t.fragment((C, C), T.float32)
+            Tinv_p_3 = t.fragment((C, C), T.float32)
+            Tinv_p_5 = t.fragment((C, C), T.float32)
+            Tinv_p_7 = t.fragment((C, C), T.float32)
+            Tinv_p_9 = t.fragment((C, C), T.float32)
+            if chunk * C < length:
+                row = start - b * L + chunk * C
+                rows = length - chunk * C
+                for i, j in t.parallel(C, K):
+                    k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
+                for i in t.parallel(C):
+                    g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                for i in t.parallel(C):
+                    beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
+                # G = cumsum(g)
+                t.cumsum(g, G)
+                for i in t.parallel(C):
+                    G_ws[slot, hv, i] = G[i]
+                # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+                t.gemm(k, k, k_k, transpose_B=True)
+                # Tinv = unit_lower_inverse(A)
+                for i, j in t.parallel(C, C):
+                    neg_A[i, j] = -T.if_then_else(
+                        i > j,
+                        beta[i] * k_k[i, j] * T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32))),
+                        0.0,
+                    )
+                for i, j in t.parallel(C, C):
+                    Tinv[i, j] = T.if_then_else(i == j, 1.0, 0.0) + T.if_then_else(
+                        T.And(i // 2 == j // 2, i > j),
+                        neg_A[i, j],
+                        0.0,
+                    )
+                for i, j in t.parallel(C, C):
+                    pairs_h[i, j] = T.if_then_else(T.And(i // 4 == j // 4, i // 2 > j // 2), neg_A[i, j], 0.0)
+                for i, j in t.parallel(C, C):
+                    Tinv_1_h[i, j] = Tinv[i, j]
+                t.gemm(pairs_h, Tinv_1_h, Tinv_p)
+                for i, j in t.parallel(C, C):
+                    pairs_h[i, j] = Tinv_p[i, j]
+                t.gemm(Tinv_1_h, pairs_h, Tinv, clear_accum=False)
+                for i, j in t.parallel(C, C):
+                    pairs_h[i, j] = T.if_then_else(T.And(i // 8 == j // 8, i // 4 > j // 4), neg_A[i, j], 0.0)
+                for i, j in t.parallel(C, C):
+                    Tinv_1_h[i, j] = Tinv[i, j]
+                t.gemm(pairs_h, Tinv_1_h, Tinv_p_3)
+                for i, j in t.parallel(C, C):
+                    pairs_h[i, j] = Tinv_p_3[i, j]
+                t.gemm(Tinv_1_h, pairs_h, Tinv, clear_accum=False)
+                for i, j in t.parallel(C, C):
+                    pairs_h[i, j] = T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), neg_A[i, j], 0.0)
+                for i, j in t.parallel(C, C):
+                    Tinv_1_h[i, j] = Tinv[i, j]
+                t.gemm(pairs_h, Tinv_1_h, Tinv_p_5)
+                for i, j in t.parallel(C, C):
+                    pairs_h[i, j] = Tinv_p_5[i, j]
+                t.gemm(Tinv_1_h, pairs_h, Tinv, clear_accum=False)
+                for i, j in t.parallel(C, C):
+                    pairs_h[i, j] = T.if_then_else(T.And(i // 32 == j // 32, i // 16 > j // 16), neg_A[i, j], 0.0)
+                for i, j in t.parallel(C, C):
+                    Tinv_1_h[i, j] = Tinv[i, j]
+                t.gemm(pairs_h, Tinv_1_h, Tinv_p_7)
+                for i, j in t.parallel(C, C):
+                    pairs_h[i, j] = Tinv_p_7[i, j]
+                t.gemm(Tinv_1_h, pairs_h, Tinv, clear_accum=False)
+                for i, j in t.parallel(C, C):
+                    pairs_h[i, j] = T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), neg_A[i, j], 0.0)
+                for i, j in t.parallel(C, C):
+                    Tinv_1_h[i, j] = Tinv[i, j]
+                t.gemm(pairs_h, Tinv_1_h, Tinv_p_9)
+                for i, j in t.parallel(C, C):
+                    pairs_h[i, j] = Tinv_p_9[i, j]
+                t.gemm(Tinv_1_h, pairs_h, Tinv, clear_accum=False)
+                for i, j in t.parallel(C, C):
+                    Tb_ws[slot, hv, i, j] = T.cast(Tinv[i, j] * beta[j], T.float16)
+
+    return G_Tb_kernel
+
+
+def o_S_kernel(t):
+    B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
+    n_initial_state, n_final_state = T.dynamic("n_initial_state, n_final_state")
+
+    @T.prim_func
+    def o_S_kernel(
+        q_in: T.Tensor((B, L, H, K), T.float16),
+        k_in: T.Tensor((B, L, H, K), T.float16),
+        v_in: T.Tensor((B, L, HV, V), T.float16),
+        o_out: T.Tensor((B, L, HV, V), T.float16),
+        initial_state_in: T.Tensor((n_initial_state, HV, K, V), T.float32),
+        final_state_out: T.Tensor((n_final_state, HV, K, V), T.float32),
+        G_ws: T.Tensor((slots, HV, C), T.float32),
+        Tb_ws: T.Tensor((slots, HV, C, C), T.float16),
+        cu_seqlens: T.Tensor((ends,), T.int32),
+        batched: T.int32,
+        has_initial_state: T.int32,
+        has_final_state: T.int32,
+        scale: T.float32,
+    ):
+        with t.kernel(ends - 1, HV, threads=512) as (n, hv):
+            h = T.truncdiv(hv, T.truncdiv(HV, H))
+            b = n * batched
+            start = cu_seqlens[n]
+            length = cu_seqlens[n + 1] - start
+            S = t.fragment((V, K), T.float32)
+            k = T.alloc_shared((2, C, K), T.float16)
+            q = T.alloc_shared((2, C, K), T.float16)
+            Tb = T.alloc_shared((2, C, C), T.float16)
+            v = T.alloc_shared((2, C, V), T.float16)
+            G = T.alloc_shared((2, C), T.float32)
+            G_col = t.fragment((C,), T.float32)
+            G_row = t.fragment((C,), T.float32)
+            q_k = t.fragment((C, C), T.float32)
+            mul_h = t.fragment((C, C), T.float16)
+            S_h = t.fragment((V, K), T.float16)
+            k_S = t.fragment((V, C), T.float32)
+            exp_G_s = T.alloc_shared((2, C), T.float32)
+            exp_G_row = t.fragment((C,), T.float32)
+            U0 = t.fragment((V, C), T.float32)
+            neg_h = t.fragment((V, C), T.float16)
+            exp_last_G_s = T.alloc_shared((2, 1), T.float32)
+            exp_sub_s = T.alloc_shared((2, C), T.float32)
+            exp_sub_row = t.fragment((C,), T.float32)
+            mul_h_2 = t.fragment((V, C), T.float16)
+            q_S = t.fragment((V, C), T.float32)
+            U_h = t.fragment((V, C), T.float16)
+            mul_h_s = T.alloc_shared((2, C, C), T.float16)
+            add_mul = t.fragment((V, C), T.float32)
+            o_h_s = T.alloc_shared((1, C, V), T.float16)
+            k_ready = T.alloc_barrier(arrive_count=[32] * 2)
+            k_free = T.alloc_barrier(arrive_count=[256] * 2)
+            k_tail = T.alloc_barrier(arrive_count=[32] * 1)
+            q_tail = T.alloc_barrier(arrive_count=[32] * 1)
+            Tb_ready = T.alloc_barrier(arrive_count=[32] * 2)
+            v_tail = T.alloc_barrier(arrive_count=[32] * 1)
+            G_ready = T.alloc_barrier(arrive_count=[32] * 2)
+            exp_G_s_ready = T.alloc_barrier(arrive_count=[128] * 2)
+            exp_G_s_free = T.alloc_barrier(arrive_count=[256] * 2)
+            o_h_s_ready = T.alloc_barrier(arrive_count=[256] * 1)
+            o_h_s_free = T.alloc_barrier(arrive_count=[32] * 1)
+            tx = T.get_thread_binding()
+            if tx < 256:
+                T.set_max_nreg(200, 1)
+                for i, j in t.parallel(V, K):
+                    S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, j, i], 0)
+                for chunk in T.serial(T.ceildiv(length, C)):
+                    # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                    for i, j in t.parallel(V, K):
+                        S_h[i, j] = S[i, j]
+                    T.barrier_wait(k_ready[chunk % 2], chunk // 2 % 2)
+                    T.gemm(
+                        S_h,
+                        k[chunk % 2, :, :],
+                        k_S,
+                        transpose_B=True,
+                        clear_accum=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    T.barrier_wait(exp_G_s_ready[chunk % 2], chunk // 2 % 2)
+                    T.copy(exp_G_s[chunk % 2, :], exp_G_row)
+                    T.barrier_wait(Tb_ready[chunk % 2], chunk // 2 % 2)
+                    T.gemm(
+                        v[chunk % 2, :, :],
+                        Tb[chunk % 2, :, :],
+                        U0,
+                        transpose_A=True,
+                        transpose_B=True,
+                        clear_accum=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    for i, j in t.parallel(V, C):
+                        neg_h[i, j] = -(exp_G_row[j] * k_S[i, j])
+                    T.gemm(neg_h, Tb[chunk % 2, :, :], U0, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.copy(exp_sub_s[chunk % 2, :], exp_sub_row)
+                    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                    for i, j in t.parallel(V, C):
+                        mul_h_2[i, j] = exp_sub_row[j] * U0[i, j]
+                    for i, j in t.parallel(V, K):
+                        S[i, j] = exp_last_G_s[chunk % 2, 0] * S[i, j]
+                    T.gemm(mul_h_2, k[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    T.gemm(
+                        S_h,
+                        q[chunk % 2, :, :],
+                        q_S,
+                        transpose_B=True,
+                        clear_accum=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    T.barrier_arrive(k_free[chunk % 2])
+                    for i, j in t.parallel(V, C):
+                        U_h[i, j] = U0[i, j]
+                    for i, j in t.parallel(V, C):
+                        add_mul[i, j] = exp_G_row[j] * q_S[i, j]
+                    T.gemm(U_h, mul_h_s[chunk % 2, :, :], add_mul, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.barrier_arrive(exp_G_s_free[chunk % 2])
+                    T.barrier_wait(o_h_s_free[0], (chunk + 1) % 2)
+                    for i, j in t.parallel(V, C):
+                        o_h_s[0, j, i] = T.cast(scale * add_mul[i, j], T.float16)
+                    T.fence_proxy_async()
+                    T.barrier_arrive(o_h_s_ready[0])
+                if has_final_state != 0:
+                    for i, j in t.parallel(V, K):
+                        final_state_out[n, hv, j, i] = S[i, j]
+            elif tx < 384:
+                T.set_max_nreg(88, 0)
+                for chunk in T.serial(T.ceildiv(length, C)):
+                    T.barrier_wait(G_ready[chunk % 2], chunk // 2 % 2)
+                    T.copy(G[chunk % 2, :], G_col)
+                    T.copy(G[chunk % 2, :], G_row)
+                    T.barrier_wait(k_ready[chunk % 2], chunk // 2 % 2)
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    T.gemm(
+                        q[chunk % 2, :, :],
+                        k[chunk % 2, :, :],
+                        q_k,
+                        transpose_B=True,
+                        clear_accum=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    for i, j in t.parallel(C, C):
+                        mul_h[i, j] = q_k[i, j] * T.exp(
+                            T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
+                        )
+                    T.barrier_wait(exp_G_s_free[chunk % 2], (chunk // 2 + 1) % 2)
+                    # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                    for i in t.parallel(C):
+                        exp_G_s[chunk % 2, i] = T.exp(G[chunk % 2, i])
+                    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                    for i in t.parallel(1):
+                        exp_last_G_s[chunk % 2, i] = T.exp(G[chunk % 2, C - 1])
+                    for i in t.parallel(C):
+                        exp_sub_s[chunk % 2, i] = T.exp(G[chunk % 2, C - 1] - G[chunk % 2, i])
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    T.copy(mul_h, mul_h_s[chunk % 2, :, :])
+                    T.fence_proxy_async()
+                    T.barrier_arrive(exp_G_s_ready[chunk % 2])
+            else:
+                T.set_max_nreg(24, 0)
+                if tx < 416:
+                    for chunk in T.serial(T.ceildiv(length, C)):
+                        row = start - b * L + chunk * C
+                        rows = length - chunk * C
+                        slot = start // C + n + chunk
+                        T.barrier_wait(k_free[chunk % 2], (chunk // 2 + 1) % 2)
+                        if rows >= C:
+                            T.tma_copy(k_in[b, row:row + C, h, 0:K], k[chunk % 2, :, :], barrier=k_ready[chunk % 2])
+                        else:
+                            T.tma_copy(k_in[b, row:row + C, h, 0:K], k[chunk % 2, :, :], barrier=k_tail[0])
+                            T.barrier_arrive(k_tail[0])
+                            T.barrier_wait(k_tail[0], 0)
+                            for i in T.serial(C - rows):
+                                for j in T.Parallel(K):
+                                    k[chunk % 2, rows + i, j] = 0
+                        if rows >= C:
+                            T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 2, :, :], barrier=k_ready[chunk % 2])
+                        else:
+                            T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 2, :, :], barrier=q_tail[0])
+                            T.barrier_arrive(q_tail[0])
+                            T.barrier_wait(q_tail[0], 0)
+                            for i in T.serial(C - rows):
+                                for j in T.Parallel(K):
+                                    q[chunk % 2, rows + i, j] = 0
+                        T.fence_proxy_async()
+                        T.barrier_arrive(k_ready[chunk % 2])
+                        T.tma_copy(Tb_ws[slot, hv, 0:C, 0:C], Tb[chunk % 2, :, :], barrier=Tb_ready[chunk % 2])
+                        if rows >= C:
+                            T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 2, :, :], barrier=Tb_ready[chunk % 2])
+                        else:
+                            T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 2, :, :], barrier=v_tail[0])
+                            T.barrier_arrive(v_tail[0])
+                            T.barrier_wait(v_tail[0], 0)
+                            for i in T.serial(C - rows):
+                                for j in T.Parallel(V):
+                                    v[chunk % 2, rows + i, j] = 0
+                        T.fence_proxy_async()
+                        T.barrier_arrive(Tb_ready[chunk % 2])
+                        T.tma_copy(G_ws[slot, hv, 0:C], G[chunk % 2, :], barrier=G_ready[chunk % 2])
+                        T.barrier_arrive(G_ready[chunk % 2])
+                elif tx < 448:
+                    for chunk in T.serial(T.ceildiv(length, C)):
+                        row = start - b * L + chunk * C
+                        rows = length - chunk * C
+                        T.barrier_wait(o_h_s_ready[0], chunk % 2)
+                        if rows >= C:
+                            T.copy(o_h_s[0, :, :], o_out[b, row:row + C, hv, 0:V])
+                        else:
+                            for i in T.serial(rows):
+                                for j in T.Parallel(V):
+                                    o_out[b, row + i, hv, j] = o_h_s[0, i, j]
+                        T.barrier_arrive(o_h_s_free[0])
+
+    return o_S_kernel
+
+
+# --- launching --------------------------------------------------------------------------------------------------------
+_KERNELS = {"G_Tb": G_Tb_kernel, "o_S": o_S_kernel}
+_OPTIONAL = dict(INITIAL + FINAL)
+# every access is in bounds by itself
+_BOUNDS = {"tl.disable_safe_memory_legalize": True}
+# warp groups wait for each other by themselves
+_GROUPS = {**_BOUNDS, "tl.disable_thread_storage_sync": True, "tl.enable_fast_math": True}
+_PASSES = {"G_Tb": _BOUNDS, "o_S": _GROUPS}
+_compiling = threading.Lock()
+
+
+@functools.cache
+def _compiled(name, kind):
+    """The kernel, compiled; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+    return tilelang.compile(_KERNELS[name](_prelude(cpu=False)), target={"kind": "cuda", "arch": "sm_90a"},
+                            pass_configs=_PASSES[name])
+
+
+def _plain(x):
+    """`x`, contiguous, aligned to 16 bytes and with the strides of its shape: torch does not normalise those of size 1."""
+    if x.data_ptr() % 16:
+        x = x.clone()
+    return x.view(-1).view(x.shape) if 1 in x.shape else x
+
+
+def _launch(name, instances, tensors, cu, sizes, flags, scalars, memory, device):
+    if device.type != "cuda":
+        _fail(INPUTS[0][0], f"device {device}", "a CUDA device (this module was built for sm_90a)")
+    names = next(row[3] for row in KERNELS if row[0] == name)
+    given = {n: _plain(x) for n, x in zip(names, tensors)}
+    # A copy of a tile describes the whole tensor, which has no empty dim.
+    given = {n: x if x.numel() else x.new_empty([max(1, d) for d in x.shape]) for n, x in given.items()}
+    for n, flag in zip([n for n in names if n in _OPTIONAL], flags):
+        if not flag:
+            given[n] = given[n].new_empty(0, sizes[4], *_OPTIONAL[n])
+    with torch.cuda.device(device):
+        with _compiling:
+            kernel = _compiled(name, device.type)
+        kernel(*given.values(), cu, sizes[2], *flags, *scalars)
+
+
+# --- host: the same text in every generated module -------------------------------------------------------------------
+_FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_cumulative = {}
+
+
+def _fail(argument, got, accepted):
+    raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
+
+
+def _check_inputs(given):
+    """B, T, H, HV of the inputs, or a ValueError naming the argument at fault."""
+    seen = {}
+    device = None
+    for name, heads, dims, dtype in INPUTS:
+        x = given[name]
+        if not isinstance(x, torch.Tensor):
+            _fail(name, type(x).__name__, "a torch.Tensor")
+        if x.dtype != _FLOATS[dtype] and not (not dims and x.dtype in _FLOATS.values()):
+            _fail(name, x.dtype, f"torch.{dtype} (this module was built for it)")
+        if device is None:
+            device = x.device
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {INPUTS[0][0]}")
+        tokens, head = (1, 2) if LAYOUT == "bthd" else (2, 1)
+        if x.ndim != 3 + len(dims):
+            _fail(name, f"rank {x.ndim}", f"rank {3 + len(dims)}, layout {LAYOUT}")
+        if tuple(x.shape[3:]) != dims:
+            _fail(name, f"shape {tuple(x.shape)}", f"last dim {dims[0]} (this module was built for it)")
+        for key, size in (("B", x.shape[0]), ("T", x.shape[tokens]), (heads, x.shape[head])):
+            if seen.setdefault(key, size) != size:
+                _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
+    value_heads = seen.get("HV", seen.get("H"))
+    heads = seen.get("H", value_heads)
+    if heads < 1 or value_heads % heads:
+        _fail("heads", f"H = {heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
+    return seen["B"], seen["T"], heads, value_heads, device
+
+
+def _check_sequences(cu_seqlens, batch, tokens, device):
+    """cu_seqlens as int32 on the device, and whether the batch is of equal-length rows."""
+    if cu_seqlens is None:
+        key = (batch, tokens, device)
+        if key not in _cumulative:
+            if len(_cumulative) >= 64:
+                _cumulative.clear()
+            _cumulative[key] = torch.arange(batch + 1, dtype=torch.int32, device=device) * tokens
+        return _cumulative[key], 1
+    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        _fail("cu_seqlens", getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__), "an int32 or int64 tensor")
+    if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
+        _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
+    if cu_seqlens.device != device:
+        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    if batch != 1:
+        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1: packed sequences")
+    if device.type == "cpu" or os.environ.get("GDN_CODEGEN_CHECK") == "1":
+        ends = cu_seqlens.tolist()
+        if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in zip(ends, ends[1:])):
+            _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
+                  f"values that start at 0, never fall and end at most at T = {tokens}")
+    return cu_seqlens.to(torch.int32).contiguous(), 0
+
+
+def _check_state(name, x, shape, device):
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    if x.dtype not in _FLOATS.values():
+        _fail(name, x.dtype, "torch.float32, torch.float16 or torch.bfloat16")
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+    return x.to(torch.float32).contiguous()
+
+
+def workspace_bytes(tokens, sequences, value_heads):
+    """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences."""
+    slots = tokens // CHUNK + sequences
+    return sum(slots * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for _, dims, dtype in WORKSPACES)
+
+
+def _run(given, numbers, states, cu_seqlens):
+    """Check, allocate, launch every kernel; returns the outputs by name."""
+    batch, tokens, heads, value_heads, device = _check_inputs(given)
+    cu, batched = _check_sequences(cu_seqlens, batch, tokens, device)
+    sequences = cu.numel() - 1
+    slots = batch * tokens // CHUNK + sequences
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            _fail(name, value, "a finite number")
+    memory = {n: given[n].contiguous() if d else given[n].to(torch.float32).contiguous() for n, _, d, _ in INPUTS}
+    flags = {}
+    for name, dims in INITIAL:
+        x = states.get(name)
+        flags[name] = int(x is not None)
+        shape = (sequences, value_heads, *dims)
+        memory[name] = torch.empty(1, device=device) if x is None else _check_state(name, x, shape, device)
+    for name, dims in FINAL:
+        flags[name] = 1
+        memory[name] = torch.empty(sequences, value_heads, *dims, dtype=torch.float32, device=device)
+    rows = (batch, tokens, value_heads) if LAYOUT == "bthd" else (batch, value_heads, tokens)
+    for name, dims, dtype in OUTPUTS:
+        memory[name] = torch.empty(*rows, *dims, dtype=_FLOATS[dtype], device=device)
+    for name, dims, dtype in WORKSPACES:
+        memory[name] = torch.empty(slots, value_heads, *dims, dtype=_FLOATS[dtype], device=device)
+    if POISON:
+        for name in [n for n, *_ in (*FINAL, *OUTPUTS, *WORKSPACES)]:
+            memory[name].fill_(float("nan"))
+    sizes = (sequences, tokens, batched, heads, value_heads, slots)
+    for name, grid, blocks, tensors, scalars in KERNELS:
+        instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
+        if instances:
+            _launch(name, instances, [memory[t] for t in tensors], cu, sizes, [flags[t] for t in tensors if t in flags],
+                    [numbers[s] for s in scalars], memory, device)
+    return memory
+
+
+def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
+    """Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+    Shapes, layout bthd: q [B, T, H, 128] float16, k [B, T, H, 128] float16, v [B, T, HV, 128] float16, g [B, T, HV] float32, beta [B, T, HV] float32.
+    initial_state: [N, HV, 128, 128], read as float32; zero where absent.
+    cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
+    Returns (o, final state or None). CUDA tensors only: built for sm_90a. ValueError on bad input.
+    """
+    numbers = {"scale": SCALARS["scale"] if scale is None else float(scale)}
+    memory = _run({"q": q, "k": k, "v": v, "g": g, "beta": beta}, numbers, {"initial_state": initial_state}, cu_seqlens)
+    final = tuple(memory[name] for name, _ in FINAL) if output_final_state else ()
+    outputs = tuple(memory[name] for name, *_ in OUTPUTS)
+    return (*outputs, *(final or (None,) * len(FINAL)))

@@ -1,0 +1,79 @@
+"""TileLang with warp groups: text, what nvcc makes of it, and what a build refuses."""
+import re
+import shutil
+from dataclasses import replace
+from math import prod
+
+import pytest
+import torch
+from reference import call, problem
+
+from gdn_codegen import ops
+from gdn_codegen.runtime import check_tilelang
+from gdn_codegen.runtime.build import Build, lowered, render
+from gdn_codegen.runtime.load import function
+from gdn_codegen.schedule import SCHEDULES
+
+pytest.importorskip("tilelang")
+BUILDS = {b.name: b for b in (
+    Build("tilelang", schedule="walk", arch="sm_90a"),
+    Build("tilelang", layout="bhtd", schedule="walk", dtype="bfloat16", arch="sm_90a"),
+    Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk64", v_block=64, stages=3), arch="sm_90a"),
+)}
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
+@pytest.mark.parametrize("name", BUILDS)
+def test_compiles_with_few_spills(name, tmp_path):
+    """Shared memory is the rings, none laid over another: agents use theirs at the same time."""
+    b = BUILDS[name]
+    (tmp_path / f"{name}.py").write_text(render(b))
+    (found,) = check_tilelang.compiled(tmp_path / f"{name}.py", ["o_S"])
+    assert not found.error and found.wgmma and found.tma
+    assert found.spills <= 256
+    rings = [x for k in lowered(b).kernels for x in k.buffers if k.agents and x.space == "shared"]
+    assert found.shared >= sum(x.slots * prod(x.shape) * (4 if x.dtype == "float32" else 2) for x in rings)
+    assert found.shared <= 227 * 1024
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_text(name):
+    text = render(BUILDS[name])
+    assert text == render(BUILDS[name]) and text.isascii()
+    body = text[text.index("def o_S_kernel("):text.index("_KERNELS")]
+    assert max(map(len, body.splitlines())) <= 120 and not re.search(r"[ \t]$", text, re.M) and "\n\n\n\n" not in text
+    p = lowered(BUILDS[name])
+    ops_ = [o for k in p.kernels if k.agents for s in k.body if hasattr(s, "body") for o in s.body]
+    assert body.count("T.barrier_wait(") == sum(o.kind == "wait" for o in ops_) + sum(bool(o.attr("tail")) for o in ops_)
+    assert body.count("T.fence_proxy_async(") == sum(o.kind == "fence" for o in ops_)
+    assert len(re.findall(r"if tx < \d+:", body)) == 4
+
+
+def test_tensors_of_the_cpu_are_refused():
+    fn = function(BUILDS["gdn_c64_bthd_sm90a"])
+    with pytest.raises(ValueError, match=r"q: got device cpu; accepted: a CUDA device \(this module was built for sm_90a\)"):
+        call(fn, problem([5], 1, 1, 128, 128))
+
+
+def test_an_architecture_of_another_target_is_refused():
+    with pytest.raises(ValueError, match="arch: got 'sm_90a'; accepted: none for triton"):
+        Build("triton", arch="sm_90a")
+    with pytest.raises(ValueError, match="arch: got 'sm_80'; accepted: sm_90a for tilelang"):
+        Build("tilelang", arch="sm_80")
+
+
+@pytest.mark.parametrize("changes, schedule, name", [
+    ({}, None, "gdn_c64_bthd_sm90a"), ({"chunk_size": 32}, None, "gdn_c32_bthd"),
+    ({"dtype": torch.float32}, None, "gdn_c64_bthd_f32"),
+    ({"K": 64}, None, "gdn_c64_bthd_k64v128_sm90a"), ({"K": 32}, None, "gdn_c64_bthd_k32v128"), ({}, "fused", "gdn_c64_bthd"),
+    ({}, "walk", "gdn_c64_bthd_walk"), ({"target": "triton"}, None, "gdn_c64_bthd")])
+def test_ops_pick_the_architecture_of_the_gpu_where_it_fits(monkeypatch, changes, schedule, name):
+    monkeypatch.setattr(ops, "architecture", lambda device: "sm_90a")
+    q = torch.empty(1, 3, 2, changes.get("K", 128), dtype=changes.get("dtype", torch.float16))
+    b = ops.build_for("gated_delta_rule", q, q.new_empty(1, 3, 4, 128), changes.get("target", "tilelang"),
+                      changes.get("chunk_size", 64), "bthd", schedule)
+    assert b.name == name
+
+
+def test_other_gpus_and_the_cpu_take_portable_text():
+    assert ops.architecture(torch.device("cpu")) == ""

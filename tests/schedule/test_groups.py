@@ -1,0 +1,206 @@
+"""Warp groups: who computes what, rings and barriers that are all needed, and errors that say what fits."""
+from dataclasses import replace
+
+import pytest
+from reference import in_form
+
+from gdn_codegen.algorithms import find
+from gdn_codegen.devices.sm_90a import SM_90A
+from gdn_codegen.ir.core import Loop, loops, walk
+from gdn_codegen.schedule import Schedule, ScheduleError, named, pipelines
+from gdn_codegen.schedule.check import RaceError
+from gdn_codegen.schedule.check_rings import check_rings
+from gdn_codegen.schedule.mbarriers import mbarriers
+from gdn_codegen.schedule.pipelines import lower
+
+SIZES = {"C": 64, "K": 64, "V": 64}
+SYNC = ("wait", "signal", "fence")
+OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk")
+#: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
+PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
+         "own": OWN}
+
+
+def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16"):
+    plan = PLANS[plan] if isinstance(plan, str) else plan
+    wide = {"columns": {**sizes, "V": 128}}.get(plan.name if plan is not PLANS["columns"] else "columns", sizes)
+    return lower(find(page).trace(), "tilelang", plan, wide, dtype, "sm_90a")
+
+
+def walker(p):
+    (k,) = (k for k in p.kernels if k.grid == "sequences")
+    return k
+
+
+def with_body(p, body, **changes):
+    """The program with another walk in its kernel that walks."""
+    k = walker(p)
+    new = tuple(replace(s, body=tuple(body)) if isinstance(s, Loop) else s for s in k.body)
+    return replace(p, kernels=tuple(replace(k, body=new, **changes) if x is k else x for x in p.kernels))
+
+
+def inside(p):
+    (loop,) = loops(walker(p).body)
+    return list(loop.body)
+
+
+# --- who and where ---------------------------------------------------------------------------------------------------
+def test_agents_follow_the_data():
+    p = lowered()
+    k, ops = walker(p), inside(p)
+    mine = {a.name: [o for o in ops if o.agent == a.name and o.kind not in SYNC] for a in k.agents}
+    assert {o.kind for o in mine["loader"]} == {"load"} and {o.kind for o in mine["store"]} == {"store"}
+    assert {o.out for o in mine["loader"]} == {"k", "q", "v", "Tb", "G"}
+    assert [o.out for o in mine["aux"] if o.kind == "matmul"] == ["q_k"]
+    assert [o.out for o in mine["state"] if o.kind == "matmul"] == ["k_S", "U0", "U", "S_next", "q_S", "add_mul"]
+    assert [(a.first, a.threads) for a in k.agents] == [(0, 128), (128, 128), (256, 32), (288, 32)]
+
+
+def test_a_group_of_four_warps_for_each_64_rows_of_the_state():
+    p = lowered(sizes={**SIZES, "V": 128})
+    assert [a.threads for a in walker(p).agents] == [256, 128, 32, 32]
+    assert sum(-(-a.threads // 128) * 128 * a.registers for a in walker(p).agents[:3]) <= 64 * 1024
+    assert [a.threads for a in walker(lowered("columns")).agents] == [128, 128, 32, 32]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_products_read_fragments_first_and_rings_second(plan):
+    p = lowered(plan)
+    buffers = {b.name: b for b in walker(p).buffers}
+    home = {o.out: buffers[o.buffer] for o in inside(p) if o.buffer}
+    loaded = {o.out for o in inside(p) if o.kind == "load"}
+    for o in inside(p):
+        if o.kind == "matmul":
+            assert home[o.args[1]].space == "shared" and home[o.out].space == "fragment"
+            assert home[o.args[0]].space == "fragment" or o.args[0] in loaded
+
+
+def test_rings_turn_as_the_schedule_says():
+    slots = {b.name: b.slots for b in walker(lowered("stages")).buffers if b.space == "shared"}
+    assert {slots[n] for n in ("k", "q", "v", "Tb", "G")} == {3} and slots["exp_G_s"] == 2 and slots["o_h_s"] == 1
+
+
+def test_only_kernels_that_walk_have_groups():
+    assert [bool(k.agents) for k in lowered().kernels] == [False, True]
+    assert {o.agent for o in walk(lowered().kernels[0].body)} == {"block"}
+
+
+# --- barriers --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_wait_arrival_and_fence_is_needed(plan):
+    """Take one out, at once or with its other half, and the check fails."""
+    p = lowered(plan)
+    ops, spare = inside(p), []
+    syncs = [n for n, o in enumerate(ops) if o.kind in SYNC]
+    assert {ops[n].kind for n in syncs} == set(SYNC)
+    for n in syncs:
+        try:
+            check_rings(with_body(p, ops[:n] + ops[n + 1:]), SM_90A)
+            spare.append(ops[n])
+        except RaceError:
+            pass
+    for channel in {ops[n].attr("channel") for n in syncs} - {None}:
+        rest = [o for o in ops if o.kind not in ("wait", "signal") or o.attr("channel") != channel]
+        try:
+            check_rings(with_body(p, rest), SM_90A)
+            spare.append(channel)
+        except RaceError:
+            pass
+    assert not spare
+
+
+def test_what_the_rest_orders_has_no_barrier():
+    """The loader waits once a turn: what frees k came after all else that the turn loaded."""
+    ops = inside(lowered())
+    assert [o.attr("channel") for o in ops if o.kind == "wait" and o.agent == "loader"] == ["k_free"]
+    assert [o.agent for o in ops if o.kind == "signal" and o.attr("channel") == "k_free"] == ["state"]
+
+
+@pytest.mark.parametrize("kind", ["late wait", "early signal", "early fence"])
+def test_each_stands_where_it_must(kind):
+    """Move a wait after the op that it guards, or a signal or fence before the op that it follows."""
+    p = lowered()
+    ops, passed = inside(p), []
+    for n, o in enumerate(ops):
+        if o.kind != kind.split()[1] or (o.kind == "fence" and o.agent == "loader"):  # which has a later one
+            continue
+        ahead = kind.startswith("late")
+        order = range(n + 1, len(ops)) if ahead else range(n - 1, -1, -1)
+        other = next((m for m in order if ops[m].agent == o.agent and ops[m].buffer), None)
+        if other is None:
+            continue
+        less = ops[:n] + ops[n + 1:]
+        try:
+            check_rings(with_body(p, [*less[:other], o, *less[other:]]), SM_90A)
+            passed.append(o)
+        except RaceError:
+            pass
+    # k_free orders all but the last write of that ring, too.
+    assert [o.attr("channel") for o in passed] == ["exp_G_s_free"] * (kind == "late wait")
+
+
+@pytest.mark.parametrize("name, change, message", [
+    ("k", {"slots": 1}, "written in turn|without waiting"), ("k_ready", {"slots": 1}, "phase|parity"),
+    ("k_ready", {"shape": (64,)}, "nothing ends it"),
+    ("exp_G_s_ready", {"shape": (64,)}, "phase|without waiting|arrive")])
+def test_counts_and_slots_are_checked(name, change, message):
+    p = lowered()
+    buffers = tuple(replace(b, **change) if b.name == name else b for b in walker(p).buffers)
+    with pytest.raises(RaceError, match=message):
+        check_rings(with_body(p, inside(p), buffers=buffers), SM_90A)
+
+
+def test_a_fragment_stays_with_its_agent():
+    p = lowered()
+    ops = [replace(o, agent="aux") if o.out == "U_h" else o for o in inside(p)]
+    with pytest.raises(RaceError, match="fragment of"):
+        check_rings(with_body(p, ops), SM_90A)
+
+
+def test_a_producer_looks_back_as_far_as_its_ring_is_long():
+    p = lowered()
+    ops = [replace(o, attrs=tuple(x for x in o.attrs if x[0] != "back")) if o.attr("back") else o for o in inside(p)]
+    with pytest.raises(RaceError, match="nothing ends it"):
+        check_rings(with_body(p, ops), SM_90A)
+
+
+def test_kernels_over_chunks_need_no_barriers():
+    p = lowered()
+    assert mbarriers(replace(p, kernels=p.kernels[:1]), SM_90A).kernels == p.kernels[:1]
+
+
+# --- what does not fit -----------------------------------------------------------------------------------------------
+@pytest.fixture
+def _unchecked():
+    kept, pipelines.observers[:] = list(pipelines.observers), []
+    yield
+    pipelines.observers[:] = kept
+
+
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize("plan, sizes, dtype, message", [
+    ("walk", {"C": 32}, "float16", "C=64, K and V of 64 or 128"), ("walk", {"K": 32}, "float16", "C=64, K and V of 64 or 128"),
+    ("walk", {"V": 32}, "float16", "32 rows; state takes 64, 128"), ("walk", {"V": 256}, "float16", "state takes 64, 128"),
+    ("walk", {"K": 256}, "float16", "K and V of 64 or 128"), ("walk", {}, "float32", "float16 and bfloat16 fit"),
+    (replace(named("walk"), state="kv"), {}, "float16", "state='vk' does not"),
+    (replace(in_form(named("walk"), "direct"), state="vk"), {}, "float16", "no rule for warp groups|loaded transposed"),
+    ("fused", {}, "float16", "no rule for warp groups; let an earlier kernel")])
+def test_what_does_not_fit_says_what_does(plan, sizes, dtype, message):
+    with pytest.raises(ScheduleError, match=message):
+        lowered(named(plan) if plan == "fused" else plan, sizes={**SIZES, **sizes}, dtype=dtype)
+
+
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_the_largest_fits_shared_memory(stages, dtype):
+    p = lowered(replace(named("walk"), stages=stages), sizes={"C": 64, "K": 128, "V": 128}, dtype=dtype)
+    assert walker(p).agents
+
+
+@pytest.mark.usefixtures("_unchecked")
+def test_too_much_shared_memory_is_an_error(monkeypatch):
+    small = replace(SM_90A, spaces={**SM_90A.spaces, "shared": 128 * 1024})
+    monkeypatch.setitem(pipelines.ARCHS, ("tilelang", "sm_90a"), (pipelines.GROUPS, small))
+    with pytest.raises(ScheduleError, match=r"shared has 131072 bytes, \d+ are needed: .*; fewer stages need less"):
+        lowered(sizes={"C": 64, "K": 128, "V": 128})
