@@ -10,7 +10,9 @@ class Device:
 
     The next fields name the space in which `place` puts a value: an operand of a product, a product's result, what was
     loaded, a vector, another tile, a number. agents: who can run ops; the first also runs what no rule assigns.
-    in_place: an accumulator and a carried value may share the storage of what they become.
+    in_place: an accumulator and a carried value may share the storage of what they become. solves: rows of the blocks that
+    a `diag_inverse` takes, 0 where there is none. async_loads: whether loads of tiles run by themselves.
+    staged: dtypes whose tiles pass through the space "staged" on their way to memory, a row at a time there.
     """
 
     name: str
@@ -24,6 +26,9 @@ class Device:
     number: str = "register"
     agents: tuple[str, ...] = ("block",)
     in_place: bool = False
+    solves: int = 0
+    async_loads: bool = False
+    staged: tuple[str, ...] = ()
 
 
 #: Triton's compiler allocates registers and shared memory itself.
@@ -31,8 +36,9 @@ TRITON = Device("triton", "triton", {"register": 0})
 
 #: One thread block; TileLang's compiler lays out fragments and merges shared buffers by lifetime. 227 KiB a block
 #: (CUDA C++ Programming Guide, compute capability 9.0).
-HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "fragment": 0, "local": 0}, operand="shared",
-                product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True)
+HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragment": 0, "local": 0}, operand="shared",
+                product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
+                async_loads=True, staged=("float16", "bfloat16"))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from . import HOPPER, Groups
 SM_90A = Groups(
     "sm_90a", "tilelang", HOPPER.spaces, operand="shared", product="fragment", loaded="shared", vector="shared",
     tile="fragment", number="local", in_place=True,
+    solves=HOPPER.solves, async_loads=HOPPER.async_loads, staged=HOPPER.staged,
     state="state", aux="aux", loader="loader", store="store",
     warps={"aux": 4, "loader": 1, "store": 1},
     registers={"state": 200, "aux": 88, "loader": 24, "store": 24},

@@ -32,7 +32,7 @@ from .base import (
     wrapped,
 )
 
-rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "move": "place",
+rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "diag_inverse": "decompose", "move": "place",
                         "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
                         "fence": "mbarriers", "transpose": "groups"})

@@ -240,6 +240,15 @@ def _inverse(attrs: Attrs, a: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _diag_inverse(attrs: Attrs, a: torch.Tensor) -> torch.Tensor:
+    wide = a if a.dtype == torch.float64 else a.float()
+    out = torch.zeros_like(wide)
+    for at in range(0, len(a), attrs["size"]):
+        here = slice(at, at + attrs["size"])
+        out[here, here] = _inverse(attrs, wide[here, here])
+    return out.to(a.dtype)
+
+
 def _row_norm(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + attrs.get("eps", 1e-6))
 
@@ -283,6 +292,8 @@ op("diag_blocks", "the size x size blocks on the diagonal", _square("diag_blocks
    elementwise=True, attrs=("size", "fill"))
 op("eye", "the identity matrix", lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims",))
 op("unit_lower_inverse", "(I + x)^-1 of a strictly lower x", _square("unit_lower_inverse"), _inverse)
+op("diag_inverse", "(I + x)^-1 of each size x size block x on the diagonal of a strictly lower tile, 0 outside of them",
+   _square("diag_inverse"), _diag_inverse, attrs=("size",))
 op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",))
 op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
    lambda attrs, x: x, attrs=("given",))

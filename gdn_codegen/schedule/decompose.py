@@ -1,6 +1,9 @@
 """decompose: expand ops that no target has. Requires stage "typed"; produces stage "decomposed".
 
 unit_lower_inverse, by `inverse`:
+- "substitution": T = diag_inverse of the blocks that the device solves, b rows each; then T <- T - [T A]_b T doubles b, where
+  [X]_b is, of each 2b x 2b diagonal block of X, the lower left b x b block. [T A]_b = T [A]_b, but A is one operand for all b.
+  T is rounded after each step. Where the device solves no blocks, "doubling".
 - "doubling": T = I; for b = 1, 2, 4... T <- T - T A_b T, where A_b holds, of each 2b x 2b diagonal block of A, the lower
   left b x b block. T is then the inverse of I + (A's diagonal 2b-blocks): block forward substitution, all blocks at once.
 - "blocked16": 16-row blocks by (I - X)(I + X^2)(I + X^4)(I + X^8), X the diagonal 16-blocks, then merged as above.
@@ -22,16 +25,19 @@ from .schedule import Schedule
 from .tools import rebuild_kernel
 
 
-def decompose(p: Program, s: Schedule, dtype: str, block: int = 0) -> Program:
-    """Expand the ops named above; products of the inverse take operands in `s.inverse_dtype`."""
+def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, block: int = 0) -> Program:
+    """Expand the ops named above; products of the inverse take operands in `s.inverse_dtype`. solves: the device's."""
     operand = dtype if s.inverse_dtype == "input" else "float32"
     size = p.sizes["C"]
+    how = "doubling" if s.inverse == "substitution" and not solves else s.inverse
 
     def rule(o: Op, b: Body) -> str | None:
         if o.kind == "unit_lower_inverse":
-            if block and size == 2 * block and s.inverse == "doubling":
+            if how == "substitution":
+                return _inverse_by_substitution(o, b, solves, size, operand)
+            if block and size == 2 * block and how == "doubling":
                 return _inverse_by_blocks(o, b, block, operand)
-            return _inverse(o, b, s.inverse, size, operand)
+            return _inverse(o, b, how, size, operand)
         if o.kind == "row_norm":
             x = o.args[0]
             total = b.op("row_sum", b.op("mul", x, x, line=o.line), line=o.line)
@@ -77,6 +83,28 @@ def _inverse(o: Op, b: Body, how: str, size: int, operand: str) -> str:
         if value == t:
             b._seen[key] = o.out
     return o.out
+
+
+def _inverse_by_substitution(o: Op, b: Body, solves: int, size: int, operand: str) -> str:
+    line = o.line
+
+    def cast(x: str, to: str, name: str = "") -> str:
+        return x if b.types[x].dtype == to else b.op("cast", x, to=to, line=line, name=name)
+
+    def product(x: str, y: str) -> str:
+        return b.op("matmul", x, y, line=line, name=b.fresh(f"{o.out}_p"))
+
+    done = min(solves, size)
+    a = cast(o.args[0], operand)
+    t = b.op("diag_inverse", a, size=done, line=line, name=b.fresh(f"{o.out}_d"))
+    while done < size:
+        corner = b.op("neg", b.op("pairs", product(t, a), size=done, line=line), line=line)
+        merged = product(cast(corner, operand), t)
+        done *= 2
+        name = o.out if done == size else b.fresh(f"{o.out}_s")
+        t = b.op("add", cast(t, "float32"), merged, line=line, name=name)
+        t = t if done == size else cast(t, operand)
+    return cast(t, "float32", o.out)
 
 
 def _inverse_by_blocks(o: Op, b: Body, size: int, operand: str) -> str:

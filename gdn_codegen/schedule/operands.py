@@ -1,8 +1,9 @@
 """operands: moves to where products read. Requires stage "assigned"; keeps it.
 
-On a device whose products read one space and write another, an operand that was computed in the second moves to the
-first: a product's result, a carried value, and what is computed from values that lie in the first space already. That
-last move is for speed: reading a space while writing it costs a wait an element.
+On a device whose products read one space and write another, an operand (of a product or of `diag_inverse`) that was computed
+in the second moves to the first: a product's result, a carried value, and what is computed from values that lie in the first
+space already. That last move is for speed: reading a space while writing it costs a wait an element. So is one of a tile that
+leaves for memory in a dtype that the device stages: a row of it at a time, rather than the few entries that a thread holds.
 """
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from ..devices import Device
 from ..ir.builder import Body
 from ..ir.core import Kernel, Op, Program, loops, types, uses, walk
 from ..ir.ops import OPS
-from .place import VIEWS
+from .place import OPERANDS, VIEWS
 from .tools import rebuild_kernel
 
 
@@ -28,18 +29,28 @@ class _Operands:
         self.device, self.type, self.count = device, types(k.body), uses(k.body)
         self.defs = {o.out: o for o in walk(k.body) if o.out}
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.result)}
+        self.read = {a for o in walk(k.body) for a in o.args[:OPERANDS.get(o.kind, 0)]}
         self.moved: dict[str, str] = {}
 
     def __call__(self, o: Op, b: Body) -> str | None:
-        if o.kind != "matmul":
+        if o.kind == "store" and self.staged(o.args[0]):
+            x = b.op("move", o.args[0], name=b.fresh(f"{o.args[0]}_out"), line=o.line, agent=o.agent, space="staged")
+            b.op("store", x, line=o.line, agent=o.agent, **dict(o.attrs))
+            return ""
+        if o.kind not in OPERANDS:
             return None
-        sides = [self.move(a, o, b) if self.far(a) else a for a in o.args[:2]]
-        return b.op("matmul", *sides, *o.args[2:], name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
+        n = OPERANDS[o.kind]
+        sides = [self.move(a, o, b) if self.far(a) else a for a in o.args[:n]]
+        return b.op(o.kind, *sides, *o.args[n:], name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
 
     def move(self, a: str, o: Op, b: Body) -> str:
         if a not in self.moved:
             self.moved[a] = b.op("move", a, name=b.fresh(f"{a}_op"), line=o.line, agent=o.agent, space=self.device.operand)
         return self.moved[a]
+
+    def staged(self, a: str) -> bool:
+        """Whether the stored `a` lies where rows are not whole."""
+        return self.type[a].rank == 2 and self.type[a].dtype in self.device.staged and a not in self.read
 
     def far(self, a: str) -> bool:
         """Whether `a` has to be computed outside the operands' space."""

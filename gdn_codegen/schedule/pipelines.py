@@ -11,6 +11,7 @@ from ..ir.core import Program
 from ..ir.verify import verify
 from .accumulate import accumulate
 from .arrange import arrange
+from .arrive import arrive
 from .assign import assign
 from .channels import channels
 from .check import check
@@ -70,7 +71,7 @@ FRONT: tuple[tuple[str, Pass], ...] = (
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes))),
     ("precision", lambda p, c: precision(p, c.schedule, c.dtype)),
-    ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype)),
+    ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device.solves)),
     ("accumulate", lambda p, c: accumulate(p)),
 )
 ONE_AGENT: tuple[tuple[str, Pass], ...] = (
@@ -80,6 +81,7 @@ ONE_AGENT: tuple[tuple[str, Pass], ...] = (
     ("operands", lambda p, c: operands(p, c.device)),
     ("place", lambda p, c: place(p, c.device)),
     ("storage", lambda p, c: storage(p)),
+    ("arrive", lambda p, c: arrive(p, c.device)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
     ("check", lambda p, c: check(p, c.device)),
     ("launch", lambda p, c: launch(p, c.schedule, c.device)),
@@ -91,12 +93,13 @@ GROUPS: tuple[tuple[str, Pass], ...] = (
     ("operands", lambda p, c: _chunks(p, operands, c.device)),
     ("place", lambda p, c: rings(_chunks(p, place, c.device), c.schedule, c.groups)),
     ("storage", lambda p, c: storage(p)),
+    ("arrive", lambda p, c: _chunks(p, arrive, c.device)),
     ("synchronise", lambda p, c: mbarriers(p, c.groups)),
     ("check", lambda p, c: check_rings(p, c.groups)),
     ("launch", lambda p, c: launch(p, c.schedule, c.device)),
 )
 CORES: tuple[tuple[str, Pass], ...] = (
-    *(("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.schedule.inverse_block)) if name == "decompose" else
+    *(("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, block=c.schedule.inverse_block)) if name == "decompose" else
       (name, run) for name, run in FRONT),
     ("heads", lambda p, c: heads(p, c.cores)),
     ("vectorise", lambda p, c: vectorise(p)),

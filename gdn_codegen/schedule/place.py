@@ -17,6 +17,8 @@ from ..ir.ops import OPS
 from .schedule import ScheduleError
 
 VIEWS = ("const", "scalar", "col", "row", "eye", "full", "expand")
+#: Ops that read their first operands where products do; how many.
+OPERANDS = {"matmul": 2, "diag_inverse": 1}
 
 
 def place(p: Program, device: Device) -> Program:
@@ -81,7 +83,8 @@ class _Kernel:
             or (self.device.number != "register" and self.type[o.out].rank == 0)
 
     def operands(self) -> set[str]:
-        return {a for o in self.ops if o.kind == "matmul" for a in o.args[:2]}
+        made = {o.out for o in self.ops if o.kind == "diag_inverse"}  # most of it stays zero, which no fragment need hold
+        return made | {a for o in self.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
 
     def space(self, value: str) -> str:
         o, d, t = self.defs.get(value), self.device, self.type[value]
@@ -89,6 +92,8 @@ class _Kernel:
             return d.number
         if t.rank == 1:
             return d.vector
+        if o is not None and o.kind == "move":
+            return str(o.attr("space"))
         if value in self.operands():
             return d.operand
         if o is None or o.kind == "matmul" or value in self.carried:

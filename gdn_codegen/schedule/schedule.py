@@ -8,7 +8,7 @@ from ..ir.core import Program, loops, walk
 FORMS = ("direct", "wy", "gate-free", "split")
 #: What a form adds to a page's values.
 ADDS = {"wy": ("W", "U0"), "split": ("Tb",)}
-INVERSES = ("doubling", "blocked16")
+INVERSES = ("substitution", "doubling", "blocked16")
 STATES = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
 ORDERS = ("page", "list")
@@ -29,7 +29,8 @@ class Schedule:
       "gate-free" (decay factored out of the inverse); "split" (U0 apart, and the column that scales what the inverse
       multiplies folded into it: Tb, which no longer waits for the state).
     state: "kv", or "vk": kernels that walk the chunks hold tiles whose last dim is V transposed.
-    inverse: "doubling" (blocks of 1, 2, 4... rows merged) or "blocked16" (16-row blocks by powers, then merged).
+    inverse: "substitution" (blocks that the device solves by itself, then merged; "doubling" where it solves none),
+      "doubling" (blocks of 1, 2, 4... rows merged) or "blocked16" (16-row blocks by powers, then merged).
     v_block: columns of V a kernel instance computes; 0 for all. Applies where all that a kernel writes has V.
     launch: "kernels", or "single" for one launch with barriers over the device between kernels (PTO).
     inverse_dtype: dtype of the operands of the inverse's products: "input" (that of q) or "float32".
@@ -37,7 +38,7 @@ class Schedule:
     Where cores share no memory (PTO), as far as there is room on the chip:
     cache_masks: masks are loaded once a core group rather than once an instance.
     lanes: value heads that a core group computes side by side in kernels over chunks.
-    inverse_block: diagonal blocks of this size are inverted apart where the chunk has two; 0 for whole tiles ("doubling").
+    inverse_block: diagonal blocks of this size are inverted apart where the chunk has two; 0 for whole tiles.
     order: "page" (ops in the page's order) or "list" (list scheduling by the device's rates).
     prefetch: what a walk over chunks does one chunk ahead: "no" (nothing), "operands" (loads of what products read),
       "loads", "all" (whatever needs no state).
@@ -51,7 +52,7 @@ class Schedule:
     name: str
     kernels: tuple[tuple[str, ...], ...]
     form: str = "direct"
-    inverse: str = "doubling"
+    inverse: str = "substitution"
     v_block: int = 0
     inverse_dtype: str = "input"
     launch: str = "kernels"

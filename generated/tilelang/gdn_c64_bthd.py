@@ -70,6 +70,30 @@ def _prelude(cpu):
     def fragment(shape, dtype):
         return T.alloc_local(shape, dtype) if cpu else T.alloc_fragment(shape, dtype)
 
+    def staged(shape, dtype):
+        if cpu:
+            return T.alloc_local(shape, dtype)
+        x = T.alloc_shared(shape, dtype)
+        T.annotate_layout({x: tilelang.layout.make_swizzled_layout(x)})
+        return x
+
+    @T.macro
+    def serial_copy(src, dst):
+        for i, j in T.grid(dst.shape[0], dst.shape[1]):
+            dst[i, j] = src[i, j]
+
+    def copy(src, dst):
+        return serial_copy(src, dst) if cpu else T.copy(src, dst)
+
+    def start_copy(src, dst):
+        return T.copy(src, dst) if cpu else T.async_copy(src, dst)
+
+    @T.macro
+    def wait_copies():
+        if not cpu:
+            T.ptx_wait_group(0)
+            T.sync_threads()
+
     def parallel(*extents):
         if not cpu:
             return T.Parallel(*extents)
@@ -115,6 +139,45 @@ def _prelude(cpu):
         return serial_row_sum(src, dst) if cpu else block_row_sum(src, dst)
 
     @T.macro
+    def serial_diag_inverse(A, X, size):
+        for i, j in T.grid(X.shape[0], X.shape[1]):
+            X[i, j] = 0.0
+        x = T.alloc_local((size, size), T.float32)
+        for n, i in T.grid(X.shape[0] // size, size):
+            for j in T.serial(size):
+                x[i, j] = T.if_then_else(i == j, 1.0, 0.0)
+            for r, j in T.grid(i, size):
+                x[i, j] -= T.cast(A[n * size + i, n * size + r], T.float32) * x[r, j]
+            for j in T.serial(size):
+                X[n * size + i, n * size + j] = x[i, j]
+
+    @T.macro
+    def block_diag_inverse(A, X, size):
+        """A thread a column, by forward substitution."""
+        wide = 128 // A.dtype.bits  # elements of A in a load
+        column = T.get_thread_binding()
+        for i, j in T.Parallel(X.shape[0], X.shape[1]):
+            if i // size != j // size:
+                X[i, j] = 0.0
+        if column < X.shape[1]:
+            a = T.alloc_local((wide,), A.dtype)
+            x = T.alloc_local((size,), T.float32)
+            first = column // size * size
+            for i in T.unroll(size):
+                x[i] = T.if_then_else(i == column % size, 1.0, 0.0)
+            for r in T.unroll(size // wide):
+                for i in T.unroll(r * wide + 1, size):
+                    for c in T.vectorized(wide):
+                        a[c] = A[first + i, first + r * wide + c]
+                    for c in T.unroll(T.min(wide, i - r * wide)):
+                        x[i] -= T.cast(a[c], T.float32) * x[r * wide + c]
+            for i in T.unroll(size):
+                X[first + i, column] = x[i]
+
+    def diag_inverse(A, X, size):
+        return serial_diag_inverse(A, X, size) if cpu else block_diag_inverse(A, X, size)
+
+    @T.macro
     def widened(src, dst, transpose):
         # float32 and row-major, which the C compiler vectorises
         for i, j in T.grid(dst.shape[0], dst.shape[1]):
@@ -141,8 +204,9 @@ def _prelude(cpu):
 
     # The C backend has no bfloat16: there the host widens such tensors.
     bfloat16 = T.float32 if cpu else T.bfloat16
-    return SimpleNamespace(kernel=kernel, shared=shared, fragment=fragment, parallel=parallel, cumsum=cumsum, gemm=gemm,
-                           row_sum=row_sum, find_sequence=find_sequence, bfloat16=bfloat16)
+    return SimpleNamespace(kernel=kernel, shared=shared, staged=staged, fragment=fragment, copy=copy, start_copy=start_copy,
+                           wait_copies=wait_copies, parallel=parallel, cumsum=cumsum, gemm=gemm, row_sum=row_sum,
+                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16)
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
@@ -180,15 +244,14 @@ def o_S_kernel(t):
             G = t.shared((C,), T.float32)
             D = t.fragment((C, C), T.float32)
             k_k = t.fragment((C, C), T.float32)
-            neg_A = t.fragment((C, C), T.float32)
-            Tinv = t.fragment((C, C), T.float32)
-            pairs_h = t.shared((C, C), T.float16)
-            Tinv_1_h = t.shared((C, C), T.float16)
+            A_h = t.fragment((C, C), T.float16)
+            A_h_op = t.shared((C, C), T.float16)
+            Tinv_d = t.shared((C, C), T.float16)
             Tinv_p = t.fragment((C, C), T.float32)
+            neg_h = t.shared((C, C), T.float16)
+            Tinv_s = t.fragment((C, C), T.float32)
             Tinv_p_3 = t.fragment((C, C), T.float32)
-            Tinv_p_5 = t.fragment((C, C), T.float32)
-            Tinv_p_7 = t.fragment((C, C), T.float32)
-            Tinv_p_9 = t.fragment((C, C), T.float32)
+            Tinv = t.fragment((C, C), T.float32)
             S_h = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
             mul_h = t.fragment((C, V), T.float16)
@@ -199,17 +262,28 @@ def o_S_kernel(t):
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
             mul_h_3 = t.fragment((C, V), T.float16)
+            o_h = t.fragment((C, V), T.float16)
+            o_h_out = t.staged((C, V), T.float16)
             for i, j in t.parallel(K, V):
                 S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, i, j], 0)
             for chunk in T.serial(T.ceildiv(length, C)):
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
-                for i, j in t.parallel(C, K):
-                    q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
-                for i, j in t.parallel(C, K):
-                    k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                for i, j in t.parallel(C, V):
-                    v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
+                if rows >= C:
+                    t.start_copy(q_in[b, row:row + C, h, 0:K], q)
+                else:
+                    for i, j in t.parallel(C, K):
+                        q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
+                if rows >= C:
+                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
+                else:
+                    for i, j in t.parallel(C, K):
+                        k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
+                if rows >= C:
+                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
+                else:
+                    for i, j in t.parallel(C, V):
+                        v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                 for i in t.parallel(C):
                     g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
                 for i in t.parallel(C):
@@ -219,80 +293,46 @@ def o_S_kernel(t):
                 # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
                 for i, j in t.parallel(C, C):
                     D[i, j] = T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
+                t.wait_copies()
                 # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
                 t.gemm(k, k, k_k, transpose_B=True)
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
-                    neg_A[i, j] = -T.if_then_else(i > j, beta[i] * k_k[i, j] * D[i, j], 0.0)
+                    A_h[i, j] = T.if_then_else(i > j, beta[i] * k_k[i, j] * D[i, j], 0.0)
+                t.copy(A_h, A_h_op)
+                t.diag_inverse(A_h_op, Tinv_d, 16)
+                t.gemm(Tinv_d, A_h_op, Tinv_p)
                 for i, j in t.parallel(C, C):
-                    Tinv[i, j] = T.if_then_else(i == j, 1.0, 0.0) + T.if_then_else(
-                        T.And(i // 2 == j // 2, i > j),
-                        neg_A[i, j],
-                        0.0,
-                    )
+                    neg_h[i, j] = -T.if_then_else(T.And(i // 32 == j // 32, i // 16 > j // 16), Tinv_p[i, j], 0.0)
                 for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = T.if_then_else(T.And(i // 4 == j // 4, i // 2 > j // 2), neg_A[i, j], 0.0)
+                    Tinv_s[i, j] = T.cast(Tinv_d[i, j], T.float32)
+                t.gemm(neg_h, Tinv_d, Tinv_s, clear_accum=False)
+                t.copy(Tinv_s, Tinv_d)
+                t.gemm(Tinv_d, A_h_op, Tinv_p_3)
                 for i, j in t.parallel(C, C):
-                    Tinv_1_h[i, j] = Tinv[i, j]
-                t.gemm(pairs_h, Tinv_1_h, Tinv_p)
+                    A_h_op[i, j] = -T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), Tinv_p_3[i, j], 0.0)
                 for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = Tinv_p[i, j]
-                t.gemm(Tinv_1_h, pairs_h, Tinv, clear_accum=False)
-                for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = T.if_then_else(T.And(i // 8 == j // 8, i // 4 > j // 4), neg_A[i, j], 0.0)
-                for i, j in t.parallel(C, C):
-                    Tinv_1_h[i, j] = Tinv[i, j]
-                t.gemm(pairs_h, Tinv_1_h, Tinv_p_3)
-                for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = Tinv_p_3[i, j]
-                t.gemm(Tinv_1_h, pairs_h, Tinv, clear_accum=False)
-                for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = T.if_then_else(T.And(i // 16 == j // 16, i // 8 > j // 8), neg_A[i, j], 0.0)
-                for i, j in t.parallel(C, C):
-                    Tinv_1_h[i, j] = Tinv[i, j]
-                t.gemm(pairs_h, Tinv_1_h, Tinv_p_5)
-                for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = Tinv_p_5[i, j]
-                t.gemm(Tinv_1_h, pairs_h, Tinv, clear_accum=False)
-                for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = T.if_then_else(T.And(i // 32 == j // 32, i // 16 > j // 16), neg_A[i, j], 0.0)
-                for i, j in t.parallel(C, C):
-                    Tinv_1_h[i, j] = Tinv[i, j]
-                t.gemm(pairs_h, Tinv_1_h, Tinv_p_7)
-                for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = Tinv_p_7[i, j]
-                t.gemm(Tinv_1_h, pairs_h, Tinv, clear_accum=False)
-                for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), neg_A[i, j], 0.0)
-                for i, j in t.parallel(C, C):
-                    Tinv_1_h[i, j] = Tinv[i, j]
-                t.gemm(pairs_h, Tinv_1_h, Tinv_p_9)
-                for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = Tinv_p_9[i, j]
-                t.gemm(Tinv_1_h, pairs_h, Tinv, clear_accum=False)
+                    Tinv[i, j] = T.cast(Tinv_d[i, j], T.float32)
+                t.gemm(A_h_op, Tinv_d, Tinv, clear_accum=False)
                 # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                 for i in t.parallel(C):
                     g[i] = T.exp(G[i])
-                for i, j in t.parallel(K, V):
-                    S_h[i, j] = S[i, j]
+                t.copy(S, S_h)
                 t.gemm(k, S_h, k_S)
-                for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = Tinv[i, j]
+                t.copy(Tinv, A_h_op)
                 for i, j in t.parallel(C, V):
                     mul_h[i, j] = beta[i] * (T.cast(v[i, j], T.float32) - g[i] * k_S[i, j])
-                for i, j in t.parallel(C, V):
-                    v[i, j] = mul_h[i, j]
-                t.gemm(pairs_h, v, U)
+                t.copy(mul_h, v)
+                t.gemm(A_h_op, v, U)
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                 t.gemm(q, S_h, q_S)
                 t.gemm(q, k, q_k, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    pairs_h[i, j] = q_k[i, j] * D[i, j]
-                for i, j in t.parallel(C, V):
-                    q[i, j] = U[i, j]
+                    A_h_op[i, j] = q_k[i, j] * D[i, j]
+                t.copy(U, q)
                 for i, j in t.parallel(C, V):
                     add_mul[i, j] = g[i] * q_S[i, j]
-                t.gemm(pairs_h, q, add_mul, clear_accum=False)
+                t.gemm(A_h_op, q, add_mul, clear_accum=False)
                 # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                 last_G = G[C - 1]
                 exp_last_G = T.exp(last_G)
@@ -300,14 +340,16 @@ def o_S_kernel(t):
                     g[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
                     mul_h_3[i, j] = g[i] * U[i, j]
-                for i, j in t.parallel(C, V):
-                    q[i, j] = mul_h_3[i, j]
+                t.copy(mul_h_3, q)
                 for i, j in t.parallel(K, V):
                     S[i, j] = exp_last_G * S[i, j]
                 t.gemm(k, q, S, transpose_A=True, clear_accum=False)
                 for i, j in t.parallel(C, V):
+                    o_h[i, j] = scale * add_mul[i, j]
+                t.copy(o_h, o_h_out)
+                for i, j in t.parallel(C, V):
                     if i < rows:
-                        o_out[b, row + i, hv, j] = T.cast(scale * add_mul[i, j], T.float16)
+                        o_out[b, row + i, hv, j] = o_h_out[i, j]
             if has_final_state != 0:
                 for i, j in t.parallel(K, V):
                     final_state_out[n, hv, i, j] = S[i, j]
@@ -319,8 +361,7 @@ def o_S_kernel(t):
 _KERNELS = {"o_S": o_S_kernel}
 _OPTIONAL = dict(INITIAL + FINAL)
 # every access is in bounds by itself
-_BOUNDS = {"tl.disable_safe_memory_legalize": True}
-_PASSES = {"o_S": _BOUNDS}
+_PASSES = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
 _compiling = threading.Lock()
 
 
@@ -340,10 +381,10 @@ def _compiled(name, kind):
     cpu = kind == "cpu"
     program = _KERNELS[name](_prelude(cpu))
     if not cpu:
-        return tilelang.compile(program, target="cuda", pass_configs=_PASSES[name])
+        return tilelang.compile(program, target="cuda", pass_configs=_PASSES)
     with tilelang.tvm.target.Target("c"):
         return tilelang.compile(program, target="c", target_host="c", execution_backend="cython",
-                                compile_flags=_cpu_flags(), pass_configs=_PASSES[name])
+                                compile_flags=_cpu_flags(), pass_configs=_PASSES)
 
 
 def _plain(x):

@@ -124,6 +124,7 @@ def clash(q, k, v, g, S, *, n=1.0):
 
 MUTATIONS = {
     "rows past the end keep what lies there": (r"T\.if_then_else\(i < rows, (.*), 0\)$", r"\1"),
+    "blocks are solved with the wrong sign": (r"x\[i, j\] -= ", "x[i, j] += "),
     "the state misses the chunk's update": (r"^ +t\.gemm\(.*, S, transpose_A=True, clear_accum=False\)\n", ""),
 }
 
@@ -167,7 +168,7 @@ def test_two_processes_build_a_copy_of_the_module_at_once(tmp_path):
 def test_compiles_for_hopper(tmp_path):
     b = Build("tilelang", 64, "bthd", schedule="replay", head_dim_k=64, head_dim_v=64)
     (tmp_path / f"{b.name}.py").write_text(render(b))
-    for found in check_tilelang.compiled(tmp_path / f"{b.name}.py", ["o_S"]):
+    for found in check_tilelang.compiled(tmp_path / f"{b.name}.py", ["G_Tinv", "o_S"]):
         assert not found.error and not found.spills and found.wgmma
         assert 0 < found.shared <= 227 * 1024 and 0 < found.registers < 256
 

@@ -7,6 +7,7 @@ from reference import expected, in_form, problem, rms_error
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.builder import algorithm, carried, exp
+from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.schedule import SCHEDULES, Schedule, ScheduleError, named, place
 from gdn_codegen.schedule.cut import cut
@@ -27,7 +28,7 @@ def run(p, x, exact=True):
 @pytest.mark.parametrize("target", PIPELINES)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("inverse", ["doubling", "blocked16"])
+@pytest.mark.parametrize("inverse", ["substitution", "doubling", "blocked16"])
 def test_lowered_programs_are_the_recurrence(target, name, form, inverse):
     x = problem([33, 0, 5], 1, 2, 16, 32, torch.float16, gate="mixed")
     p = lower(find("gated_delta_rule").trace(), target, replace(in_form(named(name), form), inverse=inverse), SIZES, "float16")
@@ -44,16 +45,27 @@ def test_rounding_stays_within_bounds(name, dtype, tolerance):
     assert rms_error(got["o"], o) < tolerance and rms_error(got["final_state"], S) < tolerance
 
 
-@pytest.mark.parametrize("inverse", ["doubling", "blocked16"])
+@pytest.mark.parametrize("inverse", ["substitution", "doubling", "blocked16"])
 @pytest.mark.parametrize("chunk", [64, 128])
 def test_equal_keys_do_not_lose_the_inverse(inverse, chunk):
     """beta = 1, g = 0 and one key for all tokens: powers of A grow as binomials, the inverse does not."""
     x = problem([chunk], 1, 1, 16, 16, torch.float32, gate=0.0, beta=1.0, same_keys=True)
     s = replace(named("fused"), inverse=inverse)
-    p = lower(find("gated_delta_rule").trace(), "triton", s, {"C": chunk, "K": 16, "V": 16}, "float32")
+    target = "tilelang" if inverse == "substitution" else "triton"
+    p = lower(find("gated_delta_rule").trace(), target, s, {"C": chunk, "K": 16, "V": 16}, "float32")
     got, (o, S) = run(p, x, exact=False), expected(x)
-    assert rms_error(got["o"], o) < (1e-5 if inverse == "doubling" else 1e-3)
-    assert rms_error(got["final_state"], S) < (1e-5 if inverse == "doubling" else 1e-3)
+    assert rms_error(got["o"], o) < (1e-3 if inverse == "blocked16" else 1e-5)
+    assert rms_error(got["final_state"], S) < (1e-3 if inverse == "blocked16" else 1e-5)
+
+
+@pytest.mark.parametrize("chunk, blocks", [(16, 0), (32, 1), (64, 2)])
+def test_substitution_takes_two_products_a_doubling_of_blocks(chunk, blocks):
+    s, sizes = Schedule("inverse", (("A",), ("Tinv",), ("o", "S"))), {"C": chunk, "K": 16, "V": 16}
+    p = lower(find("gated_delta_rule").trace(), "tilelang", s, sizes, "float16")
+    kinds = [o.kind for o in walk(p.kernels[1].body)]
+    assert kinds.count("matmul") == 2 * blocks and kinds.count("diag_inverse") == 1
+    without_blocks = lower(find("gated_delta_rule").trace(), "triton", s, sizes, "float16")
+    assert "diag_inverse" not in {o.kind for o in walk(without_blocks.kernels[1].body)}
 
 
 @pytest.mark.parametrize("name, grids", [

@@ -13,8 +13,8 @@ from ...ir.types import Dim
 from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched, walk
 
 rule = Rules("pto", {
-    "unit_lower_inverse": "decompose", "row_norm": "decompose", "cumsum": "vectorise", "lower": "vectorise",
-    "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise", "eye": "vectorise",
+    "unit_lower_inverse": "decompose", "row_norm": "decompose", "diag_inverse": "decompose", "cumsum": "vectorise",
+    "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise", "eye": "vectorise",
     "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers", "transpose": "groups"})
 
 AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}

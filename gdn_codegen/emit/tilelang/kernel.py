@@ -30,12 +30,11 @@ from ..base import (
 
 rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "part": "vectorise", "join": "vectorise",
                           "block": "decompose", "quad": "decompose",
-                          "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
-                          "fence": "mbarriers", "transpose": "groups"})
+                          "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "transpose": "groups"})
 
 WIDTH = 120
 #: Ops whose rules write lines; those of the others give an expression.
-STATEMENTS = ("matmul", "cumsum", "row_sum", "load", "store")
+STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "move", "load", "store", "wait")
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends"}
@@ -124,6 +123,13 @@ class KernelWriter:
             cut[0] = f"{self.use('row')} + {cut[0]}"
         return self.at(t, cut)
 
+    def tile(self, t: Tensor) -> str:
+        """The whole tile of `t` that this instance has."""
+        cut = [f"block * {self.dim(d)}:(block + 1) * {self.dim(d)}" if d == self.k.split else f"0:{d}" for d in t.dims]
+        if t.index == "token":
+            cut[0] = f"{self.use('row')}:{self.use('row')} + {self.dim(t.dims[0])}"
+        return self.at(t, cut)
+
     def at(self, t: Tensor, cut: list[str]) -> str:
         """`t` at indices, or slices, into the dims of its tile; rows of tokens count from the row's start."""
         head = self.use("h") if t.heads == "H" else "hv"
@@ -167,7 +173,10 @@ class KernelWriter:
             if s.buffer:
                 self.w.at(s)
                 to = self.stored(s.type.dims, s.buffer)
-                self.fill(to, x)
+                if s.kind == "cast" and args[0].buffer and len(to.dims) == 2:
+                    self.line(f"t.copy({self.name(args[0].buffer)}, {self.name(s.buffer)})")
+                else:
+                    self.fill(to, x)
                 x = to
             self.env[s.out] = x
 

@@ -33,10 +33,25 @@ def helper(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"t.{o.kind}({_storage(w, o, x)}, {w.name(o.buffer)})")
 
 
+@rule("diag_inverse")
+def diag_inverse(w: KernelWriter, o: Op, x: Value) -> None:
+    w.line(f"t.diag_inverse({_storage(w, o, x)}, {w.name(o.buffer)}, {o.attr('size')})")
+
+
 @rule("load")
 def load(w: KernelWriter, o: Op) -> None:
     assert o.type is not None
     t, to = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer)
+    if o.attr("channel"):
+        if t.index == "token":
+            w.line(f"if {w.use('rows')} >= {w.dim(t.dims[0])}:")
+            w.w.indent += 1
+        w.line(f"t.start_copy({w.tile(t)}, {w.name(o.buffer)})")
+        if t.index != "token":
+            return
+        w.w.indent -= 1
+        w.line("else:")
+        w.w.indent += 1
     index = w.loop(to.dims)
     there = index[::-1] if o.attr("transposed") else index
     text = w.address(t, there)
@@ -46,6 +61,17 @@ def load(w: KernelWriter, o: Op) -> None:
         text = f"T.if_then_else(has_{t.name} != 0, {text}, 0)"
     w.line(f"{to.at(*index)} = {text}")
     w.end(to.dims)
+    w.w.indent -= bool(o.attr("channel"))
+
+
+@rule("wait")
+def wait(w: KernelWriter, o: Op) -> None:
+    w.line("t.wait_copies()")
+
+
+@rule("move")
+def move(w: KernelWriter, o: Op, x: Value) -> None:
+    w.line(f"t.copy({_storage(w, o, x)}, {w.name(o.buffer)})")
 
 
 @rule("store")
@@ -134,11 +160,6 @@ def cast(w: KernelWriter, o: Op, x: Value) -> At:
     if o.buffer:
         return x.at  # storing into the buffer rounds
     return lambda *index: Text(f"T.cast({x.at(*index)}, {w.dtype(o.attr('to'))})")
-
-
-@rule("move")
-def move(w: KernelWriter, o: Op, x: Value) -> At:
-    return x.at
 
 
 @rule("col")
