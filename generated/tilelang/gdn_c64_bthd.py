@@ -231,7 +231,7 @@ def o_S_kernel(t):
         scale: T.float32,
     ):
         with t.kernel(ends - 1, HV, threads=256) as (n, hv):
-            h = T.truncdiv(hv, T.truncdiv(HV, H))
+            h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start

@@ -272,7 +272,7 @@ def A_kernel(t):
         batched: T.int32,
     ):
         with t.kernel(slots, HV, threads=128) as (slot, hv):
-            h = T.truncdiv(hv, T.truncdiv(HV, H))
+            h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             n = t.find_sequence(cu_seqlens, slot, ends - 1)
             b = n * batched
             start = cu_seqlens[n]
@@ -377,7 +377,7 @@ def W_U0_kernel(t):
         batched: T.int32,
     ):
         with t.kernel(slots, HV, threads=128) as (slot, hv):
-            h = T.truncdiv(hv, T.truncdiv(HV, H))
+            h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             n = t.find_sequence(cu_seqlens, slot, ends - 1)
             b = n * batched
             start = cu_seqlens[n]
@@ -455,7 +455,7 @@ def S_U_kernel(t):
         has_final_state: T.int32,
     ):
         with t.kernel(ends - 1, HV, threads=256) as (n, hv):
-            h = T.truncdiv(hv, T.truncdiv(HV, H))
+            h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
@@ -534,7 +534,7 @@ def o_kernel(t):
         scale: T.float32,
     ):
         with t.kernel(slots, HV, threads=128) as (slot, hv):
-            h = T.truncdiv(hv, T.truncdiv(HV, H))
+            h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             n = t.find_sequence(cu_seqlens, slot, ends - 1)
             b = n * batched
             start = cu_seqlens[n]

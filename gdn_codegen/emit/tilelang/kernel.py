@@ -262,7 +262,8 @@ class KernelWriter:
         self.w(f"with t.kernel({', '.join(grid)}, threads={self.threads()}) as ({', '.join(index)}):")
         self.w.indent += 1
         if "h" in self.uses:
-            self.w("h = T.truncdiv(hv, T.truncdiv(HV, H))")
+            # a variable, lest each address divide anew, in 64 bits
+            self.w("h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))")
         if self.k.grid == "chunks":
             self.w("n = t.find_sequence(cu_seqlens, slot, ends - 1)")
         if "b" in self.uses:
