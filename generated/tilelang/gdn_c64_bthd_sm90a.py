@@ -226,7 +226,7 @@ def G_Tb_kernel(t):
         batched: T.int32,
     ):
         with t.kernel(slots, HV, threads=128) as (slot, hv):
-            h = T.truncdiv(hv, T.truncdiv(HV, H))
+            h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             n = t.find_sequence(cu_seqlens, slot, ends - 1)
             b = n * batched
             start = cu_seqlens[n]
@@ -318,7 +318,7 @@ def o_S_kernel(t):
         scale: T.float32,
     ):
         with t.kernel(ends - 1, HV, threads=512) as (n, hv):
-            h = T.truncdiv(hv, T.truncdiv(HV, H))
+            h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
