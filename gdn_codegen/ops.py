@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -28,38 +29,57 @@ def fits(b: Build) -> bool:
     return True
 
 
+@lru_cache(maxsize=64)
 def architecture(device: torch.device) -> str:
     """The architecture of a GPU that some build is made for, or ""."""
     return {(9, 0): "sm_90a"}.get(torch.cuda.get_device_capability(device), "") if device.type == "cuda" else ""
 
 
-def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
-              schedule: str | Schedule | None) -> Build:
-    """The build that serves these tensors. Without a schedule, the one for their GPU's architecture where it fits."""
-    for name, x in (("q", q), ("v", v)):
-        if not isinstance(x, torch.Tensor) or x.ndim != 4:
-            raise ValueError(f"{name}: got {tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__}; "
-                             "accepted: a tensor of rank 4")
-    if q.dtype not in _NAMES:
-        raise ValueError(f"q: got {q.dtype}; accepted: {', '.join(map(str, _NAMES))}")
+@lru_cache(maxsize=1024)
+def _build(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple[int, int], head_dim_k: int, head_dim_v: int,
+           target: str, chunk_size: int, layout: str, schedule: str | Schedule | None) -> Build:
+    if dtype not in _NAMES:
+        raise ValueError(f"q: got {dtype}; accepted: {', '.join(map(str, _NAMES))}")
     if target != "auto" and target not in TARGETS:
         raise ValueError(f"target: got {target!r}; accepted: auto, {', '.join(TARGETS)}")
     if chunk_size not in CHUNKS:
         raise ValueError(f"chunk_size: got {chunk_size!r}; accepted: {', '.join(map(str, CHUNKS))}")
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}; accepted: {', '.join(LAYOUTS)}")
-    target = choose(q.device.type) if target == "auto" else target
-    at = 2 if layout == "bthd" else 1
-    heads = (q.shape[at], v.shape[at]) if target == "pto" else None
-    b = Build(target, chunk_size, layout, algorithm, schedule or DEFAULT_SCHEDULE, _NAMES[q.dtype], q.shape[-1], v.shape[-1],
-              heads)
-    arch = architecture(q.device) if schedule is None else ""
+    target = choose(device.type) if target == "auto" else target
+    b = Build(target, chunk_size, layout, algorithm, schedule or DEFAULT_SCHEDULE, _NAMES[dtype], head_dim_k, head_dim_v,
+              heads if target == "pto" else None)
+    arch = architecture(device) if schedule is None else ""
     if (target, arch) in ARCHS:
         own = replace(b, schedule=DEFAULTS[arch], arch=arch)
         b = own if fits(own) else b
     if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
         print(f"gdn_codegen: {b}", file=sys.stderr)
     return b
+
+
+def _key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
+         schedule: str | Schedule | None) -> tuple[Any, ...]:
+    """What a build depends on."""
+    for name, x in (("q", q), ("v", v)):
+        if not isinstance(x, torch.Tensor) or x.ndim != 4:
+            raise ValueError(f"{name}: got {tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__}; "
+                             "accepted: a tensor of rank 4")
+    at = 2 if layout == "bthd" else 1
+    heads = (q.shape[at], v.shape[at])
+    return algorithm, q.dtype, q.device, heads, q.shape[3], v.shape[3], target, chunk_size, layout, schedule
+
+
+def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
+              schedule: str | Schedule | None) -> Build:
+    """The build that serves these tensors. Without a schedule, the one for their GPU's architecture where it fits."""
+    return _build(*_key(algorithm, q, v, target, chunk_size, layout, schedule))
+
+
+@lru_cache(maxsize=1024)
+def _loaded(*key: Any) -> Callable[..., Any]:
+    """The op of a build. Kept, so that a call costs a look-up."""
+    return function(_build(*key))
 
 
 def chunk_gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
@@ -76,7 +96,7 @@ def chunk_gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g:
     for any. schedule: None picks "walk" with kernels for Hopper alone where the GPU is one and the sizes fit, else "fused".
     Raises ValueError naming a bad argument.
     """
-    fn = function(build_for("gated_delta_rule", q, v, target, chunk_size, layout, schedule))
+    fn = _loaded(*_key("gated_delta_rule", q, v, target, chunk_size, layout, schedule))
     result: Any = fn(q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
                      cu_seqlens=cu_seqlens)
     return result  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ run in Triton's interpreter; that of 3.6 needs numpy < 2.4.
 import contextlib
 import functools
 import math
+import operator
 import os
 import re
 import threading
@@ -24,6 +25,8 @@ CHUNK = 64
 LAYOUT = "bthd"
 #: Outputs and workspaces start as NaN: for tests.
 POISON = os.environ.get("GDN_CODEGEN_POISON") == "1"
+#: The values of cu_seqlens are checked on a GPU too, which waits for it.
+CHECK = os.environ.get("GDN_CODEGEN_CHECK") == "1"
 # name, heads, dims after [batch, tokens, heads], dtype
 INPUTS = (
     ("q", "H", (128,), "float16"),
@@ -416,26 +419,45 @@ def _warn_of_miscompilation(device):
                       "use 3.7.1 or later", stacklevel=5)
 
 
-def _launch(name, instances, tensors, cu, sizes, flags, scalars, memory, device):
+def _launcher(name, instances, sizes, flags, device):
+    """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
     sequences, tokens, batched, heads, value_heads, _ = sizes
     kernel = _KERNELS[name]
     given = {"N": sequences, "T": tokens, "batched": batched, "H": heads, "HV": value_heads, **SIZES, **BLOCKS.get(name, {})}
     given.update({f"has_{t}": flag for t, flag in zip(_OPTIONAL[name], flags)})
     options = {n: given[n] for n in kernel.arg_names if n in given}
-    if device.type != "cpu":
-        _warn_of_miscompilation(device)
-        with torch.cuda.device(device):
-            kernel[(instances,)](*tensors, cu, *scalars, **options, num_warps=NUM_WARPS[name], num_stages=NUM_STAGES)
-    elif isinstance(kernel, JITFunction):
+    if device.type == "cpu":
+        return lambda tensors, cu, scalars: _interpret(kernel, instances, (*tensors, cu, *scalars), options)
+    _warn_of_miscompilation(device)
+    rest, compiled = tuple(options.values()), None
+
+    def launch(tensors, cu, scalars):
+        nonlocal compiled
+        if compiled is None:
+            compiled = kernel[(instances,)](*tensors, cu, *scalars, **options, num_warps=NUM_WARPS[name], num_stages=NUM_STAGES)
+            return
+        # the same kernel: sizes are as they were, and every tensor is aligned
+        compiled[(instances, 1, 1)](*tensors, cu, *scalars, *rest)
+
+    return launch
+
+
+def _interpret(kernel, instances, arguments, options):
+    if isinstance(kernel, JITFunction):
         with _interpreted():
-            interpreter.InterpretedFunction(kernel.fn)[(instances,)](*tensors, cu, *scalars, **options)
+            interpreter.InterpretedFunction(kernel.fn)[(instances,)](*arguments, **options)
     else:
-        kernel[(instances,)](*tensors, cu, *scalars, **options)
+        kernel[(instances,)](*arguments, **options)
 
 
 # --- host: the same text in every generated module -------------------------------------------------------------------
 _FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_cumulative = {}
+#: A call's tensors, in this order; slices of those that it returns.
+TENSORS = tuple(row[0] for row in (*INPUTS, *INITIAL, *FINAL, *OUTPUTS, *WORKSPACES))
+_FINAL = slice(len(INPUTS) + len(INITIAL), len(INPUTS) + len(INITIAL) + len(FINAL))
+_OUTPUTS = slice(_FINAL.stop, _FINAL.stop + len(OUTPUTS))
+_ends = {}
+_plans = {}
 
 
 def _fail(argument, got, accepted):
@@ -446,8 +468,7 @@ def _check_inputs(given):
     """B, T, H, HV of the inputs, or a ValueError naming the argument at fault."""
     seen = {}
     device = None
-    for name, heads, dims, dtype in INPUTS:
-        x = given[name]
+    for (name, heads, dims, dtype), x in zip(INPUTS, given):
         if not isinstance(x, torch.Tensor):
             _fail(name, type(x).__name__, "a torch.Tensor")
         if x.dtype != _FLOATS[dtype] and not (not dims and x.dtype in _FLOATS.values()):
@@ -471,15 +492,8 @@ def _check_inputs(given):
     return seen["B"], seen["T"], heads, value_heads, device
 
 
-def _check_sequences(cu_seqlens, batch, tokens, device):
-    """cu_seqlens as int32 on the device, and whether the batch is of equal-length rows."""
-    if cu_seqlens is None:
-        key = (batch, tokens, device)
-        if key not in _cumulative:
-            if len(_cumulative) >= 64:
-                _cumulative.clear()
-            _cumulative[key] = torch.arange(batch + 1, dtype=torch.int32, device=device) * tokens
-        return _cumulative[key], 1
+def _check_sequences(cu_seqlens, batch, device):
+    """Sequences that cu_seqlens packs."""
     if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         _fail("cu_seqlens", getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__), "an int32 or int64 tensor")
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
@@ -488,12 +502,30 @@ def _check_sequences(cu_seqlens, batch, tokens, device):
         _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
     if batch != 1:
         _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1: packed sequences")
-    if device.type == "cpu" or os.environ.get("GDN_CODEGEN_CHECK") == "1":
-        ends = cu_seqlens.tolist()
-        if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in zip(ends, ends[1:])):
-            _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
-                  f"values that start at 0, never fall and end at most at T = {tokens}")
-    return cu_seqlens.to(torch.int32).contiguous(), 0
+    return cu_seqlens.numel() - 1
+
+
+def _check_ends(cu_seqlens, tokens):
+    ends = cu_seqlens.tolist()
+    if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in zip(ends, ends[1:])):
+        _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
+              f"values that start at 0, never fall and end at most at T = {tokens}")
+
+
+def _equal_rows(batch, tokens, device):
+    """Where equal rows end. A tensor serves the stream that filled it; a graph has its own, filled whenever it runs."""
+    cuda = device.type == "cuda"
+    key = (batch, tokens, device, torch.cuda.current_stream(device) if cuda else None)
+    kept = not (cuda and torch.cuda.is_current_stream_capturing())
+    ends = _ends.get(key) if kept else None
+    if ends is None:
+        ends = torch.arange(0, batch * tokens + 1, max(tokens, 1), dtype=torch.int32, device=device)
+        ends = ends if tokens else ends.new_zeros(batch + 1)
+    if kept and key not in _ends:
+        if len(_ends) >= 64:
+            _ends.clear()
+        _ends[key] = ends
+    return ends
 
 
 def _check_state(name, x, shape, device):
@@ -503,7 +535,17 @@ def _check_state(name, x, shape, device):
         _fail(name, x.dtype, "torch.float32, torch.float16 or torch.bfloat16")
     if x.device != device:
         _fail(name, f"device {x.device}", f"device {device}")
-    return x.to(torch.float32).contiguous()
+
+
+def _is_plain(x, dtype):
+    return x.dtype == dtype and x.stride() == torch.empty(x.shape, device="meta").stride()
+
+
+def _plain(x, dtype):
+    """`x` in `dtype`, contiguous, aligned to 16 bytes and with the strides of its shape: torch does not normalise those of
+    size 1."""
+    x = x.to(dtype).contiguous()
+    return (x.clone() if x.data_ptr() % 16 else x).view(-1).view(x.shape)
 
 
 def workspace_bytes(tokens, sequences, value_heads):
@@ -512,40 +554,82 @@ def workspace_bytes(tokens, sequences, value_heads):
     return sum(slots * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for _, dims, dtype in WORKSPACES)
 
 
-def _run(given, numbers, states, cu_seqlens):
-    """Check, allocate, launch every kernel; returns the outputs by name."""
+def _kind(x):
+    return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else type(x)
+
+
+def _is_elsewhere(device):
+    return device.type == "cuda" and torch.cuda.current_device() != device.index
+
+
+def _plan(given, states, cu_seqlens):
+    """Check the arguments; a function that does the call for all of these shapes, strides, dtypes and this device."""
     batch, tokens, heads, value_heads, device = _check_inputs(given)
-    cu, batched = _check_sequences(cu_seqlens, batch, tokens, device)
-    sequences = cu.numel() - 1
+    sequences = batch if cu_seqlens is None else _check_sequences(cu_seqlens, batch, device)
     slots = batch * tokens // CHUNK + sequences
-    for name, value in numbers.items():
-        if not math.isfinite(value):
-            _fail(name, value, "a finite number")
-    memory = {n: given[n].contiguous() if d else given[n].to(torch.float32).contiguous() for n, _, d, _ in INPUTS}
-    flags = {}
-    for name, dims in INITIAL:
-        x = states.get(name)
-        flags[name] = int(x is not None)
-        shape = (sequences, value_heads, *dims)
-        memory[name] = torch.empty(1, device=device) if x is None else _check_state(name, x, shape, device)
-    for name, dims in FINAL:
-        flags[name] = 1
-        memory[name] = torch.empty(sequences, value_heads, *dims, dtype=torch.float32, device=device)
+    # what stands for an absent tensor, whether one goes as it is, its dtype
+    expected = []
+    for (_, _, dims, dtype), x in zip(INPUTS, given):
+        dtype = _FLOATS[dtype] if dims else torch.float32
+        expected.append((None, _is_plain(x, dtype), dtype))
+    for (name, dims), x in zip(INITIAL, states):
+        if x is not None:
+            _check_state(name, x, (sequences, value_heads, *dims), device)
+        absent = torch.empty(0, value_heads, *dims, device=device)
+        expected.append((absent, x is None or _is_plain(x, torch.float32), torch.float32))
     rows = (batch, tokens, value_heads) if LAYOUT == "bthd" else (batch, value_heads, tokens)
-    for name, dims, dtype in OUTPUTS:
-        memory[name] = torch.empty(*rows, *dims, dtype=_FLOATS[dtype], device=device)
-    for name, dims, dtype in WORKSPACES:
-        memory[name] = torch.empty(slots, value_heads, *dims, dtype=_FLOATS[dtype], device=device)
-    if POISON:
-        for name in [n for n, *_ in (*FINAL, *OUTPUTS, *WORKSPACES)]:
-            memory[name].fill_(float("nan"))
-    sizes = (sequences, tokens, batched, heads, value_heads, slots)
+    made = [((sequences, value_heads, *dims), torch.float32) for _, dims in FINAL]
+    made += [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in OUTPUTS]
+    made += [((slots, value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in WORKSPACES]
+    sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
+    flags = {name: int(x is not None) for (name, _), x in zip(INITIAL, states)}
+    flags.update({name: 1 for name, _ in FINAL})
+    launches = []
     for name, grid, blocks, tensors, scalars in KERNELS:
         instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
         if instances:
-            _launch(name, instances, [memory[t] for t in tensors], cu, sizes, [flags[t] for t in tensors if t in flags],
-                    [numbers[s] for s in scalars], memory, device)
-    return memory
+            launch = _launcher(name, instances, sizes, [flags[t] for t in tensors if t in flags], device)
+            numbers = [list(SCALARS).index(n) for n in scalars]
+            launches.append((launch, operator.itemgetter(*(TENSORS.index(t) for t in tensors)), numbers))
+    check_ends = cu_seqlens is not None and (CHECK or device.type == "cpu")
+    ends_are_plain = cu_seqlens is not None and _is_plain(cu_seqlens, torch.int32)
+
+    def call(given, numbers, states, cu_seqlens):
+        if _is_elsewhere(device):
+            with torch.cuda.device(device):
+                return call(given, numbers, states, cu_seqlens)
+        if check_ends:
+            _check_ends(cu_seqlens, tokens)
+        memory = [absent if x is None else x if plain and x.data_ptr() % 16 == 0 else _plain(x, dtype)
+                  for x, (absent, plain, dtype) in zip((*given, *states), expected)]
+        memory += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made]
+        if POISON:
+            for x in memory[_FINAL.start:]:
+                x.fill_(float("nan"))
+        if cu_seqlens is None:
+            ends = _equal_rows(batch, tokens, device)
+        else:
+            ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
+        for launch, tensors, used in launches:
+            launch(tensors(memory), ends, [numbers[i] for i in used])
+        return memory
+
+    return call
+
+
+def _run(given, numbers, states, cu_seqlens):
+    """Launch every kernel; a call's TENSORS. What does not depend on values is checked and worked out once."""
+    for name, value in zip(SCALARS, numbers):
+        if not math.isfinite(value):
+            _fail(name, value, "a finite number")
+    key = (*map(_kind, given), *map(_kind, states), _kind(cu_seqlens))
+    call = _plans.get(key)
+    if call is None:
+        call = _plan(given, states, cu_seqlens)
+        if len(_plans) >= 256:
+            _plans.clear()
+        _plans[key] = call
+    return call(given, numbers, states, cu_seqlens)
 
 
 def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
@@ -556,8 +640,6 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
-    numbers = {"scale": SCALARS["scale"] if scale is None else float(scale)}
-    memory = _run({"q": q, "k": k, "v": v, "g": g, "beta": beta}, numbers, {"initial_state": initial_state}, cu_seqlens)
-    final = tuple(memory[name] for name, _ in FINAL) if output_final_state else ()
-    outputs = tuple(memory[name] for name, *_ in OUTPUTS)
-    return (*outputs, *(final or (None,) * len(FINAL)))
+    numbers = (SCALARS["scale"] if scale is None else float(scale),)
+    memory = _run((q, k, v, g, beta), numbers, (initial_state,), cu_seqlens)
+    return (*memory[_OUTPUTS], *(memory[_FINAL] if output_final_state else (None,) * len(FINAL)))

@@ -147,7 +147,8 @@ def test_launch_arguments(fresh, monkeypatch):
     monkeypatch.setattr(module, "_own", lambda name, groups, device: torch.zeros(groups))
     cu = torch.tensor([0, 40], dtype=torch.int32)
     for name, _, _, tensors, scalars in module.KERNELS:
-        module._launch(name, 100, [torch.zeros(1)] * len(tensors), cu, (1, 40, 0, 1, 2, 2), [1], [0.5] * len(scalars), {}, npu)
+        launch = module._launcher(name, 100, (1, 40, 0, 1, 2, 2), [1], npu)
+        launch([torch.zeros(1)] * len(tensors), cu, [0.5] * len(scalars))
     assert [n for n, _ in seen] == [f"call_{s}" for s, *_ in module.SYMBOLS.values()]
     for (name, _, _, tensors, scalars), (_, a) in zip(module.KERNELS, seen, strict=True):
         own = module.SYMBOLS[name][1]

@@ -15,8 +15,9 @@ def sums(layout, chunk, x):
     plan = Schedule("sums", (("G",), ("S",), ("o",)))
     fn = function(Build("pto", chunk, layout=layout, algorithm="simple_gla", schedule=plan, head_dim_k=16, head_dim_v=16))
     ends = torch.tensor([0, *x["lengths"]]).cumsum(0)
-    given = {n: x[n][None] if layout == "bthd" else x[n][None].transpose(1, 2) for n in ("q", "k", "v", "g")}
-    return fn.__globals__["_run"](given, {"scale": 1.0}, {}, ends)["G_ws"]
+    given = tuple(x[n][None] if layout == "bthd" else x[n][None].transpose(1, 2) for n in ("q", "k", "v", "g"))
+    names = fn.__globals__["TENSORS"]
+    return fn.__globals__["_run"](given, (1.0,), (None,), ends)[names.index("G_ws")]
 
 
 @pytest.mark.parametrize("value_heads", [1, 8, 12, 16, 24, 32, 48, 64])

@@ -1,0 +1,278 @@
+"""What a call costs on the host, counted rather than timed: the same work once for all calls of one kind."""
+import contextlib
+from collections import Counter
+from functools import lru_cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from reference import call, check, expected, module, problem, rms_error
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gdn_codegen import chunk_gated_delta_rule, ops
+from gdn_codegen.runtime.build import TARGETS, Build, render
+from gdn_codegen.runtime.load import function
+from gdn_codegen.runtime.targets import runs
+
+HERE = [t for t in TARGETS if runs(t, "cpu")]
+SMALL = dict(head_dim_k=32, head_dim_v=32)
+
+
+@lru_cache
+def source(target, schedule):
+    return render(Build(target, 16, schedule=schedule, **SMALL))
+
+
+class Count(TorchDispatchMode):
+    """Operators of torch that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen[str(func).removeprefix("aten.")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    """A module of a build whose kernels are not launched but recorded: name, tensors, ends, numbers."""
+    def make(target, schedule="replay"):
+        m = module(source(target, schedule))
+        launched = []
+        monkeypatch.setattr(m, "_launcher", lambda name, *rest: lambda *x: launched.append((name, *x)))
+        monkeypatch.setattr(m, "POISON", False)
+        monkeypatch.setattr(m, "_plans", {})
+        monkeypatch.setattr(m, "_ends", {})
+        return m, launched
+    return make
+
+
+def given(device="cpu", tokens=40):
+    half, single = dict(dtype=torch.float16, device=device), dict(device=device)
+    return dict(q=torch.zeros(1, tokens, 2, 32, **half), k=torch.zeros(1, tokens, 2, 32, **half),
+                v=torch.zeros(1, tokens, 4, 32, **half), g=torch.zeros(1, tokens, 4, **single),
+                beta=torch.zeros(1, tokens, 4, **single))
+
+
+def forbid(m, monkeypatch, *names):
+    for n in names:
+        monkeypatch.setattr(m, n, lambda *a, n=n: pytest.fail(f"{n} ran again"))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_second_call_allocates_what_it_writes_and_does_nothing_else(target, packed, stubbed, monkeypatch):
+    m, launched = stubbed(target)
+    x = given()
+    x |= {"cu_seqlens": torch.tensor([0, 11, 40], dtype=torch.int32)} if packed else {}
+    m.chunk_gated_delta_rule(**x)
+    forbid(m, monkeypatch, "_plan", "_check_inputs", "_check_sequences", "_check_state", "_plain", "_is_plain")
+    with Count() as count:
+        m.chunk_gated_delta_rule(**x)
+    assert count.seen == {"empty.memory_format": len(m.FINAL) + len(m.OUTPUTS) + len(m.WORKSPACES)}
+    names = [n for n, *_ in m.KERNELS]
+    assert [n for n, *_ in launched] == 2 * names
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("target", TARGETS)
+def test_values_are_never_read(target, packed, stubbed):
+    """Tensors of the meta device have none: whatever asked for a value would raise."""
+    m, launched = stubbed(target)
+    x = given("meta")
+    if packed:
+        x["cu_seqlens"] = torch.empty(3, dtype=torch.int64, device="meta")
+    for state in (None, torch.empty(1 + packed, 4, 32, 32, device="meta", dtype=torch.bfloat16)):
+        o, final = m.chunk_gated_delta_rule(**x, initial_state=state, output_final_state=True)
+        assert o.shape == (1, 40, 4, 32) and final.shape == (1 + packed, 4, 32, 32)
+    assert len(launched) == 2 * len(m.KERNELS) and all(ends.dtype == torch.int32 for _, _, ends, _ in launched)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_tensors_go_to_kernels_as_they_are_in_the_order_of_the_table(target, stubbed):
+    m, launched = stubbed(target)
+    x = given()
+    m.chunk_gated_delta_rule(**x, scale=0.5)
+    for (name, tensors, _, numbers), (n, _, _, names, scalars) in zip(launched, m.KERNELS, strict=True):
+        assert name == n and len(tensors) == len(names) and numbers == [0.5] * len(scalars)
+        assert all(t is x[i] for t, i in zip(tensors, names, strict=True) if i in x)
+
+
+BAD_AFTER_GOOD = {
+    "dtype": (dict(g=torch.zeros(1, 40, 4, dtype=torch.float64)), "g: got torch.float64"),
+    "tokens": (dict(k=torch.zeros(1, 41, 2, 32).half()), r"k: got shape .*T = 40"),
+    "type": (dict(v=None), "v: got NoneType"),
+    "state": (dict(initial_state=torch.zeros(1, 3, 32, 32)), "initial_state: got"),
+    "scale": (dict(scale=float("inf")), "scale: got inf"),
+    "cu rank": (dict(cu_seqlens=torch.zeros(1, 2, dtype=torch.int32)), "cu_seqlens: got shape"),
+    "cu values": (dict(cu_seqlens=torch.tensor([0, 41])), "cu_seqlens: got .*T = 40"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_AFTER_GOOD)
+def test_a_good_call_lets_no_bad_one_pass(case, stubbed):
+    m, launched = stubbed("triton")
+    change, text = BAD_AFTER_GOOD[case]
+    for _ in range(2):
+        m.chunk_gated_delta_rule(**given(), cu_seqlens=torch.tensor([0, 40]))
+        m.chunk_gated_delta_rule(**given())
+        good = len(launched)
+        with pytest.raises(ValueError, match=text):
+            m.chunk_gated_delta_rule(**{**given(), **change})
+        assert len(launched) == good
+
+
+def test_misaligned_and_oddly_strided_tensors_are_copied(stubbed):
+    """Kernels are built for tensors aligned to 16 bytes with the strides of their shapes."""
+    m, launched = stubbed("tilelang")
+    x = given()
+    odd = torch.zeros(x["q"].numel() + 1).half()[1:].view(x["q"].shape)
+    flat = x["v"].as_strided(x["v"].shape, (7, *x["v"].stride()[1:]))
+    m.chunk_gated_delta_rule(**x)
+    m.chunk_gated_delta_rule(**{**x, "q": odd, "v": flat, "g": x["g"].half()})
+    m.chunk_gated_delta_rule(**{**x, "q": odd})
+    for _, tensors, _, _ in launched:
+        assert all(t.data_ptr() % 16 == 0 and t.stride() == torch.empty(t.shape).stride() for t in tensors)
+        assert all(t.dtype == torch.float32 for t in tensors if t.ndim == 3)
+
+
+def test_no_memory_is_shared_between_calls(stubbed):
+    m, launched = stubbed("triton", "staged")
+    kept = [m.chunk_gated_delta_rule(**given(), output_final_state=True) for _ in range(2)]
+    seen = [t for _, tensors, _, _ in launched for t in tensors if t.numel()]
+    half = len(seen) // 2
+    assert not {t.data_ptr() for t in seen[:half]} & {t.data_ptr() for t in seen[half:]}
+    assert kept[0][0].data_ptr() != kept[1][0].data_ptr() and kept[0][1].data_ptr() != kept[1][1].data_ptr()
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_one_plan_serves_other_values(target):
+    fn = function(Build(target, 16, **SMALL))
+    for seed, lengths in enumerate(([10, 30], [33, 7], [40, 0])):
+        check(fn, problem(lengths, 1, 2, 32, 32, seed=seed))
+    with pytest.raises(ValueError, match=r"cu_seqlens: got .*never fall"):
+        call(fn, {**problem([40], 1, 2, 32, 32), "lengths": [45, -5], "S": torch.zeros(2, 2, 32, 32)})
+
+
+class Gpu:
+    type, index = "cuda", 0
+
+    def __hash__(self):
+        return 0
+
+    def __eq__(self, other):
+        return isinstance(other, Gpu)
+
+
+def test_equal_rows_are_filled_once_a_stream_and_anew_in_a_graph(stubbed, monkeypatch):
+    """A tensor that another stream fills may not be full yet; one that a graph holds may not be dropped."""
+    m, _ = stubbed("triton")
+    state = SimpleNamespace(stream=1, capturing=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: state.stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
+    filled = []
+    real = torch.arange
+    monkeypatch.setattr(torch, "arange", lambda *a, device, **k: filled.append(a) or real(*a, **k))
+    rows = lambda: m._equal_rows(3, 5, Gpu())
+    first = rows()
+    assert first.tolist() == [0, 5, 10, 15] and first.dtype == torch.int32 and rows() is first and len(filled) == 1
+    state.stream = 2
+    assert rows() is not first and rows() is not first and len(filled) == 2
+    state.capturing = True
+    graph = rows()
+    assert len(filled) == 3 and rows() is not graph
+    state.stream, state.capturing = 1, False
+    assert rows() is first
+    assert m._equal_rows(2, 0, torch.device("cpu")).tolist() == [0, 0, 0]
+
+
+def test_many_kinds_of_calls_keep_few_plans(stubbed):
+    m, _ = stubbed("triton")
+    for tokens in range(1, 300):
+        m.chunk_gated_delta_rule(**given("meta", tokens))
+    assert len(m._plans) <= 256 and len(m._ends) <= 64
+
+
+# --- launching on a GPU, with the toolchains' objects stubbed -------------------------------------------------------
+SIZES = (1, 40, 1, 2, 4, 2)  # sequences, tokens, batched, H, HV, slots
+
+
+def test_triton_looks_a_kernel_up_once(monkeypatch):
+    """The first launch compiles; the next ones run what it gave, on the same arguments in the order of the signature."""
+    m = module(source("triton", "replay"))
+    name, _, _, tensors, scalars = m.KERNELS[-1]
+    seen = []
+
+    class Compiled:
+        def __getitem__(self, grid):
+            return lambda *a: seen.append((grid, a))
+
+    class Kernel:
+        arg_names = m._KERNELS[name].arg_names
+
+        def __getitem__(self, grid):
+            def run(*a, num_warps, num_stages, **options):
+                rest = [options[n] for n in self.arg_names[len(a):]]
+                assert len(options) == len(rest)
+                seen.append(((*grid, 1, 1), (*a, *rest)))
+                return Compiled()
+            return run
+
+    monkeypatch.setitem(m._KERNELS, name, Kernel())
+    monkeypatch.setattr(m, "_warn_of_miscompilation", lambda device: None)
+    launch = m._launcher(name, 7, SIZES, [0, 1], Gpu())
+    for _ in range(3):
+        launch([f"t{i}" for i in range(len(tensors))], "cu", [0.5] * len(scalars))
+    assert len(seen) == 3 and seen[0] == seen[1] == seen[2] and seen[0][0] == (7, 1, 1)
+    assert len(seen[0][1]) == len(Kernel.arg_names)
+
+
+def test_tilelang_calls_the_compiled_function_itself(monkeypatch):
+    m = module(source("tilelang", "replay"))
+    seen, compiled = [], []
+    main = lambda *a: seen.append(a)
+    kernel = SimpleNamespace(adapter=SimpleNamespace(get_exportable_executable=lambda: SimpleNamespace(
+        jit=lambda: SimpleNamespace(main=main))))
+    monkeypatch.setattr(m, "_compiled", lambda name, kind: compiled.append((name, kind)) or kernel)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    launch = m._launcher("o_S", 4, SIZES, [0, 1], Gpu())
+    for _ in range(2):
+        launch(("a", "b"), "cu", [0.5])
+    assert compiled == [("o_S", "cuda")] and seen == 2 * [("a", "b", "cu", 1, 0, 1, 0.5)]
+
+
+def test_another_gpu_becomes_the_current_one_for_the_call(stubbed, monkeypatch):
+    m, launched = stubbed("tilelang")
+    current, entered = [1], []
+
+    class Guard:
+        def __init__(self, device):
+            entered.append(device)
+
+        def __enter__(self):
+            current.append(0)
+
+        def __exit__(self, *a):
+            current.pop()
+
+    monkeypatch.setattr(m, "_is_elsewhere", lambda device: current[-1] != 0)
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    m.chunk_gated_delta_rule(**given())
+    assert len(entered) == 1 and current == [1] and len(launched) == len(m.KERNELS)
+    current[0] = 0
+    m.chunk_gated_delta_rule(**given())
+    assert len(entered) == 1 and len(launched) == 2 * len(m.KERNELS)
+
+
+# --- the package's op ------------------------------------------------------------------------------------------------
+def test_the_op_is_looked_up_once(monkeypatch):
+    x = problem([40], 1, 2, 32, 32)
+    ops._loaded.cache_clear()
+    want = expected(x)
+    o, _ = call(chunk_gated_delta_rule, x)
+    for n in ("choose", "Build", "function"):
+        monkeypatch.setattr(ops, n, lambda *a, n=n: pytest.fail(f"{n} ran again"))
+    again, _ = call(chunk_gated_delta_rule, x)
+    assert torch.equal(o, again) and rms_error(o, want[0]) < 5e-3
