@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -150,10 +151,13 @@ def verify(a: argparse.Namespace) -> int:
 
 
 def bench(a: argparse.Namespace) -> int:
+    a.chunk = a.chunk or (128 if a.target == "pto" else 64)
+    return _bench_pto(a) if a.target == "pto" else _bench_gpu(a)
+
+
+def _bench_pto(a: argparse.Namespace) -> int:
     from .runtime.bench_pto import Problem
     from .runtime.bench_pto import bench as run
-    if a.target != "pto":
-        raise ValueError(f"target: got {a.target!r}; accepted: pto")
     fixed = None if a.heads.isdecimal() else a.heads  # H/HV: compiled in
     heads, value_heads = _heads(fixed) if fixed else (int(a.heads), a.value_heads or int(a.heads))
     if fixed and a.value_heads not in (None, value_heads):
@@ -161,6 +165,25 @@ def bench(a: argparse.Namespace) -> int:
     names = SCHEDULES if a.schedule == "all" else (a.schedule,)
     builds = [b for n in names for b in _builds(argparse.Namespace(**{**vars(a), "schedule": n, "heads": fixed}))]
     return run(builds, Problem(a.tokens, heads, value_heads, a.blocks), a.json, a.trace, a.plot, a.detail)
+
+
+def _bench_gpu(a: argparse.Namespace) -> int:
+    from .runtime import bench_gpu
+    given = _heads(a.heads if "/" in a.heads else f"{a.heads}/{a.value_heads or a.heads}")
+    todo = bench_gpu.shapes(Path(a.shapes)) if a.shapes else [
+        bench_gpu.Shape(f"1 x {a.tokens}, {given[0]}/{given[1]}", (a.tokens,), *given)]
+    if a.only:
+        known = [s.name for s in todo]
+        if set(a.only) - set(known):
+            raise ValueError(f"only: got {', '.join(sorted(set(a.only) - set(known)))}; accepted: {'; '.join(known)}")
+        todo = [s for s in todo if s.name in a.only]
+    targets = bench_gpu.TARGETS if a.target == "all" else (a.target,)
+    names = SCHEDULES if a.schedule == "all" else () if a.schedule == "none" else (a.schedule,)
+    builds = [b for t in targets for n in names
+              for b in _builds(argparse.Namespace(**{**vars(a), "target": t, "schedule": n, "heads": None}))]
+    return bench_gpu.bench(builds, todo, bench_gpu.rivals(a.peers), gates=a.gates, seed=a.seed, runs=a.runs, dtype=a.dtype,
+                           dims=(a.head_dim_k, a.head_dim_v), command=shlex.join(["gdn_codegen", *a.words]), json_to=a.json,
+                           plot_to=a.plot, detail=a.detail)
 
 
 def doctor(a: argparse.Namespace) -> int:
@@ -194,26 +217,37 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--quick", action="store_true", help="a few short cases only")
     p.add_argument("--report", metavar="DIR", help="instead run many lengths, and write DIR/report.md, report.json and plots")
     p.set_defaults(run=verify)
-    p = sub.add_parser("bench", help="simulated cycles of a stage and a pipe, target pto")
-    _build_options(p, several=True, extra=("all",))
-    p.set_defaults(target="pto", chunk=128)
+    p = sub.add_parser("bench", help="time on a GPU, beside peers; target pto: simulated cycles of a stage and a pipe")
+    _build_options(p, several=True, extra=("all", "none"))
+    p.set_defaults(target="pto", chunk=None)
     p.add_argument("--heads", default="16", metavar="N|H/HV",
-                   help="query and key heads, or these and value heads, compiled in (default: 16)")
+                   help="query and key heads, or these and value heads (pto: compiled in) (default: 16)")
     for flag, number, text in (("--value-heads", None, "value heads (default: heads)"), ("--tokens", 2048, "of one sequence"),
-                               ("--blocks", 24, "core groups; block 0 is timed")):
-        p.add_argument(flag, type=int, default=number, metavar="N", help=text + (f" (default: {number})" if number else ""))
-    for flag, text in (("--json", "the figures as JSON"), ("--trace", "a Chrome trace"), ("--plot", "a timeline, PNG")):
+                               ("--blocks", 24, "pto: core groups; block 0 is timed"), ("--seed", 0, "GPU: of the inputs"),
+                               ("--runs", 15, "GPU: times are medians of these")):
+        p.add_argument(flag, type=int, default=number, metavar="N",
+                       help=text + (f" (default: {number})" if number is not None else ""))
+    p.add_argument("--shapes", metavar="FILE", help="GPU: shapes in JSON, as benchmarks/shapes/serving.json")
+    p.add_argument("--only", action="append", default=[], metavar="NAME", help="GPU: a shape of the file; may be given again")
+    p.add_argument("--peers", default="all", metavar="NAME,...", help="GPU: of fla, flashqla, tileops, flashinfer; all or none "
+                   "(default: all; one that is not installed is said to be absent)")
+    p.add_argument("--gates", default="layer", choices=("layer", "uniform"),
+                   help="GPU: drawn as a layer does at initialisation, or -U(0, 1) a token (default: layer)")
+    for flag, text in (("--json", "the figures as JSON"), ("--trace", "a Chrome trace (pto)"),
+                       ("--plot", "PNG: a timeline (pto), or time against length, roofline, where the time goes (GPU)")):
         p.add_argument(flag, metavar="FILE", help=f"write {text}")
     p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
                    help="a field of the schedule, as lanes=1; may be given again")
-    p.add_argument("--detail", action="store_true", help="each stage's instructions: how many, cycles of one and of all")
+    p.add_argument("--detail", action="store_true", help="pto: each stage's instructions; GPU: peers' kernels too")
     p.set_defaults(run=bench)
     sub.add_parser("doctor", help="which targets run here, and what is missing for the rest").set_defaults(run=doctor)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    a = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    a = parser().parse_args(words)
+    a.words = words
     try:
         run: int = a.run(a)
     except ValueError as e:

@@ -14,6 +14,7 @@ from ..schedule import SCHEDULES
 from . import pto_sim
 from .build import Build
 from .load import function
+from .plots import pyplot
 from .pto_time import CORES, PIPES, Replay, replay
 
 #: The kernels of pto-kernels (branch chunk_gdn, dynamic_bsnd) in the same replay: block 0 of 24, T 2048, the rest as below.
@@ -144,23 +145,13 @@ def chrome_trace(results: dict[str, list[Stage]]) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "otherData": {"unit": "a microsecond stands for a cycle"}, "traceEvents": events}
 
 
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError("plot: needs matplotlib; pip install 'gdn_codegen[bench]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    return pyplot
-
-
 def plot(results: dict[str, list[Stage]], path: Path) -> None:
     """A PNG: a lane a pipe of the cube and both vector cores."""
-    pyplot = _pyplot()
+    plt = pyplot()
     lanes = [(core, p) for core in CORES for p in PIPES[core.split()[0]] if p != "S"]
     colours = {"MTE2": "tab:blue", "MTE1": "tab:cyan", "M": "tab:red", "FIX": "tab:orange", "V": "tab:green",
                "MTE3": "tab:purple"}
-    figure, axes = pyplot.subplots(len(results), 1, figsize=(16, 3.6 * len(results)), squeeze=False)
+    figure, axes = plt.subplots(len(results), 1, figsize=(16, 3.6 * len(results)), squeeze=False)
     for ax, (schedule, found) in zip(axes[:, 0], results.items(), strict=True):
         total, at = sum(s.time.cycles for s in found), 0
         spans: dict[tuple[str, str], list[list[int]]] = {lane: [] for lane in lanes}
@@ -184,14 +175,14 @@ def plot(results: dict[str, list[Stage]], path: Path) -> None:
         ax.set_xlabel(f"{schedule}: {total} simulated cycles of block 0", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    plt.close(figure)
 
 
 def bench(builds: list[Build], x: Problem, json_to: str | None = None, trace_to: str | None = None,
           plot_to: str | None = None, detail: bool = False) -> int:
     """Print and write what the options ask for."""
     if plot_to:
-        _pyplot()  # what is missing is said before the work
+        pyplot()  # what is missing is said before the work
     results: dict[str, list[Stage]] = {}
     for b in builds:
         results[b.plan.name] = stages(b, x)

@@ -121,3 +121,42 @@ def test_the_default_on_hopper_has_warp_groups():
     x = for_groups(GROUPS["f16"], [70])
     assert build_for("gated_delta_rule", x["q"][None].cuda(), x["v"][None].cuda(), "auto", 64, "bthd", None) == GROUPS["f16"]
     check(on_gpu(chunk_gated_delta_rule), x)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("target", HERE)
+def test_a_graph_holds_a_call(target, packed):
+    """Captured after one call; replayed on other values, it gives what a call on them gives."""
+    fn = function(Build(target, schedule="replay"))
+    x = problem([70, 130] if packed else [200], 1, 2, 128, 128, initial=False)
+    given = [x[n][None].cuda() for n in ("q", "k", "v", "g", "beta")]
+    cu = torch.tensor([0, 70, 200], device="cuda") if packed else None
+    run = lambda: fn(*given, output_final_state=True, cu_seqlens=cu)
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    for shift in (1, 2):
+        for t in given:
+            t.copy_(t.roll(shift, 1))
+        want = run()
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(captured, want, strict=True))
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_a_call_does_not_wait_for_the_gpu(target):
+    fn = function(Build(target, schedule="replay"))
+    x = problem([70, 130], 1, 2, 128, 128)
+    given, state = [x[n][None].cuda() for n in ("q", "k", "v", "g", "beta")], x["S"].cuda()
+    rows = [t.view(2, 100, *t.shape[2:]) for t in given]
+    cu = torch.tensor([0, 70, 200], device="cuda")
+    calls = [lambda: fn(*given, initial_state=state, output_final_state=True, cu_seqlens=cu), lambda: fn(*rows)]
+    calls[0]()  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for call_ in (*calls, *calls):
+            call_()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

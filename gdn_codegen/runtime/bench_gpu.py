@@ -1,0 +1,388 @@
+"""`gdn_codegen bench` on a GPU: our builds and the peers installed here, on the same tensors.
+
+Device time is the sum of kernel durations (CUPTI through torch.profiler), with a cold L2, the median of the runs; wall time
+that between two CUDA events around a call; host time how long the call takes to return. Errors are RMSE over RMS against a
+float64 recurrence by chunks, on some heads.
+"""
+from __future__ import annotations
+
+import json
+import math
+import platform
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..ir.interpret import TORCH
+from . import cache
+from .build import Build, lowered
+from .load import function
+from .peers import PEERS, Absent, Peer, Problem, Refused, Run
+from .plots import gpu_plots, pyplot
+from .roofline import Ceilings, Cost, costs
+from .verify import TOLERANCE, rms_error
+
+TARGETS = ("tilelang", "triton")
+GATES = ("layer", "uniform")
+#: More than the L2 of any GPU so far.
+FLUSH_BYTES = 128 * 2**20
+CALL = "gdn_codegen bench: a call"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Packed sequences of these lengths, H query and key heads, HV value heads."""
+
+    name: str
+    lens: tuple[int, ...]
+    H: int
+    HV: int
+
+
+def shapes(path: Path) -> list[Shape]:
+    """The shapes of a JSON file: a list of {"name", "lens", "H", "HV"}."""
+    def fail(got: Any) -> ValueError:
+        return ValueError(f'shapes: got {got} in {path}; accepted: a list of {{"name": text, "lens": [1 or more, ...], "H": 1 or '
+                          'more, "HV": a multiple of H}, each name once')
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ValueError(f"shapes: got {path}: {e}; accepted: a JSON file") from None
+    if not isinstance(rows, list) or not rows:
+        raise fail(type(rows).__name__ if rows else "nothing")
+    out = []
+    for r in rows:
+        if not isinstance(r, dict) or set(r) != {"name", "lens", "H", "HV"} or not isinstance(r["name"], str):
+            raise fail(r)
+        numbers = [r["H"], r["HV"], *(r["lens"] if isinstance(r["lens"], list) and r["lens"] else [0])]
+        if not all(type(n) is int and n >= 1 for n in numbers) or r["HV"] % r["H"]:
+            raise fail(r)
+        out.append(Shape(r["name"], tuple(r["lens"]), r["H"], r["HV"]))
+    if len({s.name for s in out}) != len(out):
+        raise fail("a name twice")
+    return out
+
+
+def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: int = 0, device: str = "cuda") -> Problem:
+    """Unit q and k. Gates "layer" are drawn as a GatedDeltaNet layer draws them at initialisation, so that heads differ in how
+    long they remember; "uniform" as -U(0, 1) a token, under which a state dies within a chunk."""
+    gen = torch.Generator(device=device).manual_seed(seed)
+    T = sum(s.lens)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, generator=gen)
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, device=device, generator=gen)
+    q, k = (F.normalize(normal(1, T, s.H, K), dim=-1).to(TORCH[dtype]) for _ in range(2))
+    v = normal(1, T, s.HV, V).to(TORCH[dtype])
+    beta = torch.sigmoid(normal(1, T, s.HV))
+    rate, low, high = uniform(s.HV) * 16, math.log(0.001), math.log(0.1)
+    step = torch.exp(uniform(s.HV) * (high - low) + low)
+    g = -rate * F.softplus(normal(1, T, s.HV) + step + torch.log(-torch.expm1(-step)))
+    if gates == "uniform":
+        g = -uniform(1, T, s.HV)
+    ends = torch.tensor([0, *s.lens], device=device).cumsum(0).to(torch.int32)
+    return Problem(q, k, v, g.float(), beta.float(), ends, s.lens, K ** -0.5)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Reference:
+    """o [T, heads, V] and the final states [N, heads, K, V] of some value heads, in float64."""
+
+    heads: tuple[int, ...]
+    o: torch.Tensor
+    state: torch.Tensor
+
+
+def reference(x: Problem, heads: Sequence[int] = (0, -1), chunk: int = 64) -> Reference:
+    """The recurrence by chunks in float64, where the tensors are."""
+    sizes = x.sizes
+    mine = tuple(dict.fromkeys(h % sizes["HV"] for h in heads))
+    theirs = [h // (sizes["HV"] // sizes["H"]) for h in mine]
+    q, k = (t[0][:, theirs].double().transpose(0, 1) for t in (x.q, x.k))
+    v, g, beta = (t[0][:, list(mine)].double().transpose(0, 1) for t in (x.v, x.g, x.beta))
+    o, states, start = torch.empty_like(v), [], 0
+    eye = torch.eye(chunk, dtype=torch.float64, device=v.device)
+    for length in x.lengths:
+        S = v.new_zeros(len(mine), sizes["K"], sizes["V"])
+        for t in range(start, start + length, chunk):
+            rows = slice(t, min(t + chunk, start + length))
+            kc, qc, G, b = k[:, rows], q[:, rows] * x.scale, g[:, rows].cumsum(1), beta[:, rows, None]
+            n = kc.shape[1]
+            D = (G[:, :, None] - G[:, None, :]).clamp(max=0).exp().tril()
+            A = (b * (kc @ kc.mT) * D).tril(-1)
+            U = torch.linalg.solve_triangular(eye[:n, :n] + A, b * (v[:, rows] - G.exp()[:, :, None] * (kc @ S)), upper=False,
+                                              unitriangular=True)
+            o[:, rows] = G.exp()[:, :, None] * (qc @ S) + ((qc @ kc.mT) * D) @ U
+            S = G[:, -1:, None].exp() * S + (kc * (G[:, -1:] - G).exp()[:, :, None]).mT @ U
+        states.append(S)
+        start += length
+    return Reference(mine, o.transpose(0, 1), torch.stack(states))
+
+
+def errors(o: torch.Tensor, state: torch.Tensor, want: Reference) -> tuple[float, float]:
+    """RMSE over RMS of o [1, T, HV, V] and of the states [N, HV, K, V]: the worst head's. Zeros are 1 off; NaN gives NaN."""
+    def worst(got: torch.Tensor, ref: torch.Tensor) -> float:
+        if got[:, list(want.heads)].shape != ref.shape:
+            raise ValueError(f"output: got shape {list(got.shape)}; {len(want.heads)} of its heads are {list(ref.shape)}")
+        each = [rms_error(got[:, h], ref[:, i]) for i, h in enumerate(want.heads)]
+        return math.nan if any(math.isnan(e) for e in each) else max(each)
+    return worst(o[0], want.o), worst(state, want.state)
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+def attribute(calls: Sequence[tuple[float, float]], kernels: Sequence[tuple[str, float, float]]) -> list[dict[str, float]]:
+    """For each call (start, end), the time of each kernel (name, start, duration) that began in it, in the order of their
+    first launch. A call ends after its last kernel has, and what lies between calls is nobody's."""
+    out: list[dict[str, float]] = []
+    for start, end in calls:
+        mine: dict[str, float] = {}
+        for name, at, duration in sorted(kernels, key=lambda k: k[1]):
+            if start <= at < end:
+                mine[name] = mine.get(name, 0.0) + duration
+        out.append(mine)
+    return out
+
+
+def medians(runs: Sequence[dict[str, float]]) -> tuple[float, dict[str, float]]:
+    """The median of the sums, and of each kernel."""
+    names = list(dict.fromkeys(n for r in runs for n in r))
+    return (statistics.median(sum(r.values()) for r in runs),
+            {n: statistics.median(r.get(n, 0.0) for r in runs) for n in names})
+
+
+def device_time(run: Run, n: int) -> tuple[float, dict[str, float]]:
+    """ms of a call on the device, and of each kernel."""
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
+    from torch.profiler import ProfilerActivity, profile, record_function
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as p:
+        for _ in range(n):
+            flush.zero_()
+            torch.cuda.synchronize()
+            with record_function(CALL):
+                run()
+                torch.cuda.synchronize()
+    events = [(e.name, e.device_type, e.time_range.start, e.time_range.end) for e in p.events()]
+    calls = [(start, end) for name, where, start, end in events if name == CALL and where == DeviceType.CPU]
+    kernels = [(name, start, end - start) for name, where, start, end in events if where == DeviceType.CUDA and name != CALL]
+    found = attribute(calls, kernels)
+    if len(found) != n or not all(found):
+        raise RuntimeError(f"the profiler saw kernels in {sum(map(bool, found))} of {n} calls")
+    total, each = medians(found)
+    return total / 1e3, {name: us / 1e3 for name, us in each.items()}
+
+
+def _between_events(f: Callable[[], object]) -> float:
+    """ms from an event before the call to one after it."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    f()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def wall_and_host_time(run: Run, n: int) -> tuple[float, float]:
+    """ms between events around a call, with the flush of L2 before it; us until a call returns, with nothing queued."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    wall, host = [], []
+    for _ in range(n):
+        flush.zero_()
+        wall.append(_between_events(run))
+        before = time.perf_counter()
+        run()
+        host.append((time.perf_counter() - before) * 1e6)
+        torch.cuda.synchronize()
+    return statistics.median(wall), statistics.median(host)
+
+
+def ceilings() -> Ceilings:
+    """What a copy of 1 GiB and a float16 product of side 8192 reach here."""
+    def seconds(f: Callable[[], object]) -> float:
+        taken = []
+        for _ in range(8):
+            taken.append(_between_events(f) / 1e3)
+        return statistics.median(taken[3:])
+    a, b = (torch.empty(2**30, dtype=torch.int8, device="cuda") for _ in range(2))
+    copied = 2 * 2**30 / seconds(lambda: b.copy_(a))
+    x, y, z = (torch.randn(8192, 8192, device="cuda").half() for _ in range(3))
+    return Ceilings(copied, 2 * 8192**3 / seconds(lambda: torch.mm(x, y, out=z)))
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+def ours(b: Build, x: Problem) -> Run:
+    """A call of a build, on tensors in its layout."""
+    op = function(b)
+    given = [t if b.layout == "bthd" else t.transpose(1, 2).contiguous() for t in (x.q, x.k, x.v, x.g, x.beta)]
+    ends = x.ends if len(x.lengths) > 1 else None
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        o, state = op(*given, scale=x.scale, output_final_state=True, cu_seqlens=ends)
+        return o if b.layout == "bthd" else o.transpose(1, 2), state
+    return run
+
+
+_program = lru_cache(maxsize=64)(lowered)
+
+
+def our_costs(b: Build, s: Shape) -> dict[str, Cost]:
+    return costs(_program(b), s.lens, s.H, s.HV, absent=["initial_state"])
+
+
+def kernel_rows(times: dict[str, float], known: dict[str, Cost], top: Ceilings | None) -> list[dict[str, Any]]:
+    """A row a kernel; of ours, with what it moves and multiplies and how near its floor it is."""
+    rows = []
+    for seen, ms in times.items():
+        name = next((n for n in known if seen.startswith(f"{n}_kernel")), None)
+        row: dict[str, Any] = {"name": name or seen[:80], "ms": round(ms, 5)}
+        if name and top:
+            c = known[name]
+            row |= {"bytes": c.bytes, "asked": c.asked, "flops": c.flops,
+                    "share": top.floor(c) * 1e3 / ms if ms else None}
+        rows.append(row)
+    return rows
+
+
+def row(s: Shape, who: str, version: str, note: str = "") -> dict[str, Any]:
+    return {"shape": s.name, "lens": list(s.lens), "H": s.H, "HV": s.HV, "who": who, "version": version, "note": note}
+
+
+def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, runs: int, known: dict[str, Cost],
+             top: Ceilings, limit: float | None) -> dict[str, Any]:
+    """The row with its figures, or with what kept it from having any. limit: the error that our own rows may reach."""
+    try:
+        started = time.perf_counter()
+        run = prepare()
+        o, state = run()
+        torch.cuda.synchronize()
+        first = time.perf_counter() - started
+        error_o, error_state = errors(o, state, want)
+        del o, state
+        for _ in range(3):
+            run()
+        device, each = device_time(run, runs)
+        wall, host = wall_and_host_time(run, runs)
+    except Absent as e:
+        return base | {"absent": str(e)}
+    except Refused as e:
+        return base | {"refused": str(e)}
+    except Exception as e:  # a row that stops is a finding, and the others still run
+        return base | {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}
+    out = base | {"device_ms": round(device, 5), "wall_ms": round(wall, 5), "host_us": round(host, 2),
+                  "first_call_s": round(first, 2), "error_o": error_o, "error_state": error_state,
+                  "kernels": kernel_rows(each, known, top)}
+    if limit is not None and not (error_o <= limit and error_state <= limit):
+        out["error"] = f"off by {error_o:.1e} (o) and {error_state:.1e} (state); at most {limit:g}"
+    return out
+
+
+def best_peer(rows: Sequence[dict[str, Any]], shape: str) -> float | None:
+    """ms of the fastest peer at a shape."""
+    return min((r["device_ms"] for r in rows if r["shape"] == shape and r["who"] in PEERS and "device_ms" in r), default=None)
+
+
+def table(data: dict[str, Any], detail: bool = False) -> list[str]:
+    """The lines that `bench` prints: a block a shape, best peer first where one has a time; detail: each kernel."""
+    lines = []
+    for name in dict.fromkeys(r["shape"] for r in data["rows"]):
+        here = [r for r in data["rows"] if r["shape"] == name]
+        best, width = best_peer(here, name), max(20, *(len(r["who"]) for r in here))
+        lines += ["", f"{name:{width + 2}} {'device ms':>10} {'wall ms':>9} {'host us':>8} {'err o':>8} {'err S':>8} "
+                      f"{'x best':>7}"]
+        for r in here:
+            why = next((r[n] for n in ("absent", "refused", "error") if n in r), r["note"])
+            if "device_ms" not in r:
+                lines.append(f"  {r['who']:{width}} {why}")
+                continue
+            ratio = f"{best / r['device_ms']:.2f}" if best else "-"
+            lines.append(f"  {r['who']:{width}} {r['device_ms']:10.4f} {r['wall_ms']:9.4f} {r['host_us']:8.1f} "
+                         f"{r['error_o']:8.1e} {r['error_state']:8.1e} {ratio:>7}  {why}".rstrip())
+            for k in r["kernels"]:
+                if "flops" in k and k["ms"]:
+                    lines.append(f"    {k['name']:{width - 2}} {k['ms']:10.4f}  {k['bytes'] / k['ms'] / 1e9:.2f} TB/s, "
+                                 f"{k['flops'] / k['ms'] / 1e9:.0f} TFLOP/s, {100 * k['share']:.0f}% of the roofline")
+                elif detail:
+                    lines.append(f"    {k['name'][:width - 2]:{width - 2}} {k['ms']:10.4f}")
+    return lines
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+def clocks() -> dict[str, str]:
+    """What nvidia-smi reads of the GPU."""
+    names = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,persistence_mode"
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    done = subprocess.run(["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"], capture_output=True, text=True,
+                          timeout=30, check=False)
+    values = done.stdout.splitlines()[0].split(", ") if done.returncode == 0 and done.stdout else []
+    return dict(zip(names.split(","), values, strict=False))
+
+
+def facts(command: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What a reader needs to run it again."""
+    from .. import __version__
+    from . import targets
+    versions = {n: v for n in ("torch", "triton", "tilelang") if (v := targets._version(n))}
+    return {"command": command, "gpu": torch.cuda.get_device_name(), "clocks": clocks(), "python": platform.python_version(),
+            "cuda": torch.version.cuda, "versions": {"gdn_codegen": __version__, **versions}, "options": options}
+
+
+def rivals(names: str) -> list[Peer]:
+    """The peers that a list of names, "all" or "none" asks for."""
+    asked = list(PEERS) if names == "all" else [] if names == "none" else names.split(",")
+    for n in asked:
+        if n not in PEERS:
+            raise ValueError(f"peers: got {n!r}; accepted: all, none, or of {', '.join(PEERS)}")
+    return [PEERS[n] for n in asked]
+
+
+def bench(builds: Sequence[Build], todo: Sequence[Shape], peers: Sequence[Peer], *, gates: str = "layer", seed: int = 0,
+          runs: int = 15, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
+          json_to: str | None = None, plot_to: str | None = None, detail: bool = False) -> int:
+    """Run all, printing and writing each shape as it is there; 1 where a row of ours failed."""
+    for b in builds:
+        if b.page.name != "gated_delta_rule":
+            raise ValueError(f"algorithm: got {b.page.name!r}; accepted: gated_delta_rule on a GPU")
+    if not torch.cuda.is_available():
+        raise ValueError("target: got one for a GPU; accepted: pto, since torch sees no GPU here")
+    if plot_to:
+        pyplot()  # what is missing is said before the work
+    options = {"gates": gates, "seed": seed, "runs": runs, "dtype": dtype, "K": dims[0], "V": dims[1]}
+    top = ceilings()
+    data: dict[str, Any] = {"facts": facts(command, options), "ceilings": asdict(top), "rows": []}
+    print(f"{data['facts']['gpu']}: {top.bytes / 1e12:.2f} TB/s of a copy, {top.flops / 1e12:.0f} TFLOP/s of a product",
+          flush=True)
+    for i, s in enumerate(todo):
+        here = shape_rows(s, problem(s, dtype, *dims, gates, seed), builds, peers, runs, top)
+        data["rows"] += here
+        torch.cuda.empty_cache()
+        if json_to:
+            cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
+        print("\n".join([f"[{i + 1}/{len(todo)}]", *table({**data, "rows": here}, detail)[1:]]), flush=True)
+    for path in gpu_plots(data, Path(plot_to)) if plot_to else []:
+        print(path)
+    return int(any("error" in r for r in data["rows"] if r["who"] not in PEERS))
+
+
+def shape_rows(s: Shape, x: Problem, builds: Sequence[Build], peers: Sequence[Peer], runs: int,
+               top: Ceilings) -> list[dict[str, Any]]:
+    """The rows of a shape: the peers', then ours."""
+    want, rows = reference(x), []
+    for p in peers:
+        rows.append(measured(row(s, p.name, p.version, p.note), partial(p.prepare, x), want, runs, {}, top, None))
+    for b in builds:
+        base = row(s, f"{b.target} {b.plan.name} c{b.chunk}", "", b.name)
+        rows.append(measured(base, partial(ours, b, x), want, runs, our_costs(b, s), top, TOLERANCE[b.dtype]))
+    return rows

@@ -1,0 +1,184 @@
+"""Other implementations of Gated DeltaNet prefill, found by import, each fed what it says it accepts.
+
+A peer states dtype and shape of every tensor that it takes. What an adapter is about to pass is held against that
+statement, so that a layout or dtype that a peer would silently misread is an error rather than a time.
+"""
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+#: Returns o [1, T, HV, V] and the final states [N, HV, K, V].
+Run = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+
+
+class Refused(ValueError):
+    """A problem that a peer does not take, or a tensor that is not what it takes."""
+
+
+class Absent(ValueError):
+    """A peer that is not installed here."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Packed tensors: q, k [1, T, H, K], v [1, T, HV, V], g (log decay) and beta [1, T, HV] float32, ends [N + 1] int32."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+    ends: torch.Tensor
+    lengths: tuple[int, ...]
+    scale: float
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"T": self.q.shape[1], "H": self.q.shape[2], "HV": self.v.shape[2], "K": self.q.shape[3], "V": self.v.shape[3],
+                "N": len(self.lengths), "N + 1": len(self.lengths) + 1}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """takes: argument -> dtype ("input" is that of q) and shape. dtypes: of q, k, v. packed: several sequences; groups: more
+    value heads than heads; once: one shape a process, since it keeps its first. note: what a reader of a row must know."""
+
+    name: str
+    module: str
+    distributions: tuple[str, ...]
+    takes: dict[str, tuple[str, str]]
+    start: Callable[[Problem, Callable[..., None]], Run]
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    head_dims: tuple[int, ...] = (128,)
+    packed: bool = True
+    groups: bool = True
+    once: bool = False
+    note: str = ""
+    served: list[tuple[int, ...]] = field(default_factory=list, compare=False)
+
+    @property
+    def version(self) -> str:
+        for name in self.distributions:
+            try:
+                return importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return "unknown version"
+
+    def refusal(self, x: Problem) -> str:
+        """Why this peer does not take the problem; "" where it does."""
+        dtype, sizes = _name(x.q.dtype), x.sizes
+        if dtype not in self.dtypes:
+            return f"dtype: got {dtype}; {self.name} accepts {', '.join(self.dtypes)}"
+        if not {sizes["K"], sizes["V"]} <= set(self.head_dims):
+            return f"K, V: got {sizes['K']}, {sizes['V']}; {self.name} accepts {', '.join(map(str, self.head_dims))}"
+        if not self.packed and sizes["N"] > 1:
+            return f"sequences: got {sizes['N']}; {self.name} accepts one"
+        if not self.groups and sizes["H"] != sizes["HV"]:
+            return f"heads: got {sizes['H']}/{sizes['HV']}; {self.name} accepts as many value heads as heads"
+        shape = (sizes["T"], sizes["H"], sizes["HV"])
+        if self.once and any(s != shape for s in self.served):
+            return f"shape: {self.name} keeps its first shape of a process; run this one alone with --only"
+        return ""
+
+    def check(self, dtype: torch.dtype, sizes: dict[str, int], **passed: torch.Tensor) -> None:
+        """Hold what is about to be passed against what this peer takes."""
+        if set(passed) != set(self.takes) - ({"cu_seqlens"} - set(passed)):
+            raise Refused(f"{self.name}: passed {', '.join(passed)}; it takes {', '.join(self.takes)}")
+        for n, x in passed.items():
+            want, dims = self.takes[n]
+            shape = tuple(1 if d == "1" else sizes[d] for d in dims.split(", "))
+            want = _name(dtype) if want == "input" else want
+            if _name(x.dtype) != want or tuple(x.shape) != shape or not x.is_contiguous():
+                how = "" if x.is_contiguous() else ", not contiguous"
+                raise Refused(f"{self.name}: {n}: got {_name(x.dtype)} {list(x.shape)}{how}; it takes contiguous {want} "
+                              f"{list(shape)} = [{dims}]")
+
+    def prepare(self, x: Problem) -> Run:
+        """A call on the problem, with conversions done before it."""
+        if importlib.util.find_spec(self.module.partition(".")[0]) is None:
+            raise Absent(f"{self.name} is absent: no module {self.module.partition('.')[0]} here "
+                         f"({' or '.join(self.distributions)})")
+        refused = self.refusal(x)
+        if refused:
+            raise Refused(refused)
+        run = self.start(x, lambda **passed: self.check(x.q.dtype, x.sizes, **passed))
+        self.served.append((x.sizes["T"], x.sizes["H"], x.sizes["HV"]))
+        return run
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+TOKENS = {"q": ("input", "1, T, H, K"), "k": ("input", "1, T, H, K"), "v": ("input", "1, T, HV, V")}
+GATES = {"g": ("float32", "1, T, HV"), "beta": ("float32", "1, T, HV")}
+
+
+def _fla(x: Problem, check: Callable[..., None]) -> Run:
+    op = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+    given: dict[str, Any] = dict(q=x.q, k=x.k, v=x.v, g=x.g, beta=x.beta)
+    if len(x.lengths) > 1:
+        given["cu_seqlens"] = x.ends.long()
+    check(**given)
+    return lambda: op(**given, scale=x.scale, output_final_state=True)
+
+
+def _flashqla(x: Problem, check: Callable[..., None]) -> Run:
+    op = importlib.import_module("flash_qla").chunk_gated_delta_rule_fwd
+    given: dict[str, Any] = dict(q=x.q, k=x.k, v=x.v, g=x.g, beta=x.beta)
+    rest = {"cu_seqlens": x.ends} if len(x.lengths) > 1 else {}
+    check(**given, **rest)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        results = op(*given.values(), scale=x.scale, output_final_state=True, **rest)
+        return results[2], results[4]
+    return run
+
+
+def _tileops(x: Problem, check: Callable[..., None]) -> Run:
+    op = importlib.import_module("tileops.ops").GatedDeltaNetPrefillBTHDFwdOp(chunk_size=64)
+    dtype = x.q.dtype
+    # it takes no scale
+    given = dict(q=(x.q.float() * x.scale).to(dtype), k=x.k, v=x.v, g=x.g.to(dtype), beta=x.beta.to(dtype))
+    check(**given)
+    return lambda: op(*given.values())
+
+
+def _flashinfer(x: Problem, check: Callable[..., None]) -> Run:
+    package = "flashinfer.gdn_kernels.delta_rule_dsl"
+    parts = importlib.import_module(f"{package}.delta_rule_cp_sm90").cp_delta_rule_dsl_sm90
+    whole = importlib.import_module(f"{package}.delta_rule_sm90").delta_rule_prefill_dsl_sm90
+    q, k, v = (t[0].contiguous() for t in (x.q, x.k, x.v))
+    alpha, beta = x.g[0].exp().contiguous(), x.beta[0].contiguous()
+    check(q=q, k=k, v=v, alpha=alpha, beta=beta, cu_seqlens=x.ends)
+    s = x.sizes
+    o, state = torch.empty_like(v), torch.empty(s["N"], s["HV"], s["V"], s["K"], device=v.device)
+    # as its own dispatch does: parts where whole sequences fill less than half the device
+    in_parts = s["N"] * s["HV"] < torch.cuda.get_device_properties(v.device).multi_processor_count / 2
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        if in_parts:
+            parts(o, state, q, k, v, alpha, beta, x.ends, x.scale, max_seqlen=max(x.lengths))
+        else:
+            whole(o, state, q, k, v, None, alpha, beta, x.ends, x.scale)
+        return o[None], state.transpose(-1, -2)
+    return run
+
+
+PEERS = {p.name: p for p in (
+    Peer("fla", "fla", ("flash-linear-attention", "fla-core"), {**TOKENS, **GATES, "cu_seqlens": ("int64", "N + 1")}, _fla),
+    Peer("flashqla", "flash_qla", ("flash_qla", "flash-qla"), {**TOKENS, **GATES, "cu_seqlens": ("int32", "N + 1")}, _flashqla),
+    Peer("tileops", "tileops", ("tileops",), {**TOKENS, "g": ("input", "1, T, HV"), "beta": ("input", "1, T, HV")}, _tileops,
+         dtypes=("float16",), packed=False, groups=False, once=True, note="gates in float16 only"),
+    Peer("flashinfer", "flashinfer", ("flashinfer-python",),
+         {"q": ("input", "T, H, K"), "k": ("input", "T, H, K"), "v": ("input", "T, HV, V"), "alpha": ("float32", "T, HV"),
+          "beta": ("float32", "T, HV"), "cu_seqlens": ("int32", "N + 1")}, _flashinfer, note="decay as exp(g)"),
+)}
