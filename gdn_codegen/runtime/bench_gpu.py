@@ -259,6 +259,7 @@ def row(s: Shape, who: str, version: str, note: str = "") -> dict[str, Any]:
     return {"shape": s.name, "lens": list(s.lens), "H": s.H, "HV": s.HV, "who": who, "version": version, "note": note}
 
 
+@torch.no_grad()
 def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, runs: int, known: dict[str, Cost],
              top: Ceilings, limit: float | None) -> dict[str, Any]:
     """The row with its figures, or with what kept it from having any. limit: the error that our own rows may reach."""

@@ -390,6 +390,12 @@ def _compiled(name, kind):
                                 compile_flags=_cpu_flags(), pass_configs=_PASSES[name])
 
 
+def _entry(kernel):
+    """The compiled function itself, past TileLang's wrapper: that of an executable just made, or of a module from its cache."""
+    made = kernel.adapter.get_exportable_executable()
+    return (made.jit() if hasattr(made, "jit") else made).main
+
+
 def _launcher(name, instances, sizes, flags, device):
     """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
     with _compiling, contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device):
@@ -397,7 +403,7 @@ def _launcher(name, instances, sizes, flags, device):
     fixed = (sizes[2], *flags)
     if device.type == "cpu":
         return lambda tensors, cu, scalars: _launch_on_cpu(name, kernel, tensors, (cu, *fixed, *scalars))
-    run = kernel.adapter.get_exportable_executable().jit().main  # what calling the kernel comes to
+    run = _entry(kernel)
     return lambda tensors, cu, scalars: run(*tensors, cu, *fixed, *scalars)
 
 

@@ -531,6 +531,12 @@ def _compiled(name, kind):
                             pass_configs=_PASSES[name])
 
 
+def _entry(kernel):
+    """The compiled function itself, past TileLang's wrapper: that of an executable just made, or of a module from its cache."""
+    made = kernel.adapter.get_exportable_executable()
+    return (made.jit() if hasattr(made, "jit") else made).main
+
+
 def _launcher(name, instances, sizes, flags, device):
     """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
     if device.type != "cuda":
@@ -538,7 +544,7 @@ def _launcher(name, instances, sizes, flags, device):
     with _compiling, torch.cuda.device(device):
         kernel = _compiled(name, device.type)
     fixed = (sizes[2], *flags)
-    run = kernel.adapter.get_exportable_executable().jit().main  # what calling the kernel comes to
+    run = _entry(kernel)
     if not sizes[1]:  # a copy of a tile describes the whole tensor, which has no empty dim
         return lambda tensors, cu, scalars: run(*map(_with_rows, tensors), cu, *fixed, *scalars)
     return lambda tensors, cu, scalars: run(*tensors, cu, *fixed, *scalars)

@@ -229,12 +229,14 @@ def test_triton_looks_a_kernel_up_once(monkeypatch):
     assert len(seen[0][1]) == len(Kernel.arg_names)
 
 
-def test_tilelang_calls_the_compiled_function_itself(monkeypatch):
+@pytest.mark.parametrize("cached", [False, True])
+def test_tilelang_calls_the_compiled_function_itself(cached, monkeypatch):
+    """TileLang gives an executable to be linked where it compiled, a module where its cache had one."""
     m = module(source("tilelang", "replay"))
     seen, compiled = [], []
     main = lambda *a: seen.append(a)
-    kernel = SimpleNamespace(adapter=SimpleNamespace(get_exportable_executable=lambda: SimpleNamespace(
-        jit=lambda: SimpleNamespace(main=main))))
+    made = SimpleNamespace(main=main) if cached else SimpleNamespace(jit=lambda: SimpleNamespace(main=main))
+    kernel = SimpleNamespace(adapter=SimpleNamespace(get_exportable_executable=lambda: made))
     monkeypatch.setattr(m, "_compiled", lambda name, kind: compiled.append((name, kind)) or kernel)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     launch = m._launcher("o_S", 4, SIZES, [0, 1], Gpu())
