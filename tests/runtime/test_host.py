@@ -131,6 +131,8 @@ def test_misaligned_and_oddly_strided_tensors_are_copied(stubbed):
     odd = torch.zeros(x["q"].numel() + 1).half()[1:].view(x["q"].shape)
     flat = x["v"].as_strided(x["v"].shape, (7, *x["v"].stride()[1:]))
     m.chunk_gated_delta_rule(**x)
+    m.chunk_gated_delta_rule(**{**x, "v": flat})
+    m.chunk_gated_delta_rule(**{**x, "k": x["k"].transpose(2, 3).contiguous().transpose(2, 3)})
     m.chunk_gated_delta_rule(**{**x, "q": odd, "v": flat, "g": x["g"].half()})
     m.chunk_gated_delta_rule(**{**x, "q": odd})
     for _, tensors, _, _ in launched:
