@@ -14,7 +14,7 @@ from . import algorithms
 from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, DTYPES, HEAD_DIMS, LAYOUTS, TARGETS, Build, lowered, render
 from .schedule import SCHEDULES, Schedule, named
 from .schedule.pipelines import ARCHS
-from .schedule.schedule import LAUNCHES
+from .schedule.schedule import LAUNCHES, PARTITIONS
 
 
 def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[str, ...] = ()) -> None:
@@ -32,6 +32,8 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
                    + ("" if several else "; without a name, print the schedule"), **bare)
     p.add_argument("--launch", default="kernels", choices=LAUNCHES,
                    help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
+    p.add_argument("--partition", default=None, choices=PARTITIONS[1:],
+                   help="a long sequence in parts that run side by side (default: whole)")
     p.add_argument("--dtype", default="float16", choices=DTYPES, help="of q, k, v and o (default: float16)")
     p.add_argument("--head-dim-k", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="K (default: 128)")
     p.add_argument("--arch", default="", choices=("", *(a for _, a in ARCHS)), metavar="NAME",
@@ -46,7 +48,7 @@ def _heads_option(p: argparse.ArgumentParser) -> None:
 def _builds(a: argparse.Namespace) -> list[Build]:
     targets = TARGETS if a.target == "all" else (a.target,)
     schedule = named(a.schedule or DEFAULTS.get(a.arch, DEFAULT_SCHEDULE))
-    schedule = replace(schedule, launch=a.launch, **_fields(getattr(a, "set", [])))
+    schedule = replace(schedule, launch=a.launch, partition=a.partition, **_fields(getattr(a, "set", [])))
     heads = _heads(a.heads) if getattr(a, "heads", None) else None
     return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v, heads, a.arch)
             for t in targets]

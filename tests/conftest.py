@@ -28,9 +28,10 @@ _seen: set[str] = set()
 _outputs: dict[str, dict[str, torch.Tensor]] = {}
 
 
-def _small(p):
-    """Inputs of a program: two sequences, one of two chunks, both ending in a partial one; a head group of two value heads."""
-    problem = Problem([p.sizes["C"] + 3, p.sizes["C"] // 2 + 1], 1, 2)
+def _small(p, parts):
+    """Inputs of a program: two sequences, one of two chunks, both ending in a partial one; a head group of two value heads.
+    With parts of a chunk, two chunks more in the first, and a head that forgets within one."""
+    problem = Problem([p.sizes["C"] * (3 if parts else 1) + 3, p.sizes["C"] // 2 + 1], 1, 2, span=1)
     gen, x = torch.Generator().manual_seed(0), {}
     for t in p.role("input"):
         heads = 1 if t.heads == "H" else 2
@@ -39,13 +40,14 @@ def _small(p):
         x[t.name] = torch.randn(*lead, *dims, generator=gen, dtype=torch.float64) / 8
         if t.name.startswith("g"):
             x[t.name] = -x[t.name].abs()
+            x[t.name][:, 0] *= 500 if parts else 1
     return problem, x
 
 
-def _run(p):
-    text = program_text(p)
+def _run(p, parts):
+    text = program_text(p) + str(parts)
     if text not in _outputs:
-        problem, x = _small(p)
+        problem, x = _small(p, parts)
         _outputs[text] = interpret(p, problem, x, dict.fromkeys(p.scalars, 0.5))
     return _outputs[text]
 
@@ -58,7 +60,8 @@ def check_pass(name, before, after, context):
     if text in _seen:
         return
     _seen.add(text)
-    want, got = _run(before), _run(after)
+    parts = context.schedule.partition is not None
+    want, got = _run(before, parts), _run(after, parts)
     for n in want:
         scale = want[n].pow(2).mean().sqrt()
         assert (got[n] - want[n]).pow(2).mean().sqrt() <= 1e-9 * scale, f"{name} changed {n}"

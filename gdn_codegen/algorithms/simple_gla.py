@@ -4,7 +4,7 @@ from math import inf
 from ..ir.builder import algorithm, carried, cumsum, exp, last, lower
 
 
-@algorithm(q="C K", k="C K", v="C V", g="C", S=carried("K V"))
+@algorithm(q="C K", k="C K", v="C V", g="C", S=carried("K V", forgets="g"))
 def simple_gla(q, k, v, g, S, *, scale="K ** -0.5"):
     """Token t: S <- exp(g) S + k v^T; o = scale S^T q."""
     G = cumsum(g)  # log decay since the chunk began

@@ -139,7 +139,7 @@ def no_heads(target: str, heads: Heads) -> None:
 
 def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
     """The tensors that a kernel loads or stores, in the program's order: its pointer parameters."""
-    names = {o.attr("tensor") for o in walk(k.body) if o.kind in ("load", "store")}
+    names = {o.attr("tensor") for o in walk(k.body) if o.kind in ("load", "store", "reach")}
     return tuple(t for t in p.tensors if t.name in names)
 
 

@@ -40,7 +40,8 @@ rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompos
 WIDTH = 120
 #: Names of the kernels' own text, which no value may take.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
-       "cu_seqlens", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded"}
+       "cu_seqlens", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded", "reach", "span", "size", "part",
+       "earlier", "first", "begin", "stop"}
 
 
 class _Kernel:
@@ -52,6 +53,8 @@ class _Kernel:
         self.env: dict[str, Text] = {}
         self.type: dict[str, Tile] = {}
         self.uses: dict[str, None] = {}
+        self.part = "part"  # the part slot of what is loaded now
+        self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
         self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")}
         self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in (("", "_ptr"), ("has_", ""))}
 
@@ -81,8 +84,8 @@ class _Kernel:
         return f"[{', '.join(self.dim(d) for d in t.dims)}]"
 
     # --- addresses ---
-    def pointers(self, t: Tensor, turned: bool) -> str:
-        """Pointers to this instance's tile of `t`, or to its transpose."""
+    def pointers(self, t: Tensor, turned: bool, ahead: int = 0) -> str:
+        """Pointers to this instance's tile of `t`, or to that of the next part; or to its transpose."""
         parts = [f"{t.name}_ptr"]
         head, heads = (self.use("h"), self.use("H")) if t.heads == "H" else ("hv", "HV")
         if t.index == "token":
@@ -93,9 +96,12 @@ class _Kernel:
             rows = self.index(t.dims[0], int(turned), len(t.dims))
             parts.append(" * ".join([rows, f"({' * '.join(stride)})" if len(stride) > 1 else stride[0]]) if stride else rows)
             parts += [self.index(d, 1 - turned, 2) for d in t.dims[1:]]
-        elif t.index in ("slot", "sequence"):
+        elif t.index in ("slot", "part", "sequence"):
             size = [str(d) if isinstance(d, int) else self.use(d) for d in t.dims]
-            at = f"({self.use('slot')} * HV + hv)" if t.index == "slot" else "(n.to(tl.int64) * HV + hv)"
+            at = {"slot": "slot", "part": f"({self.part} + 1)" if ahead else self.part, "sequence": "n.to(tl.int64)"}[t.index]
+            if t.index == "slot":
+                self.use("slot")
+            at = f"({at} * HV + hv)"
             parts.append(" * ".join([at, f"({' * '.join(size)})"] if len(size) > 1 else [at, *size]))
             for axis, d in enumerate(t.dims):
                 i = self.index(d, axis ^ turned, len(t.dims))
@@ -109,6 +115,18 @@ class _Kernel:
         along = ("[None, :]" if turned else "[:, None]") if len(t.dims) > 1 else ""
         return self.use("valid") + along if t.index == "token" else ""
 
+    def when(self, t: Tensor, o: Op) -> list[str]:
+        """On what it depends whether a tile of `t` is moved at all, beside a load's operand."""
+        out = [f"has_{t.name}"] * t.optional
+        if self.k.grid == "parts":
+            if t.index == "sequence":
+                out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "first + size >= length")
+            if o.attr("later") and self.part == "part":
+                out.append("first + size < length")
+            if o.kind == "store" and t.index in ("token", "slot") and self.early:
+                out.append("t >= first")
+        return out
+
     # --- statements ---
     def body(self, body: tuple[Stmt, ...]) -> None:
         for s in body:
@@ -118,9 +136,10 @@ class _Kernel:
             emit = rule.of(s)
             if s.type is not None:
                 self.type[s.out] = s.type
-            if s.kind in ("load", "store"):
+            if s.kind in ("load", "store", "leave"):
                 self.w.at(s)
                 emit(self, s)
+                self.begins(s.out)
                 continue
             text = emit(self, s, *(self.env[a] for a in s.args))
             if s.buffer:
@@ -128,6 +147,12 @@ class _Kernel:
                 self.line(f"{self.name(s.buffer)} = {text}")
                 text = Text(self.name(s.buffer))
             self.env[s.out] = text
+            self.begins(s.out)
+
+    def begins(self, value: str) -> None:
+        """Once it is known how early the walk of a part begins, say where."""
+        if value and value == self.early:
+            self.line(f"begin = first - tl.maximum({self.env[value]}, 0).to(tl.int32) * {self.use('C')}")
 
     def loop(self, lp: Loop) -> None:
         for c in lp.carried:
@@ -136,7 +161,13 @@ class _Kernel:
             if self.env[c.init].code != name.code:
                 self.line(f"{name} = {self.env[c.init]}")
             self.env[c.name] = self.env[c.result] = name
-        self.w(f"for t in range(0, {self.use('length')}, {self.use('C')}):")
+        if lp.index == "part":
+            self.part = "earlier"
+            self.w("for earlier in range(part - first // size, part):")
+        elif self.k.grid == "parts":
+            self.w(f"for t in range({self.use('begin')}, {self.use('stop')}, {self.use('C')}):")
+        else:
+            self.w(f"for t in range(0, {self.use('length')}, {self.use('C')}):")
         self.w.indent += 1
         first = len(self.w.lines)
         self.body(lp.body)
@@ -144,9 +175,10 @@ class _Kernel:
             if self.env[c.next].code != self.env[c.name].code:
                 self.line(f"{self.env[c.name]} = {self.env[c.next]}")
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
-        self.w(*self.chunk())
+        self.w(*(self.chunk() if lp.index == "chunk" else []))
         self.w.lines += after
         self.w.indent -= 1
+        self.part = "part"
 
     def chunk(self) -> list[str]:
         """What is known of the chunk whose first token is t."""
@@ -170,7 +202,7 @@ class _Kernel:
         flags = [f"has_{t.name}" for t in tensors if t.optional]
         shape = [x for x in ("H", "HV", *self.p.sizes, f"B{self.k.split}") if x in self.uses]
         plain = [f"{t.name}_ptr" for t in tensors] + ["cu_seqlens", *(self.name(s) for s in numbers(self.k))]
-        sizes = [x for x in ("N", "T", "batched") if x in self.uses]
+        sizes = [x for x in ("N", "T", "batched", "span") if x in self.uses]
         fixed = [*flags, *shape, *(["OPERAND"] if "OPERAND" in self.uses else [])]
         block = {f"B{d}": n for d, n in self.k.dims}
         params = [*plain, *sizes, *(f"{x}: tl.constexpr" for x in fixed)]
@@ -192,6 +224,10 @@ class _Kernel:
         if self.k.grid == "chunks":
             out += ["slot = (pid // HV).to(tl.int64)", f"n = find_sequence(cu_seqlens, slot, {self.use('N')}, {self.use('C')})"]
             ragged = {"length"}
+        elif self.k.grid == "parts":
+            out += [f"size = {self.use('C')} * {self.use('span')}", "part = (pid // HV).to(tl.int64)",
+                    f"n = find_sequence(cu_seqlens, part, {self.use('N')}, size)"]
+            ragged = {"length"}
         else:
             out.append("n = pid // HV")
         if "b" in self.uses:
@@ -202,6 +238,11 @@ class _Kernel:
                     "length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)"]
         if self.k.grid == "chunks":
             out += ["t = ((slot - start // C - n) * C).to(tl.int32)", "if t >= length:", "    return"]
+        if self.k.grid == "parts":
+            out += ["first = ((part - start // size - n) * size).to(tl.int32)",
+                    "if first >= tl.maximum(length, 1):", "    return"]
+            out += ["stop = tl.minimum(first + size, length)"] * ("stop" in self.uses)
+            out += ["begin = first"] * ("begin" in self.uses and not self.early)
         if "valid" in self.uses:
             self.use("i_C")
         for d in self.p.sizes:
@@ -352,27 +393,48 @@ def load(w: _Kernel, o: Op) -> None:
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
     turned = o.attr("transposed", False)
     mask = w.mask(t, turned)
-    text = f"{name} = tl.load({w.pointers(t, turned)}{f', mask={mask}, other=0.0' if mask else ''})"
+    text = f"{name} = tl.load({w.pointers(t, turned, o.attr('later', 0))}{f', mask={mask}, other=0.0' if mask else ''})"
+    dtype = f"tl.{t.dtype}"
     if t.dtype == "bfloat16":
-        text += f".to({w.use('OPERAND')})"
+        dtype = w.use("OPERAND")
+        text += f".to({dtype})"
+    when = w.when(t, o) + [f"{w.env[x]} < 0" for x in o.args[:1]]
+    if o.args[1:]:
+        w.line(f"{name} = {w.env[o.args[1]]}")
+    elif when:
+        w.line(f"{name} = tl.zeros({w.shape(t.moved(transposed=turned))}, dtype={dtype})")
     w.env[o.out] = Text(name)
-    if not t.optional:
-        w.line(text)
-        return
-    w.line(f"{name} = tl.zeros({w.shape(t.moved(transposed=turned))}, dtype=tl.{t.dtype})")
-    w.line(f"if has_{t.name}:")
-    w.w.indent += 1
-    w.line(text)
-    w.w.indent -= 1
+    _nested(w, when, text)
 
 
 @rule("store")
 def store(w: _Kernel, o: Op) -> None:
     t, turned = w.p.tensor(o.attr("tensor")), o.attr("transposed", False)
     mask = w.mask(t, turned)
-    if t.optional:
-        w.line(f"if has_{t.name}:")
+    _nested(w, w.when(t, o), f"tl.store({w.pointers(t, turned)}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
+
+
+def _nested(w: _Kernel, when: list[str], text: str) -> None:
+    for x in when:
+        w.line(f"if {x}:")
         w.w.indent += 1
-    w.line(f"tl.store({w.pointers(t, turned)}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
-    if t.optional:
-        w.w.indent -= 1
+    w.line(text)
+    w.w.indent -= len(when)
+
+
+@rule("reach")
+def reach(w: _Kernel, o: Op) -> Text:
+    ahead, name = o.attr("later", 0), o.attr("tensor")
+    if name is None:
+        if w.part != "part":
+            return Text("-1.0" if ahead else "tl.where(earlier > part - first // size, -1.0, 0.0)")
+        return Text(f"tl.where({'first + size < length' if ahead else 'first > 0'}, -1.0, 0.0)")
+    chunks = "tl.where(first + size < length, (first + size) // C, 0)" if ahead else "first // C"
+    at = f"{name}_ptr + ((start // {w.use('C')} + n) * HV + hv)"
+    return Text(f"reach({at}, HV, {chunks}, {o.attr('most')} * span, {o.attr('bound')})")
+
+
+@rule("leave")
+def leave(w: _Kernel, o: Op) -> None:
+    w.line(f"if {w.env[o.args[0]]} >= 0:")
+    w.line("    return")

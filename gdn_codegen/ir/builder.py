@@ -145,6 +145,7 @@ class Value:
     def __truediv__(self, o: Any) -> Value: return apply("div", self, o)
     def __rtruediv__(self, o: Any) -> Value: return apply("div", o, self)
     def __neg__(self) -> Value: return apply("neg", self)
+    def __abs__(self) -> Value: return apply("maximum", self, -self)
 
     def __bool__(self) -> bool:
         raise TypeRuleError("a tile has no truth value: the page is run once to record ops, so it cannot branch on data")
@@ -171,6 +172,8 @@ def apply(kind: str, *args: Any, **attrs: Any) -> Value:
 def exp(x: Value) -> Value: return apply("exp", x)
 def log(x: Value) -> Value: return apply("log", x)
 def sigmoid(x: Value) -> Value: return apply("sigmoid", x)
+def maximum(x: Any, y: Any) -> Value: return apply("maximum", x, y)
+def row_sum(x: Value) -> Value: return apply("row_sum", x)
 def cumsum(x: Value) -> Value: return apply("cumsum", x)
 def last(x: Value) -> Value: return apply("last", x)
 def lower(x: Value, fill: float = 0.0) -> Value: return apply("lower", x, fill=fill or None)
@@ -183,12 +186,14 @@ def valid(x: Value) -> Value: return apply("valid", x)
 class Carried:
     """Marks a parameter of `algorithm` as state that a chunk hands to the next."""
 
-    def __init__(self, dims: str) -> None:
-        self.dims = dims
+    def __init__(self, dims: str, forgets: str) -> None:
+        self.dims, self.forgets = dims, forgets
 
 
-def carried(dims: str) -> Carried:
-    return Carried(dims)
+def carried(dims: str, forgets: str = "") -> Carried:
+    """State of these dims. forgets: the page's value, one a token, that bounds the log of the factor by which the token can
+    make a difference in the state larger, whatever the input: less than 0 where it forgets. `partition="decay"` relies on it."""
+    return Carried(dims, forgets)
 
 
 class Algorithm:
@@ -204,6 +209,7 @@ class Algorithm:
                                 f"{', '.join(positional)}")
         self.inputs = {n: _dims(self.name, n, str(dims[n])) for n in positional if not isinstance(dims[n], Carried)}
         self.states = {n: _dims(self.name, n, d.dims)[1] for n in positional if isinstance(d := dims[n], Carried)}
+        self.forgets = next((d.forgets for d in dims.values() if isinstance(d, Carried) and d.forgets), "")
 
     def scalar_defaults(self, sizes: dict[str, int]) -> dict[str, float | None]:
         """The default of each number that the caller passes: None where it has none. A page may give an expression
@@ -253,6 +259,12 @@ class Algorithm:
                 continue
             want = names.get(o.out) or hint(o.kind, tuple(rename[a] for a in o.args), dict(o.attrs))
             rename[o.out] = _free(want, taken)
+        forgets = self.forgets
+        if forgets:
+            bound = local.get(forgets)
+            if not isinstance(bound, Value) or bound.type != Tile(("C",)):
+                raise TypeRuleError(f"@algorithm of {self.name}: forgets={forgets!r} is not a value of the page with dims C")
+            forgets = rename[bound._name]
         body: list[Stmt] = []
         for o in tr.body.stmts:
             assert isinstance(o, Op)
@@ -276,7 +288,8 @@ class Algorithm:
         kernel = Kernel("walk", "sequences", (*before, loop, *after))
         lines = sorted({o.line for o in body if isinstance(o, Op) and o.line})
         source = tuple((n, linecache.getline(filename, n).strip().split("  #")[0].rstrip()) for n in lines)
-        return Program(self.name, "traced", tuple(tensors.values()), (kernel,), tuple(self.scalars), (), source)
+        return Program(self.name, "traced", tuple(tensors.values()), (kernel,), tuple(self.scalars), (), source,
+                       forgets=forgets)
 
 
 def _scalar(tr: _Trace, name: str) -> str:

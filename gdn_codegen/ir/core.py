@@ -51,11 +51,17 @@ class Carry:
 
 @dataclass(frozen=True)
 class Loop:
-    """A walk over the chunks of one sequence, in order. Index "item": over the instances that one core group takes."""
+    """A walk in order over the chunks of a sequence; of a part, in a grid over parts. Index "part": over the parts of the
+    sequence before this one. Index "item": over the instances that one core group takes.
+
+    early: the value that says how many chunks before its own a part's walk begins, none where it is negative. What a body
+    stores in them is not stored.
+    """
 
     index: str
     carried: tuple[Carry, ...]
     body: tuple[Stmt, ...]
+    early: str = ""
 
 
 Stmt = Union[Op, Loop]
@@ -86,7 +92,8 @@ class Agent:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch. grid "chunks": an instance a (chunk slot, head); "sequences": a (sequence, head) that loops.
+    """One launch. grid "chunks": an instance a (chunk slot, head); "sequences": a (sequence, head) that loops; "parts": a
+    (part slot, head) that loops over the chunks of a part, of which a sequence has one or more.
 
     `split` names a dim that the grid cuts into blocks: inside the kernel that dim has the block's size.
     `lanes` instances, of consecutive value heads, are one item: a load or store says which it belongs to, or that it moves
@@ -110,7 +117,8 @@ class Kernel:
 @dataclass(frozen=True)
 class Program:
     """A whole computation. dims: full extents of C, K, V; source: the algorithm's lines, for comments; launch: "kernels"
-    for one launch a kernel, "single" for one in all, with barriers over the device between them."""
+    for one launch a kernel, "single" for one in all, with barriers over the device between them; forgets: the value, one a
+    token, that is a bound of log(what of the carried state a token keeps), "" where the page has none."""
 
     name: str
     stage: str
@@ -120,6 +128,7 @@ class Program:
     dims: tuple[tuple[str, int], ...] = ()
     source: tuple[tuple[int, str], ...] = field(default=())
     launch: str = "kernels"
+    forgets: str = ""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -170,15 +179,14 @@ def rings(k: Kernel) -> dict[str, tuple[str, int]]:
 
 
 def uses(body: tuple[Stmt, ...]) -> dict[str, int]:
-    """How often each value is read; a loop reads its carried values' init and next."""
+    """How often each value is read; a loop reads its carried values' init and next, and how early it begins."""
     n: dict[str, int] = {}
     for op in walk(body):
         for a in op.args:
             n[a] = n.get(a, 0) + 1
     for lp in loops(body):
-        for c in lp.carried:
-            for a in (c.init, c.next):
-                n[a] = n.get(a, 0) + 1
+        for a in (*(x for c in lp.carried for x in (c.init, c.next)), *([lp.early] if lp.early else [])):
+            n[a] = n.get(a, 0) + 1
     return n
 
 

@@ -1,8 +1,10 @@
 """The meaning of a program at any stage: runs it in torch, tile by tile."""
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 import torch
 
@@ -15,11 +17,13 @@ TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.
 
 @dataclass
 class Problem:
-    """Sequences to run on. lengths: tokens of each; heads: of q and k; value_heads: of v, a multiple of heads."""
+    """Sequences to run on. lengths: tokens of each; heads: of q and k; value_heads: of v, a multiple of heads; span: chunks
+    of a part, 0 for all of a sequence."""
 
     lengths: list[int]
     heads: int
     value_heads: int
+    span: int = 0
 
     @property
     def starts(self) -> list[int]:
@@ -32,6 +36,18 @@ class Problem:
         """Chunk slots: sequence n's chunks begin at starts[n] // chunk + n, which never overlap."""
         return self.starts[-1] // chunk + len(self.lengths)
 
+    def part(self, chunk: int) -> int:
+        """Tokens of a part."""
+        return chunk * (self.span or self.slots(chunk) + 1)
+
+    def parts(self, seq: int, chunk: int) -> int:
+        """Parts of a sequence: one at least."""
+        return max(1, -(-self.lengths[seq] // self.part(chunk)))
+
+
+class _Leave(Exception):
+    """The instance ends."""
+
 
 @dataclass
 class _At:
@@ -40,6 +56,8 @@ class _At:
     chunk: int
     block: int = 0
     turn: int = 0  # of the innermost loop
+    part: int = 0
+    begin: int = 0  # the chunk at which a part's walk begins
 
 
 class Interpreter:
@@ -61,6 +79,8 @@ class Interpreter:
             return (pr.starts[-1], heads, *tile[1:])
         if t.index == "slot":
             return (pr.slots(self.p.sizes["C"]), heads, *tile)
+        if t.index == "part":
+            return (pr.slots(pr.part(self.p.sizes["C"])), heads, *tile)
         if t.index == "sequence":
             return (len(pr.lengths), heads, *tile)
         return tile
@@ -102,16 +122,42 @@ class Interpreter:
                     if k.grid == "sequences":
                         self.body(k, body, dict(outer), _At(n, h, -1, b, next(turn)), sizes)
                         continue
+                    if k.grid == "parts":
+                        for i in range(self.problem.parts(n, chunk)):
+                            self.part(k, body, dict(outer), _At(n, h, -1, b, i), sizes)
+                        continue
                     for c in range(-(-length // chunk)):
                         self.body(k, body, dict(outer), _At(n, h, c, b, next(turn)), sizes)
+
+    def part(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
+        with contextlib.suppress(_Leave):
+            at.begin = self.own(at, sizes)
+            for i, s in enumerate(body):
+                early = next((x.early for x in body[i:] if isinstance(x, Loop)), "")
+                if early in env:
+                    at.begin = self.own(at, sizes) - max(0, int(env[early]))
+                self.body(k, (s,), env, at, sizes)
+
+    def own(self, at: _At, sizes: dict[str, int]) -> int:
+        """The first chunk of a part."""
+        return at.part * self.problem.part(sizes["C"]) // sizes["C"]
+
+    def turns(self, k: Kernel, lp: Loop, at: _At, sizes: dict[str, int]) -> list[_At]:
+        """Where the turns of a loop stand."""
+        if lp.index == "part":
+            return [replace(at, part=i) for i in range(at.part)]
+        stop = -(-self.problem.lengths[at.seq] // sizes["C"])
+        if k.grid == "parts":
+            stop = min(stop, self.own(replace(at, part=at.part + 1), sizes))
+        return [replace(at, chunk=i, turn=i) for i in range(at.begin, stop)]
 
     def body(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         for s in body:
             if isinstance(s, Loop):
                 now = {c.name: env[c.init] for c in s.carried}
-                for i in range(-(-self.problem.lengths[at.seq] // sizes["C"])):
+                for turn in self.turns(k, s, at, sizes):
                     inner = {**env, **now}
-                    self.body(k, s.body, inner, _At(at.seq, at.head, i, at.block, i), sizes)
+                    self.body(k, s.body, inner, turn, sizes)
                     now = {c.name: inner[c.next] for c in s.carried}
                 env.update({c.result: now[c.name] for c in s.carried})
             else:
@@ -126,8 +172,16 @@ class Interpreter:
                     assert o.type is not None
                     env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))
                 return
-        if o.kind == "load":
+        if o.kind == "load" and o.args and env[o.args[0]] >= 0:
+            assert o.type is not None
+            env[o.out] = env[o.args[1]] if o.args[1:] else torch.zeros(o.type.shape(sizes), dtype=self.dtype(o.type.dtype))
+        elif o.kind == "load":
             env[o.out] = self.load(k, o, self.lane(at, o), sizes)
+        elif o.kind == "reach":
+            env[o.out] = torch.tensor(float(self.reach(attrs, at, sizes)), dtype=self.dtype("float32"))
+        elif o.kind == "leave":
+            if env[o.args[0]] >= 0:
+                raise _Leave
         elif o.kind == "store":
             self.store(k, o, env[o.args[0]], self.lane(at, o), sizes)
         elif OPS[o.kind].effect == "sync":
@@ -158,6 +212,22 @@ class Interpreter:
             assert meaning is not None, o.kind
             env[o.out] = meaning(attrs, *(env[a] for a in o.args))
 
+    def reach(self, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
+        part = at.part + attrs.get("later", 0)
+        if part == 0 or part >= self.problem.parts(at.seq, sizes["C"]):
+            return 0
+        if "tensor" not in attrs:
+            return -1
+        first, total = self.own(replace(at, part=part), sizes), 0.0
+        slot = self.problem.starts[at.seq] // sizes["C"] + at.seq
+        for n in range(1, first + 1):
+            total += float(self.memory[attrs["tensor"]][slot + first - n, at.head])
+            if n > attrs["most"] * self.problem.span:
+                return -1
+            if total <= -attrs["bound"]:
+                return n
+        return first
+
     def lane(self, at: _At, o: Op) -> _At:
         """Where the instance stands that `o` belongs to: a lane past the last head repeats that one."""
         return replace(at, head=min(at.head + o.attr("lane", 0), self.problem.value_heads - 1))
@@ -179,6 +249,8 @@ class Interpreter:
             return (slice(first, first + self.rows(at, sizes)), head, *cut[1:])
         if t.index == "slot":
             return (pr.starts[at.seq] // sizes["C"] + at.seq + at.chunk, head, *cut)
+        if t.index == "part":
+            return (pr.starts[at.seq] // pr.part(sizes["C"]) + at.seq + at.part, head, *cut)
         if t.index == "sequence":
             return (at.seq, head, *cut)
         return cut
@@ -187,6 +259,9 @@ class Interpreter:
         t, heads = self.p.tensor(o.attr("tensor")), o.attr("heads", 0)
         if t.index == "block":
             return self.channel[t.name, at.turn % t.slots].clone()
+        at = replace(at, part=at.part + o.attr("later", 0))
+        if (t.index == "part" and at.part >= self.problem.parts(at.seq, sizes["C"])) or (t.index == "sequence" and at.begin):
+            return torch.zeros(t.moved(heads, o.attr("transposed", False)).shape(sizes), dtype=self.memory[t.name].dtype)
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
         tile = torch.zeros(t.moved(heads).shape(sizes), dtype=x.dtype)
         tile[tuple(slice(n) for n in x.shape)] = x
@@ -202,6 +277,9 @@ class Interpreter:
             whole = self.channel.get(slot, torch.full(t.tile.shape(sizes), float("nan"), dtype=x.dtype)).clone()
             whole[row:row + len(x), col:col + x.shape[1]] = x
             self.channel[slot] = whole
+            return
+        if k.grid == "parts" and (at.part + 1 < self.problem.parts(at.seq, sizes["C"]) if t.index == "sequence" else
+                                  0 <= at.chunk < self.own(at, sizes)):
             return
         to = self.memory[t.name][self.place(k, t, at, sizes, o.attr("heads", 0))]
         x = x.T if o.attr("transposed") else x

@@ -208,6 +208,12 @@ def _loaded(attrs: Attrs, *args: Tile) -> Tile:
     raise TypeRuleError("load: its type is that of the tensor it names")
 
 
+def _leave(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("leave", 1, args)
+    _need(not args[0].dims, f"leave takes a number, {args[0]} came")
+    return Tile(())
+
+
 # --- meanings --------------------------------------------------------------------------------------------------------
 def ranges(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(n)[:, None], torch.arange(n)[None, :]
@@ -298,10 +304,16 @@ op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_
 op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
    lambda attrs, x: x, attrs=("given",))
 op("transpose", "rows as columns", _transpose, lambda attrs, x: x.T)
-op("load", "a tile from global memory; what a unit of its own copies arrives at `channel`, or `tail` at a sequence's end",
-   _loaded, effect="read", attrs=("tensor", "lane", "heads", "transposed", "channel", "tail"))
+op("load", "a tile from global memory; what a unit of its own copies arrives at `channel`, or `tail` at a sequence's end; with "
+   "an operand only where that number is negative, else zeros or the second operand; `later`: of so many parts later, zeros past "
+   "the last", _loaded, effect="read", attrs=("tensor", "lane", "heads", "transposed", "channel", "tail", "later"))
 op("store", "a tile to global memory", _effect, effect="write",
    attrs=("tensor", "lane", "heads", "row", "col", "transposed"))
+op("reach", "how many chunks before a part a walk has to begin for the sum of `tensor` over them to be -`bound` or less, or to "
+   "begin at the sequence's first; -1 where that is more than `most` times the chunks of a part. Without `tensor`: -1 but in the "
+   "first part. `later`: of so many parts later, 0 past the last", _scalar, effect="read",
+   attrs=("tensor", "bound", "most", "later"))
+op("leave", "the instance ends here unless the number is negative", _leave, effect="write")
 op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"))
 op("signal", "producer of `channel` says that a buffer is full or free", _effect, effect="sync",
    attrs=("channel", "src", "dst", "id", "loop", "why"))

@@ -75,7 +75,7 @@ class _Reader:
                 args, kw, inner = _with(n, "loop")
                 carried = tuple(Carry(name, i, x, r, Tile(tuple(d), t), *n) for name, (i, x, r, d, t, *n) in kw.items())
                 env.update({c.name: c.type for c in carried})
-                out.append(Loop(_value(args[0]), carried, self.body(inner, env)))
+                out.append(Loop(_value(args[0]), carried, self.body(inner, env), *(ast.unparse(a) for a in args[1:])))
                 env.update({c.result: c.type for c in carried})
             else:
                 out.append(self.op(n, env))
@@ -113,4 +113,5 @@ def parse_program(text: str) -> Program:
     if not head:
         raise ParseError("the text has no program(...) line")
     return Program(head["name"], head["stage"], tuple(r.tensors.values()), tuple(kernels), tuple(head["scalars"]),
-                   tuple(head["dims"].items()), tuple(source), head.get("launch", "kernels"))
+                   tuple(head["dims"].items()), tuple(source), head.get("launch", "kernels"),
+                   head.get("forgets", ""))

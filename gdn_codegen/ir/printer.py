@@ -42,7 +42,8 @@ def _stmts(body: tuple[Stmt, ...], indent: str, out: list[str]) -> None:
         if isinstance(s, Loop):
             carried = {c.name: (c.init, c.next, c.result, c.type.dims, c.type.dtype, *([c.slots] if c.slots > 1 else []))
                        for c in s.carried}
-            out.append(f"{indent}with {_call('loop', [repr(s.index)], **carried)}:")
+            early = [s.early] if s.early else []
+            out.append(f"{indent}with {_call('loop', [repr(s.index), *early], **carried)}:")
             _stmts(s.body, indent + "    ", out)
         else:
             out.append(indent + op_text(s))
@@ -66,7 +67,7 @@ def kernel_text(k: Kernel) -> str:
 
 def program_text(p: Program) -> str:
     """The whole program as builder code."""
-    single = {"launch": p.launch} if p.launch != "kernels" else {}
-    head = _call("program", [repr(p.name)], stage=p.stage, scalars=p.scalars, dims=dict(p.dims), **single)
+    more = {k: v for k, v, d in (("launch", p.launch, "kernels"), ("forgets", p.forgets, "")) if v != d}
+    head = _call("program", [repr(p.name)], stage=p.stage, scalars=p.scalars, dims=dict(p.dims), **more)
     lines = [head, *(_call("source", [str(n), repr(text)]) for n, text in p.source)]
     return "\n".join([*lines, *map(_tensor, p.tensors), *map(kernel_text, p.kernels)]) + "\n"

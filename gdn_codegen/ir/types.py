@@ -41,7 +41,9 @@ class Tile:
 INDEXING = {
     "token": "rows are tokens of a caller's tensor; rows past a sequence's end load as zeros and are not stored",
     "slot": "one dense tile a (chunk slot, value head)",
-    "sequence": "one tile a (sequence, value head)",
+    "part": "one dense tile a (part slot, value head)",
+    "sequence": "one tile a (sequence, value head), of before its first chunk or after its last: in a grid over parts a load "
+                "gives zeros where the walk does not begin at the first, and only the last part stores",
     "block": "`slots` tiles a core group: a channel between agents that share no memory",
     "const": "one tile, the same for all: a mask or table made on the host",
 }

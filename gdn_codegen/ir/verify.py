@@ -39,8 +39,8 @@ class _Kernel:
         return VerifyError(f"{where}: {text}")
 
     def run(self) -> None:
-        if self.k.grid not in ("chunks", "sequences"):
-            raise self.fail(None, f"grid {self.k.grid!r} is not chunks or sequences")
+        if self.k.grid not in ("chunks", "sequences", "parts"):
+            raise self.fail(None, f"grid {self.k.grid!r} is not chunks, sequences or parts")
         items = any(isinstance(s, Loop) and s.index == "item" for s in self.k.body)
         self.body(self.k.body, inside=self.k.grid == "chunks" and not items)
 
@@ -62,13 +62,16 @@ class _Kernel:
                 raise self.fail(None, "instances hand nothing to each other, and this loop over items carries values")
             self.body(lp.body, self.k.grid == "chunks")
             return
-        if inside or self.k.grid != "sequences":
-            raise self.fail(None, "a loop over chunks stands only in a kernel over sequences, and once")
+        if inside or self.k.grid == "chunks" or (lp.index == "part" and self.k.grid != "parts"):
+            raise self.fail(None, f"a loop over {lp.index}s stands only in a kernel over "
+                                  f"{'parts' if lp.index == 'part' else 'sequences or parts'}, and once")
+        if lp.early and (self.k.grid != "parts" or lp.index != "chunk" or self.env.get(lp.early) != Tile(())):
+            raise self.fail(None, f"{lp.early} says how early a walk over a part's chunks begins: a number, in a grid over parts")
         for c in lp.carried:
             if self.env.get(c.init) != c.type:
                 raise self.fail(None, f"carried {c.name} starts as {c.init}, which is {self.env.get(c.init)}, not {c.type}")
             self.define(None, c.name, c.type, False)
-        self.body(lp.body, True)
+        self.body(lp.body, lp.index == "chunk")
         for c in lp.carried:
             if self.env.get(c.next) != c.type:
                 raise self.fail(None, f"carried {c.name} becomes {c.next}: {self.env.get(c.next)}, not {c.type}")
@@ -94,6 +97,11 @@ class _Kernel:
             if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid == "sequences"):
                 raise self.fail(o, f"tensor {name} has a tile a chunk, and this op stands outside the chunks")
             moved, turned = t.moved(heads, o.attr("transposed", False)), " transposed" * o.attr("transposed", False)
+            if t.index == "part" and self.k.grid != "parts":
+                raise self.fail(o, f"tensor {name} has a tile a part, and the grid is over {self.k.grid}")
+            if o.kind == "load" and (args[:1] not in ((), (Tile(()),)) or args[1:] not in ((), (moved,))):
+                raise self.fail(o, f"loads where a number is negative, else another tile like {moved}; operands are "
+                                   f"{', '.join(map(str, args))}")
             if o.kind == "store":
                 if args[0] != moved and o.attr("row") is None:
                     raise self.fail(o, f"stores {args[0]} to {name}, which takes {moved}{turned}")

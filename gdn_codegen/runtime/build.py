@@ -12,10 +12,10 @@ from .. import algorithms
 from ..emit import EMITTERS
 from ..emit.base import Heads, KernelText, heads_tag
 from ..ir.builder import Algorithm
-from ..ir.core import Program
+from ..ir.core import Program, walk
 from ..ir.types import Tensor
 from ..schedule import SCHEDULES, Schedule, named
-from ..schedule.pipelines import ARCHS, PIPELINES, lower
+from ..schedule.pipelines import ARCHS, DEVICES, PIPELINES, lower
 
 TARGETS = tuple(PIPELINES)
 CHUNKS = (16, 32, 64, 128)
@@ -82,8 +82,10 @@ class Build:
             parts.append(f"k{self.head_dim_k}v{self.head_dim_v}")
         if self.dtype != "float16":
             parts.append({"bfloat16": "bf16", "float32": "f32"}[self.dtype])
-        if replace(self.plan, launch="kernels") != SCHEDULES[DEFAULTS.get(self.arch, DEFAULT_SCHEDULE)]:
+        if replace(self.plan, launch="kernels", partition=None) != SCHEDULES[DEFAULTS.get(self.arch, DEFAULT_SCHEDULE)]:
             parts.append(self.plan.name)
+        if self.plan.partition:
+            parts.append(self.plan.partition)
         if self.plan.launch != "kernels":
             parts.append(self.plan.launch)
         if self.heads:
@@ -116,7 +118,7 @@ def render(b: Build) -> str:
     kernels = EMITTERS[b.target](p, b.layout, b.heads)
     page = b.page
     text = _environment().get_template(f"{b.target}/module.py.j2").render(
-        **_facts(b, p, page), tables=_tables(p, page, b.sizes, kernels), kernels=kernels)
+        **_facts(b, p, page), tables=_tables(p, page, b, kernels), kernels=kernels)
     text.encode("ascii")
     return text
 
@@ -133,13 +135,15 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
     command = (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {page.name}"
                f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
                + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
+               + (f" --partition {b.plan.partition}" if b.plan.partition else "")
                + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else "")
                + (f" --arch {b.arch}" if b.arch else ""))
     return {"command": command, "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
             "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "sizes": b.sizes, "name": b.name, "heads": b.heads,
             "arch": b.arch,
             "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes, "state_doc": states,
-            "inputs": [t.name for t in inputs], "initial": initial, "scalars": list(p.scalars)}
+            "inputs": [t.name for t in inputs], "initial": initial, "scalars": list(p.scalars),
+            "partition": b.plan.partition or ""}
 
 
 def _table(rows: list[tuple[Any, ...]]) -> str:
@@ -148,16 +152,19 @@ def _table(rows: list[tuple[Any, ...]]) -> str:
     return "(\n" + "".join(f"    {row!r},\n" for row in rows).replace("'", '"') + ")"
 
 
-def _tables(p: Program, page: Algorithm, sizes: dict[str, int], kernels: list[KernelText]) -> dict[str, str]:
+def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) -> dict[str, str]:
     def shape(t: Tensor, skip: int = 0) -> tuple[int, ...]:
-        return t.tile.shape(sizes)[skip:]
+        return t.tile.shape(b.sizes)[skip:]
     return {
         "inputs": _table([(t.name, t.heads, shape(t, 1), t.dtype) for t in p.role("input") if not t.optional]),
         "outputs": _table([(t.name, shape(t, 1), t.dtype) for t in p.role("output") if t.index == "token"]),
         "workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "slot"]),
         "initial": _table([(t.name, shape(t)) for t in p.role("input") if t.index == "sequence"]),
         "final": _table([(t.name, shape(t)) for t in p.role("output") if t.index == "sequence"]),
-        "scalars": repr(page.scalar_defaults(sizes)).replace("'", '"'),
+        "part_workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "part"]),
+        "summaries": repr(tuple(k.name for k in p.kernels if any(o.kind == "leave" for o in walk(k.body)))).replace("'", '"'),
+        "part_cost": repr(DEVICES[b.target].part_cost).replace("'", '"'),
+        "scalars": repr(page.scalar_defaults(b.sizes)).replace("'", '"'),
         "kernels": _table([(k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), k.scalars) for k in kernels]),
     }
 

@@ -64,13 +64,14 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
 
     name, _, _, tensors, scalars = row
     kernel, warps = getattr(module, f"{name}_kernel"), module.NUM_WARPS[name]
-    dtype = {n: d for n, *_, d in (*module.INPUTS, *module.OUTPUTS, *module.WORKSPACES)}
+    dtype = {n: d for n, *_, d in (*module.INPUTS, *module.OUTPUTS, *module.WORKSPACES,
+                                 *getattr(module, "PART_WORKSPACES", ()))}
     dtype |= {n: "float32" for n, _ in (*module.INITIAL, *module.FINAL)}
     fixed = {"H": heads, "HV": value_heads, "OPERAND": tl.bfloat16, **module.SIZES, **module.BLOCKS.get(name, {}),
              **{f"has_{t}": 1 for t in tensors}}
     types = {f"{t}_ptr": f"*{SHORT[dtype[t]]}" for t in tensors} | {"cu_seqlens": "*i32"}
     positional = [*types]
-    types |= {"N": "i32", "T": "i32", "batched": "i32"}
+    types |= {"N": "i32", "T": "i32", "batched": "i32", "span": "i32"}
     types |= dict.fromkeys(kernel.arg_names[len(positional): len(positional) + len(scalars)], "fp32")
     signature = {n: types.get(n, "constexpr") for n in kernel.arg_names}
     constants = {n: fixed[n] for n, kind in signature.items() if kind == "constexpr"}

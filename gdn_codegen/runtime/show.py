@@ -12,7 +12,7 @@ def schedule_text(b: Build) -> str:
     groups = " ".join(f"[{' '.join(g)}]" for g in s.kernels)
     return "\n".join([f"schedule {s.name}", f"  kernels        {groups}", f"  form           {s.form}",
                       f"  inverse        {s.inverse}", f"  inverse_dtype  {s.inverse_dtype}",
-                      f"  v_block        {s.v_block or 'all of V'}"])
+                      f"  v_block        {s.v_block or 'all of V'}", f"  partition      {s.partition or 'none'}"])
 
 
 def kernels_text(b: Build) -> str:
@@ -23,7 +23,7 @@ def kernels_text(b: Build) -> str:
         ops = list(walk(k.body))
         reads = dict.fromkeys(o.attr("tensor") for o in ops if o.kind == "load")
         writes = dict.fromkeys(o.attr("tensor") for o in ops if o.kind == "store")
-        grid = "walks a sequence's chunks" if k.grid == "sequences" else "parallel over chunks"
+        grid = {"chunks": "parallel over chunks", "parts": "walks a part's chunks"}.get(k.grid, "walks a sequence's chunks")
         lines += [f"{k.name}: {grid}", f"  reads     {', '.join(reads)}", f"  writes    {', '.join(writes)}",
                   f"  products  {sum(o.kind == 'matmul' for o in ops)}"]
     return "\n".join(lines)

@@ -1,7 +1,8 @@
 """cut: one kernel a group of value names. Requires a traced program of one walk; produces stage "cut".
 
 A group is parallel over chunks if it can be: unless it needs the state of each chunk and no earlier group wrote that
-state. Then it walks the chunks in order. Values that later groups read are stored to workspace, one tile a chunk slot.
+state. Then it walks the chunks in order. Values that later groups read are stored to workspace, one tile a chunk slot. So
+is the program's `forgets`: by the first group, or before it where that walks.
 """
 from __future__ import annotations
 
@@ -19,10 +20,14 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int]) -> Program:
     if loop is None:
         raise ScheduleError(f"{p.name}: the program has no walk over chunks")
     g = _Graph(p, s, whole, loop)
+    if p.forgets:
+        joins = not g.slice(0).walks
+        s = replace(s, kernels=((*(s.kernels[0] if joins else ()), p.forgets), *s.kernels[joins:]))
+        g = _Graph(p, s, whole, loop)
     parts = [g.slice(i) for i in range(len(s.kernels))]
     kernels, tensors = [], list(p.tensors)
     for i, part in enumerate(parts):
-        read_later = {n for later in parts[i + 1:] for n in later.reads}
+        read_later = {n for later in parts[i + 1:] for n in later.reads} | {p.forgets}
         kernel, made = g.kernel(i, part, read_later)
         split = _split(s, kernel, {t.name: t for t in [*tensors, *made]}, sizes)
         kernels.append(replace(kernel, split=split, dims=((split, s.v_block),) if split else ()))

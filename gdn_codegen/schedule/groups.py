@@ -17,13 +17,13 @@ from ..ir.core import Kernel, Loop, Op, Program, loops, walk
 from ..ir.ops import OPS
 from .place import VIEWS
 from .schedule import ScheduleError
-from .tools import dead_code
+from .tools import dead_code, walks
 
 
 def groups(p: Program, device: Groups) -> Program:
     """`p` with an agent on every op of the kernels that walk the chunks."""
     return replace(p, stage="assigned",
-                   kernels=tuple(_Assign(p, k, device).run() if k.grid == "sequences" else k for k in p.kernels))
+                   kernels=tuple(_Assign(p, k, device).run() if walks(p, k) else k for k in p.kernels))
 
 
 class _Assign:

@@ -17,12 +17,13 @@ from ..devices import Groups
 from ..ir.core import Buffer, Kernel, Loop, Op, Program, loops
 from .check import RaceError
 from .check_rings import BARRIER, by_threads, by_units, check_rings, reads
+from .tools import walks
 
 
 def mbarriers(p: Program, device: Groups) -> Program:
     """`p` with waits, signals and fences."""
     return replace(p, stage="synchronised",
-                   kernels=tuple(_needed(p, _kernel(p, k, device), device) if k.grid == "sequences" else k for k in p.kernels))
+                   kernels=tuple(_needed(p, _kernel(p, k, device), device) if walks(p, k) else k for k in p.kernels))
 
 
 def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:

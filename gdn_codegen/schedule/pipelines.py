@@ -19,12 +19,14 @@ from .check_rings import check_rings
 from .cut import cut
 from .decompose import decompose
 from .feed import feed
+from .forget import forget
 from .groups import groups
 from .heads import heads
 from .launch import launch
 from .mbarriers import mbarriers
 from .operands import operands
 from .pack import pack
+from .partition import partition
 from .place import place
 from .precision import precision
 from .rewrite import rewrite
@@ -32,6 +34,7 @@ from .rings import rings
 from .schedule import Schedule
 from .storage import storage
 from .synchronise import synchronise
+from .tools import walks
 from .transfer import transfer
 from .turn import turn
 from .vectorise import vectorise
@@ -61,15 +64,17 @@ class Context:
 Pass = Callable[[Program, Context], Program]
 
 
-def _chunks(p: Program, run: Callable[[Program, Device], Program], device: Device) -> Program:
-    """`p` with its kernels over chunks put through a pass."""
-    done = [run(replace(p, kernels=(k,)), device) if k.grid == "chunks" else None for k in p.kernels]
+def _others(p: Program, run: Callable[[Program, Device], Program], device: Device) -> Program:
+    """`p` with the kernels that warp groups do not share put through a pass."""
+    done = [None if walks(p, k) else run(replace(p, kernels=(k,)), device) for k in p.kernels]
     return replace(p, kernels=tuple(x.kernels[0] if x else k for x, k in zip(done, p.kernels, strict=True)))
 
 
 FRONT: tuple[tuple[str, Pass], ...] = (
+    ("forget", lambda p, c: forget(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes))),
+    ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
     ("precision", lambda p, c: precision(p, c.schedule, c.dtype)),
     ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device.solves)),
     ("accumulate", lambda p, c: accumulate(p)),
@@ -89,11 +94,11 @@ ONE_AGENT: tuple[tuple[str, Pass], ...] = (
 GROUPS: tuple[tuple[str, Pass], ...] = (
     *FRONT,
     ("turn", lambda p, c: turn(p, c.schedule)),
-    ("assign", lambda p, c: groups(_chunks(p, assign, c.device), c.groups)),
-    ("operands", lambda p, c: _chunks(p, operands, c.device)),
-    ("place", lambda p, c: rings(_chunks(p, place, c.device), c.schedule, c.groups)),
+    ("assign", lambda p, c: groups(_others(p, assign, c.device), c.groups)),
+    ("operands", lambda p, c: _others(p, operands, c.device)),
+    ("place", lambda p, c: rings(_others(p, place, c.device), c.schedule, c.groups)),
     ("storage", lambda p, c: storage(p)),
-    ("arrive", lambda p, c: _chunks(p, arrive, c.device)),
+    ("arrive", lambda p, c: _others(p, arrive, c.device)),
     ("synchronise", lambda p, c: mbarriers(p, c.groups)),
     ("check", lambda p, c: check_rings(p, c.groups)),
     ("launch", lambda p, c: launch(p, c.schedule, c.device)),

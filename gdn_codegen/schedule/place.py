@@ -39,6 +39,7 @@ class _Kernel:
             for n, a in enumerate(o.args):
                 self.readers.setdefault(a, []).append((o, n))
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
+        self.carried |= {o.args[1] for o in self.ops if o.kind == "load" and o.args[1:] and o.out in self.carried}
 
     def run(self) -> Kernel:
         owner = {o.out: o.out for o in self.ops if o.out and self.stored(o)}
@@ -50,6 +51,7 @@ class _Kernel:
                 if self.overwrites(lp, c.name, c.next):
                     owner[c.next] = c.name
         if self.device.in_place:
+            owner |= {o.args[1]: owner[o.out] for o in self.ops if o.kind == "load" and o.args[1:]}
             self.share_accumulators(owner)
             self.share_storage(owner)
         buffers: dict[str, Buffer] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.builder import Body
-from ..ir.core import Op, Program, walk
+from ..ir.core import Op, Program, loops, walk
 from ..ir.types import Tensor
 from .schedule import Schedule
 from .tools import rebuild_kernel
@@ -20,10 +20,10 @@ def precision(p: Program, s: Schedule, dtype: str) -> Program:
     only_products = {t.name: True for t in p.role("workspace")}
     for k in p.kernels:
         loaded = {o.out: o.attr("tensor") for o in walk(k.body) if o.kind == "load"}
-        for o in walk(k.body):
-            for n, a in enumerate(o.args):
-                if loaded.get(a) in only_products and not (o.kind == "matmul" and n < 2):
-                    only_products[loaded[a]] = False
+        wide = {o.attr("tensor") for o in walk(k.body) if o.kind == "reach"}
+        wide |= {loaded.get(a) for o in walk(k.body) for n, a in enumerate(o.args) if o.kind != "matmul" or n > 1}
+        wide |= {loaded.get(c.init) for lp in loops(k.body) for c in lp.carried}
+        only_products |= {n: False for n in wide if n in only_products}
 
     def stored(t: Tensor) -> str:
         if t.index == "token":
@@ -45,7 +45,7 @@ def precision(p: Program, s: Schedule, dtype: str) -> Program:
             left, right = (cast(a, dtype) for a in o.args[:2])
             return b.op("matmul", left, right, *o.args[2:], name=o.out, line=o.line, **dict(o.attrs))
         if o.kind == "load":
-            return b.op("load", name=o.out, line=o.line, tensor=o.attr("tensor"))
+            return b.op("load", *o.args, name=o.out, line=o.line, **dict(o.attrs))
         if o.args and any(b.types[a].dtype != "float32" for a in o.args):
             return b.op(o.kind, *(cast(a, "float32") for a in o.args), name=o.out, line=o.line, **dict(o.attrs))
         return None

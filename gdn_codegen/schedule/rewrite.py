@@ -25,7 +25,7 @@ def rewrite(p: Program, s: Schedule) -> Program:
     loop = kernel.body[len(before)]
     assert isinstance(loop, Loop)
     form = {"gate-free": _gate_free, "wy": _wy, "split": _split}[s.form]
-    body = dead_code(replace(loop, body=form(p, s, loop)).body, {c.next for c in loop.carried})
+    body = dead_code(replace(loop, body=form(p, s, loop)).body, {c.next for c in loop.carried} | {p.forgets})
     return replace(p, kernels=(replace(kernel, body=(*before, replace(loop, body=body), *kernel.body[len(before) + 1:])),))
 
 

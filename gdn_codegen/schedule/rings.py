@@ -14,11 +14,12 @@ from ..ir.core import Agent, Buffer, Kernel, Loop, Op, Program, Stmt, loops, typ
 from .pack import WIDTH
 from .place import VIEWS
 from .schedule import Schedule, ScheduleError
+from .tools import walks
 
 
 def rings(p: Program, s: Schedule, device: Groups) -> Program:
     """`p` with buffers on the kernels that walk the chunks."""
-    return replace(p, kernels=tuple(_Kernel(p, k, s, device).run() if k.grid == "sequences" else k for k in p.kernels))
+    return replace(p, kernels=tuple(_Kernel(p, k, s, device).run() if walks(p, k) else k for k in p.kernels))
 
 
 def crosses(o: Op, device: Groups) -> bool:
@@ -44,6 +45,11 @@ class _Kernel:
         for c in self.loop.carried:
             buffers[c.name] = self.buffer(c.name, c.name, self.device.product)
             owner |= {c.init: c.name, c.next: c.name}
+        for o in self.k.body:
+            if isinstance(o, Op) and o.out and self.type[o.out].rank == 0:  # a number that all agents know
+                buffers[o.out], owner[o.out] = Buffer(o.out, self.device.number, (), self.type[o.out].dtype), o.out
+            elif isinstance(o, Op) and o.kind == "load" and o.args[1:]:  # takes the place of another
+                owner[o.args[1]] = owner[o.out]
         for o in self.inside:
             if o.out in owner:
                 continue

@@ -13,6 +13,7 @@ STATES = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
 ORDERS = ("page", "list")
 PREFETCHES = ("no", "operands", "loads", "all")
+PARTITIONS = (None, "exact", "decay")
 
 
 class ScheduleError(ValueError):
@@ -34,6 +35,8 @@ class Schedule:
     v_block: columns of V a kernel instance computes; 0 for all. Applies where all that a kernel writes has V.
     launch: "kernels", or "single" for one launch with barriers over the device between kernels (PTO).
     inverse_dtype: dtype of the operands of the inverse's products: "input" (that of q) or "float32".
+    partition: how a long sequence is split into parts that run side by side: "exact", by what each part makes of a state;
+      "decay", where a part's walk begins some chunks early, and by the former where gates remember; None for no parts.
 
     Where cores share no memory (PTO), as far as there is room on the chip:
     cache_masks: masks are loaded once a core group rather than once an instance.
@@ -56,6 +59,7 @@ class Schedule:
     v_block: int = 0
     inverse_dtype: str = "input"
     launch: str = "kernels"
+    partition: str | None = None
     cache_masks: bool = True
     lanes: int = 2
     order: str = "list"
@@ -69,7 +73,7 @@ class Schedule:
     def __post_init__(self) -> None:
         for field, value, accepted in (("form", self.form, FORMS), ("inverse", self.inverse, INVERSES),
                                        ("inverse_dtype", self.inverse_dtype, ("input", "float32")),
-                                       ("launch", self.launch, LAUNCHES),
+                                       ("launch", self.launch, LAUNCHES), ("partition", self.partition, PARTITIONS),
                                        ("order", self.order, ORDERS), ("lanes", self.lanes, (1, 2)),
                                        ("prefetch", self.prefetch, PREFETCHES),
                                        ("channel_slots", self.channel_slots, (1, 2)), ("l0_slots", self.l0_slots, (1, 2)),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..ir.builder import Body
-from ..ir.core import Kernel, Loop, Op, Program, Stmt
+from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..ir.ops import OPS
 from ..ir.types import Tensor
 
@@ -18,7 +18,7 @@ def dead_code(body: tuple[Stmt, ...], alive: set[str]) -> tuple[Stmt, ...]:
         if isinstance(s, Loop):
             inner = dead_code(s.body, alive | {c.next for c in s.carried})
             s = replace(s, body=inner)
-            alive |= {c.init for c in s.carried} | _reads(inner)
+            alive |= {c.init for c in s.carried} | {s.early} | _reads(inner)
         elif s.out and s.out not in alive and OPS[s.kind].effect in ("pure", "read"):
             continue
         else:
@@ -31,7 +31,7 @@ def _reads(body: tuple[Stmt, ...]) -> set[str]:
     out: set[str] = set()
     for s in body:
         if isinstance(s, Loop):
-            out |= {x for c in s.carried for x in (c.init, c.next)} | _reads(s.body)
+            out |= {x for c in s.carried for x in (c.init, c.next)} | {s.early} | _reads(s.body)
         else:
             out |= set(s.args)
     return out
@@ -50,7 +50,7 @@ def rebuild(body: tuple[Stmt, ...], b: Body, rule: Rule, names: dict[str, str] |
             inner.taken = b.taken
             done = rebuild(s.body, inner, rule, names)
             carried = tuple(replace(c, init=names.get(c.init, c.init), next=names.get(c.next, c.next)) for c in s.carried)
-            b.stmts.append(replace(s, carried=carried, body=done))
+            b.stmts.append(replace(s, carried=carried, body=done, early=names.get(s.early, s.early)))
             b.types.update({c.result: c.type for c in s.carried})
             continue
         o = s.renamed(names)
@@ -81,3 +81,10 @@ def with_tensors(p: Program, *more: Tensor) -> Program:
     """`p` with tensors added that it does not have yet."""
     have = {t.name for t in p.tensors}
     return replace(p, tensors=(*p.tensors, *(t for t in more if t.name not in have)))
+
+
+def walks(p: Program, k: Kernel) -> bool:
+    """Whether `k` walks the chunks for what it stores of them, and not for the state after a part."""
+    index = {t.name: t.index for t in p.tensors}
+    return k.grid == "sequences" or (k.grid == "parts" and any(
+        o.kind == "store" and index[o.attr("tensor")] in ("token", "slot") for o in walk(k.body)))

@@ -15,14 +15,14 @@ from ..ir.core import Kernel, Loop, Op, Program, loops, types, walk
 from ..ir.ops import OPS
 from ..ir.types import Tile
 from .schedule import Schedule, ScheduleError
-from .tools import dead_code
+from .tools import dead_code, walks
 
 
 def turn(p: Program, s: Schedule) -> Program:
     """`p` with the state as the schedule wants it."""
     if s.state == "kv":
         return p
-    return replace(p, kernels=tuple(_Turn(p, k, s).run() if k.grid == "sequences" else k for k in p.kernels))
+    return replace(p, kernels=tuple(_Turn(p, k, s).run() if walks(p, k) else k for k in p.kernels))
 
 
 class _Turn:
@@ -76,7 +76,7 @@ class _Turn:
                 raise self.error(o)
             b.copy(o)
         elif o.kind == "load":
-            put(**{**dict(o.attrs), "transposed": True})
+            put(*o.args, **{**dict(o.attrs), "transposed": True})
         elif OPS[o.kind].elementwise and o.kind not in ("lower", "strictly_lower", "pairs", "diag_blocks", "expand"):
             put(*(self.turned(a, b, o) for a in o.args), **dict(o.attrs))
         elif o.kind in ("full", "expand"):

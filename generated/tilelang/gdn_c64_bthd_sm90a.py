@@ -105,13 +105,13 @@ def _prelude(cpu):
         return T.serial(extents[0]) if len(extents) == 1 else T.grid(*extents)
 
     @T.macro
-    def find_sequence(cu_seqlens, slot, sequences):
-        """The last sequence whose first chunk slot, cu_seqlens[n] // C + n, is not after `slot`."""
+    def find_sequence(cu_seqlens, slot, sequences, size):
+        """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
         n = T.alloc_var(T.int32, init=0)
         end = T.alloc_var(T.int32, init=sequences)
         while end - n > 1:
             middle = (n + end) // 2
-            if cu_seqlens[middle] // C + middle <= slot:
+            if T.truncdiv(cu_seqlens[middle], size) + middle <= slot:
                 n = middle
             else:
                 end = middle
@@ -230,7 +230,7 @@ def G_Tb_kernel(t):
     ):
         with t.kernel(slots, HV, threads=128) as (slot, hv):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
-            n = t.find_sequence(cu_seqlens, slot, ends - 1)
+            n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start

@@ -121,13 +121,13 @@ def _prelude(cpu):
         return T.serial(extents[0]) if len(extents) == 1 else T.grid(*extents)
 
     @T.macro
-    def find_sequence(cu_seqlens, slot, sequences):
-        """The last sequence whose first chunk slot, cu_seqlens[n] // C + n, is not after `slot`."""
+    def find_sequence(cu_seqlens, slot, sequences, size):
+        """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
         n = T.alloc_var(T.int32, init=0)
         end = T.alloc_var(T.int32, init=sequences)
         while end - n > 1:
             middle = (n + end) // 2
-            if cu_seqlens[middle] // C + middle <= slot:
+            if T.truncdiv(cu_seqlens[middle], size) + middle <= slot:
                 n = middle
             else:
                 end = middle
@@ -242,7 +242,7 @@ def G_kernel(t):
         batched: T.int32,
     ):
         with t.kernel(slots, HV, threads=128) as (slot, hv):
-            n = t.find_sequence(cu_seqlens, slot, ends - 1)
+            n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
@@ -276,7 +276,7 @@ def A_kernel(t):
     ):
         with t.kernel(slots, HV, threads=128) as (slot, hv):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
-            n = t.find_sequence(cu_seqlens, slot, ends - 1)
+            n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
@@ -321,7 +321,7 @@ def Tinv_kernel(t):
         batched: T.int32,
     ):
         with t.kernel(slots, HV, threads=128) as (slot, hv):
-            n = t.find_sequence(cu_seqlens, slot, ends - 1)
+            n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
@@ -381,7 +381,7 @@ def W_U0_kernel(t):
     ):
         with t.kernel(slots, HV, threads=128) as (slot, hv):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
-            n = t.find_sequence(cu_seqlens, slot, ends - 1)
+            n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
@@ -538,7 +538,7 @@ def o_kernel(t):
     ):
         with t.kernel(slots, HV, threads=128) as (slot, hv):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
-            n = t.find_sequence(cu_seqlens, slot, ends - 1)
+            n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start

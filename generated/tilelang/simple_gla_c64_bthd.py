@@ -102,13 +102,13 @@ def _prelude(cpu):
         return T.serial(extents[0]) if len(extents) == 1 else T.grid(*extents)
 
     @T.macro
-    def find_sequence(cu_seqlens, slot, sequences):
-        """The last sequence whose first chunk slot, cu_seqlens[n] // C + n, is not after `slot`."""
+    def find_sequence(cu_seqlens, slot, sequences, size):
+        """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
         n = T.alloc_var(T.int32, init=0)
         end = T.alloc_var(T.int32, init=sequences)
         while end - n > 1:
             middle = (n + end) // 2
-            if cu_seqlens[middle] // C + middle <= slot:
+            if T.truncdiv(cu_seqlens[middle], size) + middle <= slot:
                 n = middle
             else:
                 end = middle

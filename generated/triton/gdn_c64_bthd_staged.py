@@ -75,13 +75,13 @@ NUM_STAGES = 2
 
 
 @triton.jit(do_not_specialize=["N"])
-def find_sequence(cu_seqlens, slot, N, C: tl.constexpr):
-    """The last sequence whose first chunk slot, cu_seqlens[n] // C + n, is not after `slot`."""
+def find_sequence(cu_seqlens, slot, N, size):
+    """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
     low = tl.full([], 0, tl.int32)
     high = low + N - 1
     while low < high:
         middle = (low + high + 1) // 2
-        reached = tl.load(cu_seqlens + middle) // C + middle <= slot
+        reached = tl.load(cu_seqlens + middle) // size + middle <= slot
         low = tl.where(reached, middle, low)
         high = tl.where(reached, high, middle - 1)
     return low

@@ -24,8 +24,13 @@ class GroupsWriter(KernelWriter):
         super().__init__(*args)  # type: ignore[arg-type]
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
 
+    @property
+    def turn(self) -> str:
+        """How many turns the walk has made."""
+        return "turn" if self.k.grid == "parts" else "chunk"
+
     def slot(self, x: Buffer) -> str:
-        return f"chunk % {x.slots}" if x.slots > 1 else "0"
+        return f"{self.turn} % {x.slots}" if x.slots > 1 else "0"
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
         x = self.buffers[buffer]
@@ -56,7 +61,11 @@ class GroupsWriter(KernelWriter):
         self.w.indent -= 1
 
     def body(self, body: tuple[Stmt, ...]) -> None:
-        super().body(tuple(s for s in body if isinstance(s, Loop) or s.agent == self.agent.name))
+        super().body(tuple(s for s in body if isinstance(s, Loop) or (s.agent == self.agent.name and not self.known(s))))
+
+    def known(self, o: Op) -> bool:
+        """Whether all agents know the number `o`: it stands before they part."""
+        return o in self.k.body and o.type is not None and o.type.rank == 0
 
     def walk(self, lp: Loop) -> None:
         for c in lp.carried:
@@ -67,9 +76,12 @@ class GroupsWriter(KernelWriter):
         self.w.indent -= 1
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         self.use("length")
-        self.w("for chunk in T.serial(T.ceildiv(length, C)):")
+        if self.k.grid == "parts":
+            self.w(f"for turn in T.serial(stop - {self.use('begin')}):")
+        else:
+            self.w("for chunk in T.serial(T.ceildiv(length, C)):")
         self.w.indent += 1
-        self.w(*self.chunk())
+        self.w(*["chunk = begin + turn"] * (self.k.grid == "parts"), *self.chunk())
         self.w.indent -= 1
         self.w.lines += after
 
@@ -84,7 +96,6 @@ class GroupsWriter(KernelWriter):
         """The agents, those of a warp group together, since registers are set for it."""
         total = sum(a.threads for a in self.k.agents)
         groups = [list(g) for _, g in groupby(self.k.agents, lambda a: a.first // GROUP if a.threads < GROUP else a.name)]
-        self.w("tx = T.get_thread_binding()")
         for n, group in enumerate(groups):
             last = n == len(groups) - 1
             self.w("else:" if last else f"{'el' * (n > 0)}if tx < {group[-1].first + group[-1].threads}:")
@@ -101,13 +112,20 @@ class GroupsWriter(KernelWriter):
 
     # --- the whole ---
     def text(self) -> KernelText:
-        self.w.indent = 3
+        parts = self.k.grid == "parts"
+        self.w.indent = 3 + parts
+        super().body(tuple(o for o in self.k.body if isinstance(o, Op) and self.known(o)))
+        self.w("tx = T.get_thread_binding()")
         self.branches()
         body = self.w.lines
         self.w = Writer(self.p, "#", 2)
         self.head()
         for x in self.k.buffers:
             self.w(self.allocation(x))
+        if parts:
+            self.w("if first < T.max(stop, 1):")  # a sequence's first part, or one with chunks
+            self.w.indent += 1
+            self.w(*["begin = first"] * (not self.early))
         return self.finished(body)
 
     def allocation(self, x: Buffer) -> str:
@@ -126,7 +144,7 @@ class GroupsWriter(KernelWriter):
 @rule("wait")
 def wait(w: GroupsWriter, o: Op) -> None:
     x = w.buffers[o.attr("channel")]
-    turns = f"chunk // {x.slots}" if x.slots > 1 else "chunk"
+    turns = f"{w.turn} // {x.slots}" if x.slots > 1 else w.turn
     w.line(f"T.barrier_wait({x.name}[{w.slot(x)}], {f'({turns} + 1)' if o.attr('back') else turns} % 2)")
 
 
@@ -152,10 +170,10 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
 
 
 @rule("load")
-def load(w: GroupsWriter, o: Op) -> None:
+def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     t, channel, tail = w.p.tensor(o.attr("tensor")), o.attr("channel"), o.attr("tail")
     if channel is None or (t.index == "token" and not tail):
-        base.of(o)(w, o)
+        base.of(o)(w, o, *operands)
         return
     x = w.buffers[channel]
     copy = f"T.tma_copy({w.tile(t)}, {w.whole(o.buffer)}, barrier="
@@ -177,11 +195,16 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     if t.index != "token" or len(t.dims) < 2:
         base.of(o)(w, o, x)
         return
+    when = w.when(t, o)
+    for condition in when:
+        w.line(f"if {condition}:")
+        w.w.indent += 1
     w.line(f"if {w.use('rows')} >= C:")
     w.inner(f"T.copy({w.whole(x.buffer)}, {w.tile(t)})")
     w.line("else:")
     w.inner("for i in T.serial(rows):", f"    for j in T.Parallel({w.dim(t.dims[1])}):",
             f"        {w.address(t, ('i', 'j'))} = {x.at('i', 'j')}")
+    w.w.indent -= len(when)
 
 
 @rule("move")

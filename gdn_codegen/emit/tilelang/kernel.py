@@ -16,6 +16,7 @@ from ..base import (
     Kernel,
     KernelText,
     Loop,
+    Op,
     Program,
     Rules,
     Stmt,
@@ -34,10 +35,11 @@ rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decomp
 
 WIDTH = 120
 #: Ops whose rules write lines; those of the others give an expression.
-STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "move", "load", "store", "wait")
+STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "move", "load", "store", "wait", "reach", "leave")
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
-       "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends"}
+       "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
+       "begin", "stop"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class KernelWriter:
         self.buffers = {x.name: x for x in k.buffers}
         self.env: dict[str, Value] = {}
         self.uses: dict[str, None] = {}
+        self.part = "part"  # the part slot of what is loaded now
+        self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values())
         self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n")}
@@ -116,12 +120,12 @@ class KernelWriter:
         self.w(*wrapped(text, WIDTH - 4 * self.w.indent))
 
     # --- addresses ---
-    def address(self, t: Tensor, index: tuple[str, ...]) -> str:
-        """The element of `t` that this instance's tile has at `index`."""
+    def address(self, t: Tensor, index: tuple[str, ...], ahead: int = 0) -> str:
+        """The element of `t` that this instance's tile, or that of the next part, has at `index`."""
         cut = [f"block * {self.dim(d)} + {x}" if d == self.k.split else x for d, x in zip(t.dims, index, strict=True)]
         if t.index == "token":
             cut[0] = f"{self.use('row')} + {cut[0]}"
-        return self.at(t, cut)
+        return self.at(t, cut, ahead)
 
     def tile(self, t: Tensor) -> str:
         """The whole tile of `t` that this instance has."""
@@ -130,13 +134,16 @@ class KernelWriter:
             cut[0] = f"{self.use('row')}:{self.use('row')} + {self.dim(t.dims[0])}"
         return self.at(t, cut)
 
-    def at(self, t: Tensor, cut: list[str]) -> str:
-        """`t` at indices, or slices, into the dims of its tile; rows of tokens count from the row's start."""
+    def at(self, t: Tensor, cut: list[str], ahead: int = 0) -> str:
+        """`t` at indices, or slices, into the dims of its tile, or that of the next part; rows of tokens count from the row's
+        start."""
         head = self.use("h") if t.heads == "H" else "hv"
         if t.index == "token":
             where = [self.use("b"), *((cut[0], head) if self.layout == "bthd" else (head, cut[0])), *cut[1:]]
         elif t.index == "slot":
             where = [self.use("slot"), head, *cut]
+        elif t.index == "part":
+            where = [f"{self.part} + 1" if ahead else self.part, head, *cut]
         elif t.index == "sequence":
             where = ["n", head, *cut]
         else:
@@ -150,8 +157,20 @@ class KernelWriter:
             dims = dims[1:]
         else:
             # A tensor that the caller left out comes with no sequences.
-            lead = ["slots" if t.index == "slot" else f"n_{t.name}" if t.optional else "ends - 1", t.heads]
+            lead = [{"slot": "slots", "part": "parts"}.get(t.index, f"n_{t.name}" if t.optional else "ends - 1"), t.heads]
         return f"({', '.join([*lead, *dims])})"
+
+    def when(self, t: Tensor, o: Op) -> list[str]:
+        """On what it depends whether a tile of `t` is moved at all, beside a load's operand."""
+        out = [f"has_{t.name} != 0"] * t.optional
+        if self.k.grid == "parts":
+            if t.index == "sequence":
+                out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "(first + span) * C >= length")
+            if o.attr("later") and self.part == "part":
+                out.append("(first + span) * C < length")
+            if o.kind == "store" and t.index in ("token", "slot") and self.early:
+                out.append("chunk >= first")
+        return out
 
     # --- statements ---
     def body(self, body: tuple[Stmt, ...]) -> None:
@@ -167,6 +186,8 @@ class KernelWriter:
                 if s.out:
                     assert s.type is not None
                     self.env[s.out] = self.stored(s.type.dims, s.buffer)
+                if s.out and s.out == self.early:
+                    self.w(f"begin = first - T.max(T.cast({self.env[s.out].at()}, T.int32), 0)")
                 continue
             assert s.type is not None
             x = Value(s.type.dims, s.type.dtype, write(self, s, *args))
@@ -190,7 +211,9 @@ class KernelWriter:
             self.env[c.name] = self.env[c.result] = here
         first = len(self.w.lines)
         self.w.indent += 1
+        self.part = "earlier" if lp.index == "part" else "part"
         self.body(lp.body)
+        self.part = "part"
         for c in lp.carried:
             new = self.env[c.next]
             if new.buffer != c.name:
@@ -201,16 +224,21 @@ class KernelWriter:
         self.w.indent -= 1
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         self.use("length")
-        self.w("for chunk in T.serial(T.ceildiv(length, C)):")
+        if lp.index == "part":
+            self.w("for earlier in T.serial(part - T.truncdiv(first, span), part):")
+        elif self.k.grid == "parts":
+            self.w(f"for chunk in T.serial({self.use('begin')}, stop):")
+        else:
+            self.w("for chunk in T.serial(T.ceildiv(length, C)):")
         self.w.indent += 1
-        self.w(*self.chunk())
+        self.w(*(self.chunk() if lp.index == "chunk" else []))
         self.w.indent -= 1
         self.w.lines += after
 
     def chunk(self) -> list[str]:
         """What ops asked to know of the chunk."""
         lines = {"row": "row = start - b * L + chunk * C", "rows": "rows = length - chunk * C"}
-        if self.k.grid == "sequences":
+        if self.k.grid != "chunks":
             lines["slot"] = "slot = start // C + n + chunk"
         if "row" in self.uses:
             self.use("b")
@@ -218,8 +246,8 @@ class KernelWriter:
 
     # --- the whole ---
     def text(self) -> KernelText:
-        chunks = self.k.grid == "chunks"
-        self.w.indent = 4 if chunks else 3
+        chunks, parts = self.k.grid == "chunks", self.k.grid == "parts"
+        self.w.indent = 4 if chunks or parts else 3
         self.body(self.k.body)
         body = self.w.lines
         at_chunk = self.chunk() if chunks else []
@@ -230,6 +258,10 @@ class KernelWriter:
         if chunks:
             self.w("if chunk * C < length:")
             self.w.indent += 1
+        if parts:
+            self.w("if first < T.max(stop, 1):")  # a sequence's first part, or one with chunks
+            self.w.indent += 1
+            self.w(*["begin = first"] * ("begin" in self.uses and not self.early))
         self.w(*at_chunk)
         return self.finished(body)
 
@@ -237,11 +269,11 @@ class KernelWriter:
         """The kernel's head, which is written, and its body, with what a template is told."""
         tensors = touched(self.p, self.k)
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
-        params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32"]
+        params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32", *["span: T.int32"] * (self.k.grid == "parts")]
         params += [f"has_{x.name}: T.int32" for x in tensors if x.optional]
         params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]
         bare = [*dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].split(", ")), "ends"]
-        fixed = [x for x in ("B", "L", "H", "HV", "slots", "ends") if x in bare]
+        fixed = [x for x in ("B", "L", "H", "HV", "slots", "parts", "ends") if x in bare]
         dynamic = [", ".join(names) for names in (fixed, [x for x in bare if x.startswith("n_")]) if names]
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
                  "written": self.written(), "agents": self.k.agents}
@@ -254,8 +286,8 @@ class KernelWriter:
 
     def head(self) -> None:
         """From the block's indices to its head, its sequence and, in a grid over chunks, its chunk."""
-        grid, index = ["slots" if self.k.grid == "chunks" else "ends - 1", "HV"], \
-            ["slot" if self.k.grid == "chunks" else "n", "hv"]
+        extent, instance = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
+        grid, index = [extent, "HV"], [instance, "hv"]
         if self.k.split:
             grid.append(f"{self.k.split} // {self.dim(self.k.split)}")
             index.append("block")
@@ -265,13 +297,17 @@ class KernelWriter:
             # a variable, lest each address divide anew, in 64 bits
             self.w("h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))")
         if self.k.grid == "chunks":
-            self.w("n = t.find_sequence(cu_seqlens, slot, ends - 1)")
+            self.w("n = t.find_sequence(cu_seqlens, slot, ends - 1, C)")
+        if self.k.grid == "parts":
+            self.w("size = C * span", "n = t.find_sequence(cu_seqlens, part, ends - 1, size)")
         if "b" in self.uses:
             self.w("b = n * batched")
-        if "length" in self.uses or self.k.grid == "chunks":
+        if "length" in self.uses or self.k.grid != "sequences":
             self.w("start = cu_seqlens[n]", "length = cu_seqlens[n + 1] - start")
         if self.k.grid == "chunks":
             self.w("chunk = slot - (start // C + n)")
+        if self.k.grid == "parts":
+            self.w("first = (part - (T.truncdiv(start, size) + n)) * span", "stop = T.min(first + span, T.ceildiv(length, C))")
 
     def allocation(self, x: Buffer) -> str:
         if not x.shape:

@@ -39,7 +39,7 @@ def diag_inverse(w: KernelWriter, o: Op, x: Value) -> None:
 
 
 @rule("load")
-def load(w: KernelWriter, o: Op) -> None:
+def load(w: KernelWriter, o: Op, *operands: Value) -> None:
     assert o.type is not None
     t, to = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer)
     if o.attr("channel"):
@@ -52,16 +52,22 @@ def load(w: KernelWriter, o: Op) -> None:
         w.w.indent -= 1
         w.line("else:")
         w.w.indent += 1
+    when = w.when(t, o) + [f"{x.at()} < 0" for x in operands[:1]]
+    if operands[1:]:  # which lies there already, if need be
+        if operands[1].buffer != o.buffer:
+            w.fill(to, operands[1])
+        w.line(f"if {' and '.join(when)}:")
+        w.w.indent += 1
     index = w.loop(to.dims)
     there = index[::-1] if o.attr("transposed") else index
-    text = w.address(t, there)
+    text = w.address(t, there, o.attr("later", 0))
     if t.index == "token":
         text = f"T.if_then_else({there[0]} < {w.use('rows')}, {text}, 0)"
-    if t.optional:
-        text = f"T.if_then_else(has_{t.name} != 0, {text}, 0)"
+    for x in [] if operands[1:] else when[::-1]:
+        text = f"T.if_then_else({x}, {text}, 0)"
     w.line(f"{to.at(*index)} = {text}")
     w.end(to.dims)
-    w.w.indent -= bool(o.attr("channel"))
+    w.w.indent -= bool(o.attr("channel")) + bool(operands[1:])
 
 
 @rule("wait")
@@ -77,8 +83,9 @@ def move(w: KernelWriter, o: Op, x: Value) -> None:
 @rule("store")
 def store(w: KernelWriter, o: Op, x: Value) -> None:
     t = w.p.tensor(o.attr("tensor"))
-    if t.optional:
-        w.line(f"if has_{t.name} != 0:")
+    when = w.when(t, o)
+    for condition in when:
+        w.line(f"if {condition}:")
         w.w.indent += 1
     index = w.loop(x.dims)
     there = index[::-1] if o.attr("transposed") else index
@@ -86,8 +93,27 @@ def store(w: KernelWriter, o: Op, x: Value) -> None:
         w.line(f"if {there[0]} < {w.use('rows')}:")
         w.w.indent += 1
     w.line(f"{w.address(t, there)} = {element(x, x.dims, index)}")
-    w.w.indent -= (t.index == "token") + t.optional
+    w.w.indent -= (t.index == "token") + len(when)
     w.end(x.dims)
+
+
+@rule("reach")
+def reach(w: KernelWriter, o: Op) -> None:
+    ahead, name, later = o.attr("later", 0), o.attr("tensor"), "(first + span) * C < length"
+    if name is None:
+        inside = "" if ahead else "earlier > part - T.truncdiv(first, span)"
+        here = (later if ahead else "first > 0") if w.part == "part" else inside
+        text = f"T.Select({here}, -1.0, 0.0)" if here else "-1.0"
+    else:
+        chunks = f"T.if_then_else({later}, first + span, 0)" if ahead else "first"
+        text = (f"t.reach({w.params[name]}, start // C + n, hv, {chunks}, {o.attr('most')} * span, {o.attr('bound')})")
+    w.line(f"{w.name(o.buffer)} = {text}")
+
+
+@rule("leave")
+def leave(w: KernelWriter, o: Op, x: Value) -> None:
+    w.line(f"if {x.at()} < 0:")
+    w.w.indent += 1  # to the kernel's end
 
 
 # --- rules of expressions: (kernel, op, operands) -> the element at some indices ------------------------------------

@@ -1,0 +1,195 @@
+"""Parts side by side in generated modules: Triton in its interpreter, TileLang by its C backend, few chunks a part."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from reference import call, check, expected, module, problem, rms_error
+
+from gdn_codegen.cli import main
+from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.runtime.load import function
+from gdn_codegen.schedule import SCHEDULES, named
+
+#: Closer than TOLERANCE: what is forgotten must not show.
+TIGHT = {"float16": 1e-3, "bfloat16": 5e-3, "float32": 1e-6}
+
+
+def build(target, schedule, partition, dtype="float16", v_block=0, **options):
+    return Build(target, 16, schedule=replace(named(schedule), partition=partition, v_block=v_block), dtype=dtype, head_dim_k=16,
+                 head_dim_v=32, **options)
+
+
+BUILDS = [build("triton", *x) for x in (("replay", "decay"), ("fused", "exact", "bfloat16"), ("fused", "decay", "bfloat16"),
+                                        ("staged", "decay", "float16", 16), ("prepared", "exact", "float32"))]
+#: A kernel takes seconds to compile: one module each.
+BUILDS += [build("tilelang", "replay", "decay", layout="bhtd"), build("tilelang", "fused", "exact", v_block=16)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compilers_leave_nothing(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TILELANG_CACHE_DIR", str(Path(os.environ["GDN_CODEGEN_CACHE"]) / "tilelang"))
+    patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("compilers")))
+    yield
+    patch.undo()
+
+
+def in_parts(fn, chunks):
+    """`fn`, of whose module a part has so many chunks; 0: what the module chooses."""
+    space = fn.__globals__
+    space["PART_CHUNKS"] = chunks
+    space["_span"].cache_clear()
+    return fn
+
+
+def mixed(lengths, dtype="float16", heads=1, seed=0, **options):
+    """Heads that forget within a chunk, in two, in many, never; the last mostly at once, with a quiet stretch."""
+    x = problem(lengths, heads, 5 * heads, 16, 32, getattr(torch, dtype), seed=seed, **options)
+    for h, g in enumerate((-3.0, -0.6, -0.2, 0.0, -5.0)):
+        x["g"][:, h::5] = g
+    x["g"][len(x["g"]) // 3: len(x["g"]) // 2, 4::5] = -0.01
+    return x
+
+
+@pytest.fixture(params=BUILDS, ids=lambda b: f"{b.target}-{b.name}")
+def built(request):
+    if request.param.target == "tilelang":
+        pytest.importorskip("tilelang")
+        if shutil.which("gcc") is None:
+            pytest.skip("needs gcc")
+    else:
+        pytest.importorskip("triton")
+    return request.param
+
+
+def test_parts_packs_tails_and_states(built):
+    fn, options = function(built), {"tolerance": TIGHT[built.dtype], "layout": built.layout}
+    for chunks, lengths in ((1, [67, 0, 16, 1]), (2, [0, 81, 32]), (3, [49]), (0, [33, 3])):
+        x = mixed(lengths, built.dtype, seed=chunks, initial=chunks != 3)
+        check(in_parts(fn, chunks), x, cu_dtype=torch.int64 if chunks % 2 else torch.int32, **options)
+    check(in_parts(fn, 1), mixed([33, 33], built.dtype, 2), batched=True, **options)
+    check(in_parts(fn, 1), mixed([0, 0], built.dtype), batched=True, **options)
+
+
+def test_same_bits_and_no_other_sequence(built):
+    """A sequence's bits do not depend on what its neighbours hold, NaN included, nor on the run."""
+    fn = in_parts(function(built), 1)
+    x = mixed([33, 20, 33], built.dtype)
+    first = call(fn, x, layout=built.layout)
+    assert all(torch.equal(a, b) for a, b in zip(first, call(fn, x, layout=built.layout), strict=True))
+    for n in ("q", "k", "v", "g", "beta"):
+        x[n][33:53] = float("nan")
+    o, S = call(fn, x, layout=built.layout)
+    assert torch.equal(o[:33], first[0][:33]) and torch.equal(o[53:], first[0][53:])
+    assert torch.equal(S[::2], first[1][::2]) and S[1].isnan().any()
+
+
+@pytest.mark.parametrize("norm, beta, gate", [(2.0, 1.0, -0.9), (2.0, 1.0, -1.15), (1.0, 2.0, -0.1), (2.0, 1.0, -80.0)])
+def test_keys_and_gates_against_the_bound(norm, beta, gate):
+    """One key, so long that beta |k|^2 is up to 4: no worse than one walk, which is float32 here and loses little."""
+    x = problem([4 * 16], 1, 1, 16, 32, torch.float32, beta=beta, same_keys=True)
+    x["k"], x["g"][:] = x["k"] * norm, gate
+    want = expected(x)
+    whole, parts = (call(in_parts(function(build("triton", "prepared", "decay", "float32")), n), x) for n in (0, 1))
+    for one, got, ref in zip(whole, parts, want, strict=True):
+        assert rms_error(got, ref) < 2 * rms_error(one, ref) + 1e-6
+
+
+def test_a_part_each_costs_no_summary(monkeypatch):
+    fn = in_parts(function(build("triton", "replay", "decay")), 0)
+    launched, launch = [], fn.__globals__["_launch"]
+    monkeypatch.setitem(fn.__globals__, "_launch", lambda name, *a: (launched.append(name), launch(name, *a)))
+    check(fn, mixed([40, 20]))
+    assert launched == ["G_Tinv_F_chunk", "o_S"]
+    launched.clear()
+    check(in_parts(fn, 1), mixed([40, 20]))
+    assert launched == ["G_Tinv_F_chunk", "S_offset", "S_factor", "S_start", "o_S"]
+
+
+def test_number_of_parts(monkeypatch):
+    """Chosen by the cost model on a GPU: a long sequence in as many parts as fill it, a batch that fills it in none."""
+    for how in ("exact", "decay"):
+        space = in_parts(function(Build("triton", schedule=replace(named("replay"), partition=how))), 0).__globals__
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+        span, gpu = space["_span"], torch.device("cuda", 0)
+        assert span(32768, 1, 16, gpu) * 8 == 512
+        assert span(32768, 8, 16, gpu) == span(32768, 8, 16, torch.device("cpu")) == 513
+        assert span(2048, 1, 16, gpu) <= 33 and span(0, 1, 16, gpu) == 1 and span(64, 3, 1, gpu) == 2
+        parts = 32768 // (64 * span(32768, 1, 16, gpu)) + 1
+        held = 4 * 64 + 2 * 64 * 64 + 4 * (how == "decay")
+        folded = 2 * 4 * 128 * 128 + 2 * 128 * 128 + 4 * (how == "decay")
+        assert space["workspace_bytes"](32768, 1, 16, gpu) == 16 * (513 * held + parts * folded)
+        span.cache_clear()
+
+
+@pytest.mark.parametrize("given, want", [({}, 4), ({"GDN_CODEGEN_PART_CHUNKS": "2"}, 2), ({"GDN_CODEGEN_PARTITION": "0"}, 4),
+                                         ({"GDN_CODEGEN_PARTITION": "0", "GDN_CODEGEN_PART_CHUNKS": "2"}, 4)])
+def test_environment(tmp_path, given, want):
+    (tmp_path / "m.py").write_text(render(build("triton", "replay", "decay")))
+    code = f"import m, torch; assert m._span(48, 1, 1, torch.device('cpu')) == {want}"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, env={**os.environ, **given})
+
+
+def test_command_rebuilds(tmp_path, capsys):
+    b = Build("triton", schedule=replace(SCHEDULES["replay"], partition="decay"))
+    assert b.name == "gdn_c64_bthd_replay_decay"
+    text = render(b)
+    words = re.search(r"gdn_codegen (build .*)", text)[1].split()
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "triton" / f"{b.name}.py").read_text() == text
+    assert main(["show", "--target", "triton", "--schedule", "replay", "--partition", "exact", "--kernels"]) == 0
+    assert "o_S: walks a part's chunks" in capsys.readouterr().out
+    assert main(["build", "--target", "pto", "--partition", "decay", "--out", str(tmp_path)]) == 2
+    assert "partition='decay'; accepted for pto is None" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["triton", "tilelang"])
+@pytest.mark.parametrize("how", ["exact", "decay"])
+def test_text_is_stable_ascii_and_short_lined(target, how):
+    for schedule in SCHEDULES:
+        b = Build(target, schedule=replace(SCHEDULES[schedule], partition=how), dtype="bfloat16")
+        text = render(b)
+        assert text == render(b) and text.isascii()
+        body = text[text.index("_kernel("):text.index("_KERNELS")]
+        assert max(map(len, body.splitlines())) <= 120
+        assert not re.search(r"[ \t]$", text, re.M) and not re.search(r"\n{4}", text)
+
+
+# --- negative controls: the module's text edited, the same comparison must fail ---------------------------------------
+MUTATIONS = {
+    ("triton", "exact"): {
+        "no fold": (r"S = tl\.dot\(M, .*\)", "S = N_"),
+        "the initial state in every part": (r"if begin == 0:", "if True:"),
+    },
+    ("triton", "decay"): {
+        "no fold": (r"S = tl\.dot\(M, .*\)", "S = N_"),
+        "a warm-up of a chunk less": (r"begin = first - tl\.maximum\(early, 0\)", "begin = first - tl.maximum(early - 1, 0)"),
+        "a warm-up that stores": (r"if t >= first:", "if True:"),
+        "no fallback": (r"if early < 0:", "if False:"),
+    },
+    ("tilelang", "decay"): {
+        "a warm-up that stores": (r"if chunk >= first:", "if chunk >= 0:"),
+        "no fallback": (r"if early < 0:(?=\n.*\n +S\[i, j\] = S_start)", "if early < -5.0:"),
+    },
+}
+
+
+@pytest.mark.parametrize("target, how, what", [(*key, what) for key, all_ in MUTATIONS.items() for what in all_])
+def test_mutation_fails(target, how, what):
+    pytest.importorskip(target)
+    b = build(target, "replay", how, **({"layout": "bhtd"} if target == "tilelang" else {}))
+    text, n = re.subn(*MUTATIONS[target, how][what], render(b))
+    assert n
+    x = mixed([4 * 16, 33])
+    x["g"][:, 1] = -0.6
+    want = expected(x)
+    o, S = call(in_parts(module(text).chunk_gated_delta_rule, 1), x, layout=b.layout)
+    assert not (rms_error(o, want[0]) <= 1e-3 and rms_error(S, want[1]) <= 1e-3)
