@@ -188,7 +188,7 @@ def test_mutation_fails(target, how, what):
     b = build(target, "replay", how, **({"layout": "bhtd"} if target == "tilelang" else {}))
     text, n = re.subn(*MUTATIONS[target, how][what], render(b))
     assert n
-    x = mixed([4 * 16, 33])
+    x = mixed([6 * 16, 3])
     x["g"][:, 1] = -0.6
     want = expected(x)
     o, S = call(in_parts(module(text).chunk_gated_delta_rule, 1), x, layout=b.layout)
