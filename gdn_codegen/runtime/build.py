@@ -143,7 +143,8 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "arch": b.arch,
             "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes, "state_doc": states,
             "inputs": [t.name for t in inputs], "initial": initial, "scalars": list(p.scalars),
-            "partition": b.plan.partition or ""}
+            "partition": b.plan.partition or "",
+            "reaches": any(o.kind == "reach" and o.attr("tensor") for k in p.kernels for o in walk(k.body))}
 
 
 def _table(rows: list[tuple[Any, ...]]) -> str:
@@ -163,7 +164,7 @@ def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) ->
         "final": _table([(t.name, shape(t)) for t in p.role("output") if t.index == "sequence"]),
         "part_workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "part"]),
         "summaries": repr(tuple(k.name for k in p.kernels if any(o.kind == "leave" for o in walk(k.body)))).replace("'", '"'),
-        "part_cost": repr(DEVICES[b.target].part_cost).replace("'", '"'),
+        "part_cost": repr((ARCHS[b.target, b.arch][1] if b.arch else DEVICES[b.target]).part_cost).replace("'", '"'),
         "scalars": repr(page.scalar_defaults(b.sizes)).replace("'", '"'),
         "kernels": _table([(k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), k.scalars) for k in kernels]),
     }
