@@ -13,7 +13,7 @@ import torch
 from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, TARGETS, Build, lowered
 from .runtime.load import function
 from .runtime.targets import choose
-from .schedule import Schedule, ScheduleError
+from .schedule import Schedule, ScheduleError, named
 from .schedule.pipelines import ARCHS
 
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -35,9 +35,15 @@ def architecture(device: torch.device) -> str:
     return {(9, 0): "sm_90a"}.get(torch.cuda.get_device_capability(device), "") if device.type == "cuda" else ""
 
 
+@lru_cache(maxsize=64)
+def units(device: torch.device) -> int:
+    """Multiprocessors of a GPU, 0 elsewhere."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
+
+
 @lru_cache(maxsize=1024)
 def _build(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple[int, int], head_dim_k: int, head_dim_v: int,
-           target: str, chunk_size: int, layout: str, schedule: str | Schedule | None) -> Build:
+           target: str, chunk_size: int, layout: str, schedule: str | Schedule | None, few: bool) -> Build:
     if dtype not in _NAMES:
         raise ValueError(f"q: got {dtype}; accepted: {', '.join(map(str, _NAMES))}")
     if target != "auto" and target not in TARGETS:
@@ -51,7 +57,8 @@ def _build(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
               heads if target == "pto" else None)
     arch = architecture(device) if schedule is None else ""
     if (target, arch) in ARCHS:
-        own = replace(b, schedule=DEFAULTS[arch], arch=arch)
+        plan = replace(named(DEFAULTS[arch]), partition="decay") if few else DEFAULTS[arch]
+        own = replace(b, schedule=plan, arch=arch)
         b = own if fits(own) else b
     if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
         print(f"gdn_codegen: {b}", file=sys.stderr)
@@ -59,21 +66,23 @@ def _build(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
 
 
 def _key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
-         schedule: str | Schedule | None) -> tuple[Any, ...]:
-    """What a build depends on."""
+         schedule: str | Schedule | None, sequences: int | None = None) -> tuple[Any, ...]:
+    """What a build depends on: among them, whether there are fewer walks than the GPU has multiprocessors."""
     for name, x in (("q", q), ("v", v)):
         if not isinstance(x, torch.Tensor) or x.ndim != 4:
             raise ValueError(f"{name}: got {tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__}; "
                              "accepted: a tensor of rank 4")
     at = 2 if layout == "bthd" else 1
     heads = (q.shape[at], v.shape[at])
-    return algorithm, q.dtype, q.device, heads, q.shape[3], v.shape[3], target, chunk_size, layout, schedule
+    few = (sequences or q.shape[0]) * heads[1] < units(q.device)
+    return algorithm, q.dtype, q.device, heads, q.shape[3], v.shape[3], target, chunk_size, layout, schedule, few
 
 
 def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
-              schedule: str | Schedule | None) -> Build:
-    """The build that serves these tensors. Without a schedule, the one for their GPU's architecture where it fits."""
-    return _build(*_key(algorithm, q, v, target, chunk_size, layout, schedule))
+              schedule: str | Schedule | None, sequences: int | None = None) -> Build:
+    """The build that serves these tensors, a batch of rows or so many packed sequences. Without a schedule, the one for
+    their GPU's architecture where it fits, in parts where sequences and heads are too few to fill it."""
+    return _build(*_key(algorithm, q, v, target, chunk_size, layout, schedule, sequences))
 
 
 @lru_cache(maxsize=1024)
@@ -93,10 +102,12 @@ def chunk_gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g:
     "bhtd" swaps T and heads. float16, bfloat16 or float32; products sum in float32. scale defaults to K ** -0.5.
     initial_state: [N, HV, K, V]; the final state is returned in float32. cu_seqlens: [N + 1], int32 or int64, packs N
     sequences into B = 1. target: "auto" picks what runs on q's device; pto's kernels are compiled for H and HV, others
-    for any. schedule: None picks "walk" with kernels for Hopper alone where the GPU is one and the sizes fit, else "fused".
+    for any. schedule: None picks "walk" with kernels for Hopper alone where the GPU is one and the sizes fit, in parts (exact
+    to 2^-16 of the state in float16; GDN_CODEGEN_PARTITION=0 turns them off) where sequences and heads are few; else "fused".
     Raises ValueError naming a bad argument.
     """
-    fn = _loaded(*_key("gated_delta_rule", q, v, target, chunk_size, layout, schedule))
+    sequences = cu_seqlens.numel() - 1 if isinstance(cu_seqlens, torch.Tensor) else None
+    fn = _loaded(*_key("gated_delta_rule", q, v, target, chunk_size, layout, schedule, sequences))
     result: Any = fn(q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
                      cu_seqlens=cu_seqlens)
     return result  # type: ignore[no-any-return]

@@ -13,8 +13,8 @@ class Device:
     in_place: an accumulator and a carried value may share the storage of what they become. solves: rows of the blocks that
     a `diag_inverse` takes, 0 where there is none. async_loads: whether loads of tiles run by themselves.
     staged: dtypes whose tiles pass through the space "staged" on their way to memory, a row at a time there. part_cost: for
-    the number of parts, microseconds of a chunk walked, of a part folded and of a launch, and chunks that a walk is taken to
-    begin early.
+    the number of parts, microseconds of a chunk walked, of a part folded, of a launch and of a chunk summed up; chunks that
+    walks are taken to begin early, how many more the earliest of them, and chunks of a part below which heads are summed up.
     """
 
     name: str
@@ -36,14 +36,16 @@ class Device:
 
 #: Triton's compiler allocates registers and shared memory itself.
 TRITON = Device("triton", "triton", {"register": 0},
-                part_cost={"chunk": 10.0, "fold": 10.0, "launch": 8.0, "early": 6})
+                part_cost={"chunk": 10.0, "fold": 10.0, "launch": 8.0, "summary": 10.0, "early": 6, "longest": 16,
+                           "least": 14})
 
 #: One thread block; TileLang's compiler lays out fragments and merges shared buffers by lifetime. 227 KiB a block
 #: (CUDA C++ Programming Guide, compute capability 9.0).
 HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragment": 0, "local": 0}, operand="shared",
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
                 async_loads=True, staged=("float16", "bfloat16"),
-                part_cost={"chunk": 10.0, "fold": 4.0, "launch": 8.0, "early": 6})
+                part_cost={"chunk": 10.0, "fold": 4.0, "launch": 8.0, "summary": 10.0, "early": 6, "longest": 16,
+                           "least": 14})
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class Interpreter:
                         continue
                     if k.grid == "parts":
                         for i in range(self.problem.parts(n, chunk)):
-                            self.part(k, body, dict(outer), _At(n, h, -1, b, i), sizes)
+                            self.part(k, body, dict(outer), _At(n, h, -1, b, part=i), sizes)
                         continue
                     for c in range(-(-length // chunk)):
                         self.body(k, body, dict(outer), _At(n, h, c, b, next(turn)), sizes)

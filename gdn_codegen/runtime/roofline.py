@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ir.core import Kernel, Loop, Op, Program, Stmt, types
+from ..ir.core import Kernel, Loop, Op, Program, Stmt, types, walk
 from ..ir.types import Tensor
 
 SIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -38,8 +38,14 @@ class Ceilings:
 
 
 def costs(p: Program, lengths: Sequence[int], heads: int, value_heads: int, absent: Sequence[str] = ()) -> dict[str, Cost]:
-    """Kernel -> cost of a lowered program for one agent a block. absent: optional tensors that are not given."""
-    return {k.name: _Walk(p, k, lengths, heads, value_heads, absent).cost() for k in p.kernels}
+    """Kernel -> cost of a lowered program. absent: optional tensors that are not given. Walks over parts count as if none
+    began early, and kernels that run only for some parts as nothing."""
+    def cost(k: Kernel) -> Cost:
+        if any(o.kind == "leave" for o in walk(k.body)):
+            return Cost(0, 0, 0)
+        return _Walk(p, k, lengths, heads, value_heads, absent).cost()
+
+    return {k.name: cost(k) for k in p.kernels}
 
 
 class _Walk:
@@ -84,4 +90,4 @@ class _Walk:
         tile = t.tile.shape(sizes)
         if t.index == "token":
             return sum(self.lengths) * math.prod(tile[1:])
-        return math.prod(tile) * {"slot": self.chunks, "sequence": len(self.lengths)}[t.index]
+        return math.prod(tile) * {"slot": self.chunks, "sequence": len(self.lengths), "part": 0}[t.index]

@@ -48,9 +48,9 @@ class _Arrive:
         return tuple(out)
 
     def copied(self, o: Op) -> bool:
-        """Whether the load is of a whole tile; one that the caller may leave out is not."""
+        """Whether the load is of a whole tile as it lies; one that the caller may leave out is not."""
         t = self.tensors[o.attr("tensor")]
-        return len(t.dims) == 2 and t.index in ("token", "slot") and not t.optional
+        return len(t.dims) == 2 and t.index in ("token", "slot") and not t.optional and not o.attr("transposed")
 
     def touched(self, o: Op) -> set[str]:
         """The buffers that `o` fills and reads, itself or through expressions inside it."""

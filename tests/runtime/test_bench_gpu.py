@@ -110,7 +110,7 @@ GATE = 130 * 4 * 4
 G_WS, CC, CK = CHUNKS * 64 * 4, CHUNKS * 64 * 64, CHUNKS * 64 * 128
 FINAL = 2 * 4 * 128 * 128 * 4
 SQUARE, WIDE, STATE = (2 * n * CHUNKS for n in (64**3, 64 * 64 * 128, 64 * 128 * 128))
-INVERSE = 10 * SQUARE  # five merges, two products each
+INVERSE = 4 * SQUARE  # of blocks of 16 solved by substitution: two merges, two products each
 HAND = {
     "staged": {"G": (GATE + G_WS, 0), "A": (K_ + G_WS + GATE + CC * 4, WIDE), "Tinv": (CC * 4 + CC * 2, INVERSE),
                "W_U0": (G_WS + CC * 2 + K_ + V_ + GATE + CK * 4 + CK * 2, 2 * WIDE),
@@ -136,8 +136,10 @@ def test_what_instances_ask_for():
 
 
 def test_triton_costs_the_same():
+    """But for the inverse: it solves no block, and merges five times."""
     b = Build("triton", schedule="replay")
-    assert costs(lowered(b), RAGGED.lens, 2, 4, ["initial_state"]) == of("replay")
+    theirs, ours = costs(lowered(b), RAGGED.lens, 2, 4, ["initial_state"]), of("replay")
+    assert theirs["o_S"] == ours["o_S"] and theirs["G_Tinv"] == replace(ours["G_Tinv"], flops=ours["G_Tinv"].flops + 6 * SQUARE)
 
 
 def test_share_of_the_roofline():
