@@ -67,21 +67,21 @@ def _build(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
 
 def _key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
          schedule: str | Schedule | None, sequences: int | None = None) -> tuple[Any, ...]:
-    """What a build depends on: among them, whether there are fewer walks than the GPU has multiprocessors."""
+    """What a build depends on: among them, whether twice as many walks find room on the GPU."""
     for name, x in (("q", q), ("v", v)):
         if not isinstance(x, torch.Tensor) or x.ndim != 4:
             raise ValueError(f"{name}: got {tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__}; "
                              "accepted: a tensor of rank 4")
     at = 2 if layout == "bthd" else 1
     heads = (q.shape[at], v.shape[at])
-    few = (sequences or q.shape[0]) * heads[1] < units(q.device)
+    few = 2 * (sequences or q.shape[0]) * heads[1] <= units(q.device)
     return algorithm, q.dtype, q.device, heads, q.shape[3], v.shape[3], target, chunk_size, layout, schedule, few
 
 
 def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
               schedule: str | Schedule | None, sequences: int | None = None) -> Build:
     """The build that serves these tensors, a batch of rows or so many packed sequences. Without a schedule, the one for
-    their GPU's architecture where it fits, in parts where sequences and heads are too few to fill it."""
+    their GPU's architecture where it fits, in parts where sequences and heads fill half of it at most."""
     return _build(*_key(algorithm, q, v, target, chunk_size, layout, schedule, sequences))
 
 

@@ -61,6 +61,7 @@ hopper = pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_devi
                             not runs("tilelang", "cuda"), reason="needs a Hopper GPU and TileLang")
 #: What a schedule of warp groups may be: ring lengths, blocks of V, sizes of 64.
 GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
+          "f16-parts": Build("tilelang", schedule=replace(SCHEDULES["walk"], partition="decay"), arch="sm_90a"),
           "bf16-bhtd": Build("tilelang", layout="bhtd", schedule="walk", dtype="bfloat16", arch="sm_90a"),
           "stages": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk3", stages=3), arch="sm_90a"),
           "columns": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk64", v_block=64), arch="sm_90a"),
@@ -119,7 +120,9 @@ def test_warp_groups_give_the_same_bits_every_time():
 @hopper
 def test_the_default_on_hopper_has_warp_groups():
     x = for_groups(GROUPS["f16"], [70])
-    assert build_for("gated_delta_rule", x["q"][None].cuda(), x["v"][None].cuda(), "auto", 64, "bthd", None) == GROUPS["f16"]
+    given = "gated_delta_rule", x["q"][None].cuda(), x["v"][None].cuda(), "auto", 64, "bthd", None
+    assert build_for(*given, 1000) == GROUPS["f16"]
+    assert build_for(*given) == GROUPS["f16-parts"]
     check(on_gpu(chunk_gated_delta_rule), x)
 
 
