@@ -20,10 +20,6 @@ class Cost:
     asked: int = 0
     flops: int = 0
 
-    @property
-    def intensity(self) -> float:
-        return self.flops / self.bytes if self.bytes else 0.0
-
 
 @dataclass(frozen=True)
 class Ceilings:
