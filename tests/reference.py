@@ -87,7 +87,9 @@ def check(fn, x, tolerance=5e-3, **options):
     want_o, want_S = expected(x, options.get("delta", DELTA))
     o, S = call(fn, x, **options)
     errors = rms_error(o, want_o), rms_error(S, want_S)
-    assert errors[0] <= tolerance and errors[1] <= tolerance, f"o {errors[0]:.2e}, state {errors[1]:.2e} > {tolerance}"
+    # float16 keeps few digits of outputs near its smallest numbers (2^-24), however they are computed
+    bound = max(tolerance, 2 * rms_error(want_o.to(o.dtype), want_o))
+    assert errors[0] <= bound and errors[1] <= tolerance, f"o {errors[0]:.2e} > {bound:.2e}, or S {errors[1]:.2e} > {tolerance}"
     return errors
 
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 from reference import call, check, problem
 
-from gdn_codegen.ops import build_for, chunk_gated_delta_rule
+from gdn_codegen.ops import chunk_gated_delta_rule
 from gdn_codegen.runtime.build import TARGETS, Build
+from gdn_codegen.runtime.dispatch import build_for
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES

@@ -8,8 +8,7 @@ import pytest
 import torch
 from reference import call, problem
 
-from gdn_codegen import ops
-from gdn_codegen.runtime import check_tilelang
+from gdn_codegen.runtime import check_tilelang, dispatch
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import SCHEDULES
@@ -68,23 +67,23 @@ def test_an_architecture_of_another_target_is_refused():
     ({"K": 64}, None, "gdn_c64_bthd_k64v128_sm90a"), ({"K": 32}, None, "gdn_c64_bthd_k32v128"), ({}, "fused", "gdn_c64_bthd"),
     ({}, "walk", "gdn_c64_bthd_walk"), ({"target": "triton"}, None, "gdn_c64_bthd")])
 def test_ops_pick_the_architecture_of_the_gpu_where_it_fits(monkeypatch, changes, schedule, name):
-    monkeypatch.setattr(ops, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(ops, "_build", ops._build.__wrapped__)  # not kept for other tests
+    monkeypatch.setattr(dispatch, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(dispatch, "build", dispatch.build.__wrapped__)  # not kept for other tests
     q = torch.empty(1, 3, 2, changes.get("K", 128), dtype=changes.get("dtype", torch.float16))
-    b = ops.build_for("gated_delta_rule", q, q.new_empty(1, 3, 4, 128), changes.get("target", "tilelang"),
+    b = dispatch.build_for("gated_delta_rule", q, q.new_empty(1, 3, 4, 128), changes.get("target", "tilelang"),
                       changes.get("chunk_size", 64), "bthd", schedule)
     assert b.name == name
 
 
 def test_few_walks_are_split_into_parts(monkeypatch):
     """Where sequences times value heads fill half of the GPU at most."""
-    monkeypatch.setattr(ops, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(ops, "units", lambda device: 16)
-    monkeypatch.setattr(ops, "_build", ops._build.__wrapped__)
+    monkeypatch.setattr(dispatch, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(dispatch, "units", lambda device: 16)
+    monkeypatch.setattr(dispatch, "build", dispatch.build.__wrapped__)
     q, v = torch.empty(2, 3, 2, 128, dtype=torch.float16), torch.empty(2, 3, 4, 128, dtype=torch.float16)
-    names = [ops.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, n).name for n in (None, 2, 3)]
+    names = [dispatch.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, n).name for n in (None, 2, 3)]
     assert names == ["gdn_c64_bthd_decay_sm90a", "gdn_c64_bthd_decay_sm90a", "gdn_c64_bthd_sm90a"]
 
 
 def test_other_gpus_and_the_cpu_take_portable_text():
-    assert ops.architecture(torch.device("cpu")) == ""
+    assert dispatch.architecture(torch.device("cpu")) == ""

@@ -10,6 +10,7 @@ from reference import call, check, expected, module, problem, rms_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gdn_codegen import chunk_gated_delta_rule, ops
+from gdn_codegen.runtime import dispatch
 from gdn_codegen.runtime.build import TARGETS, Build, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
@@ -276,7 +277,7 @@ def test_the_op_is_looked_up_once(monkeypatch):
     ops._loaded.cache_clear()
     want = expected(x)
     o, _ = call(chunk_gated_delta_rule, x)
-    for n in ("choose", "Build", "function"):
-        monkeypatch.setattr(ops, n, lambda *a, n=n: pytest.fail(f"{n} ran again"))
+    for where, n in ((dispatch, "choose"), (dispatch, "Build"), (ops, "function")):
+        monkeypatch.setattr(where, n, lambda *a, n=n: pytest.fail(f"{n} ran again"))
     again, _ = call(chunk_gated_delta_rule, x)
     assert torch.equal(o, again) and rms_error(o, want[0]) < 5e-3
