@@ -13,6 +13,7 @@ from typing import Any
 from . import algorithms
 from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, DTYPES, HEAD_DIMS, LAYOUTS, TARGETS, Build, lowered, render
 from .schedule import SCHEDULES, Schedule, named
+from .schedule.contract import Contract
 from .schedule.pipelines import ARCHS
 from .schedule.schedule import LAUNCHES, PARTITIONS
 
@@ -36,6 +37,9 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
                    help="a long sequence in parts that run side by side (default: whole)")
     p.add_argument("--dtype", default="float16", choices=DTYPES, help="of q, k, v and o (default: float16)")
     p.add_argument("--head-dim-k", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="K (default: 128)")
+    p.add_argument("--accept", default="", metavar="WORDS",
+                   help="what callers pass where it differs: g=raw|linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm, "
+                        "g=float16 and so on, state=vk|DTYPE|pool|in_place|checkpoints (joined by /), strided; joined by commas")
     p.add_argument("--arch", default="", choices=("", *(a for _, a in ARCHS)), metavar="NAME",
                    help=f"build for one architecture: {', '.join(f'{a} ({t})' for t, a in ARCHS)} (default: any)")
     p.add_argument("--head-dim-v", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="V (default: 128)")
@@ -50,7 +54,8 @@ def _builds(a: argparse.Namespace) -> list[Build]:
     schedule = named(a.schedule or DEFAULTS.get(a.arch, DEFAULT_SCHEDULE))
     schedule = replace(schedule, launch=a.launch, partition=a.partition, **_fields(getattr(a, "set", [])))
     heads = _heads(a.heads) if getattr(a, "heads", None) else None
-    return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v, heads, a.arch)
+    contract = Contract.parse(a.accept)
+    return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v, heads, a.arch, contract)
             for t in targets]
 
 

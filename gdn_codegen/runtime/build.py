@@ -15,6 +15,7 @@ from ..ir.builder import Algorithm
 from ..ir.core import Program, walk
 from ..ir.types import Tensor
 from ..schedule import SCHEDULES, Schedule, named
+from ..schedule.contract import PLAIN, Contract
 from ..schedule.pipelines import ARCHS, DEVICES, PIPELINES, lower
 
 TARGETS = tuple(PIPELINES)
@@ -33,7 +34,7 @@ SHORT = {"gated_delta_rule": "gdn"}
 class Build:
     """What to generate. chunk: tokens of a chunk; head_dim_k, head_dim_v: K and V; schedule: a name or a Schedule; heads: H
     and HV compiled in (pto), None for kernels that take them at run time; arch: the one architecture to build for ("sm_90a" of
-    tilelang), "" for text that runs on any."""
+    tilelang), "" for text that runs on any; contract: what callers pass."""
 
     target: str
     chunk: int = 64
@@ -45,6 +46,7 @@ class Build:
     head_dim_v: int = 128
     heads: Heads = None
     arch: str = ""
+    contract: Contract = PLAIN
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("target", self.target, TARGETS), ("chunk", self.chunk, CHUNKS),
@@ -90,6 +92,8 @@ class Build:
             parts.append(self.plan.launch)
         if self.heads:
             parts.append(heads_tag(self.heads))
+        if self.contract != PLAIN:
+            parts.append(self.contract.tag)
         if self.arch:
             parts.append(self.arch.replace("_", ""))
         return "_".join(parts)
@@ -101,7 +105,7 @@ class Build:
 
 def lowered(b: Build) -> Program:
     """The program that `b`'s emitter prints."""
-    return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch)
+    return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract)
 
 
 @lru_cache(maxsize=1)
@@ -137,6 +141,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
                + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
                + (f" --partition {b.plan.partition}" if b.plan.partition else "")
                + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else "")
+               + (f" --accept {b.contract}" if b.contract != PLAIN else "")
                + (f" --arch {b.arch}" if b.arch else ""))
     return {"command": command, "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
             "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "sizes": b.sizes, "name": b.name, "heads": b.heads,

@@ -16,6 +16,7 @@ from .assign import assign
 from .channels import channels
 from .check import check
 from .check_rings import check_rings
+from .contract import PLAIN, Contract
 from .cut import cut
 from .decompose import decompose
 from .feed import feed
@@ -42,18 +43,18 @@ from .vectorise import vectorise
 
 @dataclass(frozen=True)
 class Context:
-    """What passes may ask about: the schedule, the device, extents of C, K, V, and the caller's dtype."""
+    """What passes may ask about: the schedule, the device, extents of C, K, V, the caller's dtype, and what callers pass."""
 
     schedule: Schedule
     device: Device
     sizes: tuple[tuple[str, int], ...]
     dtype: str
+    contract: Contract = PLAIN
 
     @property
     def cores(self) -> Cores:
         assert isinstance(self.device, Cores), f"{self.device.name} has one agent"
         return self.device
-
 
     @property
     def groups(self) -> Groups:
@@ -127,10 +128,11 @@ ARCHS: dict[tuple[str, str], tuple[tuple[tuple[str, Pass], ...], Device]] = {("t
 observers: list[Callable[[str, Program, Program, Context], None]] = []
 
 
-def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dtype: str, arch: str = "") -> Program:
+def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dtype: str, arch: str = "",
+          contract: Contract = PLAIN) -> Program:
     """A traced program, lowered for `target` (and one architecture of it) by its pipeline; every stage is verified."""
     passes, device = ARCHS[target, arch] if arch else (PIPELINES[target], DEVICES[target])
-    c = Context(schedule.adapted(p), device, tuple(sizes.items()), dtype)
+    c = Context(schedule.adapted(p), device, tuple(sizes.items()), dtype, contract)
     p = verify(replace(p, dims=c.sizes))
     for name, run in passes:
         before, p = p, verify(run(p, c))

@@ -1,0 +1,99 @@
+"""How a caller's memory holds what the page computes with. The default is the page's own form, and costs nothing."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+#: How an input comes, where not as the page has it.
+FORMS = ("linear", "raw", "sigmoid", "twice_sigmoid", "l2norm")
+DTYPES = ("float32", "float16", "bfloat16")
+STATE_WORDS = ("vk", *DTYPES, "pool", "in_place", "checkpoints")
+
+
+class ContractError(ValueError):
+    """A contract that names what there is not."""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What callers pass. A build is for one contract; its kernels do what the contract asks and nothing else.
+
+    inputs: (input's name, form): "linear" (a gate as the factor exp(g)), "raw" (a gate before -exp(A_log) softplus(x + dt_bias)),
+      "sigmoid" and "twice_sigmoid" (the page has that of what comes), "l2norm" (rows that the kernel normalises).
+    dtypes: (input's name, dtype) of inputs of one number a token and head; float32 where not named.
+    state: "kv" or "vk", the order of dims of the states in memory; state_dtype: theirs.
+    pool: states lie in slots that `state_indices` names, one a sequence; -1 skips a sequence.
+    in_place: the final state takes the initial one's place.
+    checkpoints: the state is stored every so many chunks, too.
+    strided: inputs whose last dim is contiguous are read where they lie, by strides passed at run time.
+    """
+
+    inputs: tuple[tuple[str, str], ...] = ()
+    dtypes: tuple[tuple[str, str], ...] = ()
+    state: str = "kv"
+    state_dtype: str = "float32"
+    pool: bool = False
+    in_place: bool = False
+    checkpoints: bool = False
+    strided: bool = False
+
+    def __post_init__(self) -> None:
+        for field, pairs, accepted in (("inputs", self.inputs, FORMS), ("dtypes", self.dtypes, DTYPES)):
+            for name, value in pairs:
+                if value not in accepted:
+                    raise ContractError(f"{field}: got {name}={value!r}; accepted: {', '.join(accepted)}")
+            if list(pairs) != sorted(dict(pairs).items()):
+                raise ContractError(f"{field}: got {pairs}; accepted: each name once, in order")
+        if self.state not in ("kv", "vk"):
+            raise ContractError(f"state: got {self.state!r}; accepted: kv, vk")
+        if self.state_dtype not in DTYPES:
+            raise ContractError(f"state_dtype: got {self.state_dtype!r}; accepted: {', '.join(DTYPES)}")
+
+    def form(self, name: str) -> str:
+        """How the input called `name` comes; "" where as the page has it."""
+        return dict(self.inputs).get(name, "")
+
+    def dtype(self, name: str) -> str:
+        return dict(self.dtypes).get(name, "float32")
+
+    def __str__(self) -> str:
+        """What `parse` reads: "beta=sigmoid,g=raw/float16,state=vk/bfloat16/pool,strided"."""
+        names = sorted(dict(self.inputs) | dict(self.dtypes))
+        words = {n: [x for x in (self.form(n), dict(self.dtypes).get(n, "")) if x] for n in names}
+        states = [self.state] * (self.state != "kv") + [self.state_dtype] * (self.state_dtype != "float32")
+        states += [x for x in ("pool", "in_place", "checkpoints") if getattr(self, x)]
+        if states:
+            words["state"] = states
+        return ",".join([*(f"{n}={'/'.join(x)}" for n, x in words.items()), *["strided"] * self.strided])
+
+    @property
+    def tag(self) -> str:
+        """What tells builds apart in names."""
+        return str(self).replace("=", "").replace("/", "").replace(",", "_").replace("in_place", "inplace")
+
+    @classmethod
+    def parse(cls, text: str) -> Contract:
+        """The contract that `str` gives as `text`."""
+        inputs: dict[str, str] = {}
+        dtypes: dict[str, str] = {}
+        fields: dict[str, Any] = {}
+        for item in filter(None, text.split(",")):
+            name, _, words = item.partition("=")
+            for word in words.split("/") if words else [""]:
+                own = name not in ("", "state", "strided")
+                if (item, word) == ("strided", ""):
+                    fields["strided"] = True
+                elif name == "state" and word in STATE_WORDS:
+                    field = "state" if word == "vk" else "state_dtype" if word in DTYPES else word
+                    fields[field] = word if field in ("state", "state_dtype") else True
+                elif own and word in FORMS:
+                    inputs[name] = word
+                elif own and word in DTYPES:
+                    dtypes[name] = word
+                else:
+                    raise ContractError(f"accept: got {item!r}; accepted: INPUT={'|'.join((*FORMS, *DTYPES))}, "
+                                        f"state={'|'.join(STATE_WORDS)}, strided")
+        return cls(tuple(sorted(inputs.items())), tuple(sorted(dtypes.items())), **fields)
+
+
+PLAIN = Contract()
