@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..schedule import Schedule, ScheduleError, named
+from ..schedule.contract import PLAIN, Contract
 from ..schedule.pipelines import ARCHS
 from .build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, TARGETS, Build, lowered
 from .targets import choose
@@ -41,7 +42,7 @@ def units(device: torch.device) -> int:
 
 @lru_cache(maxsize=1024)
 def build(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple[int, int], head_dim_k: int, head_dim_v: int,
-          target: str, chunk_size: int, layout: str, schedule: str | Schedule | None, few: bool) -> Build:
+          target: str, chunk_size: int, layout: str, schedule: str | Schedule | None, few: bool, contract: Contract = PLAIN) -> Build:
     """The build of a key."""
     if dtype not in _NAMES:
         raise ValueError(f"q: got {dtype}; accepted: {', '.join(map(str, _NAMES))}")
@@ -53,7 +54,7 @@ def build(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple
         raise ValueError(f"layout: got {layout!r}; accepted: {', '.join(LAYOUTS)}")
     target = choose(device.type) if target == "auto" else target
     b = Build(target, chunk_size, layout, algorithm, schedule or DEFAULT_SCHEDULE, _NAMES[dtype], head_dim_k, head_dim_v,
-              heads if target == "pto" else None)
+              heads if target == "pto" else None, contract=contract)
     arch = architecture(device) if schedule is None else ""
     if (target, arch) in ARCHS:
         plan = replace(named(DEFAULTS[arch]), partition="decay") if few else DEFAULTS[arch]
@@ -65,7 +66,7 @@ def build(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple
 
 
 def key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
-        schedule: str | Schedule | None, sequences: int | None = None) -> tuple[Any, ...]:
+        schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> tuple[Any, ...]:
     """What a build depends on: among them, whether twice as many walks find room on the GPU."""
     for name, x in (("q", q), ("v", v)):
         if not isinstance(x, torch.Tensor) or x.ndim != 4:
@@ -74,11 +75,11 @@ def key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_siz
     at = 2 if layout == "bthd" else 1
     heads = (q.shape[at], v.shape[at])
     few = 2 * (sequences or q.shape[0]) * heads[1] <= units(q.device)
-    return algorithm, q.dtype, q.device, heads, q.shape[3], v.shape[3], target, chunk_size, layout, schedule, few
+    return algorithm, q.dtype, q.device, heads, q.shape[3], v.shape[3], target, chunk_size, layout, schedule, few, contract
 
 
 def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
-              schedule: str | Schedule | None, sequences: int | None = None) -> Build:
+              schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> Build:
     """The build that serves these tensors, a batch of rows or so many packed sequences. Without a schedule, the one for
     their GPU's architecture where it fits, in parts where sequences and heads fill half of it at most."""
-    return build(*key(algorithm, q, v, target, chunk_size, layout, schedule, sequences))
+    return build(*key(algorithm, q, v, target, chunk_size, layout, schedule, sequences, contract))
