@@ -362,6 +362,12 @@ def row_sum(w: _Kernel, o: Op, x: Text) -> Text:
     return Text(f"tl.sum({x}, axis=1)")
 
 
+@rule("diagonal")
+def diagonal(w: _Kernel, o: Op, x: Text) -> Text:
+    i, j = (w.index(d, axis, 2) for axis, d in enumerate(w.type[o.args[0]].dims))
+    return Text(f"tl.sum(tl.where({i} == {j}, {x}, 0.0), axis=1)")
+
+
 def _keep(w: _Kernel, o: Op) -> str:
     assert o.type is not None
     (i, j), size = (w.index(d, axis, 2) for axis, d in enumerate(o.type.dims)), o.attr("size", 0)

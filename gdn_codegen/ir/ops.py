@@ -145,6 +145,10 @@ def _row_sum(attrs: Attrs, *args: Tile) -> Tile:
     return Tile((args[0].dims[0],), args[0].dtype)
 
 
+def _diagonal(attrs: Attrs, *args: Tile) -> Tile:
+    return Tile((_square("diagonal")(attrs, *args).dims[0],), args[0].dtype)
+
+
 def _matrix(kind: str) -> Callable[..., Tile]:
     def rule(attrs: Attrs, *args: Tile) -> Tile:
         _arity(kind, 1, args)
@@ -288,6 +292,7 @@ op("quad", "a tile of four: upper left, upper right, lower left, lower right", _
    lambda attrs, a, b, c, d: torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)]), attrs=("dims",))
 op("last", "row C - 1", _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:])
 op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1))
+op("diagonal", "entry i of each row i", _diagonal, lambda attrs, x: x.diagonal())
 op("lower", "entries on and below the diagonal; the others become `fill`", _square("lower"), _masked("lower"),
    elementwise=True, attrs=("fill",))
 op("strictly_lower", "entries below the diagonal; the others become `fill`", _square("strictly_lower"),

@@ -135,7 +135,7 @@ class _Kernel:
         tall = [a for a in o.args if self.env[a].dims[:1] == ("C",)]
         if o.kind == "valid":
             return not o.attr("given")
-        if o.kind in ("neg", "cast", "col", "row", "row_norm", "row_sum", "move", "strictly_lower", "expand"):
+        if o.kind in ("neg", "cast", "col", "row", "row_norm", "row_sum", "diagonal", "move", "strictly_lower", "expand"):
             return z[0]
         if o.kind == "lower":
             return z[0] and not o.attr("fill")

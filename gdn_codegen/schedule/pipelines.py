@@ -19,6 +19,7 @@ from .check_rings import check_rings
 from .contract import PLAIN, Contract
 from .cut import cut
 from .decompose import decompose
+from .diagonal import diagonal
 from .feed import feed
 from .forget import forget
 from .groups import groups
@@ -76,6 +77,7 @@ FRONT: tuple[tuple[str, Pass], ...] = (
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes))),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
+    ("diagonal", lambda p, c: diagonal(p, c.dtype)),
     ("precision", lambda p, c: precision(p, c.schedule, c.dtype)),
     ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device.solves)),
     ("accumulate", lambda p, c: accumulate(p)),
@@ -106,7 +108,7 @@ GROUPS: tuple[tuple[str, Pass], ...] = (
 )
 CORES: tuple[tuple[str, Pass], ...] = (
     *(("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, block=c.schedule.inverse_block)) if name == "decompose" else
-      (name, run) for name, run in FRONT),
+      (name, run) for name, run in FRONT if name != "diagonal"),
     ("heads", lambda p, c: heads(p, c.cores)),
     ("vectorise", lambda p, c: vectorise(p)),
     ("assign", lambda p, c: assign(p, c.device)),

@@ -35,7 +35,7 @@ rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decomp
 
 WIDTH = 120
 #: Ops whose rules write lines; those of the others give an expression.
-STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "move", "load", "store", "wait", "reach", "leave")
+STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move", "load", "store", "wait", "reach", "leave")
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",

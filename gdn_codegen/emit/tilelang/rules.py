@@ -33,6 +33,14 @@ def helper(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"t.{o.kind}({_storage(w, o, x)}, {w.name(o.buffer)})")
 
 
+@rule("diagonal")
+def diagonal(w: KernelWriter, o: Op, x: Value) -> None:
+    i, j = w.loop(x.dims)
+    w.line(f"if {i} == {j}:")
+    w.line(f"    {w.name(o.buffer)}[{i}] = {x.at(i, j)}")
+    w.end(x.dims)
+
+
 @rule("diag_inverse")
 def diag_inverse(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"t.diag_inverse({_storage(w, o, x)}, {w.name(o.buffer)}, {o.attr('size')})")

@@ -1,0 +1,41 @@
+"""diagonal: sums of squares that a product has already. Requires stage "cut"; keeps it.
+
+row_sum(x * x) is the diagonal of x @ x.T, so a kernel that computes that product need not read x again for it. Only in 16 bit:
+there both are exact up to the sum, while matrix units may round float32 operands.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.builder import Body
+from ..ir.core import Kernel, Op, Program, walk
+from .tools import rebuild_kernel
+
+
+def diagonal(p: Program, dtype: str) -> Program:
+    """`p` without sums of squares that stand on the diagonal of a product."""
+    if dtype == "float32":
+        return p
+    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Squares(k)) for k in p.kernels))
+
+
+class _Squares:
+    def __init__(self, k: Kernel) -> None:
+        defs = {o.out: o for o in walk(k.body)}
+        squares = {o.out: o.args[0] for o in defs.values() if o.kind == "mul" and o.args[0] == o.args[1]}
+        #: x -> the values that are row_sum(x * x), once x @ x.T is there.
+        self.sums: dict[str, list[str]] = {}
+        for o in defs.values():
+            if o.kind == "row_sum" and o.args[0] in squares:
+                self.sums.setdefault(squares[o.args[0]], []).append(o.out)
+        self.found: dict[str, str] = {}
+
+    def __call__(self, o: Op, b: Body) -> str | None:
+        if o.out in self.found:
+            return self.found[o.out]
+        x = o.args[0] if o.args else ""
+        if o.kind == "matmul" and o.args == (x, x) and o.attr("tb") and not o.attr("ta") and x in self.sums:
+            b.copy(o)
+            self.found |= dict.fromkeys(self.sums.pop(x), b.op("diagonal", o.out, line=o.line))
+            return o.out
+        return None
