@@ -167,11 +167,12 @@ class Interpreter:
         attrs = dict(o.attrs)
         if attrs.get("ahead"):
             at = replace(at, chunk=at.chunk + attrs["ahead"], turn=at.turn + attrs["ahead"])
-            if at.chunk * sizes["C"] >= self.problem.lengths[at.seq]:  # no such chunk, and nobody may read its values
-                if o.out:
-                    assert o.type is not None
-                    env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))
-                return
+        past = attrs.get("ahead") and at.chunk * sizes["C"] >= self.problem.lengths[at.seq]
+        if past or (attrs.get("own") and at.chunk < self.own(at, sizes)):  # it does nothing, and nobody may read its value
+            if o.out:
+                assert o.type is not None
+                env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))
+            return
         if o.kind == "load" and o.args and env[o.args[0]] >= 0:
             assert o.type is not None
             env[o.out] = env[o.args[1]] if o.args[1:] else torch.zeros(o.type.shape(sizes), dtype=self.dtype(o.type.dtype))

@@ -35,6 +35,8 @@ class OpDef:
 OPS: dict[str, OpDef] = {}
 #: What any op may have: it works for the chunk so many turns after its own, and does nothing where there is none.
 AHEAD = "ahead"
+#: And: it does nothing in turns before those of the walk's own part.
+OWN_PART = "own"
 
 
 def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
@@ -46,7 +48,7 @@ def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
     """The result type of `kind` on operands of types `args`."""
     if kind not in OPS:
         raise TypeRuleError(f"op {kind!r} is unknown; the table ir/ops.py has {', '.join(OPS)}")
-    extra = set(attrs) - {*OPS[kind].attrs, AHEAD}
+    extra = set(attrs) - {*OPS[kind].attrs, AHEAD, OWN_PART}
     if extra:
         raise TypeRuleError(f"{kind}: attribute {', '.join(sorted(extra))} is unknown; it takes "
                             f"{', '.join(OPS[kind].attrs) or 'none'}")

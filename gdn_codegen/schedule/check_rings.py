@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 
 from ..devices import Cores, Groups
 from ..ir.core import Kernel, Op, Program, loops, walk
+from ..ir.ops import OWN_PART
 from ..ir.printer import op_text
 from .check import RaceError
 from .machine import Clocks
 
 BARRIER = "barrier"  # the space of barriers: a buffer's shape is how many threads arrive
 TURNS = 8  # more than twice the slots of any ring
+EARLY = (0, 1, 2, 3, 4)  # turns before a walk's own part: either parity of each ring's turns, more and less than its slots
 THREADS = "threads"
 
 
@@ -28,7 +30,9 @@ def check_rings(p: Program, device: Groups) -> Program:
     """`p` itself."""
     for k in p.kernels:
         if k.agents:
-            _Check(p, k, device).run()
+            early = any(o.attr(OWN_PART) for o in walk(k.body))
+            for n in EARLY if early else (0,):
+                _Check(p, k, device, n).run()
     return p
 
 
@@ -73,8 +77,8 @@ class _Write:
 
 
 class _Check:
-    def __init__(self, p: Program, k: Kernel, device: Groups) -> None:
-        self.p, self.k, self.device = p, k, device
+    def __init__(self, p: Program, k: Kernel, device: Groups, early: int) -> None:
+        self.p, self.k, self.device, self.early = p, k, device, early
         self.reads, self.buffers = reads(k), {b.name: b for b in k.buffers}
         self.home = {o.out: o.buffer for o in walk(k.body) if o.buffer}
         self.holder = {o.buffer: o.agent for o in walk(k.body) if o.buffer}
@@ -92,7 +96,8 @@ class _Check:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
-        todo = {a: [(turn, o) for turn in range(TURNS) for o in self.loop.body if isinstance(o, Op) and o.agent == a]
+        todo = {a: [(turn, o) for turn in range(self.early + TURNS) for o in self.loop.body
+                    if isinstance(o, Op) and o.agent == a and not (turn < self.early and o.attr(OWN_PART))]
                 for a in self.device.groups}
         while any(todo.values()):
             moved = False
@@ -127,6 +132,7 @@ class _Check:
     def phase(self, turn: int, o: Op) -> tuple[_Phases, int]:
         """The barrier that `o` means, and how many phases of its slot go before the turn's."""
         x = self.buffers[o.attr("channel")]
+        turn -= self.early * bool(o.attr(OWN_PART))
         return self.phases[x.name, turn % x.slots], turn // x.slots
 
     def wait(self, turn: int, o: Op, pipe: int) -> bool:

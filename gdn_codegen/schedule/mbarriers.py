@@ -4,7 +4,7 @@ Each ring has two barriers a slot: ready, on which its producer's threads arrive
 its readers' threads arrive once they are done. Rings with the same producer, readers and slots share them. A reader waits
 before its first read and arrives after its last; the producer waits, `slots` turns back, before its first write. Where a
 product or a store to tokens reads what threads wrote, a fence comes before they arrive: loads of tokens count, since threads
-fill up the last chunk of a sequence.
+fill up the last chunk of a sequence. Barriers of rings that only the walk's own part fills count its turns.
 
 What the rest orders already goes: a wait, an arrival or a barrier without which `check_rings` still proves the kernel.
 """
@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from ..devices import Groups
 from ..ir.core import Buffer, Kernel, Loop, Op, Program, loops
+from ..ir.ops import OWN_PART
 from .check import RaceError
 from .check_rings import BARRIER, by_threads, by_units, check_rings, reads
 from .tools import walks
@@ -41,7 +42,7 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
     copied: dict[int, dict[str, str]] = {}  # load -> where its copy arrives
     barriers = []
     for (producer, consumers, n), writes in groups.items():
-        names = {o.out for o in writes}
+        names, own = {o.out for o in writes}, {OWN_PART: True} if all(o.attr(OWN_PART) for o in writes) else {}
         ready, free = (f"{writes[0].out}_{x}" for x in ("ready", "free"))
         barriers += [Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n),
                      Buffer(free, BARRIER, (sum(count[c] for c in consumers),), "uint64", slots=n)]
@@ -51,16 +52,16 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
                 if p.tensor(o.attr("tensor")).index == "token" and o.type is not None and o.type.rank == 2:
                     copied[id(o)]["tail"] = f"{o.out}_tail"
                     barriers.append(Buffer(f"{o.out}_tail", BARRIER, (count[producer],), "uint64"))
-        before.setdefault(id(writes[0]), []).append(_sync("wait", producer, channel=free, back=n))
+        before.setdefault(id(writes[0]), []).append(_sync("wait", producer, channel=free, back=n, **own))
         users = [r for r in ops if read[id(r)] & names]
         fenced = {o.out for o in writes if by_threads(p, o)}
         if any(by_units(p, r) and read[id(r)] & fenced for r in users):
-            after.setdefault(id(writes[-1]), []).append(_sync("fence", producer))
-        after.setdefault(id(writes[-1]), []).append(_sync("signal", producer, channel=ready))
+            after.setdefault(id(writes[-1]), []).append(_sync("fence", producer, **own))
+        after.setdefault(id(writes[-1]), []).append(_sync("signal", producer, channel=ready, **own))
         for c in consumers:
             mine = [r for r in users if r.agent == c]
-            before.setdefault(id(mine[0]), []).append(_sync("wait", c, channel=ready))
-            after.setdefault(id(mine[-1]), []).append(_sync("signal", c, channel=free))
+            before.setdefault(id(mine[0]), []).append(_sync("wait", c, channel=ready, **own))
+            after.setdefault(id(mine[-1]), []).append(_sync("signal", c, channel=free, **own))
 
     def body() -> Iterable[Op]:
         for o in ops:

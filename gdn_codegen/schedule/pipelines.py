@@ -20,6 +20,7 @@ from .contract import PLAIN, Contract
 from .cut import cut
 from .decompose import decompose
 from .diagonal import diagonal
+from .early import early
 from .feed import feed
 from .forget import forget
 from .groups import groups
@@ -98,6 +99,7 @@ GROUPS: tuple[tuple[str, Pass], ...] = (
     *FRONT,
     ("turn", lambda p, c: turn(p, c.schedule)),
     ("assign", lambda p, c: groups(_others(p, assign, c.device), c.groups)),
+    ("early", lambda p, c: early(p, c.schedule)),
     ("operands", lambda p, c: _others(p, operands, c.device)),
     ("place", lambda p, c: rings(_others(p, place, c.device), c.schedule, c.groups)),
     ("storage", lambda p, c: storage(p)),

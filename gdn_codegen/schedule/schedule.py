@@ -13,6 +13,7 @@ STATES = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
 ORDERS = ("page", "list")
 PREFETCHES = ("no", "operands", "loads", "all")
+EARLY = ("all", "state")
 PARTITIONS = (None, "exact", "decay")
 
 
@@ -50,6 +51,7 @@ class Schedule:
 
     Where warp groups share work (an architecture such as sm_90a):
     stages: turns that loads may run ahead of those who read them.
+    early: what a part's walk computes in the chunks before its own: "all" that it does in its own, or the "state" alone.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Schedule:
     l0_slots: int = 2
     state: str = "kv"
     stages: int = 2
+    early: str = "all"
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("form", self.form, FORMS), ("inverse", self.inverse, INVERSES),
@@ -77,7 +80,8 @@ class Schedule:
                                        ("order", self.order, ORDERS), ("lanes", self.lanes, (1, 2)),
                                        ("prefetch", self.prefetch, PREFETCHES),
                                        ("channel_slots", self.channel_slots, (1, 2)), ("l0_slots", self.l0_slots, (1, 2)),
-                                       ("state", self.state, STATES), ("stages", self.stages, (1, 2, 3))):
+                                       ("state", self.state, STATES), ("stages", self.stages, (1, 2, 3)),
+                                       ("early", self.early, EARLY)):
             if value not in accepted:
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
         names = [n for group in self.kernels for n in group]

@@ -63,6 +63,8 @@ hopper = pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_devi
 #: What a schedule of warp groups may be: ring lengths, blocks of V, sizes of 64.
 GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
           "f16-parts": Build("tilelang", schedule=replace(SCHEDULES["walk"], partition="decay"), arch="sm_90a"),
+          "f16-early": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walkstate", partition="decay", early="state"),
+                             arch="sm_90a"),
           "bf16-bhtd": Build("tilelang", layout="bhtd", schedule="walk", dtype="bfloat16", arch="sm_90a"),
           "stages": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk3", stages=3), arch="sm_90a"),
           "columns": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk64", v_block=64), arch="sm_90a"),

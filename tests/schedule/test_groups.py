@@ -2,11 +2,14 @@
 from dataclasses import replace
 
 import pytest
-from reference import in_form
+import torch
+from reference import expected, in_form, problem, rms_error
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.core import Loop, loops, walk
+from gdn_codegen.ir.interpret import Interpreter, Problem
+from gdn_codegen.ir.ops import OWN_PART
 from gdn_codegen.schedule import Schedule, ScheduleError, named, pipelines
 from gdn_codegen.schedule.check import RaceError
 from gdn_codegen.schedule.check_rings import check_rings
@@ -18,7 +21,7 @@ SYNC = ("wait", "signal", "fence")
 OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk")
 #: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
 PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
-         "own": OWN}
+         "own": OWN, "early": replace(named("walk"), partition="decay", early="state")}
 
 
 def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16"):
@@ -28,7 +31,7 @@ def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16"):
 
 
 def walker(p):
-    (k,) = (k for k in p.kernels if k.grid == "sequences")
+    (k,) = (k for k in p.kernels if k.agents)
     return k
 
 
@@ -204,3 +207,50 @@ def test_too_much_shared_memory_is_an_error(monkeypatch):
     monkeypatch.setitem(pipelines.ARCHS, ("tilelang", "sm_90a"), (pipelines.GROUPS, small))
     with pytest.raises(ScheduleError, match=r"shared has 131072 bytes, \d+ are needed: .*; fewer stages need less"):
         lowered(sizes={"C": 64, "K": 128, "V": 128})
+
+
+# --- turns before a walk's own part ----------------------------------------------------------------------------------
+def test_early_turns_leave_out_what_leads_to_no_state():
+    own = {o.out or (o.kind, o.attr("channel")) for o in inside(lowered("early")) if o.attr(OWN_PART)}
+    assert {"q", "q_k", "q_S", "add_mul", "mul_h_s", "o_h_s"} <= own
+    assert not own & {"k", "v", "Tb", "G", "k_S", "U0", "S_next", "exp_G_s", ("wait", "k_ready"), ("signal", "k_free")}
+    assert {c for o in own if isinstance(o, tuple) and (c := o[1])} == {"o_h_s_ready", "o_h_s_free"}
+    assert not any(o.attr(OWN_PART) for o in inside(lowered(replace(PLANS["early"], early="all"))))
+
+
+@pytest.mark.parametrize("early", ["all", "state"])
+def test_early_turns_do_not_change_what_comes_out(early):
+    """Stage by stage, what early turns leave out being NaN; short parts, gates that forget a chunk and a half."""
+    x = problem([9 * 64 + 5, 64, 0], 1, 2, 64, 64, torch.float32, gate=-0.2)
+    want, seen = expected(x), []
+    given = {**{n: x[n] for n in ("q", "k", "v", "g", "beta")}, "initial_state": x["S"]}
+
+    def see(name, before, p, c):
+        if name in ("partition", "early", "synchronise"):
+            i = Interpreter(p, Problem(x["lengths"], 1, 2, 2), {"scale": x["scale"]}, exact=True)
+            got = i.run({t.name: given[t.name] for t in p.role("input")})
+            seen.append((name, rms_error(got["o"], want[0]), rms_error(got["final_state"], want[1])))
+            assert (i.memory["S_early"] > 0).any()
+    pipelines.observers.append(see)
+    try:
+        lowered(replace(PLANS["early"], early=early))
+    finally:
+        pipelines.observers.remove(see)
+    assert [n for n, *_ in seen] == ["partition", "early", "synchronise"]
+    assert all(max(e) < 1e-4 for _, *e in seen), seen
+
+
+def test_a_value_that_the_state_needs_cannot_be_left_out():
+    """The proof knows how many turns are early: a ring filled in own turns only, read in all of them."""
+    p = lowered("early")
+    for lost in ("k", "exp_G_s"):
+        ops = [replace(o, attrs=(*o.attrs, (OWN_PART, True))) if o.out == lost else o for o in inside(p)]
+        with pytest.raises(RaceError, match=lost):
+            check_rings(with_body(p, ops), SM_90A)
+
+
+def test_barriers_of_own_turns_count_those():
+    p = lowered("early")
+    ops = [replace(o, attrs=tuple(a for a in o.attrs if a[0] != OWN_PART)) if o.kind == "wait" else o for o in inside(p)]
+    with pytest.raises(RaceError):
+        check_rings(with_body(p, ops), SM_90A)

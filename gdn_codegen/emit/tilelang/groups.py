@@ -4,6 +4,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from ...ir.core import Agent, Buffer
+from ...ir.ops import OWN_PART
 from ...ir.types import Dim, Tensor
 from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, walk
 from .kernel import STATEMENTS, KernelWriter, Value, element
@@ -22,6 +23,7 @@ class GroupsWriter(KernelWriter):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
+        self.whole_chunks = False  # in turns before those of the walk's own part
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
 
     @property
@@ -29,8 +31,12 @@ class GroupsWriter(KernelWriter):
         """How many turns the walk has made."""
         return "turn" if self.k.grid == "parts" else "chunk"
 
-    def slot(self, x: Buffer) -> str:
-        return f"{self.turn} % {x.slots}" if x.slots > 1 else "0"
+    def slot(self, x: Buffer, own: bool = False) -> str:
+        """The slot of this turn; `own`: of the turns of the walk's own part."""
+        return f"{self.counted(own)} % {x.slots}" if x.slots > 1 else "0"
+
+    def counted(self, own: bool) -> str:
+        return "(chunk - first)" if own else self.turn
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
         x = self.buffers[buffer]
@@ -70,16 +76,30 @@ class GroupsWriter(KernelWriter):
     def walk(self, lp: Loop) -> None:
         for c in lp.carried:
             self.env[c.name] = self.env[c.result] = self.stored(c.type.dims, c.name)
+        self.use("length")
+        if self.k.grid != "parts":
+            self.turns("for chunk in T.serial(T.ceildiv(length, C)):", lp.body)
+            return
+        begin = self.use("begin")
+        always = tuple(s for s in lp.body if isinstance(s, Op) and not s.attr(OWN_PART))
+        if len(always) < len(lp.body):
+            if any(s.agent == self.agent.name for s in always):
+                self.whole_chunks = True
+                self.turns(f"for turn in T.serial(first - {begin}):", always)
+                self.whole_chunks = False
+            self.turns(f"for turn in T.serial(first - {begin}, stop - {begin}):", lp.body)
+        else:
+            self.turns(f"for turn in T.serial(stop - {begin}):", lp.body)
+
+    def turns(self, head: str, body: tuple[Stmt, ...]) -> None:
+        """A loop over chunks."""
+        self.w.line = 0
         first = len(self.w.lines)
         self.w.indent += 1
-        self.body(lp.body)
+        self.body(body)
         self.w.indent -= 1
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
-        self.use("length")
-        if self.k.grid == "parts":
-            self.w(f"for turn in T.serial(stop - {self.use('begin')}):")
-        else:
-            self.w("for chunk in T.serial(T.ceildiv(length, C)):")
+        self.w(head)
         self.w.indent += 1
         self.w(*["chunk = begin + turn"] * (self.k.grid == "parts"), *self.chunk())
         self.w.indent -= 1
@@ -144,14 +164,15 @@ class GroupsWriter(KernelWriter):
 @rule("wait")
 def wait(w: GroupsWriter, o: Op) -> None:
     x = w.buffers[o.attr("channel")]
-    turns = f"{w.turn} // {x.slots}" if x.slots > 1 else w.turn
-    w.line(f"T.barrier_wait({x.name}[{w.slot(x)}], {f'({turns} + 1)' if o.attr('back') else turns} % 2)")
+    own = o.attr(OWN_PART, False)
+    turns = f"{w.counted(own)} // {x.slots}" if x.slots > 1 else w.counted(own)
+    w.line(f"T.barrier_wait({x.name}[{w.slot(x, own)}], {f'({turns} + 1)' if o.attr('back') else turns} % 2)")
 
 
 @rule("signal")
 def signal(w: GroupsWriter, o: Op) -> None:
     x = w.buffers[o.attr("channel")]
-    w.line(f"T.barrier_arrive({x.name}[{w.slot(x)}])")
+    w.line(f"T.barrier_arrive({x.name}[{w.slot(x, o.attr(OWN_PART, False))}])")
 
 
 @rule("fence")
@@ -177,7 +198,7 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
         return
     x = w.buffers[channel]
     copy = f"T.tma_copy({w.tile(t)}, {w.whole(o.buffer)}, barrier="
-    if not tail:
+    if not tail or w.whole_chunks:
         w.line(f"{copy}{x.name}[{w.slot(x)}])")
         return
     w.line(f"if {w.use('rows')} >= C:")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir.core import Buffer
+from ...ir.ops import OWN_PART
 from ...ir.types import Dim, Tensor
 from ..base import (
     EmitError,
@@ -168,7 +169,7 @@ class KernelWriter:
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "(first + span) * C >= length")
             if o.attr("later") and self.part == "part":
                 out.append("(first + span) * C < length")
-            if o.kind == "store" and t.index in ("token", "slot") and self.early:
+            if o.kind == "store" and t.index in ("token", "slot") and self.early and not o.attr(OWN_PART):
                 out.append("chunk >= first")
         return out
 
