@@ -35,6 +35,8 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
                    help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
     p.add_argument("--partition", default=None, choices=PARTITIONS[1:],
                    help="a long sequence in parts that run side by side (default: whole)")
+    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
+                   help="a field of the schedule, as lanes=1; may be given again")
     p.add_argument("--dtype", default="float16", choices=DTYPES, help="of q, k, v and o (default: float16)")
     p.add_argument("--head-dim-k", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="K (default: 128)")
     p.add_argument("--accept", default="", metavar="WORDS",
@@ -52,7 +54,7 @@ def _heads_option(p: argparse.ArgumentParser) -> None:
 def _builds(a: argparse.Namespace) -> list[Build]:
     targets = TARGETS if a.target == "all" else (a.target,)
     schedule = named(a.schedule or DEFAULTS.get(a.arch, DEFAULT_SCHEDULE))
-    schedule = replace(schedule, launch=a.launch, partition=a.partition, **_fields(getattr(a, "set", [])))
+    schedule = replace(schedule, launch=a.launch, partition=a.partition, **_fields(a.set))
     heads = _heads(a.heads) if getattr(a, "heads", None) else None
     contract = Contract.parse(a.accept)
     return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v, heads, a.arch, contract)
@@ -243,8 +245,6 @@ def parser() -> argparse.ArgumentParser:
     for flag, text in (("--json", "the figures as JSON"), ("--trace", "a Chrome trace (pto)"),
                        ("--plot", "PNG: a timeline (pto), or time against length, roofline, where the time goes (GPU)")):
         p.add_argument(flag, metavar="FILE", help=f"write {text}")
-    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
-                   help="a field of the schedule, as lanes=1; may be given again")
     p.add_argument("--detail", action="store_true", help="pto: each stage's instructions; GPU: peers' kernels too")
     p.set_defaults(run=bench)
     sub.add_parser("doctor", help="which targets run here, and what is missing for the rest").set_defaults(run=doctor)

@@ -21,7 +21,7 @@ def _loaded(*wanted: Any) -> Callable[..., Any]:
 def chunk_gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
                            scale: float | None = None, initial_state: torch.Tensor | None = None,
                            output_final_state: bool = False, cu_seqlens: torch.Tensor | None = None, *,
-                           target: str = "auto", chunk_size: int = 64, layout: str = "bthd",
+                           target: str = "auto", chunk_size: int | None = None, layout: str = "bthd",
                            schedule: str | Schedule | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Gated DeltaNet prefill (arXiv:2412.06464): o and the final state.
 

@@ -1,7 +1,7 @@
 """A build: options -> name and text of a generated module."""
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ..emit.base import Heads, KernelText, heads_tag
 from ..ir.builder import Algorithm
 from ..ir.core import Program, walk
 from ..ir.types import Tensor
-from ..schedule import SCHEDULES, Schedule, named
+from ..schedule import Schedule, changes, named
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.pipelines import ARCHS, DEVICES, PIPELINES, lower
 
@@ -84,10 +84,12 @@ class Build:
             parts.append(f"k{self.head_dim_k}v{self.head_dim_v}")
         if self.dtype != "float16":
             parts.append({"bfloat16": "bf16", "float32": "f32"}[self.dtype])
-        if replace(self.plan, launch="kernels", partition=None) != SCHEDULES[DEFAULTS.get(self.arch, DEFAULT_SCHEDULE)]:
-            parts.append(self.plan.name)
+        own = {n: v for n, v in changes(self.plan).items() if n not in ("launch", "partition", "part_chunks")}
+        if own or self.plan.name != DEFAULTS.get(self.arch, DEFAULT_SCHEDULE):
+            parts += [self.plan.name, *(f"{n.replace('_', '')}{v:d}" if isinstance(v, int) else v for n, v in own.items()
+                                        if n != "kernels")]
         if self.plan.partition:
-            parts.append(self.plan.partition)
+            parts.append(f"{self.plan.partition}{self.plan.part_chunks or ''}")
         if self.plan.launch != "kernels":
             parts.append(self.plan.launch)
         if self.heads:
@@ -140,6 +142,8 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
                f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
                + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
                + (f" --partition {b.plan.partition}" if b.plan.partition else "")
+               + "".join(f" --set {n}={v:d}" if isinstance(v, int) else f" --set {n}={v}" for n, v in changes(b.plan).items()
+                         if n not in ("launch", "partition", "kernels"))
                + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else "")
                + (f" --accept {b.contract}" if b.contract != PLAIN else "")
                + (f" --arch {b.arch}" if b.arch else ""))
@@ -148,7 +152,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "arch": b.arch,
             "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes, "state_doc": states,
             "inputs": [t.name for t in inputs], "initial": initial, "scalars": list(p.scalars),
-            "partition": b.plan.partition or "",
+            "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
             "reaches": any(o.kind == "reach" and o.attr("tensor") for k in p.kernels for o in walk(k.body))}
 
 

@@ -1,31 +1,69 @@
-"""Which build serves a call: by target, device, sizes and how many walks find room on it."""
+"""Which build serves a call, and why: a row of a table of measurements, or else what a model of the GPU says.
+
+Nothing is timed and no alternative compiled while a call waits.
+"""
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from ..schedule import Schedule, ScheduleError, named
+from ..schedule import Schedule, ScheduleError, varied
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.pipelines import ARCHS
+from . import choices
 from .build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, TARGETS, Build, lowered
+from .choices import Extent
 from .targets import choose
 
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+#: Of calls that leave it open, where no table says better.
+DEFAULT_CHUNK = 64
+#: Portable schedules, changed fields: the first that fits sizes and dtype.
+PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
+    (DEFAULT_SCHEDULE, {}), (DEFAULT_SCHEDULE, {"v_block": 64}), (DEFAULT_SCHEDULE, {"v_block": 32}), ("replay", {"v_block": 32}),
+    ("staged", {"v_block": 32}))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A build, and why: (what, reason)."""
+
+    build: Build
+    why: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        b = self.build
+        return f"{b.target} {b.name}: " + "; ".join(f"{what}: {reason}" for what, reason in self.why)
 
 
 @lru_cache(maxsize=256)
-def fits(b: Build) -> bool:
-    """Whether the build's schedule fits its sizes and dtype."""
+def unfit(b: Build) -> str:
+    """Why the build's schedule does not fit its sizes, dtype or contract; "" where it does."""
     try:
         lowered(b)
-    except ScheduleError:
-        return False
-    return True
+    except ScheduleError as e:
+        return str(e)
+    return ""
+
+
+def fits(b: Build) -> bool:
+    """Whether the build's schedule fits its sizes, dtype and contract."""
+    return not unfit(b)
+
+
+# --- facts of a device -----------------------------------------------------------------------------------------------
+@lru_cache(maxsize=64)
+def names(device: torch.device) -> tuple[str, ...]:
+    """What tables call a device: its name, then its architecture."""
+    if device.type != "cuda":
+        return (device.type,)
+    return torch.cuda.get_device_name(device), "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
 @lru_cache(maxsize=64)
@@ -40,46 +78,97 @@ def units(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
+def partitions() -> bool:
+    """Whether long sequences may be split in this process."""
+    return os.environ.get("GDN_CODEGEN_PARTITION") != "0"
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------
+def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], chunk: int | None
+             ) -> Iterator[tuple[Build, str]]:
+    """Builds that tables have for such a call, the best first."""
+    for r in choices.near(devices, b, shape_class, chunk):
+        if r.about.arch in ("", arch) and (partitions() or not r.about.plan.partition):
+            yield replace(r.about, contract=b.contract, heads=b.heads), str(r)
+
+
+def modelled(b: Build, arch: str, few: bool) -> Iterator[tuple[Build, str]]:
+    """Builds in the order in which the model wants them: kernels of warp groups on the architecture that they are for, in parts
+    where walks fill half of the GPU at most; elsewhere whatever is portable."""
+    if (b.target, arch) in ARCHS:
+        if few and partitions():
+            yield replace(b, schedule=varied(DEFAULTS[arch], partition="decay"), arch=arch), "walks fill half of the GPU at most"
+        yield replace(b, schedule=DEFAULTS[arch], arch=arch), f"made for {arch}"
+    for name, fields in PORTABLE:
+        yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
+
+
+def _choose(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], few: bool, chunk: int | None) -> Choice:
+    why: list[tuple[str, str]] = []
+    for source, found in (("table", measured(b, arch, devices, shape_class, chunk)), ("model", modelled(b, arch, few))):
+        for x, reason in found:
+            said = unfit(x)
+            if not said:
+                return Choice(x, (*why, (f"chosen by {source}", reason)))
+            why.append((f"not {x.name}", said))
+    return Choice(b, tuple(why))  # building it says what is wrong
+
+
 @lru_cache(maxsize=1024)
-def build(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple[int, int], head_dim_k: int, head_dim_v: int,
-          target: str, chunk_size: int, layout: str, schedule: str | Schedule | None, few: bool, contract: Contract = PLAIN) -> Build:
-    """The build of a key."""
-    if dtype not in _NAMES:
-        raise ValueError(f"q: got {dtype}; accepted: {', '.join(map(str, _NAMES))}")
-    if target != "auto" and target not in TARGETS:
-        raise ValueError(f"target: got {target!r}; accepted: auto, {', '.join(TARGETS)}")
-    if chunk_size not in CHUNKS:
-        raise ValueError(f"chunk_size: got {chunk_size!r}; accepted: {', '.join(map(str, CHUNKS))}")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout: got {layout!r}; accepted: {', '.join(LAYOUTS)}")
-    target = choose(device.type) if target == "auto" else target
-    b = Build(target, chunk_size, layout, algorithm, schedule or DEFAULT_SCHEDULE, _NAMES[dtype], head_dim_k, head_dim_v,
-              heads if target == "pto" else None, contract=contract)
-    arch = architecture(device) if schedule is None else ""
-    if (target, arch) in ARCHS:
-        plan = replace(named(DEFAULTS[arch]), partition="decay") if few else DEFAULTS[arch]
-        own = replace(b, schedule=plan, arch=arch)
-        b = own if fits(own) else b
+def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple[int, int] | None, head_dim_k: int,
+           head_dim_v: int, target: str, chunk_size: int | None, layout: str, schedule: str | Schedule | None,
+           contract: Contract, shape_class: tuple[int, int, int], few: bool) -> Choice:
+    """The build for calls of one kind. heads: for targets that compile them in."""
+    b = Build(target, chunk_size or DEFAULT_CHUNK, layout, algorithm, schedule or DEFAULT_SCHEDULE, _NAMES[dtype], head_dim_k,
+              head_dim_v, heads, contract=contract)
+    if schedule is not None:
+        chosen = Choice(b, (("schedule", "asked for"),))
+    else:
+        chosen = _choose(b, architecture(device), names(device), shape_class, few, chunk_size)
+    chosen = replace(chosen, why=(*chosen.why, ("chunk", "asked for" if chunk_size else "left open")))
     if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
-        print(f"gdn_codegen: {b}", file=sys.stderr)
-    return b
+        print(f"gdn_codegen: {chosen}", file=sys.stderr)
+    return chosen
 
 
-def key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
+# --- calls -----------------------------------------------------------------------------------------------------------
+def key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int | None, layout: str,
         schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> tuple[Any, ...]:
-    """What a build depends on: among them, whether twice as many walks find room on the GPU."""
+    """What the choice of a build may depend on."""
     for name, x in (("q", q), ("v", v)):
         if not isinstance(x, torch.Tensor) or x.ndim != 4:
             raise ValueError(f"{name}: got {tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__}; "
                              "accepted: a tensor of rank 4")
-    at = 2 if layout == "bthd" else 1
-    heads = (q.shape[at], v.shape[at])
-    few = 2 * (sequences or q.shape[0]) * heads[1] <= units(q.device)
-    return algorithm, q.dtype, q.device, heads, q.shape[3], v.shape[3], target, chunk_size, layout, schedule, few, contract
+    return algorithm, q.dtype, q.device, q.shape, v.shape, target, chunk_size, layout, schedule, sequences, contract
 
 
-def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int, layout: str,
+def explained(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple[int, ...], v: tuple[int, ...], target: str,
+              chunk_size: int | None, layout: str, schedule: str | Schedule | None, sequences: int | None,
+              contract: Contract) -> Choice:
+    """The choice for a key. Raises ValueError naming a bad argument."""
+    if dtype not in _NAMES:
+        raise ValueError(f"q: got {dtype}; accepted: {', '.join(map(str, _NAMES))}")
+    if target != "auto" and target not in TARGETS:
+        raise ValueError(f"target: got {target!r}; accepted: auto, {', '.join(TARGETS)}")
+    if chunk_size not in (None, *CHUNKS):
+        raise ValueError(f"chunk_size: got {chunk_size!r}; accepted: {', '.join(map(str, CHUNKS))}, None for any")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: got {layout!r}; accepted: {', '.join(LAYOUTS)}")
+    target = choose(device.type) if target == "auto" else target
+    tokens, head = (1, 2) if layout == "bthd" else (2, 1)
+    x = Extent(q[head], v[head], sequences or q[0], q[0] * q[tokens])
+    few = 2 * x.walks <= units(device)
+    return choice(algorithm, dtype, device, (x.H, x.HV) if target == "pto" else None, q[3], v[3], target, chunk_size, layout,
+                  schedule, contract, x.shape_class, few)
+
+
+def build(*wanted: Any) -> Build:
+    """The build of a key."""
+    return explained(*wanted).build
+
+
+def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int | None, layout: str,
               schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> Build:
-    """The build that serves these tensors, a batch of rows or so many packed sequences. Without a schedule, the one for
-    their GPU's architecture where it fits, in parts where sequences and heads fill half of it at most."""
+    """The build that serves these tensors, a batch of rows or so many packed sequences: without a schedule that of a table, or
+    the one for their GPU's architecture where it fits, in parts where sequences and heads fill half of it at most."""
     return build(*key(algorithm, q, v, target, chunk_size, layout, schedule, sequences, contract))

@@ -1,7 +1,8 @@
 """A schedule is data: which values leave the chip, in which form, computed by whom."""
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from ..ir.core import Program, loops, walk
 
@@ -38,6 +39,7 @@ class Schedule:
     inverse_dtype: dtype of the operands of the inverse's products: "input" (that of q) or "float32".
     partition: how a long sequence is split into parts that run side by side: "exact", by what each part makes of a state;
       "decay", where a part's walk begins some chunks early, and by the former where gates remember; None for no parts.
+    part_chunks: chunks of a part; 0 for what the host's cost model takes.
 
     Where cores share no memory (PTO), as far as there is room on the chip:
     cache_masks: masks are loaded once a core group rather than once an instance.
@@ -62,6 +64,7 @@ class Schedule:
     inverse_dtype: str = "input"
     launch: str = "kernels"
     partition: str | None = None
+    part_chunks: int = 0
     cache_masks: bool = True
     lanes: int = 2
     order: str = "list"
@@ -84,6 +87,9 @@ class Schedule:
                                        ("early", self.early, EARLY)):
             if value not in accepted:
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
+        if self.part_chunks < 0 or (self.part_chunks and not self.partition):
+            raise ScheduleError(f"schedule {self.name}: part_chunks={self.part_chunks}; accepted are 0 and, with a partition, "
+                                "more")
         names = [n for group in self.kernels for n in group]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
@@ -119,3 +125,14 @@ def named(name: str) -> Schedule:
     if name not in SCHEDULES:
         raise ScheduleError(f"schedule: got {name!r}; accepted are {', '.join(SCHEDULES)}")
     return SCHEDULES[name]
+
+
+def varied(name: str, **changes: Any) -> Schedule:
+    """The schedule called `name` with some of its fields changed."""
+    return replace(named(name), **changes)
+
+
+def changes(s: Schedule) -> dict[str, Any]:
+    """Fields in which a schedule differs from the named one whose name it bears; none for one of a name of its own."""
+    base = SCHEDULES.get(s.name, s)
+    return {f.name: getattr(s, f.name) for f in fields(s) if getattr(s, f.name) != getattr(base, f.name)}

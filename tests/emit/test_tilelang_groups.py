@@ -76,7 +76,7 @@ def test_an_architecture_of_another_target_is_refused():
     ({}, "walk", "gdn_c64_bthd_walk"), ({"target": "triton"}, None, "gdn_c64_bthd")])
 def test_ops_pick_the_architecture_of_the_gpu_where_it_fits(monkeypatch, changes, schedule, name):
     monkeypatch.setattr(dispatch, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(dispatch, "build", dispatch.build.__wrapped__)  # not kept for other tests
+    monkeypatch.setattr(dispatch, "choice", dispatch.choice.__wrapped__)  # not kept for other tests
     q = torch.empty(1, 3, 2, changes.get("K", 128), dtype=changes.get("dtype", torch.float16))
     b = dispatch.build_for("gated_delta_rule", q, q.new_empty(1, 3, 4, 128), changes.get("target", "tilelang"),
                       changes.get("chunk_size", 64), "bthd", schedule)
@@ -87,7 +87,7 @@ def test_few_walks_are_split_into_parts(monkeypatch):
     """Where sequences times value heads fill half of the GPU at most."""
     monkeypatch.setattr(dispatch, "architecture", lambda device: "sm_90a")
     monkeypatch.setattr(dispatch, "units", lambda device: 16)
-    monkeypatch.setattr(dispatch, "build", dispatch.build.__wrapped__)
+    monkeypatch.setattr(dispatch, "choice", dispatch.choice.__wrapped__)
     q, v = torch.empty(2, 3, 2, 128, dtype=torch.float16), torch.empty(2, 3, 4, 128, dtype=torch.float16)
     names = [dispatch.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, n).name for n in (None, 2, 3)]
     assert names == ["gdn_c64_bthd_decay_sm90a", "gdn_c64_bthd_decay_sm90a", "gdn_c64_bthd_sm90a"]

@@ -1,0 +1,208 @@
+"""Which build serves a call: rows of tables by class of shape, the model outside of them, and the reasons."""
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from reference import call, expected, problem, rms_error
+
+from gdn_codegen import chunk_gated_delta_rule, ops
+from gdn_codegen.runtime import choices, dispatch
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.choices import Extent, Row
+from gdn_codegen.schedule import Schedule, ScheduleError, changes, varied
+from gdn_codegen.schedule.contract import PLAIN, Contract
+
+H200 = ("NVIDIA H200", "sm_90")
+BASE = Build("tilelang")
+PARTS = Build("tilelang", schedule=varied("walk", partition="decay", part_chunks=32), arch="sm_90a")
+STAGES = Build("tilelang", schedule=varied("walk", stages=3), arch="sm_90a")
+LONG = Extent(16, 16, 1, 32768)
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A CPU that passes for an H200 with no tables but those that a test gives."""
+    monkeypatch.setattr(dispatch, "names", lambda device: H200)
+    monkeypatch.setattr(dispatch, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(dispatch, "units", lambda device: 132)
+    monkeypatch.setattr(dispatch, "choice", dispatch.choice.__wrapped__)
+    monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path))
+    found = []
+    monkeypatch.setattr(choices, "rows", lambda devices, target: tuple(r for r in found if r.about.target == target))
+    return found
+
+
+def ask(extent=LONG, target="tilelang", chunk=None, schedule=None, dtype=torch.float16, contract=PLAIN, V=128, layout="bthd"):
+    shape = lambda h, d: torch.empty(1, extent.tokens, h, d, dtype=dtype, device="meta")
+    key = dispatch.key("gated_delta_rule", shape(extent.H, 128), shape(extent.HV, V), target, chunk, layout, schedule,
+                       extent.sequences, contract)
+    return dispatch.explained(*key)
+
+
+def row(b=PARTS, extent=LONG, ms=0.3, model_ms=0.4, source=choices.PACKAGE):
+    return Row("NVIDIA H200", b, extent, ms, model_ms, source)
+
+
+@pytest.mark.parametrize("n, want", [(0, 0), (1, 0), (2, 1), (3, 2), (5, 2), (6, 3), (45, 5), (46, 6), (32768, 15)])
+def test_the_nearest_power_of_two_by_ratio(n, want):
+    assert choices.power(n) == want
+
+
+def test_a_row_serves_its_class_and_those_one_step_away(gpu):
+    gpu.append(row())
+    assert ask().build == PARTS
+    for near in (Extent(16, 16, 1, 40000), Extent(16, 16, 1, 65536), Extent(32, 32, 1, 32768), Extent(8, 8, 2, 65536)):
+        assert ask(near).build == PARTS, near
+    # two steps: value heads a query head and walks; or four times as long
+    for far in (Extent(16, 32, 1, 32768), Extent(16, 16, 1, 131072), Extent(4, 16, 1, 32768)):
+        assert ask(far).build.plan.part_chunks == 0, far
+
+
+def test_the_nearest_row_wins_then_the_users_then_the_larger_gain(gpu):
+    twice = Extent(16, 16, 1, 65536)
+    gpu += [row(PARTS, LONG), row(STAGES, twice)]
+    assert ask(LONG).build == PARTS and ask(twice).build == STAGES
+    gpu.append(row(STAGES, LONG, ms=0.1))
+    assert ask(LONG).build == STAGES
+    gpu.append(row(PARTS, twice, ms=0.39, source=choices.USER))
+    assert ask(LONG).build == PARTS
+
+
+@pytest.mark.parametrize("other", [dict(dtype=torch.bfloat16), dict(V=64), dict(layout="bhtd"), dict(target="triton"),
+                                   dict(chunk=32)])
+def test_rows_are_for_their_inputs_alone(gpu, other):
+    gpu.append(row())
+    assert "table" not in str(ask(**other))
+
+
+def test_outside_of_tables_the_model_chooses_and_says_why(gpu):
+    few, many = ask(), ask(Extent(16, 16, 8, 32768))
+    assert few.build.name == "gdn_c64_bthd_decay_sm90a" and ("chosen by model", "walks fill half of the GPU at most") in few.why
+    assert many.build.name == "gdn_c64_bthd_sm90a"
+    assert ask(target="triton").build == Build("triton")
+
+
+def test_a_schedule_that_is_asked_for_is_taken(gpu):
+    gpu.append(row())
+    asked = ask(schedule="staged", chunk=32)
+    assert asked.build == Build("tilelang", 32, schedule="staged")
+    assert asked.why == (("schedule", "asked for"), ("chunk", "asked for"))
+
+
+def test_a_chunk_left_open_is_the_rows_or_64(gpu):
+    assert ask(target="triton").build.chunk == 64
+    gpu.append(row(Build("triton", 32, schedule="replay")))
+    assert ask(target="triton").build.chunk == 32 and ask(target="triton", chunk=64).build.chunk == 64
+    with pytest.raises(ValueError, match=r"chunk_size: got 48; accepted: 16, 32, 64, 128, None"):
+        ask(chunk=48)
+
+
+def test_no_parts_in_a_process_that_wants_none(gpu, monkeypatch):
+    gpu.append(row())
+    monkeypatch.setenv("GDN_CODEGEN_PARTITION", "0")
+    assert ask().build.name == "gdn_c64_bthd_sm90a"
+
+
+def test_what_does_not_fit_is_passed_over_with_its_reason(gpu):
+    gpu.append(row(replace(STAGES, dtype="float32")))
+    got = ask(dtype=torch.float32)
+    assert got.build.arch == "" and got.why[0][0] == f"not {gpu[0].about.name}" and "chosen by model" in str(got)
+
+
+def test_candidates_are_tried_in_order_and_the_last_error_is_the_builds(gpu, monkeypatch):
+    monkeypatch.setattr(dispatch, "architecture", lambda device: "")
+    refused = {"fused": "too large", "fused64": "also too large"}
+    monkeypatch.setattr(dispatch, "unfit", lambda b: refused.get(b.plan.name + str(b.plan.v_block or ""), ""))
+    got = ask()
+    assert got.build.plan == varied("fused", v_block=32)
+    assert [reason for what, reason in got.why if what.startswith("not ")] == ["too large", "also too large"]
+    monkeypatch.setattr(dispatch, "unfit", lambda b: "nothing fits")
+    assert ask().build == BASE
+
+
+def test_rows_for_the_contract_come_before_plain_ones_which_still_serve(gpu):
+    raw = Contract.parse("beta=sigmoid")
+    gpu += [row(PARTS, ms=0.1), row(replace(STAGES, contract=raw))]
+    devices, cls = H200, LONG.shape_class
+    order = choices.near(devices, replace(BASE, contract=raw), cls, None)
+    assert [r.about.contract for r in order] == [raw, Contract()]
+    assert [r.about.contract for r in choices.near(devices, BASE, cls, None)] == [Contract()]
+    first = next(dispatch.measured(replace(BASE, contract=raw), "sm_90a", devices, cls, None))[0]
+    assert first.contract == raw
+
+
+def test_debug_prints_one_line_a_kind_of_call(gpu, monkeypatch, capsys):
+    gpu.append(row())
+    monkeypatch.setenv("GDN_DEBUG", "1")
+    ask()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (f"gdn_codegen: tilelang {PARTS.name}: chosen by table: the package's table of NVIDIA H200: 0.3 ms at "
+                    "1 sequence, 32768 tokens, heads 16/16; chunk: left open")
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+def test_rows_survive_json():
+    rows = (row(), row(STAGES), row(replace(STAGES, contract=Contract.parse("g=raw"))))
+    table = {"device": "NVIDIA H200", "target": "tilelang", "versions": {}, "rows": [choices.as_json(r) for r in rows]}
+    assert choices.from_json(json.loads(json.dumps(table)), choices.PACKAGE) == rows
+
+
+def test_the_packages_tables_can_be_read_and_name_builds_that_fit():
+    paths = sorted(choices.PACKAGED.glob("*.json"))
+    assert paths
+    for path in paths:
+        for r in choices.from_json(json.loads(path.read_text()), choices.PACKAGE):
+            assert not dispatch.unfit(r.about), r
+
+
+def test_a_table_that_is_broken_costs_a_warning_and_no_call(tmp_path):
+    path = tmp_path / "table.json"
+    for text in ("{", "[]", '{"device": "x", "target": "tilelang", "rows": [{}]}'):
+        path.write_text(text)
+        with pytest.warns(UserWarning, match=r"table\.json is no table of choices"):
+            assert choices.read(path, choices.USER) == ()
+
+
+def test_a_users_table_serves_the_op_from_its_second_start(tmp_path, monkeypatch, capsys):
+    """By device and versions: what was measured under other versions is not found."""
+    monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path))
+    monkeypatch.setenv("GDN_DEBUG", "1")
+    x = problem([40], 1, 2, 32, 32)
+    b = Build("triton", 16, schedule=varied("staged", v_block=16), head_dim_k=32, head_dim_v=32)
+    r = Row("cpu", b, Extent(1, 2, 1, 40), 1.0)
+
+    def run():
+        for f in (ops._loaded, dispatch.choice, choices.rows):
+            f.cache_clear()
+        o, _ = call(lambda *a, **k: chunk_gated_delta_rule(*a, target="triton", **k), x)
+        assert rms_error(o, expected(x)[0]) < 5e-3
+        return capsys.readouterr().err
+
+    assert "chosen by model" in run()
+    path = choices.own_path("cpu", "triton")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"device": "cpu", "target": "triton", "rows": [choices.as_json(r)]}))
+    assert f"{b.name}: chosen by table: the user's table of cpu" in run()
+    monkeypatch.setattr(choices, "versions", lambda target: {"torch": "another"})
+    assert "chosen by model" in run()
+    for f in (ops._loaded, dispatch.choice, choices.rows):
+        f.cache_clear()
+
+
+# --- schedules with changed fields -----------------------------------------------------------------------------------
+def test_names_and_commands_tell_changed_fields_apart(tmp_path):
+    from gdn_codegen.cli import main
+    assert changes(PARTS.plan) == {"partition": "decay", "part_chunks": 32} and changes(replace(PARTS.plan, name="mine")) == {}
+    assert PARTS.name == "gdn_c64_bthd_decay32_sm90a" and STAGES.name == "gdn_c64_bthd_walk_stages3_sm90a"
+    assert main(["build", "--target", "triton", "--set", "v_block=32", "--set", "inverse=doubling", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.rglob("*.py")
+    assert path.stem == "gdn_c64_bthd_fused_doubling_vblock32"
+    assert "--set v_block=32" in path.read_text() and "--set inverse=doubling" in path.read_text()
+
+
+def test_parts_of_so_many_chunks_need_parts():
+    with pytest.raises(ScheduleError, match="part_chunks=4"):
+        Schedule("mine", (("o", "S"),), part_chunks=4)
+    with pytest.raises(ScheduleError, match="part_chunks=-1"):
+        varied("walk", partition="decay", part_chunks=-1)
