@@ -1,4 +1,4 @@
-"""gdn_codegen: build, list, show, verify, bench, doctor."""
+"""gdn_codegen: build, list, show, verify, bench, tune, doctor."""
 from __future__ import annotations
 
 import argparse
@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import algorithms
 from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, DTYPES, HEAD_DIMS, LAYOUTS, TARGETS, Build, lowered, render
@@ -17,13 +17,15 @@ from .schedule.contract import Contract
 from .schedule.pipelines import ARCHS
 from .schedule.schedule import LAUNCHES, PARTITIONS
 
+if TYPE_CHECKING:
+    from .runtime.bench_gpu import Shape
+
 
 def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[str, ...] = ()) -> None:
     targets = (*TARGETS, "all") if several else TARGETS
     default = "all" if several else TARGETS[0]
     p.add_argument("--target", default=default, choices=targets, help=f"what to emit (default: {default})")
     p.add_argument("--chunk", type=int, default=64, choices=CHUNKS, help="tokens of a chunk (default: 64)")
-    p.add_argument("--layout", default="bthd", choices=LAYOUTS, help="order of tokens and heads (default: bthd)")
     p.add_argument("--algorithm", default="gated_delta_rule", metavar="NAME|FILE.py:FUNCTION",
                    help=f"one of {', '.join(algorithms.names())}, or a page of your own (default: gated_delta_rule)")
     bare: dict[str, Any] = {} if several else {"nargs": "?", "const": ""}
@@ -37,13 +39,18 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
                    help="a long sequence in parts that run side by side (default: whole)")
     p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
                    help="a field of the schedule, as lanes=1; may be given again")
-    p.add_argument("--dtype", default="float16", choices=DTYPES, help="of q, k, v and o (default: float16)")
-    p.add_argument("--head-dim-k", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="K (default: 128)")
+    _inputs_options(p)
     p.add_argument("--accept", default="", metavar="WORDS",
                    help="what callers pass where it differs: g=raw|linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm, "
                         "g=float16 and so on, state=vk|DTYPE|pool|in_place|checkpoints (joined by /), strided; joined by commas")
     p.add_argument("--arch", default="", choices=("", *(a for _, a in ARCHS)), metavar="NAME",
                    help=f"build for one architecture: {', '.join(f'{a} ({t})' for t, a in ARCHS)} (default: any)")
+
+
+def _inputs_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--layout", default="bthd", choices=LAYOUTS, help="order of tokens and heads (default: bthd)")
+    p.add_argument("--dtype", default="float16", choices=DTYPES, help="of q, k, v and o (default: float16)")
+    p.add_argument("--head-dim-k", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="K (default: 128)")
     p.add_argument("--head-dim-v", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="V (default: 128)")
 
 
@@ -176,16 +183,20 @@ def _bench_pto(a: argparse.Namespace) -> int:
     return run(builds, Problem(a.tokens, heads, value_heads, a.blocks), a.json, a.trace, a.plot, a.detail)
 
 
+def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
+    """The shapes of the file, or those by default; of these the ones that are named."""
+    from .runtime.bench_gpu import shapes
+    todo = shapes(Path(a.shapes)) if a.shapes else list(default)
+    known = [s.name for s in todo]
+    if set(a.only) - set(known):
+        raise ValueError(f"only: got {', '.join(sorted(set(a.only) - set(known)))}; accepted: {'; '.join(known)}")
+    return [s for s in todo if s.name in (a.only or known)]
+
+
 def _bench_gpu(a: argparse.Namespace) -> int:
     from .runtime import bench_gpu
     given = _heads(a.heads if "/" in a.heads else f"{a.heads}/{a.value_heads or a.heads}")
-    todo = bench_gpu.shapes(Path(a.shapes)) if a.shapes else [
-        bench_gpu.Shape(f"1 x {a.tokens}, {given[0]}/{given[1]}", (a.tokens,), *given)]
-    if a.only:
-        known = [s.name for s in todo]
-        if set(a.only) - set(known):
-            raise ValueError(f"only: got {', '.join(sorted(set(a.only) - set(known)))}; accepted: {'; '.join(known)}")
-        todo = [s for s in todo if s.name in a.only]
+    todo = _only(a, [bench_gpu.Shape(f"1 x {a.tokens}, {given[0]}/{given[1]}", (a.tokens,), *given)])
     targets = bench_gpu.TARGETS if a.target == "all" else (a.target,)
     names = SCHEDULES if a.schedule == "all" else () if a.schedule == "none" else (a.schedule,)
     builds = [b for t in targets for n in names
@@ -193,6 +204,22 @@ def _bench_gpu(a: argparse.Namespace) -> int:
     return bench_gpu.bench(builds, todo, bench_gpu.rivals(a.peers), gates=a.gates, seed=a.seed, runs=a.runs, dtype=a.dtype,
                            dims=(a.head_dim_k, a.head_dim_v), command=shlex.join(["gdn_codegen", *a.words]), json_to=a.json,
                            plot_to=a.plot, detail=a.detail)
+
+
+def tune(a: argparse.Namespace) -> int:
+    from .runtime import tune as t
+    targets = t.TARGETS if a.target == "all" else (a.target,)
+    if a.out and len(targets) > 1:
+        raise ValueError("out: got a file for several targets; accepted: one --target")
+    shapes, out, (device, arch, units), failed = _only(a, t.SHAPES), Path(a.out) if a.out else None, t.here(), False
+    for target in targets:
+        about = Build(target, layout=a.layout, dtype=a.dtype, head_dim_k=a.head_dim_k, head_dim_v=a.head_dim_v)
+        if a.list:
+            print("\n".join(t.listing(about, shapes, device, arch, units, out)))
+        else:
+            failed |= bool(t.tune(about, shapes, device, arch, units, t.Gpu(a.runs), out, budget=a.budget,
+                                  memory=int(a.memory * 2**30)))
+    return int(failed)
 
 
 def doctor(a: argparse.Namespace) -> int:
@@ -247,6 +274,18 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument(flag, metavar="FILE", help=f"write {text}")
     p.add_argument("--detail", action="store_true", help="pto: each stage's instructions; GPU: peers' kernels too")
     p.set_defaults(run=bench)
+    p = sub.add_parser("tune", help="time candidates on this GPU, and write the table from which calls choose")
+    p.add_argument("--target", default="all", choices=("tilelang", "triton", "all"), help="(default: all)")
+    _inputs_options(p)
+    p.add_argument("--shapes", metavar="FILE", help="shapes in JSON, as benchmarks/shapes/serving.json (default: ten)")
+    p.add_argument("--only", action="append", default=[], metavar="NAME", help="a shape of these; may be given again")
+    p.add_argument("--budget", type=float, metavar="SECONDS", help="begin no measurement later; the same command goes on")
+    p.add_argument("--memory", type=float, default=8, metavar="GIB",
+                   help="that a candidate may hold between its kernels (default: 8)")
+    p.add_argument("--runs", type=int, default=15, metavar="N", help="times are medians of these (default: 15)")
+    p.add_argument("--out", metavar="FILE", help="the table, with its log beside it (default: where calls look for it)")
+    p.add_argument("--list", action="store_true", help="only say what was measured and what is pending")
+    p.set_defaults(run=tune)
     sub.add_parser("doctor", help="which targets run here, and what is missing for the rest").set_defaults(run=doctor)
     return top
 

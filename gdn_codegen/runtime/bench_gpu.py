@@ -261,7 +261,7 @@ def row(s: Shape, who: str, version: str, note: str = "") -> dict[str, Any]:
 
 @torch.no_grad()
 def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, runs: int, known: dict[str, Cost],
-             top: Ceilings, limit: float | None) -> dict[str, Any]:
+             top: Ceilings | None, limit: float | None) -> dict[str, Any]:
     """The row with its figures, or with what kept it from having any. limit: the error that our own rows may reach."""
     try:
         started = time.perf_counter()

@@ -1,0 +1,369 @@
+"""`gdn_codegen tune`: times candidates ahead of all calls, and writes the table from which calls choose.
+
+Every measurement is a line of a log, on disk before the next begins, so that a killed run loses at most the one under way;
+the same command goes on. The table is made from the log alone.
+"""
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ..schedule import changes, varied
+from ..schedule.contract import Contract
+from . import bench_gpu, cache, choices, dispatch
+from .bench_gpu import Shape
+from .build import Build
+from .choices import Extent, Row
+from .load import function
+from .peers import Problem
+from .verify import TOLERANCE
+
+TARGETS = bench_gpu.TARGETS
+#: A candidate must take at most so much of what the model's choice takes to be preferred to it.
+MARGIN = 0.98
+#: Fields that a candidate may have other than the first of its space.
+MOST = 2
+#: What is tuned for where nothing is asked: what prompts of 2 to 128 thousand tokens come to.
+SHAPES = tuple(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv) for n, t, h, hv in (
+    (1, 2048, 16, 32), (1, 8192, 4, 16), (1, 32768, 4, 16), (8, 4096, 4, 16), (1, 32768, 16, 16), (4, 8192, 16, 64),
+    (1, 131072, 16, 16), (1, 8192, 16, 32), (8, 1024, 16, 32), (1, 131072, 32, 32)))
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Space:
+    """Candidates: chunks, schedules, and values of their fields, the expected best first. arch: for this architecture alone."""
+
+    schedules: tuple[str, ...]
+    fields: dict[str, tuple[Any, ...]]
+    chunks: tuple[int, ...] = (64, 32, 128)
+    arch: str = ""
+
+    def plans(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Choices as a table keeps them, with how much each differs from the first."""
+        for chunk, name, *values in product(self.chunks, self.schedules, *self.fields.values()):
+            changed = {f: v for (f, known), v in zip(self.fields.items(), values, strict=True) if v != known[0]}
+            steps = len(changed) + (chunk != self.chunks[0]) + (name != self.schedules[0])
+            if steps <= MOST and ("partition" in changed or "part_chunks" not in changed):
+                yield steps, {"schedule": name, "set": changed, "chunk": chunk, "arch": self.arch}
+
+
+SPACES: dict[str, tuple[Space, ...]] = {
+    "tilelang": (
+        Space(("walk",), {"partition": (None, "decay", "exact"), "part_chunks": (0, 16, 32, 64, 128), "stages": (2, 1, 3),
+                          "v_block": (0, 64)}, (64,), "sm_90a"),
+        Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
+                                                          "v_block": (0, 64, 32)})),
+    "triton": (
+        Space(("prepared", "replay", "staged", "fused", "walk"), {
+            "partition": (None, "decay", "exact"), "part_chunks": (0, 16, 64), "v_block": (0, 64, 32)}),),
+}
+
+
+def candidates(about: Build, arch: str) -> list[Build]:
+    """The builds to try for inputs of a kind, those that differ least from what is expected to be best first."""
+    found = []
+    for i, space in enumerate(s for s in SPACES[about.target] if s.arch in ("", arch)):
+        for steps, c in space.plans():
+            schedule = varied(c["schedule"], **c["set"]) if c["set"] else c["schedule"]
+            found.append((i + steps, replace(about, schedule=schedule, chunk=c["chunk"], arch=c["arch"])))
+    return [b for _, b in sorted(found, key=lambda x: x[0])]
+
+
+def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
+    """What a call gets that no table serves."""
+    return next((b for b, _ in dispatch.modelled(about, arch, 2 * x.walks <= units) if dispatch.fits(b)), about)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A build to be timed at a shape."""
+
+    build: Build
+    H: int
+    HV: int
+    lens: tuple[int, ...]
+
+    @property
+    def shape(self) -> Shape:
+        each = f"{len(self.lens)} x {self.lens[0]}" if len(set(self.lens)) == 1 else " + ".join(map(str, self.lens))
+        return Shape(f"{each}, {self.H}/{self.HV}", self.lens, self.H, self.HV)
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.H, self.HV, len(self.lens), sum(self.lens))
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        about = {n: getattr(self.build, n) for n in choices.ABOUT}
+        return {**about, "accept": str(self.build.contract), "H": self.H, "HV": self.HV, "lens": list(self.lens)}
+
+    @property
+    def key(self) -> str:
+        """What the log calls it."""
+        return json.dumps({**self.inputs, "build": choices.choice_json(self.build)}, sort_keys=True)
+
+
+def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[Job]:
+    """All that there is to time: at each shape the model's choice, then one candidate after the other at all shapes."""
+    every = candidates(about, arch)
+    first = {s: model_choice(about, Extent(s.H, s.HV, len(s.lens), sum(s.lens)), arch, units) for s in shapes}
+    found = [Job(b, s.H, s.HV, s.lens) for s, b in first.items()] + [Job(b, s.H, s.HV, s.lens) for b in every for s in shapes]
+    return list({j.key: j for j in found}.values())
+
+
+# --- log and table ---------------------------------------------------------------------------------------------------
+@dataclass
+class Log:
+    """Results by job's key, kept in a file of one JSON object a line. Its first line says what they were measured on."""
+
+    path: Path
+    head: dict[str, Any]
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    begun: Counter[str] = field(default_factory=Counter)
+    lost: list[int] = field(default_factory=list)
+
+    def load(self) -> Log:
+        """Read what is there; lines that a kill cut short are passed over and named in `lost`."""
+        data = self.path.read_bytes() if self.path.exists() else b""
+        for i, line in enumerate(data.splitlines(), 1):
+            try:
+                self._take(json.loads(line))
+            except (ValueError, TypeError, KeyError) as e:
+                if isinstance(e, LogError):
+                    raise
+                self.lost.append(i)
+        if not data:
+            self.append(self.head)
+        elif not data.endswith(b"\n"):
+            self._write(b"\n")
+        return self
+
+    def _take(self, record: dict[str, Any]) -> None:
+        if "versions" in record:
+            if record != self.head:
+                raise LogError(f"log: got {self.path} of {record}; accepted: of {self.head}, or another --out")
+        elif "begun" in record:
+            self.begun[record["begun"]] += 1
+        else:
+            self.results[record["key"]] = record
+
+    def append(self, record: dict[str, Any]) -> None:
+        """A line, on disk when this returns."""
+        self._write((json.dumps(record) + "\n").encode())
+        self._take(record)
+
+    def _write(self, data: bytes) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class LogError(ValueError):
+    """A log of other measurements."""
+
+
+def job_of(key: str, target: str) -> Job:
+    """The job of a log's key."""
+    k = json.loads(key)
+    about = {n: k[n] for n in choices.ABOUT} | {"target": target, "contract": Contract.parse(k["accept"])}
+    return Job(choices.chosen(about, k["build"]), k["H"], k["HV"], tuple(k["lens"]))
+
+
+def table(log: Log, arch: str, units: int) -> dict[str, Any]:
+    """The table of a log: for each kind of input, shape and chunk the fastest build; the model's choice unless another takes
+    MARGIN of its time or less; of equals the one with fewer fields changed. The same log gives the same table."""
+    groups: dict[str, list[tuple[float, str, Job]]] = {}
+    for key, r in sorted(log.results.items()):
+        if "ms" in r:
+            j = job_of(key, log.head["target"])
+            groups.setdefault(json.dumps(j.inputs, sort_keys=True), []).append((r["ms"], key, j))
+    rows = []
+    for _, found in sorted(groups.items()):
+        j = found[0][2]
+        plain = replace(j.build, schedule=Build(j.build.target).schedule, chunk=dispatch.DEFAULT_CHUNK, arch="")
+        model = replace(j, build=model_choice(plain, j.extent, arch, units)).key
+        model_ms = next((ms for ms, key, _ in found if key == model), None)
+        for chunk in sorted({x.build.chunk for *_, x in found}):
+            def cost(x: tuple[float, str, Job], model: str = model) -> tuple[float, int, str]:
+                return x[0] * (MARGIN if x[1] == model else 1), len(changes(x[2].build.plan)), x[1]
+            ms, _, best = min((x for x in found if x[2].build.chunk == chunk), key=cost)
+            rows.append(choices.as_json(Row(log.head["device"], best.build, best.extent, ms, model_ms)))
+    return {**log.head, "rows": rows}
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+class DeviceLost(RuntimeError):
+    """The device answers no more: what this process would measure next is no finding about a candidate."""
+
+
+class Meter(Protocol):
+    """What can be found out about a build: why it is wrong ("" where it is not), the bytes between its kernels, its time."""
+
+    def wrong(self, b: Build) -> str: ...
+    def workspace(self, b: Build, s: Shape) -> int: ...
+    def time(self, b: Build, s: Shape) -> dict[str, Any]: ...
+
+
+@dataclass
+class Gpu:
+    """Times as `gdn_codegen bench` takes them."""
+
+    runs: int = 15
+
+    def wrong(self, b: Build) -> str:
+        """Its kernels against float64, on sequences of several parts, with a tail, and shorter than a chunk."""
+        plan = replace(b.plan, part_chunks=2) if b.plan.partition else b.schedule
+        s = Shape("small", (5 * b.chunk + 3, b.chunk // 2 + 1, 2 * b.chunk), 2, 4)
+        x = bench_gpu.problem(s, b.dtype, b.head_dim_k, b.head_dim_v)
+        try:
+            got = bench_gpu.errors(*bench_gpu.ours(replace(b, schedule=plan), x)(), bench_gpu.reference(x, range(4)))
+        except Exception as e:  # whatever a toolchain raises is a finding
+            self.alive()
+            return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        return "" if max(got) <= TOLERANCE[b.dtype] else f"off by {got[0]:.1e} (o) and {got[1]:.1e} (state)"
+
+    def workspace(self, b: Build, s: Shape) -> int:
+        size = function(b).__globals__["workspace_bytes"]
+        return int(size(sum(s.lens), len(s.lens), s.HV, *(["cuda"] if b.plan.partition else [])))
+
+    def time(self, b: Build, s: Shape) -> dict[str, Any]:
+        x, want = _inputs(s, b.dtype, b.head_dim_k, b.head_dim_v)
+        row = bench_gpu.measured({}, lambda: bench_gpu.ours(b, x), want, self.runs, {}, None, TOLERANCE[b.dtype])
+        self.alive()
+        return {"dropped": row["error"]} if "error" in row else {"ms": row["device_ms"], "wall_ms": row["wall_ms"]}
+
+    def alive(self) -> None:
+        try:
+            torch.cuda.synchronize()
+            torch.zeros(1, device="cuda").item()
+        except Exception as e:
+            raise DeviceLost(str(e).splitlines()[0]) from e
+
+
+@lru_cache(maxsize=4)
+def _inputs(s: Shape, dtype: str, K: int, V: int) -> tuple[Problem, bench_gpu.Reference]:
+    x = bench_gpu.problem(s, dtype, K, V)
+    return x, bench_gpu.reference(x)
+
+
+@dataclass
+class Tuner:
+    """A run. memory: bytes that a candidate may hold between its kernels; budget: seconds, after which no job begins."""
+
+    log: Log
+    meter: Meter
+    arch: str
+    units: int
+    budget: float | None = None
+    memory: int = 8 * 2**30
+    clock: Callable[[], float] = time.monotonic
+    say: Callable[[str], None] = lambda line: print(line, flush=True)
+    _wrong: dict[Build, str] = field(default_factory=dict)
+
+    def run(self, todo: Sequence[Job]) -> list[Job]:
+        """Measure what the log does not have; the jobs still pending."""
+        for line in self.log.lost:
+            self.say(f"{self.log.path}: line {line} is not whole, and left out")
+        pending = [j for j in todo if j.key not in self.log.results]
+        self.say(f"{len(todo)} measurements, {len(todo) - len(pending)} of them in {self.log.path}")
+        start, measured = self.clock(), 0
+        while pending and not (self.budget is not None and self.clock() - start >= self.budget):
+            j = pending[0]
+            result = self.judge(j)
+            self.log.append({"key": j.key, **result})
+            pending, measured = pending[1:], measured + 1
+            each = (self.clock() - start) / measured
+            self.say(f"[{len(todo) - len(pending)}/{len(todo)}] {j.shape.name}: {j.build.name}: {self.told(j, result)}; "
+                     f"{self.left(each * len(pending), start)}")
+        if pending:
+            self.say(f"{len(pending)} pending: the same command goes on")
+        return pending
+
+    def left(self, seconds: float, start: float) -> str:
+        budget = f", {max(0.0, self.budget - (self.clock() - start)):.0f} s of the budget" if self.budget is not None else ""
+        return f"about {seconds:.0f} s left{budget}"
+
+    def told(self, j: Job, result: dict[str, Any]) -> str:
+        if "dropped" in result:
+            return f"dropped: {result['dropped']}"
+        here = [(r["ms"], job_of(k, j.build.target)) for k, r in self.log.results.items() if "ms" in r]
+        ms, best = min(((ms, x) for ms, x in here if x.inputs == j.inputs), key=lambda x: x[0])
+        return f"{result['ms']:.4f} ms (best {ms:.4f}, {best.build.name})"
+
+    def judge(self, j: Job) -> dict[str, Any]:
+        """Its time, or why it is no candidate."""
+        why = dispatch.unfit(j.build)
+        if not why and self.log.begun[j.key] >= 2:
+            why = "stopped the process twice"
+        if why:
+            return {"dropped": why}
+        self.log.append({"begun": j.key})
+        if j.build not in self._wrong:
+            self._wrong[j.build] = self.meter.wrong(j.build)
+        if self._wrong[j.build]:
+            return {"dropped": self._wrong[j.build]}
+        held = self.meter.workspace(j.build, j.shape)
+        if held > self.memory:
+            return {"dropped": f"holds {held / 2**30:.1f} GiB between its kernels, {self.memory / 2**30:.1f} are allowed"}
+        return self.meter.time(j.build, j.shape)
+
+
+def tune(about: Build, shapes: Sequence[Shape], device: str, arch: str, units: int, meter: Meter, out: Path | None = None,
+         **options: Any) -> int:
+    """Tune for inputs of a kind; write the log and the table. 1 where nothing could be measured or the device was lost.
+
+    out: the table, beside which the log lies; by default where calls on this device look. options: of Tuner.
+    """
+    path = out or choices.own_path(device, about.target)
+    head = {"device": device, "target": about.target, "versions": choices.versions(about.target)}
+    with cache.lock(path):
+        log = Log(path.with_suffix(".jsonl"), head).load()
+        tuner = Tuner(log, meter, arch, units, **options)
+        lost = False
+        try:
+            tuner.run(jobs(about, shapes, arch, units))
+        except DeviceLost as e:
+            tuner.say(f"the device is lost ({e}): the same command goes on without what lost it, if it does so twice")
+            lost = True
+        finally:
+            made = table(log, arch, units)
+            cache.write(path, json.dumps(made, indent=1) + "\n")
+            tuner.say(f"{path}: {len(made['rows'])} rows")
+    return int(lost or not made["rows"])
+
+
+def listing(about: Build, shapes: Sequence[Shape], device: str, arch: str, units: int, out: Path | None = None) -> list[str]:
+    """What a run would measure, and what is known of it."""
+    path = (out or choices.own_path(device, about.target)).with_suffix(".jsonl")
+    log = Log(path, {"device": device, "target": about.target, "versions": choices.versions(about.target)})
+    if path.exists():
+        log.load()
+    lines = []
+    for j in jobs(about, shapes, arch, units):
+        r = log.results.get(j.key, {})
+        said = f"{r['ms']:.4f} ms" if "ms" in r else f"dropped: {r['dropped']}" if r else dispatch.unfit(j.build) or "pending"
+        lines.append(f"{j.shape.name:24} {j.build.name:44} {said}")
+    return lines
+
+
+def here() -> tuple[str, str, int]:
+    """Name, architecture and multiprocessors of the GPU."""
+    if not torch.cuda.is_available():
+        raise ValueError("tune: got no GPU that torch sees; accepted: a machine with the GPU to tune for")
+    device = torch.device("cuda", torch.cuda.current_device())
+    return dispatch.names(device)[0], dispatch.architecture(device), dispatch.units(device)

@@ -1,0 +1,316 @@
+"""`gdn_codegen tune` with a timer that is a function of the build: what is measured, kept, dropped, and chosen."""
+import json
+import math
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from gdn_codegen import cli
+from gdn_codegen.runtime import bench_gpu, choices, dispatch, tune
+from gdn_codegen.runtime.bench_gpu import Shape
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.tune import Job, Log, Tuner
+from gdn_codegen.schedule import varied
+
+ABOUT = Build("tilelang")
+SHAPES = (Shape("long", (32768,), 16, 16), Shape("many", (4096,) * 16, 4, 16))
+GPU = ("NVIDIA H200", "sm_90a", 132)
+PARTS = {"partition": (None, "decay"), "part_chunks": (0, 32), "stages": (2, 3)}
+SPACE = {"tilelang": (tune.Space(("walk",), PARTS, (64,), "sm_90a"),
+                      tune.Space(("fused", "replay"), {"v_block": (0, 64)}, (64, 32)))}
+
+
+def speed(b, s):
+    """The best: parts of 32 chunks where sequences are few, three stages elsewhere, portable ones last."""
+    few = len(s.lens) * s.HV <= 66
+    ms = 1.0 if b.arch else 2.0
+    ms *= 0.5 if few and b.plan.partition else 1.0
+    ms *= 0.9 if few and b.plan.part_chunks == 32 else 1.0
+    ms *= 0.8 if b.plan.stages == 3 and not few else 1.0
+    return ms * (1.1 if b.plan.name == "replay" else 1.0) * (1.2 if b.chunk == 32 else 1.0)
+
+
+class Killed(BaseException):
+    pass
+
+
+@dataclass
+class Fake:
+    """A meter. kill: the measurement at which the process ends; bad: names of builds with wrong results."""
+
+    kill: int = -1
+    bad: tuple = ()
+    bytes: int = 0
+    seen: list = field(default_factory=list)
+    checked: list = field(default_factory=list)
+
+    def wrong(self, b):
+        self.checked.append(b.name)
+        return "off by 0.5" if b.name in self.bad else ""
+
+    def workspace(self, b, s):
+        return self.bytes if b.plan.name == "replay" else 0
+
+    def time(self, b, s):
+        if len(self.seen) == self.kill:
+            raise Killed
+        self.seen.append((b.name, s.name))
+        return {"ms": speed(b, s)}
+
+
+class Clock:
+    """A second for every look at it."""
+
+    now = 0.0
+
+    def __call__(self):
+        self.now += 1
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(tune, "SPACES", SPACE)
+    monkeypatch.setattr(choices, "versions", lambda target: {"gdn_codegen": "0", target: "1"})
+    monkeypatch.setattr(dispatch, "unfit", lambda b: "")  # which lowers, and the passes' tests check that
+
+
+@pytest.fixture
+def run(tmp_path):
+    said = []
+
+    def run(meter, **options):
+        said.clear()
+        code = tune.tune(ABOUT, SHAPES, *GPU, meter, tmp_path / "table.json", say=said.append, **options)
+        return code, said
+    run.path = tmp_path / "table.json"
+    run.log = tmp_path / "table.jsonl"
+    run.table = lambda: json.loads(run.path.read_text())
+    run.rows = lambda: choices.from_json(run.table(), choices.USER)
+    return run
+
+
+def test_the_table_has_the_fastest_of_each_shape_and_chunk(run):
+    meter = Fake()
+    assert run(meter)[0] == 0
+    best = {(r.extent.sequences, r.about.chunk): r for r in run.rows()}
+    assert best[1, 64].about.name == "gdn_c64_bthd_decay32_sm90a" and best[1, 64].ms == 0.45 and best[1, 64].model_ms == 0.5
+    assert best[16, 64].about.name == "gdn_c64_bthd_walk_stages3_sm90a" and best[16, 64].ms == 0.8
+    assert best[1, 32].about.name == "gdn_c32_bthd" and len(best) == 4
+    assert len(meter.seen) == len(set(meter.seen)) == 2 * len(set(meter.checked))
+
+
+def test_calls_choose_from_what_tune_wrote(run, monkeypatch):
+    run(Fake())
+    monkeypatch.setattr(dispatch, "names", lambda device: (GPU[0], "sm_90"))
+    monkeypatch.setattr(dispatch, "architecture", lambda device: GPU[1])
+    monkeypatch.setattr(dispatch, "units", lambda device: GPU[2])
+    monkeypatch.setattr(dispatch, "choice", dispatch.choice.__wrapped__)
+    monkeypatch.setattr(choices, "own_path", lambda device, target: run.path)
+    choices.rows.cache_clear()
+    q = torch.empty(1, 32768, 16, 128, dtype=torch.float16, device="meta")
+    for chunk, name in ((None, "gdn_c64_bthd_decay32_sm90a"), (32, "gdn_c32_bthd")):
+        assert dispatch.build_for("gated_delta_rule", q, q, "tilelang", chunk, "bthd", None).name == name
+    choices.rows.cache_clear()
+
+
+@pytest.mark.parametrize("kill", [0, 1, 7])
+def test_a_killed_run_goes_on_where_it_was_and_writes_the_same_table(kill, run, tmp_path):
+    first = Fake(kill)
+    with pytest.raises(Killed):
+        run(first)
+    assert len(first.seen) == kill and len(run.rows()) <= kill
+    second = Fake()
+    run(second)
+    assert not set(first.seen) & set(second.seen)
+    again = Fake()
+    tune.tune(ABOUT, SHAPES, *GPU, again, tmp_path / "other.json", say=lambda line: None)
+    assert (tmp_path / "other.json").read_text() == run.path.read_text()
+    assert sorted(again.seen) == sorted(first.seen + second.seen)
+    done = Fake()
+    assert run(done)[0] == 0 and done.seen == []
+
+
+def test_a_line_cut_short_is_measured_again_and_said(run):
+    run(Fake())
+    whole, table = run.log.read_bytes(), run.path.read_text()
+    run.log.write_bytes(whole[:-9])
+    meter = Fake()
+    _, said = run(meter)
+    assert len(meter.seen) == 1 and f"line {len(whole.splitlines())} is not whole" in said[0]
+    assert run.path.read_text() == table
+
+
+def test_measurements_are_on_disk_when_the_next_begins(run, monkeypatch):
+    synced = []
+    monkeypatch.setattr(tune.os, "fsync", lambda fd: synced.append(run.log.read_bytes().splitlines()[-1]))
+    meter = Fake(kill=3)
+    with pytest.raises(Killed):
+        run(meter)
+    records = [json.loads(x) for x in synced if x.startswith(b"{")]
+    kept = [json.loads(x) for x in run.log.read_text().splitlines()]
+    assert [r["key"] for r in records if "ms" in r] == [r["key"] for r in kept if "ms" in r]
+    assert sum("ms" in r for r in kept) == 3 and "begun" in records[-1]
+
+
+def test_a_budget_leaves_the_rest_pending(run):
+    meter = Fake()
+    _, said = run(meter, budget=5, clock=Clock())
+    assert 1 <= len(meter.seen) <= 3 and "pending: the same command goes on" in said[-2]
+    # first of all the model's choice at each shape
+    assert meter.seen[:2] == [("gdn_c64_bthd_decay_sm90a", "1 x 32768, 16/16"), ("gdn_c64_bthd_sm90a", "16 x 4096, 4/16")]
+    listed = tune.listing(ABOUT, SHAPES, *GPU, run.path)
+    assert sum(x.endswith("pending") for x in listed) == len(listed) - len(meter.seen)
+    run(Fake())
+    assert not any(x.endswith("pending") for x in tune.listing(ABOUT, SHAPES, *GPU, run.path))
+
+
+def test_progress_says_how_far_what_was_found_and_what_is_left(run):
+    _, said = run(Fake(), budget=10_000, clock=Clock())
+    assert said[0].startswith("18 measurements, 0 of them in") or "measurements, 0 of them" in said[0]
+    assert said[1].startswith("[1/") and "0.5000 ms (best 0.5000, gdn_c64_bthd_decay_sm90a)" in said[1]
+    assert "s left, " in said[1] and "s of the budget" in said[1]
+
+
+def test_wrong_candidates_are_dropped_with_their_reason_everywhere(run):
+    bad = "gdn_c64_bthd_decay32_sm90a"
+    meter = Fake(bad=(bad,))
+    _, said = run(meter)
+    assert sum(f"{bad}: dropped: off by 0.5" in x for x in said) == 2 and meter.checked.count(bad) == 1
+    assert all(r.about.name != bad for r in run.rows())
+
+
+def test_candidates_that_hold_too_much_or_do_not_fit_are_dropped(run, monkeypatch):
+    monkeypatch.setattr(dispatch, "unfit", lambda b: "has no room" if b.plan.v_block else "")
+    meter = Fake(bytes=3 * 2**30)
+    _, said = run(meter, memory=2**30)
+    assert any("replay: dropped: holds 3.0 GiB between its kernels, 1.0 are allowed" in x for x in said)
+    assert any("vblock64: dropped: has no room" in x for x in said)
+    assert not any("replay" in name or "vblock" in name for name, _ in meter.seen)
+
+
+def test_what_stops_the_process_twice_is_dropped(run):
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run(Fake(kill=0))
+    meter = Fake()
+    _, said = run(meter)
+    assert "gdn_c64_bthd_decay_sm90a: dropped: stopped the process twice" in said[1]
+    assert ("gdn_c64_bthd_decay_sm90a", "1 x 32768, 16/16") not in meter.seen
+
+
+def test_a_lost_device_ends_the_run_and_keeps_what_there_is(run, monkeypatch):
+    meter = Fake()
+
+    def lost(b, s, time=meter.time):
+        if len(meter.seen) == 2:
+            raise tune.DeviceLost("illegal access")
+        return time(b, s)
+    monkeypatch.setattr(meter, "time", lost)
+    code, said = run(meter)
+    assert code == 1 and "illegal access" in said[-2] and len(run.rows()) == 2
+
+
+def test_the_model_is_preferred_within_the_noise(run, monkeypatch):
+    monkeypatch.setattr(tune, "MARGIN", 0.85)
+    run(Fake())
+    best = {(r.extent.sequences, r.about.chunk): r.about.name for r in run.rows()}
+    assert best[1, 64] == "gdn_c64_bthd_decay_sm90a" and best[16, 64] == "gdn_c64_bthd_walk_stages3_sm90a"
+
+
+def test_a_log_of_another_device_or_version_is_refused(run, monkeypatch):
+    run(Fake())
+    with pytest.raises(ValueError, match=r"log: got .*NVIDIA H200"):
+        tune.tune(ABOUT, SHAPES, "NVIDIA H100", "sm_90a", 132, Fake(), run.path)
+    monkeypatch.setattr(choices, "versions", lambda target: {"gdn_codegen": "0", target: "2"})
+    with pytest.raises(ValueError, match="log: got"):
+        run(Fake())
+
+
+def test_one_log_may_grow_by_shapes_and_dtypes(run):
+    run(Fake())
+    before = run.rows()
+    tune.tune(replace(ABOUT, dtype="bfloat16"), SHAPES[:1], *GPU, Fake(), run.path, say=lambda line: None)
+    after = run.rows()
+    assert set(before) < set(after) and {r.about.dtype for r in after} == {"float16", "bfloat16"}
+
+
+def test_jobs_survive_the_log():
+    j = Job(Build("tilelang", 32, schedule=varied("fused", v_block=32), dtype="bfloat16"), 4, 16, (4096, 28672))
+    assert tune.job_of(j.key, "tilelang") == j and j.shape.name == "4096 + 28672, 4/16"
+
+
+@pytest.mark.parametrize("target", ["tilelang", "triton"])
+def test_the_spaces_that_come_with_the_package(target, monkeypatch):
+    monkeypatch.undo()
+    found = tune.candidates(Build(target), "sm_90a")
+    assert len({b.name for b in found}) == len(found) <= 80 and all(dispatch.fits(b) for b in found[:3])
+    assert all(not b.arch for b in tune.candidates(Build(target), ""))
+
+
+# --- the GPU's meter, on CPU tensors ----------------------------------------------------------------------------------
+@pytest.fixture
+def cpu(monkeypatch):
+    """CPU tensors in place of a GPU's."""
+    problem = bench_gpu.problem
+    monkeypatch.setattr(bench_gpu, "problem", lambda *a, **k: problem(*a, **{**k, "device": "cpu"}))
+    monkeypatch.setattr(tune.Gpu, "alive", lambda self: None)
+    return tune.Gpu()
+
+
+SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)
+
+
+@pytest.mark.parametrize("schedule", ["replay", varied("replay", partition="decay", part_chunks=64)])
+def test_a_candidate_is_checked_against_float64_in_parts_and_tails(cpu, schedule, monkeypatch):
+    b = Build("triton", schedule=schedule, **SMALL)
+    assert cpu.wrong(b) == ""
+    ours, called = bench_gpu.ours, []
+
+    def off(b, x):
+        called.append(b.plan.part_chunks)
+        return lambda: tuple(t * 1.1 for t in ours(b, x)())
+    monkeypatch.setattr(bench_gpu, "ours", off)
+    assert cpu.wrong(b).startswith("off by 1") and called == [2 if b.plan.partition else 0]
+    monkeypatch.setattr(bench_gpu, "ours", lambda b, x: lambda: (math.nan * x.v, ours(b, x)()[1]))
+    assert "off by nan" in cpu.wrong(b)
+    monkeypatch.setattr(bench_gpu, "ours", lambda b, x: 1 / 0)
+    assert cpu.wrong(b) == "ZeroDivisionError: division by zero"
+
+
+def test_times_are_those_that_bench_takes(cpu, monkeypatch):
+    b, s = Build("triton", schedule="replay", **SMALL), Shape("s", (40,), 1, 2)
+    assert cpu.workspace(b, s) > 0
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(bench_gpu, "device_time", lambda run, n: (0.25, {}))
+    monkeypatch.setattr(bench_gpu, "wall_and_host_time", lambda run, n: (0.5, 9.0))
+    assert cpu.time(b, s) == {"ms": 0.25, "wall_ms": 0.5}
+    monkeypatch.setattr(bench_gpu, "device_time", lambda run, n: 1 / 0)
+    assert cpu.time(b, s) == {"dropped": "ZeroDivisionError: division by zero"}
+    tune._inputs.cache_clear()
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+def test_the_command(run, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(tune, "here", lambda: GPU)
+    monkeypatch.setattr(tune, "Gpu", lambda runs: Fake())
+    shapes = tmp_path / "shapes.json"
+    shapes.write_text(json.dumps([{"name": "a", "lens": [64], "H": 1, "HV": 2}, {"name": "b", "lens": [65], "H": 1, "HV": 2}]))
+    words = ["tune", "--target", "tilelang", "--shapes", str(shapes), "--only", "b", "--out", str(run.path)]
+    assert cli.main([*words, "--list"]) == 0 and not run.path.exists() and "pending" in capsys.readouterr().out
+    assert cli.main(words) == 0 and all(r.extent.tokens == 65 for r in run.rows())
+    assert cli.main([*words[:1], "--out", "x"]) == 2 and "out: got a file for several targets" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["tune"]) == 2 and "no GPU that torch sees" in capsys.readouterr().err
+
+
+def test_a_log_may_be_read_while_it_is_written(tmp_path):
+    head = {"device": "x", "target": "tilelang", "versions": {}}
+    log = Log(tmp_path / "a.jsonl", head).load()
+    log.append({"key": "k", "ms": 1.0})
+    assert Log(log.path, head).load().results == {"k": {"key": "k", "ms": 1.0}}
+    assert Tuner(log, Fake(), "", 0).left(3, 0) == "about 3 s left"
