@@ -99,18 +99,22 @@ def _import_line(path: Path, function: str) -> str:
 
 
 def build(a: argparse.Namespace) -> int:
-    from .runtime.load import write
+    from .runtime.load import cached, write
     builds, failed = _builds(a), False
     for i, b in enumerate(builds):
         if len(builds) > 1:
             print(f"[{i + 1}/{len(builds)}] {b.target}: {b.name}", flush=True)
         start = time.perf_counter()
-        path = write(b, Path(a.out))
+        path = cached(b) if a.cached else write(b, Path(a.out))
         print(f"{path}  ({time.perf_counter() - start:.2f} s)\n{_import_line(path, b.function)}", flush=True)
         if a.check:
             from .runtime.check import check
             for line, ok in check(b, path):
                 failed |= not ok
+                print(f"  {line}", flush=True)
+        if a.compile:
+            from .runtime.ahead import compile_ahead
+            for line in compile_ahead(b, path, a.compile, [_heads(x) for x in a.compile_heads]):
                 print(f"  {line}", flush=True)
     return int(failed)
 
@@ -237,6 +241,11 @@ def parser() -> argparse.ArgumentParser:
     _heads_option(p)
     p.add_argument("--out", default="generated", metavar="DIR", help="folder of DIR/TARGET/NAME.py (default: generated)")
     p.add_argument("--check", action="store_true", help="compile as far as this machine allows")
+    p.add_argument("--compile", metavar="ARCH", nargs="?", const="sm_90a",
+                   help="compile ahead for a GPU that need not be here, so that no call does: sm_90a (the default), gfx942, ...")
+    p.add_argument("--compile-heads", metavar="H/HV", action="append", default=[],
+                   help="head counts to compile for (triton); may be given again")
+    p.add_argument("--cached", action="store_true", help="write where the package's own op looks, rather than to --out")
     p.set_defaults(run=build)
     sub.add_parser("list", help="algorithms, schedules, targets").set_defaults(run=list_)
     p = sub.add_parser("show", help="what a build does")

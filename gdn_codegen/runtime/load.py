@@ -39,11 +39,15 @@ def import_path(path: Path) -> ModuleType:
     return module
 
 
+def cached(b: Build) -> Path:
+    """The generated module of `b` in the package's cache."""
+    text = render(b)
+    path = cache.folder() / "modules" / b.target / f"{b.name}_{cache.digest(text)}.py"
+    return cache.made(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
 @lru_cache(maxsize=256)
 def function(b: Build) -> Callable[..., Any]:
     """The op of `b`, built into the cache on first use."""
-    text = render(b)
-    path = cache.folder() / "modules" / b.target / f"{b.name}_{cache.digest(text)}.py"
-    cache.made(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-    fn: Callable[..., Any] = getattr(import_path(path), b.function)
+    fn: Callable[..., Any] = getattr(import_path(cached(b)), b.function)
     return fn

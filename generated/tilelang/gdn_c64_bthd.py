@@ -3,7 +3,6 @@
 Generated TileLang: schedule fused, chunks of 64 tokens, layout bthd, float16. Needs torch and tilelang (0.1.15).
 Made by: gdn_codegen build --target tilelang --chunk 64 --layout bthd --algorithm gated_delta_rule --schedule fused --dtype float16 --head-dim-k 128 --head-dim-v 128
 """
-import contextlib
 import functools
 import hashlib
 import math
@@ -18,6 +17,8 @@ import torch
 os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
 import tilelang
 import tilelang.language as T
+import tvm_ffi
+from tilelang.contrib import nvcc
 
 CHUNK = 64
 LAYOUT = "bthd"
@@ -379,31 +380,50 @@ def _cpu_flags():
 
 
 @functools.cache
-def _compiled(name, kind):
-    """The kernel, compiled; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
-    cpu = kind == "cpu"
-    program = _KERNELS[name](_prelude(cpu))
-    if not cpu:
-        return tilelang.compile(program, target="cuda", pass_configs=_PASSES[name])
+def _compiled_for_cpu(name):
+    """The kernel, compiled by gcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
     with tilelang.tvm.target.Target("c"):
-        return tilelang.compile(program, target="c", target_host="c", execution_backend="cython",
+        return tilelang.compile(_KERNELS[name](_prelude(cpu=True)), target="c", target_host="c", execution_backend="cython",
                                 compile_flags=_cpu_flags(), pass_configs=_PASSES[name])
 
 
-def _entry(kernel):
-    """The compiled function itself, past TileLang's wrapper: that of an executable just made, or of a module from its cache."""
-    made = kernel.adapter.get_exportable_executable()
-    return (made.jit() if hasattr(made, "jit") else made).main
+def _arch(device):
+    """What TileLang calls the GPU's architecture."""
+    return "sm_" + nvcc.get_target_arch(torch.cuda.get_device_capability(device))
+
+
+def library(name, arch):
+    """The file of a kernel that was compiled ahead for an architecture (gdn_codegen build --compile). It lies beside this
+    module, and its name says from which text and by what it was made."""
+    with open(__file__, "rb") as f:
+        made = hashlib.sha256(f.read() + f"{tilelang.__version__} {tvm_ffi.__version__} {platform.machine()}".encode())
+    return os.path.join(os.path.splitext(__file__)[0] + ".kernels", f"{name}_{arch}_{made.hexdigest()[:16]}.so")
+
+
+def _compiled(name, arch):
+    """The kernel, compiled by nvcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+    return tilelang.compile(_KERNELS[name](_prelude(cpu=False)), target={"kind": "cuda", "arch": arch}, pass_configs=_PASSES[name])
+
+
+@functools.cache
+def _loaded(name, arch):
+    """What holds the compiled function: a library made ahead, an executable just made, or a module from TileLang's cache."""
+    ahead = library(name, arch)
+    if os.path.exists(ahead):
+        return tilelang.tvm.runtime.load_module(ahead)
+    made = _compiled(name, arch).adapter.get_exportable_executable()
+    return made.jit() if hasattr(made, "jit") else made
 
 
 def _launcher(name, instances, sizes, flags, device):
     """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
-    with _compiling, contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device):
-        kernel = _compiled(name, device.type)
     fixed = (sizes[2], *flags)
     if device.type == "cpu":
+        with _compiling:
+            kernel = _compiled_for_cpu(name)
         return lambda tensors, cu, scalars: _launch_on_cpu(name, kernel, tensors, (cu, *fixed, *scalars))
-    run = _entry(kernel)
+    with _compiling, torch.cuda.device(device):
+        run = _loaded(name, _arch(device)).main  # past TileLang's wrapper
     return lambda tensors, cu, scalars: run(*tensors, cu, *fixed, *scalars)
 
 

@@ -4,9 +4,11 @@ Generated TileLang: schedule walk, chunks of 64 tokens, layout bthd, float16. Ne
 Made by: gdn_codegen build --target tilelang --chunk 64 --layout bthd --algorithm gated_delta_rule --schedule walk --dtype float16 --head-dim-k 128 --head-dim-v 128 --arch sm_90a
 """
 import functools
+import hashlib
 import math
 import operator
 import os
+import platform
 import threading
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ import torch
 os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
 import tilelang
 import tilelang.language as T
+import tvm_ffi
 
 CHUNK = 64
 LAYOUT = "bthd"
@@ -524,27 +527,36 @@ _PASSES = {"G_Tb": _COMMON, "o_S": _GROUPS}
 _compiling = threading.Lock()
 
 
+def library(name, arch):
+    """The file of a kernel that was compiled ahead for an architecture (gdn_codegen build --compile). It lies beside this
+    module, and its name says from which text and by what it was made."""
+    with open(__file__, "rb") as f:
+        made = hashlib.sha256(f.read() + f"{tilelang.__version__} {tvm_ffi.__version__} {platform.machine()}".encode())
+    return os.path.join(os.path.splitext(__file__)[0] + ".kernels", f"{name}_{arch}_{made.hexdigest()[:16]}.so")
+
+
+def _compiled(name, arch):
+    """The kernel, compiled by nvcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+    return tilelang.compile(_KERNELS[name](_prelude(cpu=False)), target={"kind": "cuda", "arch": arch}, pass_configs=_PASSES[name])
+
+
 @functools.cache
-def _compiled(name, kind):
-    """The kernel, compiled; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
-    return tilelang.compile(_KERNELS[name](_prelude(cpu=False)), target={"kind": "cuda", "arch": "sm_90a"},
-                            pass_configs=_PASSES[name])
-
-
-def _entry(kernel):
-    """The compiled function itself, past TileLang's wrapper: that of an executable just made, or of a module from its cache."""
-    made = kernel.adapter.get_exportable_executable()
-    return (made.jit() if hasattr(made, "jit") else made).main
+def _loaded(name, arch):
+    """What holds the compiled function: a library made ahead, an executable just made, or a module from TileLang's cache."""
+    ahead = library(name, arch)
+    if os.path.exists(ahead):
+        return tilelang.tvm.runtime.load_module(ahead)
+    made = _compiled(name, arch).adapter.get_exportable_executable()
+    return made.jit() if hasattr(made, "jit") else made
 
 
 def _launcher(name, instances, sizes, flags, device):
     """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
     if device.type != "cuda":
         _fail(INPUTS[0][0], f"device {device}", "a CUDA device (this module was built for sm_90a)")
-    with _compiling, torch.cuda.device(device):
-        kernel = _compiled(name, device.type)
     fixed = (sizes[2], *flags)
-    run = _entry(kernel)
+    with _compiling, torch.cuda.device(device):
+        run = _loaded(name, "sm_90a").main  # past TileLang's wrapper
     if not sizes[1]:  # a copy of a tile describes the whole tensor, which has no empty dim
         return lambda tensors, cu, scalars: run(*map(_with_rows, tensors), cu, *fixed, *scalars)
     return lambda tensors, cu, scalars: run(*tensors, cu, *fixed, *scalars)

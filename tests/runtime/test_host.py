@@ -240,12 +240,14 @@ def test_tilelang_calls_the_compiled_function_itself(cached, monkeypatch):
     main = lambda *a: seen.append(a)
     made = SimpleNamespace(main=main) if cached else SimpleNamespace(jit=lambda: SimpleNamespace(main=main))
     kernel = SimpleNamespace(adapter=SimpleNamespace(get_exportable_executable=lambda: made))
-    monkeypatch.setattr(m, "_compiled", lambda name, kind: compiled.append((name, kind)) or kernel)
+    monkeypatch.setattr(m, "_compiled", lambda name, arch: compiled.append((name, arch)) or kernel)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     launch = m._launcher("o_S", 4, SIZES, [0, 1], Gpu())
     for _ in range(2):
         launch(("a", "b"), "cu", [0.5])
-    assert compiled == [("o_S", "cuda")] and seen == 2 * [("a", "b", "cu", 1, 0, 1, 0.5)]
+    m._loaded.cache_clear()
+    assert compiled == [("o_S", "sm_90a")] and seen == 2 * [("a", "b", "cu", 1, 0, 1, 0.5)]
 
 
 def test_another_gpu_becomes_the_current_one_for_the_call(stubbed, monkeypatch):

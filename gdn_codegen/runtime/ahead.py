@@ -1,0 +1,135 @@
+"""`build --compile`: kernels compiled before the first call, on a machine that needs no GPU.
+
+TileLang's lie beside the generated module, which loads them; Triton's in Triton's own cache (TRITON_CACHE_DIR), under the keys
+that launches look up.
+"""
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from . import cache
+from .build import Build
+from .load import import_path
+
+#: What a launch's integers may be told apart by: whether rows are equal, whether 16 divides the tokens of a row and the chunks
+#: of a part.
+INTEGERS = {"batched": (0, 1), "tokens": (16, 17), "span": (16, 17)}
+
+
+def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Compile the kernels of the module at `path` for an architecture; a line for each. heads: H and HV (triton)."""
+    if b.target == "pto":
+        raise ValueError("compile: got pto; accepted: tilelang, triton (bisheng compiles on first use, and is cached by content)")
+    if b.arch and b.arch != arch:
+        raise ValueError(f"compile: got {arch!r}; accepted: {b.arch}, for which this module is")
+    if b.target == "triton" and not heads:
+        raise ValueError("compile: got triton without the head counts that its kernels are compiled for; accepted: with "
+                         "--compile-heads H/HV")
+    return _tilelang(path, arch) if b.target == "tilelang" else _triton(path, arch, heads)
+
+
+def _tilelang(path: Path, arch: str) -> Iterator[str]:
+    if not arch.startswith("sm_"):
+        raise ValueError(f"compile: got {arch!r}; accepted for tilelang: an architecture of NVIDIA, as sm_90a")
+    module: Any = import_path(path)
+    logging.getLogger("tilelang.jit.kernel").setLevel(logging.WARNING)
+    for name in module._KERNELS:
+        start, library = time.perf_counter(), Path(module.library(name, arch))
+        there = library.exists()
+        cache.made(library, partial(_export, module, name, arch))
+        yield f"{library}: " + ("is there" if there else f"{time.perf_counter() - start:.1f} s")
+
+
+def _export(module: Any, name: str, arch: str, to: Path) -> None:
+    module._compiled(name, arch).export_library(str(to))
+
+
+class _Compiles:
+    """Stands for a kernel in a module's launcher: what would launch compiles."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.arg_names = kernel, kernel.arg_names
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **options: self.kernel.warmup(*args, grid=grid, **options)
+
+
+class _Driver:
+    """As much of a GPU's driver as compiling asks for."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+
+class _Device:
+    type, index = "cuda", 0
+
+
+def _target(arch: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+    nvidia = re.fullmatch(r"sm_(\d+)a?", arch)
+    if not nvidia and not re.fullmatch(r"gfx\w+", arch):
+        raise ValueError(f"compile: got {arch!r}; accepted for triton: as sm_90a or gfx942")
+    return GPUTarget("cuda", int(nvidia[1]), 32) if nvidia else GPUTarget("hip", arch, 64)
+
+
+def _triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """By the module's own launcher, so that the keys are those of its launches."""
+    import torch
+    from triton.runtime.driver import driver
+    module = fresh(path)
+    module._KERNELS = {n: _Compiles(k) for n, k in module._KERNELS.items()}
+    module._warn_of_miscompilation = lambda device: None
+    driver.set_active(_Driver(_target(arch)))
+    try:
+        for name, _, _, tensors, scalars in module.KERNELS:
+            start = time.perf_counter()
+            dtypes = [getattr(torch, d) for d in _dtypes(module, tensors)]
+            for pair in heads:
+                for sizes, flags in _variants(module, name, pair):
+                    module._launcher(name, 1, sizes, flags, _Device())(dtypes, torch.int32, [0.5] * len(scalars))
+            yield f"{name} {arch}: {time.perf_counter() - start:.1f} s, in Triton's cache"
+    finally:
+        driver.set_active(None)  # found when it is next asked for
+
+
+def _variants(module: Any, name: str, heads: tuple[int, int]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+    """What a launcher is given, sizes and flags, in all that a kernel is compiled for."""
+    parts = hasattr(module, "PARTITION")
+    spans = INTEGERS["span"] if parts and "span" in module._KERNELS[name].arg_names else (16,)
+    optional, initial = module._OPTIONAL[name], dict(module.INITIAL)
+    given = (0, 1) if initial.keys() & set(optional) else (1,)
+    for batched, tokens, span, there in product(INTEGERS["batched"], INTEGERS["tokens"], spans, given):
+        yield (2, tokens, batched, *heads, 2, *([span] if parts else [])), [there if t in initial else 1 for t in optional]
+
+
+def fresh(path: Path) -> Any:
+    """The module at `path`, imported apart from what else runs in this process."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _dtypes(module: Any, tensors: Sequence[str]) -> list[str]:
+    parts = getattr(module, "PART_WORKSPACES", ())
+    known = {n: d for n, *_, d in (*module.INPUTS, *module.OUTPUTS, *module.WORKSPACES, *parts)}
+    return [known.get(t, "float32") for t in tensors]

@@ -1,0 +1,145 @@
+"""Kernels compiled ahead: the first call loads them, compiles nothing, and takes nothing that was made from another text."""
+import contextlib
+import shutil
+
+import pytest
+import torch
+from reference import call, problem
+
+from gdn_codegen import cli
+from gdn_codegen.runtime import ahead
+from gdn_codegen.runtime.ahead import compile_ahead, fresh
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.load import cached, function, write
+from gdn_codegen.schedule import varied
+
+SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)
+
+
+class Gpu:
+    type, index = "cuda", 0
+
+
+# --- tilelang --------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def gpu(monkeypatch):
+    """No GPU, but what a launcher asks of one; and no compiler."""
+    def none(*a, **k):
+        raise RuntimeError("compiled")
+    tilelang = pytest.importorskip("tilelang")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    return lambda: (monkeypatch.setattr(tilelang, "compile", none), monkeypatch.setenv("PATH", ""))
+
+
+def first_call(path):
+    """The launch of kernel G on CPU tensors: it gets as far as the compiled function, which wants a GPU's."""
+    m = fresh(path)
+    x = torch.zeros(1, 40, 2), torch.zeros(4, 2, 16), torch.zeros(2, dtype=torch.int32)
+    m._launcher("G", 6, (1, 40, 0, 1, 2, 3), [], Gpu())(x[:2], x[2], [])
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_the_first_call_loads_what_was_compiled_ahead(gpu, tmp_path, monkeypatch):
+    b = Build("tilelang", schedule="staged", **SMALL)
+    path = write(b, tmp_path)
+    m = fresh(path)
+    m._KERNELS = {"G": m._KERNELS["G"]}  # one is enough, and takes nvcc seconds
+    monkeypatch.setattr(ahead, "import_path", lambda path: m)
+    (line,) = compile_ahead(b, path, "sm_90a", [])
+    (library,) = tmp_path.rglob("*.so")
+    assert str(library) in line and library.parent == path.with_suffix(".kernels")
+    gpu()
+    assert "is there" in next(compile_ahead(b, path, "sm_90a", []))
+    with pytest.raises(Exception, match="device"):
+        first_call(path)
+
+    elsewhere = tmp_path / "elsewhere"  # both are copied together
+    shutil.copytree(path.parent, elsewhere)
+    with pytest.raises(Exception, match="device"):
+        first_call(elsewhere / path.name)
+
+    path.write_text(path.read_text() + "# another text\n")
+    with pytest.raises(RuntimeError, match="compiled"):
+        first_call(path)
+    monkeypatch.setattr(m.tilelang, "__version__", "another")
+    with pytest.raises(RuntimeError, match="compiled"):
+        first_call(elsewhere / path.name)
+
+
+def test_a_library_is_looked_for_once(gpu, tmp_path, monkeypatch):
+    m = fresh(write(Build("tilelang", schedule="staged", **SMALL), tmp_path))
+    gpu()
+    looked = []
+    monkeypatch.setattr(m, "library", lambda name, arch: looked.append((name, arch)) or str(tmp_path))
+    monkeypatch.setattr(m.tilelang.tvm.runtime, "load_module", lambda path: type("Library", (), {"main": print}))
+    for _ in range(3):
+        m._launcher("G", 6, (1, 40, 0, 1, 2, 3), [], Gpu())
+    assert looked == [("G", "sm_90a")]
+
+
+# --- triton ----------------------------------------------------------------------------------------------------------
+def launch_all(module, seen):
+    """Launch every kernel on CPU tensors, compiling what a launch compiles, and running nothing."""
+    from triton.runtime.driver import driver
+    driver.set_active(ahead._Driver(ahead._target("sm_90a")))
+    module._warn_of_miscompilation = lambda device: None
+    module._KERNELS = {n: ahead._Compiles(k) for n, k in module._KERNELS.items()}
+    try:
+        for name, _, _, tensors, scalars in module.KERNELS:
+            for sizes, flags in ahead._variants(module, name, (1, 2)):
+                x = [torch.zeros(64, dtype=getattr(torch, d)) for d in ahead._dtypes(module, tensors)]
+                module._launcher(name, 1, sizes, flags, Gpu())(x, torch.zeros(3, dtype=torch.int32), [0.25] * len(scalars))
+                seen.append(name)
+    finally:
+        driver.set_active(None)
+
+
+@pytest.mark.parametrize("schedule", ["fused", varied("replay", partition="decay")])
+def test_tritons_cache_has_what_launches_look_up(schedule, tmp_path, monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(ahead, "INTEGERS", {"batched": (0, 1), "tokens": (17,), "span": (17,)})
+    b = Build("triton", schedule=schedule, **SMALL)
+    path = write(b, tmp_path)
+    if schedule != "fused":  # one kernel over parts is enough
+        one = 'KERNELS = tuple(row for row in KERNELS if row[0] == "S_start")\n# --- host'
+        path.write_text(path.read_text().replace("# --- host", one))
+    lines = list(compile_ahead(b, path, "sm_90a", [(1, 2)]))
+    assert len(lines) == len(fresh(path).KERNELS)
+    hits, seen = [], []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **k: hits.append(k["cache_hit"]))
+    launch_all(fresh(path), seen)
+    assert seen and hits and all(hits)
+    # and it is no accident: other head counts are other kernels
+    variants = ahead._variants
+    monkeypatch.setattr(ahead, "_variants", lambda m, name, heads: list(variants(m, name, (1, 4)))[:1])
+    hits.clear()
+    launch_all(fresh(path), seen)
+    assert not all(hits)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("words, text", [
+    (["--target", "pto", "--compile"], "compile: got pto"),
+    (["--target", "triton", "--compile"], "compile: got triton without the head counts"),
+    (["--target", "triton", "--compile", "avx", "--compile-heads", "1/2"], "compile: got 'avx'"),
+    (["--target", "tilelang", "--compile", "gfx942"], "compile: got 'gfx942'"),
+    (["--target", "tilelang", "--arch", "sm_90a", "--compile", "sm_80"], "compile: got 'sm_80'; accepted: sm_90a"),
+    (["--target", "triton", "--compile", "--compile-heads", "2"], "heads: got '2'"),
+])
+def test_what_cannot_be_compiled_is_said(words, text, capsys, tmp_path):
+    assert cli.main(["build", *words, "--out", str(tmp_path)]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_cached_modules_are_those_of_the_packages_op(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path))
+    words = ["--target", "triton", "--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16", "--cached"]
+    assert cli.main(["build", *words]) == 0
+    b = Build("triton", **SMALL)
+    assert str(cached(b)) in capsys.readouterr().out and cached(b).is_relative_to(tmp_path)
+    function.cache_clear()
+    assert function(b).__globals__["__file__"] == str(cached(b))
+    call(function(b), problem([20], 1, 2, 16, 16))
+    function.cache_clear()
