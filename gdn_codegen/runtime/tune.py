@@ -50,18 +50,19 @@ class Space:
     arch: str = ""
 
     def plans(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Choices as a table keeps them, with how much each differs from the first."""
+        """Choices as a table keeps them, with how many changes lead to each; what says how to split implies parts."""
         for chunk, name, *values in product(self.chunks, self.schedules, *self.fields.values()):
             changed = {f: v for (f, known), v in zip(self.fields.items(), values, strict=True) if v != known[0]}
-            steps = len(changed) + (chunk != self.chunks[0]) + (name != self.schedules[0])
-            if steps <= MOST and ("partition" in changed or "part_chunks" not in changed):
+            split = bool(changed.keys() & {"part_chunks", "early"})
+            steps = len(changed) - split + (chunk != self.chunks[0]) + (name != self.schedules[0])
+            if steps <= MOST and ("partition" in changed or not split):
                 yield steps, {"schedule": name, "set": changed, "chunk": chunk, "arch": self.arch}
 
 
 SPACES: dict[str, tuple[Space, ...]] = {
     "tilelang": (
-        Space(("walk",), {"partition": (None, "decay", "exact"), "part_chunks": (0, 16, 32, 64, 128), "stages": (2, 1, 3),
-                          "v_block": (0, 64)}, (64,), "sm_90a"),
+        Space(("walk",), {"partition": (None, "decay", "exact"), "part_chunks": (0, 16, 32, 64, 128), "early": ("all", "state"),
+                          "stages": (2, 1, 3), "v_block": (0, 64)}, (64,), "sm_90a"),
         Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                           "v_block": (0, 64, 32)})),
     "triton": (
@@ -115,10 +116,12 @@ class Job:
 
 
 def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[Job]:
-    """All that there is to time: at each shape the model's choice, then one candidate after the other at all shapes."""
+    """All that there is to time: at each shape the model's choice, then one candidate after the other at all shapes, but for
+    parts as long as a sequence."""
     every = candidates(about, arch)
     first = {s: model_choice(about, Extent(s.H, s.HV, len(s.lens), sum(s.lens)), arch, units) for s in shapes}
-    found = [Job(b, s.H, s.HV, s.lens) for s, b in first.items()] + [Job(b, s.H, s.HV, s.lens) for b in every for s in shapes]
+    found = [Job(b, s.H, s.HV, s.lens) for s, b in first.items()] + [
+        Job(b, s.H, s.HV, s.lens) for b in every for s in shapes if b.plan.part_chunks * b.chunk < max(s.lens)]
     return list({j.key: j for j in found}.values())
 
 
@@ -212,7 +215,7 @@ class DeviceLost(RuntimeError):
 
 
 class Meter(Protocol):
-    """What can be found out about a build: why it is wrong ("" where it is not), the bytes between its kernels, its time."""
+    """What can be found out about a build: why its kernels are wrong ("" if they are not), the bytes between them, its time."""
 
     def wrong(self, b: Build) -> str: ...
     def workspace(self, b: Build, s: Shape) -> int: ...
@@ -226,12 +229,11 @@ class Gpu:
     runs: int = 15
 
     def wrong(self, b: Build) -> str:
-        """Its kernels against float64, on sequences of several parts, with a tail, and shorter than a chunk."""
-        plan = replace(b.plan, part_chunks=2) if b.plan.partition else b.schedule
+        """Against float64, on sequences of several chunks, with a tail, and shorter than a chunk."""
         s = Shape("small", (5 * b.chunk + 3, b.chunk // 2 + 1, 2 * b.chunk), 2, 4)
         x = bench_gpu.problem(s, b.dtype, b.head_dim_k, b.head_dim_v)
         try:
-            got = bench_gpu.errors(*bench_gpu.ours(replace(b, schedule=plan), x)(), bench_gpu.reference(x, range(4)))
+            got = bench_gpu.errors(*bench_gpu.ours(b, x)(), bench_gpu.reference(x, range(4)))
         except Exception as e:  # whatever a toolchain raises is a finding
             self.alive()
             return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
@@ -253,6 +255,11 @@ class Gpu:
             torch.zeros(1, device="cuda").item()
         except Exception as e:
             raise DeviceLost(str(e).splitlines()[0]) from e
+
+
+def in_short_parts(b: Build) -> Build:
+    """The same kernels, in parts of which a short sequence has several."""
+    return replace(b, schedule=replace(b.plan, part_chunks=2)) if b.plan.partition else b
 
 
 @lru_cache(maxsize=4)
@@ -313,10 +320,11 @@ class Tuner:
         if why:
             return {"dropped": why}
         self.log.append({"begun": j.key})
-        if j.build not in self._wrong:
-            self._wrong[j.build] = self.meter.wrong(j.build)
-        if self._wrong[j.build]:
-            return {"dropped": self._wrong[j.build]}
+        kernels = in_short_parts(j.build)
+        if kernels not in self._wrong:
+            self._wrong[kernels] = self.meter.wrong(kernels)
+        if self._wrong[kernels]:
+            return {"dropped": self._wrong[kernels]}
         held = self.meter.workspace(j.build, j.shape)
         if held > self.memory:
             return {"dropped": f"holds {held / 2**30:.1f} GiB between its kernels, {self.memory / 2**30:.1f} are allowed"}

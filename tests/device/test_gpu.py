@@ -6,9 +6,11 @@ import torch
 from reference import call, check, problem
 
 from gdn_codegen.ops import chunk_gated_delta_rule
+from gdn_codegen.runtime import ahead, choices, tune
+from gdn_codegen.runtime.bench_gpu import Shape
 from gdn_codegen.runtime.build import TARGETS, Build
 from gdn_codegen.runtime.dispatch import build_for
-from gdn_codegen.runtime.load import function
+from gdn_codegen.runtime.load import function, write
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES
 
@@ -166,3 +168,38 @@ def test_a_call_does_not_wait_for_the_gpu(target):
             call_()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+# --- ahead of calls --------------------------------------------------------------------------------------------------
+@hopper
+@pytest.mark.parametrize("arch", ["", "sm_90a"])
+def test_the_first_call_compiles_nothing_where_kernels_were_compiled_ahead(arch, tmp_path, monkeypatch):
+    import tilelang
+    b = Build("tilelang", schedule="walk" if arch else "fused", arch=arch, head_dim_k=64, head_dim_v=64)
+    path = write(b, tmp_path)
+    assert list(ahead.compile_ahead(b, path, "sm_90a", []))
+    monkeypatch.setattr(tilelang, "compile", lambda *a, **k: pytest.fail("compiled"))
+    check(on_gpu(getattr(ahead.fresh(path), b.function)), problem([130, 0, 65], 1, 2, 64, 64))
+
+
+def test_triton_finds_what_was_compiled_ahead(tmp_path, monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    b = Build("triton", head_dim_k=64, head_dim_v=64)
+    path = write(b, tmp_path)
+    arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    assert list(ahead.compile_ahead(b, path, arch, [(1, 2)]))
+    hits = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **k: hits.append(k["cache_hit"]))
+    check(on_gpu(getattr(ahead.fresh(path), b.function)), problem([130, 0, 65], 1, 2, 64, 64))
+    assert hits and all(hits)
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_tune_measures_and_its_table_is_found(target, tmp_path, monkeypatch):
+    """Two candidates at a small shape, numerics included."""
+    monkeypatch.setattr(tune, "SPACES", {target: (tune.Space(("replay", "fused"), {}, (64,)),)})
+    said, path = [], tmp_path / "table.json"
+    assert tune.tune(Build(target), [Shape("small", (500, 300), 2, 4)], *tune.here(), tune.Gpu(5), path, say=said.append) == 0
+    assert not any("dropped" in line for line in said), said
+    assert choices.read(path, choices.USER)[0].ms > 0

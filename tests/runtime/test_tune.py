@@ -98,7 +98,7 @@ def test_the_table_has_the_fastest_of_each_shape_and_chunk(run):
     assert best[1, 64].about.name == "gdn_c64_bthd_decay32_sm90a" and best[1, 64].ms == 0.45 and best[1, 64].model_ms == 0.5
     assert best[16, 64].about.name == "gdn_c64_bthd_walk_stages3_sm90a" and best[16, 64].ms == 0.8
     assert best[1, 32].about.name == "gdn_c32_bthd" and len(best) == 4
-    assert len(meter.seen) == len(set(meter.seen)) == 2 * len(set(meter.checked))
+    assert len(meter.seen) == len(set(meter.seen)) == len(tune.jobs(ABOUT, SHAPES, *GPU[1:]))
 
 
 def test_calls_choose_from_what_tune_wrote(run, monkeypatch):
@@ -168,17 +168,18 @@ def test_a_budget_leaves_the_rest_pending(run):
 
 def test_progress_says_how_far_what_was_found_and_what_is_left(run):
     _, said = run(Fake(), budget=10_000, clock=Clock())
-    assert said[0].startswith("18 measurements, 0 of them in") or "measurements, 0 of them" in said[0]
+    assert "measurements, 0 of them in" in said[0]
     assert said[1].startswith("[1/") and "0.5000 ms (best 0.5000, gdn_c64_bthd_decay_sm90a)" in said[1]
     assert "s left, " in said[1] and "s of the budget" in said[1]
 
 
 def test_wrong_candidates_are_dropped_with_their_reason_everywhere(run):
-    bad = "gdn_c64_bthd_decay32_sm90a"
-    meter = Fake(bad=(bad,))
+    """Kernels are checked once, in parts of which a short sequence has several."""
+    meter = Fake(bad=("gdn_c64_bthd_decay2_sm90a", "gdn_c64_bthd_walk_stages3_decay2_sm90a"))
     _, said = run(meter)
-    assert sum(f"{bad}: dropped: off by 0.5" in x for x in said) == 2 and meter.checked.count(bad) == 1
-    assert all(r.about.name != bad for r in run.rows())
+    for name, shapes in (("gdn_c64_bthd_decay_sm90a", 2), ("gdn_c64_bthd_decay32_sm90a", 2)):
+        assert sum(f"{name}: dropped: off by 0.5" in x for x in said) == shapes
+    assert len(meter.checked) == len(set(meter.checked)) and all(r.about.plan.partition is None for r in run.rows())
 
 
 def test_candidates_that_hold_too_much_or_do_not_fit_are_dropped(run, monkeypatch):
@@ -241,11 +242,16 @@ def test_jobs_survive_the_log():
     assert tune.job_of(j.key, "tilelang") == j and j.shape.name == "4096 + 28672, 4/16"
 
 
+def test_parts_as_long_as_a_sequence_are_no_candidates():
+    found = tune.jobs(ABOUT, [Shape("short", (2048, 64), 1, 2)], *GPU[1:])
+    assert {j.build.plan.part_chunks for j in found} == {0} and any(j.build.plan.partition for j in found)
+
+
 @pytest.mark.parametrize("target", ["tilelang", "triton"])
 def test_the_spaces_that_come_with_the_package(target, monkeypatch):
     monkeypatch.undo()
     found = tune.candidates(Build(target), "sm_90a")
-    assert len({b.name for b in found}) == len(found) <= 80 and all(dispatch.fits(b) for b in found[:3])
+    assert len({b.name for b in found}) == len(found) <= 120 and all(dispatch.fits(b) for b in found[:3])
     assert all(not b.arch for b in tune.candidates(Build(target), ""))
 
 
@@ -262,17 +268,12 @@ def cpu(monkeypatch):
 SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)
 
 
-@pytest.mark.parametrize("schedule", ["replay", varied("replay", partition="decay", part_chunks=64)])
-def test_a_candidate_is_checked_against_float64_in_parts_and_tails(cpu, schedule, monkeypatch):
-    b = Build("triton", schedule=schedule, **SMALL)
+def test_a_candidate_is_checked_against_float64_in_parts_and_tails(cpu, monkeypatch):
+    b = tune.in_short_parts(Build("triton", schedule=varied("replay", partition="decay", part_chunks=64), **SMALL))
     assert cpu.wrong(b) == ""
-    ours, called = bench_gpu.ours, []
-
-    def off(b, x):
-        called.append(b.plan.part_chunks)
-        return lambda: tuple(t * 1.1 for t in ours(b, x)())
-    monkeypatch.setattr(bench_gpu, "ours", off)
-    assert cpu.wrong(b).startswith("off by 1") and called == [2 if b.plan.partition else 0]
+    ours = bench_gpu.ours
+    monkeypatch.setattr(bench_gpu, "ours", lambda b, x: lambda: tuple(t * 1.1 for t in ours(b, x)()))
+    assert cpu.wrong(b).startswith("off by 1")
     monkeypatch.setattr(bench_gpu, "ours", lambda b, x: lambda: (math.nan * x.v, ours(b, x)()[1]))
     assert "off by nan" in cpu.wrong(b)
     monkeypatch.setattr(bench_gpu, "ours", lambda b, x: 1 / 0)
