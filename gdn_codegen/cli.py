@@ -215,10 +215,14 @@ def tune(a: argparse.Namespace) -> int:
     targets = t.TARGETS if a.target == "all" else (a.target,)
     if a.out and len(targets) > 1:
         raise ValueError("out: got a file for several targets; accepted: one --target")
-    shapes, out, (device, arch, units), failed = _only(a, t.SHAPES), Path(a.out) if a.out else None, t.here(), False
+    shapes, out, failed = _only(a, t.SHAPES), Path(a.out) if a.out else None, False
+    device, arch, units = ("", a.compile, 0) if a.compile else t.here()
     for target in targets:
         about = Build(target, layout=a.layout, dtype=a.dtype, head_dim_k=a.head_dim_k, head_dim_v=a.head_dim_v)
-        if a.list:
+        if a.compile:
+            for line in t.compile_candidates(about, shapes, arch):
+                print(line, flush=True)
+        elif a.list:
             print("\n".join(t.listing(about, shapes, device, arch, units, out)))
         else:
             failed |= bool(t.tune(about, shapes, device, arch, units, t.Gpu(a.runs), out, budget=a.budget,
@@ -293,6 +297,7 @@ def parser() -> argparse.ArgumentParser:
                    help="that a candidate may hold between its kernels (default: 8)")
     p.add_argument("--runs", type=int, default=15, metavar="N", help="times are medians of these (default: 15)")
     p.add_argument("--out", metavar="FILE", help="the table, with its log beside it (default: where calls look for it)")
+    p.add_argument("--compile", metavar="ARCH", help="only compile the candidates, for a GPU (sm_90a, ...) that need not be here")
     p.add_argument("--list", action="store_true", help="only say what was measured and what is pending")
     p.set_defaults(run=tune)
     sub.add_parser("doctor", help="which targets run here, and what is missing for the rest").set_defaults(run=doctor)

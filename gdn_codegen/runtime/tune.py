@@ -21,10 +21,11 @@ import torch
 from ..schedule import changes, varied
 from ..schedule.contract import Contract
 from . import bench_gpu, cache, choices, dispatch
+from .ahead import compile_ahead
 from .bench_gpu import Shape
 from .build import Build
 from .choices import Extent, Row
-from .load import function
+from .load import cached, function, import_path
 from .peers import Problem
 from .verify import TOLERANCE
 
@@ -367,6 +368,22 @@ def listing(about: Build, shapes: Sequence[Shape], device: str, arch: str, units
         said = f"{r['ms']:.4f} ms" if "ms" in r else f"dropped: {r['dropped']}" if r else dispatch.unfit(j.build) or "pending"
         lines.append(f"{j.shape.name:24} {j.build.name:44} {said}")
     return lines
+
+
+def compile_candidates(about: Build, shapes: Sequence[Shape], arch: str) -> Iterator[str]:
+    """Fill the toolchains' caches (TILELANG_CACHE_DIR, TRITON_CACHE_DIR) with what a run on such a GPU would compile; a line for
+    each build. Needs no GPU."""
+    heads = sorted({(2, 4), *((s.H, s.HV) for s in shapes)})  # those of the check, too
+    todo = [b for b in dict.fromkeys(map(in_short_parts, candidates(about, arch))) if dispatch.fits(b)]
+    for i, b in enumerate(todo, 1):
+        start = time.monotonic()
+        if b.target == "triton":
+            list(compile_ahead(b, cached(b), arch, heads))
+        else:
+            module: Any = import_path(cached(b))
+            for name in module._KERNELS:
+                module._compiled(name, arch)
+        yield f"[{i}/{len(todo)}] {b.name}: {time.monotonic() - start:.0f} s"
 
 
 def here() -> tuple[str, str, int]:

@@ -2,6 +2,7 @@
 import json
 import math
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -302,6 +303,23 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
     assert cli.main([*words, "--list"]) == 0 and not run.path.exists() and "pending" in capsys.readouterr().out
     assert cli.main(words) == 0 and all(r.extent.tokens == 65 for r in run.rows())
     assert cli.main([*words[:1], "--out", "x"]) == 2 and "out: got a file for several targets" in capsys.readouterr().err
+
+
+def test_candidates_are_compiled_where_there_is_no_gpu(monkeypatch, capsys):
+    """A kernel once, however long the parts; on Triton for the head counts of the shapes and of the check."""
+    compiled, asked = [], []
+    module = SimpleNamespace(_KERNELS=("a", "b"), _compiled=lambda *x: compiled.append(x))
+    monkeypatch.setattr(tune, "cached", lambda b: b)
+    monkeypatch.setattr(tune, "import_path", lambda b: module)
+    monkeypatch.setattr(tune, "compile_ahead", lambda b, path, arch, heads: asked.append((arch, heads)) or ())
+    assert cli.main(["tune", "--target", "tilelang", "--compile", "sm_90a"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split()[1] for line in lines]
+    assert len(names) == len(set(names)) and {"gdn_c64_bthd_decay2_sm90a:", "gdn_c64_bthd:"} <= set(names)
+    assert compiled == [("a", "sm_90a"), ("b", "sm_90a")] * len(lines)
+    monkeypatch.setitem(tune.SPACES, "triton", tune.SPACES["tilelang"][1:])
+    assert cli.main(["tune", "--target", "triton", "--compile", "gfx942", "--only", "1 x 2048, 16/32"]) == 0
+    assert set(map(str, asked)) == {"('gfx942', [(2, 4), (16, 32)])"}
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
