@@ -1,40 +1,114 @@
-"""Ops for callers of the package: built on first use, then called like any function."""
+"""Ops for callers of the package: built on first use, then called like any function. Signatures only; see runtime/."""
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .runtime.dispatch import build, key
-from .runtime.load import function
+from .runtime.arguments import Given, settled
+from .runtime.calls import run
+from .runtime.library import compiled
 from .schedule import Schedule
 
-
-@lru_cache(maxsize=1024)
-def _loaded(*wanted: Any) -> Callable[..., Any]:
-    """The op of a build. Kept, so that a call costs a look-up."""
-    return function(build(*wanted))
+State = Tensor | None
 
 
-def chunk_gated_delta_rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
-                           scale: float | None = None, initial_state: torch.Tensor | None = None,
-                           output_final_state: bool = False, cu_seqlens: torch.Tensor | None = None, *,
-                           target: str = "auto", chunk_size: int | None = None, layout: str = "bthd",
-                           schedule: str | Schedule | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Gated DeltaNet prefill (arXiv:2412.06464): o and the final state.
+def _results(x: Given) -> tuple[Any, ...]:
+    """o and the final state, and the checkpoints where they were asked for."""
+    o, final, checkpoints = compiled(x) if torch.compiler.is_compiling() else run(x)
+    return (o, final, checkpoints) if x.checkpoint_chunks else (o, final)
 
-    q, k: [B, T, H, K]; v: [B, T, HV, V], HV a multiple of H; g (log decay, float32 kept), beta: [B, T, HV]; layout
-    "bhtd" swaps T and heads. float16, bfloat16 or float32; products sum in float32. scale defaults to K ** -0.5.
-    initial_state: [N, HV, K, V]; the final state is returned in float32. cu_seqlens: [N + 1], int32 or int64, packs N
-    sequences into B = 1. target: "auto" picks what runs on q's device; pto's kernels are compiled for H and HV, others
-    for any. schedule: None picks "walk" with kernels for Hopper alone where the GPU is one and the sizes fit, in parts (exact
-    to 2^-16 of the state in float16; GDN_CODEGEN_PARTITION=0 turns them off) where sequences and heads are few; else "fused".
-    Raises ValueError naming a bad argument.
+
+def chunk_gated_delta_rule(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None, initial_state: State = None,
+        output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Tensor | None = None,
+        head_first: bool = False, *, layout: str | None = None, out: Tensor | None = None,
+        gate: str = "log", A_log: Tensor | None = None, dt_bias: Tensor | None = None,
+        beta_form: str = "given", allow_neg_eigval: bool = False,
+        state_v_first: bool = False, state_dtype: torch.dtype | None = None, final_state: State = None,
+        state_indices: Tensor | None = None, inplace_final_state: bool | None = None, checkpoint_chunks: int = 0,
+        chunk_indices: Tensor | None = None, chunk_offsets: Tensor | None = None,
+        target: str = "auto", chunk_size: int | None = None, schedule: str | Schedule | None = None,
+        **kwargs: Any) -> tuple[Any, ...]:
+    """Gated DeltaNet prefill (arXiv:2412.06464): (o, final state or None).
+
+    Shapes. q, k: [B, T, H, K]; v: [B, T, HV, V], HV a multiple of H; g, beta: [B, T, HV]. layout "bhtd", or head_first, swaps T
+    and heads; "bsnd" and "bnsd" are other names of the two. q, k, v: one of float16, bfloat16, float32; g, beta: any of them.
+    cu_seqlens: int32 or int64 [N + 1], packs N sequences into B = 1. out: a buffer for o, like v.
+    scale: K ** -0.5 unless given. use_qk_l2norm_in_kernel: q and k are divided by their norms first.
+
+    gate: "log" (g is the log of the decay), "linear" (the decay itself), or "raw": the log decay is
+    -exp(A_log) softplus(g + dt_bias) with A_log, dt_bias [HV] (FLA: use_gate_in_kernel=True). beta_form: "given", "sigmoid"
+    (FLA: use_beta_sigmoid_in_kernel=True) or "twice_sigmoid" (with allow_neg_eigval=True).
+
+    States. initial_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first. The final state is returned where
+    output_final_state asks for it, in state_dtype (float32 unless given); written to the buffer final_state where there is one;
+    or takes initial_state's place with inplace_final_state. state_indices: int32 or int64 [N], the slots of sequences in a pool
+    initial_state [slots, ...]; -1 skips a sequence; in place unless inplace_final_state=False or there is a final_state.
+    checkpoint_chunks=n: a third result, the states every n chunks.
+
+    chunk_indices, chunk_offsets: FLA's tables of chunks. The kernels need neither; where values may be read (CPU tensors,
+    GDN_CODEGEN_CHECK=1) they are checked against cu_seqlens. target: "auto" picks what runs on q's device. chunk_size, schedule:
+    None picks, by device and sizes. Names of other libraries are known, too (docs/contract.md); unknown keywords are ignored
+    with one warning each. Raises ValueError naming a bad argument (docs/errors.md). Inference only.
     """
-    sequences = cu_seqlens.numel() - 1 if isinstance(cu_seqlens, torch.Tensor) else None
-    fn = _loaded(*key("gated_delta_rule", q, v, target, chunk_size, layout, schedule, sequences))
-    result: Any = fn(q, k, v, g, beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-                     cu_seqlens=cu_seqlens)
-    return result  # type: ignore[no-any-return]
+    own = dict(q=q, k=k, v=v, g=g, beta=beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+               use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens, head_first=head_first, layout=layout,
+               out=out, gate=gate, A_log=A_log, dt_bias=dt_bias, beta_form=beta_form, allow_neg_eigval=allow_neg_eigval,
+               state_v_first=state_v_first, state_dtype=state_dtype, final_state=final_state, state_indices=state_indices,
+               inplace_final_state=inplace_final_state, checkpoint_chunks=checkpoint_chunks, chunk_indices=chunk_indices,
+               chunk_offsets=chunk_offsets, target=target, chunk_size=chunk_size, schedule=schedule)
+    return _results(settled(own, kwargs))
+
+
+def recurrent_gated_delta_rule(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None, initial_state: State = None,
+        output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Tensor | None = None,
+        head_first: bool = False, *, layout: str | None = None, out: Tensor | None = None,
+        gate: str = "log", A_log: Tensor | None = None, dt_bias: Tensor | None = None,
+        beta_form: str = "given", allow_neg_eigval: bool = False,
+        state_v_first: bool = False, state_dtype: torch.dtype | None = None, final_state: State = None,
+        state_indices: Tensor | None = None, inplace_final_state: bool | None = None,
+        target: str = "auto", schedule: str | Schedule | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    """Decoding: 1 to 16 new tokens a sequence, from the states before them; (o, final state or None).
+
+    The arguments are those of `chunk_gated_delta_rule`, and so is the algorithm, with chunks of 16 tokens in one kernel.
+    ValueError where rows have more than 16 tokens, and where cu_seqlens on the CPU says so.
+    """
+    own = dict(q=q, k=k, v=v, g=g, beta=beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+               use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens, head_first=head_first, layout=layout,
+               out=out, gate=gate, A_log=A_log, dt_bias=dt_bias, beta_form=beta_form, allow_neg_eigval=allow_neg_eigval,
+               state_v_first=state_v_first, state_dtype=state_dtype, final_state=final_state, state_indices=state_indices,
+               inplace_final_state=inplace_final_state, checkpoint_chunks=0, chunk_indices=None, chunk_offsets=None,
+               target=target, chunk_size=None, schedule=schedule)
+    return _results(settled(own, kwargs, decode=True))
+
+
+def fused_recurrent_gated_delta_rule(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, gk: Tensor | None = None, gv: Tensor | None = None,
+        beta: Tensor | None = None, scale: float | None = None, initial_state: State = None, output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, A_log: Tensor | None = None,
+        dt_bias: Tensor | None = None, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
+        state_v_first: bool = False, cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
+    """`recurrent_gated_delta_rule` in FLA's order of arguments (0.5.1): without g nothing is forgotten, without beta it is 1.
+    Per-key and per-value gates (gk, gv) are refused."""
+    if g is None or beta is None:
+        rows = v.shape[:3]
+        g = v.new_zeros(rows, dtype=torch.float32) if g is None else g
+        beta = v.new_ones(rows, dtype=torch.float32) if beta is None else beta
+    return recurrent_gated_delta_rule(
+        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, A_log=A_log,
+        dt_bias=dt_bias, allow_neg_eigval=allow_neg_eigval, state_v_first=state_v_first, gk=gk, gv=gv,
+        use_gate_in_kernel=use_gate_in_kernel, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, **kwargs)
+
+
+def chunk_gated_delta_rule_npu(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None, initial_state: State = None,
+        output_final_state: bool = True, cu_seqlens: Tensor | None = None, head_first: bool = False,
+        use_qk_l2norm_in_kernel: bool = False, **kwargs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`chunk_gated_delta_rule` with sgl-kernel-npu's signature: three results, the last None unless checkpoint_chunks is given
+    (there: the states of all chunks)."""
+    o, final, *rest = chunk_gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+                                             cu_seqlens, head_first, **kwargs)
+    return o, final, rest[0] if rest else None

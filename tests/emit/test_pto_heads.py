@@ -6,8 +6,9 @@ import pytest
 import torch
 from reference import TOLERANCE, call, check, module, problem
 
-from gdn_codegen import chunk_gated_delta_rule, ops
+from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.cli import main
+from gdn_codegen.runtime import calls
 from gdn_codegen.runtime.bench_pto import Problem, stages
 from gdn_codegen.runtime.build import TARGETS, Build, render
 from gdn_codegen.runtime.load import function
@@ -108,8 +109,8 @@ def test_stages_keep_their_names():
 def test_the_op_compiles_the_counts_of_its_tensors_in(monkeypatch):
     """Once for each, whatever the lengths."""
     built = []
-    ops._loaded.cache_clear()
-    monkeypatch.setattr(ops, "function", lambda b: built.append(b) or function(b))
+    calls._loaded.cache_clear()
+    monkeypatch.setattr(calls, "function", lambda b: built.append(b) or function(b))
     small_op = lambda *a, **options: chunk_gated_delta_rule(*a, **options, target="pto", chunk_size=32)
     for h, value_heads, lengths in ((2, 4, [40]), (2, 4, [9, 33]), (1, 3, [40])):
         check(small_op, problem(lengths, h, value_heads, 32, 32))

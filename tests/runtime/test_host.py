@@ -9,8 +9,8 @@ import torch
 from reference import call, check, expected, module, problem, rms_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gdn_codegen import chunk_gated_delta_rule, ops
-from gdn_codegen.runtime import dispatch
+from gdn_codegen import chunk_gated_delta_rule
+from gdn_codegen.runtime import calls, dispatch
 from gdn_codegen.runtime.build import TARGETS, Build, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
@@ -276,10 +276,10 @@ def test_another_gpu_becomes_the_current_one_for_the_call(stubbed, monkeypatch):
 # --- the package's op ------------------------------------------------------------------------------------------------
 def test_the_op_is_looked_up_once(monkeypatch):
     x = problem([40], 1, 2, 32, 32)
-    ops._loaded.cache_clear()
+    calls._loaded.cache_clear()
     want = expected(x)
     o, _ = call(chunk_gated_delta_rule, x)
-    for where, n in ((dispatch, "choose"), (dispatch, "Build"), (ops, "function")):
+    for where, n in ((dispatch, "choose"), (dispatch, "Build"), (calls, "function")):
         monkeypatch.setattr(where, n, lambda *a, n=n: pytest.fail(f"{n} ran again"))
     again, _ = call(chunk_gated_delta_rule, x)
     assert torch.equal(o, again) and rms_error(o, want[0]) < 5e-3
