@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .runtime.arguments import Given, settled
+from .runtime.arguments import Options, Tensors, settled
 from .runtime.calls import run
 from .runtime.library import compiled
 from .schedule import Schedule
@@ -14,10 +14,11 @@ from .schedule import Schedule
 State = Tensor | None
 
 
-def _results(x: Given) -> tuple[Any, ...]:
+def _call(t: Tensors, x: Options, scale: float | None, others: dict[str, Any], decode: bool = False) -> tuple[Any, ...]:
     """o and the final state, and the checkpoints where they were asked for."""
-    o, final, checkpoints = compiled(x) if torch.compiler.is_compiling() else run(x)
-    return (o, final, checkpoints) if x.checkpoint_chunks else (o, final)
+    t, words = settled(t, x, others, decode)
+    o, final, checkpoints = (compiled if torch.compiler.is_compiling() else run)(t, words, scale)
+    return (o, final, checkpoints) if words.checkpoint_chunks else (o, final)
 
 
 def chunk_gated_delta_rule(
@@ -53,13 +54,11 @@ def chunk_gated_delta_rule(
     None picks, by device and sizes. Names of other libraries are known, too (docs/contract.md); unknown keywords are ignored
     with one warning each. Raises ValueError naming a bad argument (docs/errors.md). Inference only.
     """
-    own = dict(q=q, k=k, v=v, g=g, beta=beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-               use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens, head_first=head_first, layout=layout,
-               out=out, gate=gate, A_log=A_log, dt_bias=dt_bias, beta_form=beta_form, allow_neg_eigval=allow_neg_eigval,
-               state_v_first=state_v_first, state_dtype=state_dtype, final_state=final_state, state_indices=state_indices,
-               inplace_final_state=inplace_final_state, checkpoint_chunks=checkpoint_chunks, chunk_indices=chunk_indices,
-               chunk_offsets=chunk_offsets, target=target, chunk_size=chunk_size, schedule=schedule)
-    return _results(settled(own, kwargs))
+    t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, final_state, out, chunk_indices,
+                chunk_offsets)
+    x = Options(output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
+                state_dtype, inplace_final_state, target, schedule, chunk_size, checkpoint_chunks)
+    return _call(t, x, scale, kwargs)
 
 
 def recurrent_gated_delta_rule(
@@ -76,13 +75,10 @@ def recurrent_gated_delta_rule(
     The arguments are those of `chunk_gated_delta_rule`, and so is the algorithm, with chunks of 16 tokens in one kernel.
     ValueError where rows have more than 16 tokens, and where cu_seqlens on the CPU says so.
     """
-    own = dict(q=q, k=k, v=v, g=g, beta=beta, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-               use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens, head_first=head_first, layout=layout,
-               out=out, gate=gate, A_log=A_log, dt_bias=dt_bias, beta_form=beta_form, allow_neg_eigval=allow_neg_eigval,
-               state_v_first=state_v_first, state_dtype=state_dtype, final_state=final_state, state_indices=state_indices,
-               inplace_final_state=inplace_final_state, checkpoint_chunks=0, chunk_indices=None, chunk_offsets=None,
-               target=target, chunk_size=None, schedule=schedule)
-    return _results(settled(own, kwargs, decode=True))
+    t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, final_state, out)
+    x = Options(output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
+                state_dtype, inplace_final_state, target, schedule)
+    return _call(t, x, scale, kwargs, decode=True)
 
 
 def fused_recurrent_gated_delta_rule(

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
@@ -31,8 +32,8 @@ _INTEGERS = (torch.int32, torch.int64)
 _unknown: set[str] = set()
 
 
-class Given(NamedTuple):
-    """A call: the arguments of the functional op, in its order, then what a call writes to of its caller's."""
+class Tensors(NamedTuple):
+    """The tensors of a call."""
 
     q: Tensor
     k: Tensor
@@ -44,22 +45,47 @@ class Given(NamedTuple):
     initial_state: Tensor | None
     state_indices: Tensor | None
     cu_seqlens: Tensor | None
-    scale: float | None
+    final_state: Tensor | None
+    out: Tensor | None
+    chunk_indices: Tensor | None = None
+    chunk_offsets: Tensor | None = None
+
+
+class Options(NamedTuple):
+    """What else a call says."""
+
+    output_final_state: bool
+    use_qk_l2norm_in_kernel: bool
+    head_first: bool
+    layout: str | None
+    gate: str
+    beta_form: str
+    allow_neg_eigval: bool
+    state_v_first: bool
+    state_dtype: torch.dtype | None
+    inplace_final_state: bool | None
+    target: str
+    schedule: Any
+    chunk_size: int | None = None
+    checkpoint_chunks: int = 0
+
+
+class Words(NamedTuple):
+    """Options in one spelling, as torch's ops take them."""
+
     output_final_state: bool
     gate: str
     beta_form: str
     l2norm: bool
     state_v_first: bool
     state_dtype: str
+    in_place: bool
     checkpoint_chunks: int
     target: str
     chunk_size: int | None
     layout: str
     schedule: Any
     decode: bool
-    final_state: Tensor | None
-    out: Tensor | None
-    in_place: bool
 
 
 def fail(argument: str, got: Any, accepted: Any) -> NoReturn:
@@ -84,8 +110,8 @@ def _warn_once(name: str) -> None:
         warnings.warn(f"{name}: unknown to gdn_codegen's ops, and ignored", stacklevel=5)
 
 
-def renamed(own: dict[str, Any], others: dict[str, Any]) -> None:
-    """Put keywords of other libraries among ours; refuse what is not done here, warn once of what nobody knows."""
+def renamed(own: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of other libraries put among ours; what is not done here is refused, what nobody knows gets one warning."""
     for name, x in others.items():
         if name in ALIASES:
             ours = ALIASES[name]
@@ -107,6 +133,7 @@ def renamed(own: dict[str, Any], others: dict[str, Any]) -> None:
                 fail(name, type(x).__name__ if isinstance(x, Tensor) else repr(x), REFUSED[name])
         else:
             _warn_once(name)
+    return own
 
 
 def _reads(*tensors: Tensor | None) -> bool:
@@ -156,20 +183,6 @@ def _check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_s
                  f"the chunks of cu_seqlens, of {chunk_size or ' or '.join(map(str, CHUNKS))} tokens")
 
 
-def _check_options(own: dict[str, Any]) -> None:
-    for name in ("output_final_state", "use_qk_l2norm_in_kernel", "head_first", "state_v_first", "allow_neg_eigval"):
-        _flag(name, own[name])
-    n, size, schedule = own["checkpoint_chunks"], own["chunk_size"], own["schedule"]
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-        fail("checkpoint_chunks", repr(n), "a number of chunks, 0 for none")
-    if size is not None and size not in CHUNKS:
-        fail("chunk_size", repr(size), f"{', '.join(map(str, CHUNKS))}, or None to choose")
-    if schedule is not None and not isinstance(schedule, (str, Schedule)):
-        fail("schedule", type(schedule).__name__, "a name, a Schedule, or None to choose")
-    if not isinstance(own["target"], str):
-        fail("target", type(own["target"]).__name__, "a name")
-
-
 def _layout(layout: Any, head_first: bool) -> str:
     if layout is None:
         return "bhtd" if head_first else "bthd"
@@ -181,74 +194,97 @@ def _layout(layout: Any, head_first: bool) -> str:
 
 def _beta_form(form: Any, twice: bool) -> str:
     found = _word("beta_form", form, BETAS)
-    if not twice:
-        return found
-    if not found:
+    if twice and not found:
         fail("allow_neg_eigval", "True with beta as given", "use_beta_sigmoid_in_kernel=True beside it: twice the sigmoid")
-    return "twice_sigmoid"
+    return "twice_sigmoid" if twice else found
 
 
-def _gate(own: dict[str, Any]) -> str:
-    found = _word("gate", own["gate"], GATES)
-    for name in ("A_log", "dt_bias"):
-        if own[name] is not None and found != "raw":
-            fail(name, f"a value with gate={own['gate']!r}", "None, or gate='raw' (use_gate_in_kernel=True)")
-    if found == "raw" and own["A_log"] is None:
+def _gate(gate: Any, a_log: bool, dt_bias: bool) -> str:
+    found = _word("gate", gate, GATES)
+    for name, given in (("A_log", a_log), ("dt_bias", dt_bias)):
+        if given and found != "raw":
+            fail(name, f"a value with gate={gate!r}", "None, or gate='raw' (use_gate_in_kernel=True)")
+    if found == "raw" and not a_log:
         fail("A_log", None, "a tensor [HV], which gate='raw' needs")
     return found
 
 
-def _states(own: dict[str, Any]) -> tuple[bool, str]:
-    """Whether the final state takes the initial one's place, and the dtype of states."""
-    initial, final, indices, wish = (own[n] for n in ("initial_state", "final_state", "state_indices", "inplace_final_state"))
+def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices: bool) -> tuple[bool, str]:
+    """Whether the final state takes the initial one's place, and the dtype of states. initial, final: dtypes, None where
+    there is none."""
     if wish is not None:
         _flag("inplace_final_state", wish)
-    in_place = wish if wish is not None else indices is not None and final is None
-    if indices is not None and initial is None:
+    in_place = wish if wish is not None else indices and final is None
+    if indices and initial is None:
         fail("state_indices", "indices without initial_state", "both: the indices are slots of initial_state")
     if in_place and initial is None:
         fail("inplace_final_state", "True without initial_state", "both, or False")
-    if in_place and final is not None and final is not initial:
+    if in_place and final is not None and not same:
         fail("final_state", "a buffer with inplace_final_state=True", "None, or inplace_final_state=False")
-    held = initial if in_place else final
-    if held is not None and not isinstance(held, Tensor):
-        fail("initial_state" if in_place else "final_state", type(held).__name__, "a tensor")
-    dtype = own["state_dtype"]
-    if isinstance(dtype, str):
-        dtype = getattr(torch, dtype, dtype)
+    if same and not in_place and final is not None:
+        fail("final_state", "the buffer of initial_state", "a buffer of its own, or inplace_final_state=True")
+    dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and dtype not in DTYPES:
         fail("state_dtype", repr(dtype), ", ".join(map(str, DTYPES)))
+    held = initial if in_place else final
     if held is None:
-        return bool(in_place), DTYPES[dtype or torch.float32]
-    if held.dtype not in DTYPES:
-        fail("initial_state" if in_place else "final_state", held.dtype, ", ".join(map(str, DTYPES)))
-    if dtype is not None and dtype != held.dtype:
-        fail("state_dtype", dtype, f"{held.dtype}, that of the buffer for states")
-    return bool(in_place), DTYPES[held.dtype]
+        return in_place, DTYPES[dtype or torch.float32]
+    if held not in DTYPES:
+        fail("initial_state" if in_place else "final_state", held, ", ".join(map(str, DTYPES)))
+    if dtype is not None and dtype != held:
+        fail("state_dtype", dtype, f"{held}, that of the buffer for states")
+    return in_place, DTYPES[held]
 
 
-def settled(own: dict[str, Any], others: dict[str, Any], decode: bool = False) -> Given:
+def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, final: Any, same: bool, indices: bool) -> Words:
+    for name in ("output_final_state", "use_qk_l2norm_in_kernel", "head_first", "state_v_first", "allow_neg_eigval"):
+        _flag(name, getattr(x, name))
+    n = x.checkpoint_chunks
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        fail("checkpoint_chunks", repr(n), "a number of chunks, 0 for none")
+    if x.chunk_size is not None and x.chunk_size not in CHUNKS:
+        fail("chunk_size", repr(x.chunk_size), f"{', '.join(map(str, CHUNKS))}, or None to choose")
+    if x.schedule is not None and not isinstance(x.schedule, (str, Schedule)):
+        fail("schedule", type(x.schedule).__name__, "a name, a Schedule, or None to choose")
+    in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, same, indices)
+    return Words(x.output_final_state, _gate(x.gate, a_log, dt_bias), _beta_form(x.beta_form, x.allow_neg_eigval),
+                 x.use_qk_l2norm_in_kernel, x.state_v_first, state_dtype, in_place, n, x.target, x.chunk_size,
+                 _layout(x.layout, x.head_first), x.schedule, decode)
+
+
+_kept_words = lru_cache(maxsize=1024)(_words)
+
+
+def _kind(x: Any) -> Any:
+    return None if x is None else x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
+def _requires_grad(x: Any) -> bool:
+    return x is not None and getattr(x, "requires_grad", False)
+
+
+def settled(t: Tensors, x: Options, others: dict[str, Any], decode: bool = False) -> tuple[Tensors, Words]:
     """One spelling of a call, or a ValueError naming the argument at fault."""
     if others:
-        renamed(own, others)
-    _check_options(own)
-    for name in ("q", "k", "v", "g", "beta"):
-        if not isinstance(own[name], Tensor):
-            fail(name, type(own[name]).__name__, "a torch.Tensor")
-    ends = own["cu_seqlens"]
+        own = renamed({**t._asdict(), **x._asdict()}, others)
+        t, x = Tensors(*(own[n] for n in Tensors._fields)), Options(*(own[n] for n in Options._fields))
+    q, k, v, g, beta, a_log, dt_bias, initial, *_ = t
+    for name, y in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta)):
+        if not isinstance(y, Tensor):
+            fail(name, type(y).__name__, "a torch.Tensor")
+    ends = t.cu_seqlens
     if ends is not None and not isinstance(ends, Tensor):
         fail("cu_seqlens", repr(ends), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
-    if own["chunk_indices"] is not None or own["chunk_offsets"] is not None:
-        _check_chunks(own["chunk_indices"], own["chunk_offsets"], ends, own["chunk_size"])
-    if torch.is_grad_enabled():
-        for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state"):
-            if isinstance(own[name], Tensor) and own[name].requires_grad:
-                fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
-    in_place, state_dtype = _states(own)
-    return Given(own["q"], own["k"], own["v"], own["g"], own["beta"], own["A_log"], own["dt_bias"],
-                 own["initial_state"], own["state_indices"], ends,
-                 None if own["scale"] is None else float(own["scale"]), own["output_final_state"],
-                 _gate(own), _beta_form(own["beta_form"], own["allow_neg_eigval"]), own["use_qk_l2norm_in_kernel"],
-                 own["state_v_first"], state_dtype, own["checkpoint_chunks"], own["target"], own["chunk_size"],
-                 _layout(own["layout"], own["head_first"]), own["schedule"], decode,
-                 own["final_state"], own["out"], in_place)
+    facts = (x, decode, a_log is not None, dt_bias is not None, _kind(initial), _kind(t.final_state),
+             initial is t.final_state, t.state_indices is not None)
+    try:
+        words = _words(*facts) if torch.compiler.is_compiling() else _kept_words(*facts)
+    except TypeError:  # an option that has no hash is no option
+        words = _words(*facts)
+    if t.chunk_indices is not None or t.chunk_offsets is not None:
+        _check_chunks(t.chunk_indices, t.chunk_offsets, ends, x.chunk_size)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or g.requires_grad or beta.requires_grad
+                                    or _requires_grad(a_log) or _requires_grad(dt_bias) or _requires_grad(initial)):
+        name = next(n for n, y in zip(Tensors._fields, t, strict=True) if _requires_grad(y))
+        fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+    return t, words

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..schedule import Schedule, named
 from ..schedule.contract import Contract
-from .arguments import DTYPES, Given, fail
+from .arguments import DTYPES, Tensors, Words, fail
 from .build import DEFAULT_SCHEDULE
 from .dispatch import build, key, units
 from .load import function
@@ -51,11 +51,11 @@ def _loaded(*wanted: Any) -> Callable[..., Any]:
     return function(build(*wanted))
 
 
-def _check_step(x: Given) -> None:
+def _check_step(t: Tensors, layout: str) -> None:
     """A decoding step has few tokens a sequence. Where ends lie on a GPU nobody looks, and more are right too, only slow."""
-    ends = x.cu_seqlens
+    ends = t.cu_seqlens
     if ends is None:
-        tokens = x.q.shape[1 if x.layout == "bthd" else 2] if x.q.ndim == 4 else 0
+        tokens = t.q.shape[1 if layout == "bthd" else 2]
         if tokens > DECODE_CHUNK:
             fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
     elif ends.device.type == "cpu" and ends.ndim == 1 and ends.numel() > 1:
@@ -65,22 +65,21 @@ def _check_step(x: Given) -> None:
                  f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
 
 
-def run(x: Given) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def run(t: Tensors, x: Words, scale: float | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """o, the final state or None, state checkpoints or None."""
-    pool, checkpoints = x.state_indices is not None, x.checkpoint_chunks > 0
-    strided = not (x.q.is_contiguous() and x.k.is_contiguous() and x.v.is_contiguous())
-    contract = _contract(x.gate, x.beta_form, x.l2norm, x.g.dtype, x.beta.dtype, x.state_v_first, x.state_dtype, pool, x.in_place,
-                         checkpoints, strided)
-    sequences = None if x.cu_seqlens is None else x.cu_seqlens.numel() - 1
+    strided = not (t.q.is_contiguous() and t.k.is_contiguous() and t.v.is_contiguous())
+    contract = _contract(x.gate, x.beta_form, x.l2norm, t.g.dtype, t.beta.dtype, x.state_v_first, x.state_dtype,
+                         t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, strided)
+    sequences = None if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
     chunk_size, schedule = x.chunk_size or 64, x.schedule
-    if x.decode:
-        _check_step(x)
+    if x.decode and t.q.ndim == t.v.ndim == 4:
+        _check_step(t, x.layout)
         chunk_size = DECODE_CHUNK
-        if schedule is None and x.v.ndim == 4:
-            heads = x.v.shape[2 if x.layout == "bthd" else 1]
-            schedule = decode_plan(x.target, x.v.device, (sequences or x.v.shape[0]) * heads, x.v.shape[3])
-    fn = _loaded(*key(ALGORITHM, x.q, x.v, x.target, chunk_size, x.layout, schedule, sequences, contract))
+        if schedule is None:
+            walks = (sequences or t.v.shape[0]) * t.v.shape[2 if x.layout == "bthd" else 1]
+            schedule = decode_plan(x.target, t.v.device, walks, t.v.shape[3])
+    fn = _loaded(*key(ALGORITHM, t.q, t.v, x.target, chunk_size, x.layout, schedule, sequences, contract))
     options: dict[str, Any] = {}
-    result = fn(x.q, x.k, x.v, x.g, x.beta, scale=x.scale, initial_state=x.initial_state,
-                output_final_state=x.output_final_state, cu_seqlens=x.cu_seqlens, **options)
+    result = fn(t.q, t.k, t.v, t.g, t.beta, scale=scale, initial_state=t.initial_state,
+                output_final_state=x.output_final_state, cu_seqlens=t.cu_seqlens, **options)
     return result[0], result[1], None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import Given, fail
+from .arguments import Tensors, Words, fail
 from .calls import run
 
 
@@ -21,10 +21,10 @@ def gated_delta_rule(
         checkpoint_chunks: int, target: str, chunk_size: int | None, layout: str, schedule: str | None,
         decode: bool) -> list[Tensor]:
     """o, then the final state where it is wanted, then checkpoints where they are."""
-    x = Given(q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, scale, output_final_state, gate,
-              beta_form, l2norm, state_v_first, state_dtype, checkpoint_chunks, target, chunk_size, layout, schedule, decode,
-              None, None, False)
-    return [t for t in run(x) if t is not None]
+    t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, None, None)
+    x = Words(output_final_state, gate, beta_form, l2norm, state_v_first, state_dtype, False, checkpoint_chunks, target,
+              chunk_size, layout, schedule, decode)
+    return [y for y in run(t, x, scale) if y is not None]
 
 
 @torch.library.custom_op("gdn_codegen::gated_delta_rule_into", mutates_args=("final_state", "out", "checkpoints"))
@@ -35,33 +35,31 @@ def gated_delta_rule_into(
         checkpoint_chunks: int, target: str, chunk_size: int | None, layout: str, schedule: str | None, decode: bool,
         final_state: Tensor | None, out: Tensor, checkpoints: Tensor | None, in_place: bool) -> None:
     """The same, written to buffers. in_place: final_state holds the initial states, too."""
-    x = Given(q, k, v, g, beta, A_log, dt_bias, final_state if in_place else initial_state, state_indices, cu_seqlens, scale,
-              output_final_state, gate, beta_form, l2norm, state_v_first, state_dtype, checkpoint_chunks, target, chunk_size,
-              layout, schedule, decode, None if in_place else final_state, out, in_place)
-    made = run(x)[2]
+    t = Tensors(q, k, v, g, beta, A_log, dt_bias, final_state if in_place else initial_state, state_indices, cu_seqlens,
+                None if in_place else final_state, out)
+    x = Words(output_final_state, gate, beta_form, l2norm, state_v_first, state_dtype, in_place, checkpoint_chunks, target,
+              chunk_size, layout, schedule, decode)
+    made = run(t, x, scale)[2]
     if checkpoints is not None and made is not None:
         checkpoints.copy_(made)
 
 
-def _sequences(x: Given) -> Any:
-    return x.q.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
-
-
-def _state(x: Given) -> Tensor:
-    """An empty final state."""
-    heads = x.v.shape[2 if x.layout == "bthd" else 1]
-    K, V = x.q.shape[3], x.v.shape[3]
-    return x.v.new_empty((_sequences(x), heads, *((V, K) if x.state_v_first else (K, V))), dtype=getattr(torch, x.state_dtype))
-
-
-def _out(x: Given) -> Tensor:
-    return x.v.new_empty(x.v.shape)
+def _empty_state(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, layout: str, v_first: bool, dtype: str) -> Tensor:
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    K, V = q.shape[3], v.shape[3]
+    return v.new_empty((sequences, v.shape[2 if layout == "bthd" else 1], *((V, K) if v_first else (K, V))),
+                       dtype=getattr(torch, dtype))
 
 
 @gated_delta_rule.register_fake
-def _(*arguments: Any) -> list[Tensor]:
-    x = Given._make((*arguments, None, None, False))
-    return [_out(x), *([_state(x)] if x.output_final_state else [])]
+def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Any, dt_bias: Any, initial_state: Any, state_indices: Any,
+      cu_seqlens: Tensor | None, scale: Any, output_final_state: bool, gate: Any, beta_form: Any, l2norm: Any,
+      state_v_first: bool, state_dtype: str, checkpoint_chunks: int, target: Any, chunk_size: Any, layout: str, schedule: Any,
+      decode: Any) -> list[Tensor]:
+    made = [v.new_empty(v.shape)]
+    if output_final_state:
+        made.append(_empty_state(q, v, cu_seqlens, layout, state_v_first, state_dtype))
+    return made
 
 
 @gated_delta_rule_into.register_fake
@@ -76,18 +74,19 @@ def _no_gradient(context: Any, *gradients: Any) -> Any:
 gated_delta_rule.register_autograd(_no_gradient)
 
 
-def compiled(x: Given) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def compiled(t: Tensors, x: Words, scale: float | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """What `run` does, as an op that torch.compile takes whole."""
     if x.schedule is not None and not isinstance(x.schedule, str):
         fail("schedule", f"the Schedule {x.schedule.name} under torch.compile", "a name, or None to choose")
-    functional = x[:-3]
-    if x.final_state is None and x.out is None and not x.in_place:
-        o, *rest = gated_delta_rule(*functional)
+    options = (scale, x.output_final_state, x.gate, x.beta_form, x.l2norm, x.state_v_first, x.state_dtype, x.checkpoint_chunks,
+               x.target, x.chunk_size, x.layout, x.schedule, x.decode)
+    if t.final_state is None and t.out is None and not x.in_place:
+        o, *rest = gated_delta_rule(*t[:10], *options)
         return o, rest.pop(0) if x.output_final_state else None, rest.pop() if rest else None
-    out = _out(x) if x.out is None else x.out
-    final = x.initial_state if x.in_place else x.final_state
+    out = t.v.new_empty(t.v.shape) if t.out is None else t.out
+    final = t.initial_state if x.in_place else t.final_state
     if final is None and x.output_final_state:
-        final = _state(x)
-    states = functional if not x.in_place else x._replace(initial_state=None)[:-3]
-    gated_delta_rule_into(*states, final, out, None, x.in_place)
+        final = _empty_state(t.q, t.v, t.cu_seqlens, x.layout, x.state_v_first, x.state_dtype)
+    gated_delta_rule_into(*t[:7], None if x.in_place else t.initial_state, t.state_indices, t.cu_seqlens, *options, final, out,
+                          None, x.in_place)
     return out, final, None
