@@ -107,7 +107,7 @@ def _word(name: str, x: Any, accepted: dict[str, str]) -> str:
 def _warn_once(name: str) -> None:
     if name not in _unknown and not torch.compiler.is_compiling():
         _unknown.add(name)
-        warnings.warn(f"{name}: unknown to gdn_codegen's ops, and ignored", stacklevel=5)
+        warnings.warn(f"{name}: unknown to gdn_codegen's ops, and ignored", stacklevel=6)
 
 
 def renamed(own: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:

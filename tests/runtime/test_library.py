@@ -1,0 +1,113 @@
+"""The custom ops: what torch checks of them, and torch.compile."""
+import pytest
+import torch
+from reference import expected, problem, rms_error
+
+from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
+from gdn_codegen.runtime.library import gated_delta_rule, gated_delta_rule_into
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule import named
+
+pytestmark = pytest.mark.skipif(not runs("triton", "cpu"), reason="needs triton")
+NAMES = ("q", "k", "v", "g", "beta")
+MODEL = dict(target="triton", chunk_size=16)
+
+
+def given(lengths=(9, 4), heads=(1, 2), batched=False, **options):
+    """A problem, its tensors, and cu_seqlens or None."""
+    x = problem(list(lengths), *heads, 32, 32, **options)
+    n = len(lengths) if batched else 1
+    a = [x[m].reshape(n, -1, *x[m].shape[1:]) for m in NAMES]
+    return x, a, None if batched else torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+
+
+def words(output_final_state=True, gate="", beta_form="", l2norm=False, state_v_first=False, state_dtype="float32",
+          checkpoint_chunks=0, chunk_size=16, decode=False):
+    """An op's options after its tensors."""
+    return (0.2, output_final_state, gate, beta_form, l2norm, state_v_first, state_dtype, checkpoint_chunks, "triton", chunk_size,
+            "bthd", None, decode)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(output_final_state=False), dict(decode=True, chunk_size=None)])
+@pytest.mark.parametrize("batched", [False, True])
+def test_opcheck(options, batched):
+    x, a, cu = given((6, 6), batched=batched)
+    torch.library.opcheck(gated_delta_rule, (*a, None, None, x["S"], None, cu, *words(**options)))
+
+
+def test_opcheck_of_the_op_that_writes_to_buffers():
+    x, a, cu = given()
+    torch.library.opcheck(gated_delta_rule_into, (*a, None, None, x["S"], None, cu, *words(output_final_state=False), None,
+                                                  torch.empty_like(a[2]), None, False))
+
+
+def model(q, k, v, g, beta, S, cu):
+    o, final = chunk_gated_delta_rule(q * 1, k, v, g, beta, None, S, True, cu_seqlens=cu, **MODEL)
+    return o.float() + 1, final * 2
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_whole_and_equal(backend, batched):
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for seed, lengths in enumerate(((7, 7), (20, 20))):  # another length is another graph at most
+        x, a, cu = given(lengths, batched=batched, seed=seed)
+        want, got = model(*a, x["S"], cu), compiled(*a, x["S"], cu)
+        assert all(torch.equal(w, c) for w, c in zip(want, got, strict=True))
+        o, S = expected(x)
+        assert rms_error(got[0].reshape(o.shape) - 1, o) < 5e-3 and rms_error(got[1] / 2, S) < 5e-3
+
+
+def test_lengths_may_be_symbols():
+    torch._dynamo.reset()
+    graphs = []
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=lambda g, _: graphs.append(g) or g.forward)
+    for lengths in ((7, 9), (20, 3), (5, 30)):
+        x, a, cu = given(lengths)
+        assert all(torch.equal(w, c) for w, c in zip(model(*a, x["S"], cu), compiled(*a, x["S"], cu), strict=True))
+    assert len(graphs) == 1
+    assert [n.target for n in graphs[0].graph.nodes if "gdn_codegen" in str(n.target)] == [
+        torch.ops.gdn_codegen.gated_delta_rule.default]
+
+
+def test_a_decoding_step_compiled():
+    torch._dynamo.reset()
+    step = lambda *a: recurrent_gated_delta_rule(*a[:5], None, a[5], True, target="triton")
+    x, a, _ = given((3, 3), batched=True)
+    for w, c in zip(step(*a, x["S"]), torch.compile(step, fullgraph=True, backend="aot_eager")(*a, x["S"]), strict=True):
+        assert torch.equal(w, c)
+
+
+def test_nothing_is_read_and_shapes_come_from_shapes():
+    """On fake tensors, which hold no values: N, T and heads are all it takes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    x, a, cu = given((9, 4))
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(t) for t in (*a, x["S"], cu)]
+        o, S = gated_delta_rule(*fake[:5], None, None, fake[5], None, fake[6], *words())
+    assert (o.shape, o.dtype, S.shape, S.dtype) == (a[2].shape, torch.float16, (2, 2, 32, 32), torch.float32)
+
+
+def test_gradients_are_refused():
+    x, a, cu = given()
+    a[2].requires_grad_()
+    with pytest.raises(ValueError, match=r"v: got a tensor that requires grad.*no_grad"):
+        chunk_gated_delta_rule(*a, **MODEL)
+    with torch.no_grad():
+        chunk_gated_delta_rule(*a, **MODEL)
+    with pytest.raises(RuntimeError, match="no gradients: inference only"):
+        gated_delta_rule(*a, None, None, x["S"], None, cu, *words())[0].sum().backward()
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="requires grad"):
+        torch.compile(model, fullgraph=True, backend="eager")(*a, x["S"], cu)
+
+
+def test_a_schedule_in_a_graph_has_a_name():
+    torch._dynamo.reset()
+    a = given()[1]
+    op = lambda s: lambda *b: chunk_gated_delta_rule(*b, schedule=s, **MODEL)[0]
+    run = lambda s: torch.compile(op(s), fullgraph=True, backend="eager")(*a)
+    assert rms_error(run("replay")[0], run(None)[0]) < 5e-3
+    with pytest.raises(Exception, match=r"the Schedule replay under torch\.compile"):
+        run(named("replay"))
