@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .runtime.arguments import Options, Tensors, settled
+from .runtime.arguments import Options, Tensors, number, settled
 from .runtime.calls import run
 from .runtime.library import compiled
 from .schedule import Schedule
@@ -17,6 +17,7 @@ State = Tensor | None
 def _call(t: Tensors, x: Options, scale: float | None, others: dict[str, Any], decode: bool = False) -> tuple[Any, ...]:
     """o and the final state, and the checkpoints where they were asked for."""
     t, words = settled(t, x, others, decode)
+    scale = number("scale", scale)
     o, final, checkpoints = (compiled if torch.compiler.is_compiling() else run)(t, words, scale)
     return (o, final, checkpoints) if words.checkpoint_chunks else (o, final)
 

@@ -92,6 +92,15 @@ def fail(argument: str, got: Any, accepted: Any) -> NoReturn:
     raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
 
 
+def number(name: str, x: Any) -> float | None:
+    """`x` as a float; a tensor is refused, as to read it is to wait for its device."""
+    if x is None:
+        return None
+    if isinstance(x, (Tensor, bool, str)) or not isinstance(x, (int, float)):
+        fail(name, type(x).__name__, "a finite number, or None")
+    return float(x)
+
+
 def _flag(name: str, x: Any) -> bool:
     if x is not True and x is not False:
         fail(name, type(x).__name__ if isinstance(x, Tensor) else repr(x), "True or False")

@@ -123,7 +123,7 @@ SCHEDULES = {s.name: s for s in (
 def named(name: str) -> Schedule:
     """The schedule called `name`."""
     if name not in SCHEDULES:
-        raise ScheduleError(f"schedule: got {name!r}; accepted are {', '.join(SCHEDULES)}")
+        raise ScheduleError(f"schedule: got {name!r}; accepted: {', '.join(SCHEDULES)}")
     return SCHEDULES[name]
 
 

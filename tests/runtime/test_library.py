@@ -1,4 +1,6 @@
 """The custom ops: what torch checks of them, and torch.compile."""
+import shutil
+
 import pytest
 import torch
 from reference import expected, problem, rms_error
@@ -57,6 +59,15 @@ def test_compiled_whole_and_equal(backend, batched):
         assert all(torch.equal(w, c) for w, c in zip(want, got, strict=True))
         o, S = expected(x)
         assert rms_error(got[0].reshape(o.shape) - 1, o) < 5e-3 and rms_error(got[1] / 2, S) < 5e-3
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_compiled_by_inductor(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    op = lambda *b: chunk_gated_delta_rule(*b, output_final_state=True, **MODEL)
+    a = given()[1]
+    assert all(torch.equal(w, c) for w, c in zip(op(*a), torch.compile(op, fullgraph=True)(*a), strict=True))
 
 
 def test_lengths_may_be_symbols():

@@ -1,0 +1,144 @@
+"""docs/errors.md: each row has a trial here and each trial a row there. `python tests/runtime/test_errors.py` writes the rows."""
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
+from gdn_codegen.runtime.build import TARGETS
+from gdn_codegen.runtime.targets import runs
+
+PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+TARGET = next(t for t in TARGETS if runs(t, "cpu"))
+T, H, HV, K, V = 40, 2, 4, 32, 32
+half = lambda *shape: torch.zeros(shape, dtype=torch.float16)
+zeros = torch.zeros
+
+
+def arguments(**change):
+    x = dict(q=half(1, T, H, K), k=half(1, T, H, K), v=half(1, T, HV, V), g=zeros(1, T, HV), beta=zeros(1, T, HV),
+             target=TARGET, chunk_size=16)
+    return x | change
+
+
+def cu(*ends):
+    return torch.tensor(ends)
+
+
+STATE = zeros(1, HV, K, V)
+POOL = dict(initial_state=zeros(6, HV, K, V), cu_seqlens=cu(0, 10, 40))
+ROWS = dict(q=half(2, 20, H, K), k=half(2, 20, H, K), v=half(2, 20, HV, V), g=zeros(2, 20, HV), beta=zeros(2, 20, HV))
+#: (argument, what is wrong with it) -> what is passed.
+TRIALS = {
+    ("q", "not a tensor"): dict(q=[1.0]),
+    ("q", "rank"): dict(q=half(T, H, K)),
+    ("q", "dtype"): dict(q=zeros(1, T, H, K, dtype=torch.int8)),
+    ("k", "dtype unlike q's"): dict(k=zeros(1, T, H, K)),
+    ("k", "tokens unlike q's"): dict(k=half(1, T + 1, H, K)),
+    ("k", "head dim unlike q's"): dict(k=half(1, T, H, 64)),
+    ("v", "rank"): dict(v=half(1, T, HV)),
+    ("v", "device"): dict(v=torch.zeros(1, T, HV, V, dtype=torch.float16, device="meta")),
+    ("v", "batch unlike q's"): dict(v=half(2, T, HV, V)),
+    ("g", "not a tensor"): dict(g=None),
+    ("g", "dtype"): dict(g=zeros(1, T, HV, dtype=torch.float64)),
+    ("g", "heads unlike v's"): dict(g=zeros(1, T, H)),
+    ("g", "requires grad"): dict(g=zeros(1, T, HV, requires_grad=True)),
+    ("beta", "rank"): dict(beta=zeros(1, T, HV, V)),
+    ("beta", "tokens unlike q's"): dict(beta=zeros(1, 1, HV)),
+    ("heads", "HV no multiple of H"): dict(q=half(1, T, 3, K), k=half(1, T, 3, K)),
+    ("scale", "not finite"): dict(scale=float("nan")),
+    ("scale", "a tensor"): dict(scale=zeros(())),
+    ("use_qk_l2norm_in_kernel", "a tensor: vLLM's order, by position"): dict(use_qk_l2norm_in_kernel=cu(0, T)),
+    ("initial_state", "shape"): dict(initial_state=zeros(2, HV, K, V)),
+    ("initial_state", "dtype"): dict(initial_state=zeros(1, HV, K, V, dtype=torch.float64)),
+    ("initial_state", "device"): dict(initial_state=torch.zeros(1, HV, K, V, device="meta")),
+    ("state_dtype", "dtype"): dict(state_dtype=torch.int8),
+    ("inplace_final_state", "without initial_state"): dict(inplace_final_state=True),
+    ("state_indices", "without initial_state"): dict(state_indices=cu(0)),
+    ("state_dtype", "unlike the buffer's"): dict(initial_state=STATE, inplace_final_state=True, state_dtype=torch.float16),
+    ("final_state", "two places for it"): dict(initial_state=STATE, inplace_final_state=True, final_state=zeros(1, HV, K, V)),
+    ("checkpoint_chunks", "negative"): dict(checkpoint_chunks=-1),
+    ("cu_seqlens", "a bool: FLA 0.5's order, by position"): dict(cu_seqlens=True),
+    ("cu_seqlens", "dtype"): dict(cu_seqlens=zeros(2)),
+    ("cu_seqlens", "rank"): dict(cu_seqlens=cu((0, T))),
+    ("cu_seqlens", "device"): dict(cu_seqlens=torch.zeros(2, dtype=torch.int32, device="meta")),
+    ("cu_seqlens", "with rows"): dict(ROWS, cu_seqlens=cu(0, 20, 40)),
+    ("cu_seqlens", "does not start at 0 (*)"): dict(cu_seqlens=cu(1, T)),
+    ("cu_seqlens", "falls (*)"): dict(cu_seqlens=cu(0, 30, 20)),
+    ("cu_seqlens", "past T (*)"): dict(cu_seqlens=cu(0, T + 1)),
+    ("cu_seqlens_cpu", "unlike cu_seqlens (*)"): dict(cu_seqlens=cu(0, T), cu_seqlens_cpu=cu(0, 9)),
+    ("chunk_indices", "shape"): dict(cu_seqlens=cu(0, T), chunk_indices=cu(0, 1, 2)),
+    ("chunk_indices", "without cu_seqlens"): dict(chunk_indices=cu((0, 0), (0, 1), (0, 2))),
+    ("chunk_indices", "of other sequences (*)"): dict(cu_seqlens=cu(0, T), chunk_indices=cu((0, 0), (1, 0))),
+    ("chunk_offsets", "of other sequences (*)"): dict(cu_seqlens=cu(0, T), chunk_offsets=cu(0, 9)),
+    ("chunk_size", "not one that there is"): dict(chunk_size=60),
+    ("layout", "not one that there is"): dict(layout="tbhd"),
+    ("head_first", "contradicts layout"): dict(head_first=True, layout="bthd"),
+    ("target", "not one that there is"): dict(target="cuda"),
+    ("schedule", "not one that there is"): dict(schedule="fastest"),
+    ("gate", "not one that there is"): dict(gate="tanh"),
+    ("A_log", "without raw gates"): dict(A_log=zeros(HV)),
+    ("dt_bias", "without raw gates"): dict(dt_bias=zeros(HV), gate="linear"),
+    ("A_log", "missing for raw gates"): dict(gate="raw"),
+    ("use_gate_in_kernel", "contradicts gate"): dict(use_gate_in_kernel=True, A_log=zeros(HV), gate="linear"),
+    ("beta_form", "not one that there is"): dict(beta_form="tanh"),
+    ("allow_neg_eigval", "without a sigmoid"): dict(allow_neg_eigval=True),
+    ("ssm_state_indices", "beside state_indices"): dict(POOL, ssm_state_indices=cu(0, 1), state_indices=cu(0, 1)),
+    ("gk", "a gate a key"): dict(gk=zeros(1, T, HV, K)),
+    ("num_accepted_tokens", "speculative decoding"): dict(num_accepted_tokens=cu(1)),
+    ("return_intermediate_states", "another name"): dict(return_intermediate_states=True),
+    ("q", "more than 16 tokens to decode"): dict(op=recurrent_gated_delta_rule),
+    ("cu_seqlens", "more than 16 tokens to decode (*)"): dict(op=recurrent_gated_delta_rule, cu_seqlens=cu(0, 20, T)),
+}
+
+
+def message(trial):
+    x = arguments(**TRIALS[trial])
+    op = x.pop("op", chunk_gated_delta_rule)
+    if op is recurrent_gated_delta_rule:
+        del x["chunk_size"]
+    kept = {n: t.clone() for n, t in x.items() if isinstance(t, torch.Tensor) and t.device.type == "cpu"}
+    with pytest.raises(ValueError) as error:
+        op(**x)
+    assert all(torch.equal(x[n], t) for n, t in kept.items()), "an argument was written to"
+    return str(error.value)
+
+
+def row(trial):
+    text = message(trial).replace("|", "\\|")
+    return f"| `{trial[0]}` | {trial[1]} | {text} |"
+
+
+def rows():
+    return re.findall(r"^\| `.*$", PAGE.read_text(encoding="ascii"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=" ".join)
+def test_bad_input_says_what_the_table_says(trial):
+    text = message(trial)
+    assert text.startswith(f"{trial[0]}: got ") and "; accepted: " in text, text
+    assert row(trial) in rows()
+
+
+def test_each_row_has_a_trial_and_each_trial_a_row():
+    named = [tuple(re.match(r"\| `(\w+)` \| (.*?) \|", r).groups()) for r in rows()]
+    assert named == list(TRIALS)
+
+
+def test_values_on_a_gpu_are_read_in_debug_mode_only(monkeypatch):
+    """Rows with (*): what the kernels' own checks do is in test_runtime; here, that no tensor elsewhere is read."""
+    from gdn_codegen.runtime import arguments as checks
+    elsewhere = torch.zeros(2, dtype=torch.int32, device="meta")
+    assert not checks._reads(elsewhere) and checks._reads(cu(0, 1), None)
+    monkeypatch.setenv("GDN_CODEGEN_CHECK", "1")
+    assert checks._reads(elsewhere)
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text(encoding="ascii").splitlines()
+    first = page.index("| --- | --- | --- |") + 1
+    rest = next((i for i in range(first, len(page)) if not page[i].startswith("|")), len(page))
+    PAGE.write_text("\n".join([*page[:first], *map(row, TRIALS), *page[rest:]]) + "\n", encoding="ascii")
+    sys.exit(f"{len(TRIALS)} rows written")
