@@ -102,7 +102,7 @@ def test_bad_cuts(kernels, text):
 def test_bad_fields():
     with pytest.raises(ScheduleError, match="form='x'; accepted are direct"):
         Schedule("bad", (("o", "S"),), form="x")
-    with pytest.raises(ScheduleError, match="accepted are staged"):
+    with pytest.raises(ScheduleError, match="accepted: staged"):
         named("nothing")
 
 
