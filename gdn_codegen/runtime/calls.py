@@ -17,6 +17,8 @@ from .dispatch import build, key, units
 from .load import function
 
 ALGORITHM = "gated_delta_rule"
+#: Where rows of checkpoints need to know it.
+DEFAULT_CHUNK = 64
 #: Of a decoding step: chunks of so many tokens, which is the most that a sequence may bring.
 DECODE_CHUNK = 16
 #: The fewest columns of the state that a decoding kernel's instance holds.
@@ -65,21 +67,41 @@ def _check_step(t: Tensors, layout: str) -> None:
                  f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
 
 
-def run(t: Tensors, x: Words, scale: float | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def chunk_of(x: Words) -> int | None:
+    """Tokens of a chunk, where the call says or rows of checkpoints need to know."""
+    return DECODE_CHUNK if x.decode else x.chunk_size or (DEFAULT_CHUNK if x.checkpoint_chunks else None)
+
+
+def _is_view(x: Tensor) -> bool:
+    """Whether kernels could read `x` where it lies, and only by its strides."""
+    return not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1)
+
+
+def run(t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None = None
+        ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """o, the final state or None, state checkpoints or None."""
-    strided = not (t.q.is_contiguous() and t.k.is_contiguous() and t.v.is_contiguous())
+    strided = any(map(_is_view, t[:5])) or (t.out is not None and _is_view(t.out))
     contract = _contract(x.gate, x.beta_form, x.l2norm, t.g.dtype, t.beta.dtype, x.state_v_first, x.state_dtype,
                          t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, strided)
     sequences = None if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
-    chunk_size, schedule = x.chunk_size or 64, x.schedule
+    schedule = x.schedule
     if x.decode and t.q.ndim == t.v.ndim == 4:
         _check_step(t, x.layout)
-        chunk_size = DECODE_CHUNK
         if schedule is None:
             walks = (sequences or t.v.shape[0]) * t.v.shape[2 if x.layout == "bthd" else 1]
             schedule = decode_plan(x.target, t.v.device, walks, t.v.shape[3])
-    fn = _loaded(*key(ALGORITHM, t.q, t.v, x.target, chunk_size, x.layout, schedule, sequences, contract))
+    fn = _loaded(*key(ALGORITHM, t.q, t.v, x.target, chunk_of(x) or 64, x.layout, schedule, sequences, contract))
     options: dict[str, Any] = {}
+    if x.gate == "raw":
+        options["A_log"], options["dt_bias"] = t.A_log, t.dt_bias
+    if contract.pool:
+        options["state_indices"] = t.state_indices
+    if t.final_state is not None and not x.in_place:
+        options["final_state"] = t.final_state
+    if t.out is not None:
+        options["out"] = t.out
+    if contract.checkpoints:
+        options["checkpoint_chunks"], options["state_checkpoints"] = x.checkpoint_chunks, checkpoints
     result = fn(t.q, t.k, t.v, t.g, t.beta, scale=scale, initial_state=t.initial_state,
                 output_final_state=x.output_final_state, cu_seqlens=t.cu_seqlens, **options)
-    return result[0], result[1], None
+    return result[0], result[1], result[2] if contract.checkpoints else None

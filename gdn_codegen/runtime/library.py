@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .arguments import Tensors, Words, fail
-from .calls import run
+from .calls import DEFAULT_CHUNK, run
 
 
 @torch.library.custom_op("gdn_codegen::gated_delta_rule", mutates_args=())
@@ -39,9 +39,7 @@ def gated_delta_rule_into(
                 None if in_place else final_state, out)
     x = Words(output_final_state, gate, beta_form, l2norm, state_v_first, state_dtype, in_place, checkpoint_chunks, target,
               chunk_size, layout, schedule, decode)
-    made = run(t, x, scale)[2]
-    if checkpoints is not None and made is not None:
-        checkpoints.copy_(made)
+    run(t, x, scale, checkpoints)
 
 
 def _empty_state(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, layout: str, v_first: bool, dtype: str) -> Tensor:
@@ -49,6 +47,13 @@ def _empty_state(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, layout: str, v
     K, V = q.shape[3], v.shape[3]
     return v.new_empty((sequences, v.shape[2 if layout == "bthd" else 1], *((V, K) if v_first else (K, V))),
                        dtype=getattr(torch, dtype))
+
+
+def _empty_checkpoints(q: Tensor, v: Tensor, layout: str, v_first: bool, dtype: str, every: int, chunk: int | None) -> Tensor:
+    tokens, heads = (1, 2) if layout == "bthd" else (2, 1)
+    K, V = q.shape[3], v.shape[3]
+    rows = q.shape[0] * q.shape[tokens] // (every * (chunk or DEFAULT_CHUNK))
+    return v.new_empty((rows, v.shape[heads], *((V, K) if v_first else (K, V))), dtype=getattr(torch, dtype))
 
 
 @gated_delta_rule.register_fake
@@ -59,6 +64,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Any, dt_b
     made = [v.new_empty(v.shape)]
     if output_final_state:
         made.append(_empty_state(q, v, cu_seqlens, layout, state_v_first, state_dtype))
+    if checkpoint_chunks:
+        made.append(_empty_checkpoints(q, v, layout, state_v_first, state_dtype, checkpoint_chunks, chunk_size))
     return made
 
 
@@ -80,13 +87,18 @@ def compiled(t: Tensors, x: Words, scale: float | None) -> tuple[Tensor, Tensor 
         fail("schedule", f"the Schedule {x.schedule.name} under torch.compile", "a name, or None to choose")
     options = (scale, x.output_final_state, x.gate, x.beta_form, x.l2norm, x.state_v_first, x.state_dtype, x.checkpoint_chunks,
                x.target, x.chunk_size, x.layout, x.schedule, x.decode)
-    if t.final_state is None and t.out is None and not x.in_place:
+    wanted = x.output_final_state and t.final_state is None and not x.in_place
+    if not x.in_place and t.final_state is None and (t.out is None or (wanted and t.state_indices is not None)):
         o, *rest = gated_delta_rule(*t[:10], *options)
-        return o, rest.pop(0) if x.output_final_state else None, rest.pop() if rest else None
+        final = rest.pop(0) if wanted else None
+        return o if t.out is None else t.out.copy_(o), final, rest.pop() if rest else None
     out = t.v.new_empty(t.v.shape) if t.out is None else t.out
     final = t.initial_state if x.in_place else t.final_state
-    if final is None and x.output_final_state:
+    if wanted:
         final = _empty_state(t.q, t.v, t.cu_seqlens, x.layout, x.state_v_first, x.state_dtype)
+    checkpoints = None
+    if x.checkpoint_chunks:
+        checkpoints = _empty_checkpoints(t.q, t.v, x.layout, x.state_v_first, x.state_dtype, x.checkpoint_chunks, x.chunk_size)
     gated_delta_rule_into(*t[:7], None if x.in_place else t.initial_state, t.state_indices, t.cu_seqlens, *options, final, out,
-                          None, x.in_place)
-    return out, final, None
+                          checkpoints, x.in_place)
+    return out, final, checkpoints
