@@ -145,7 +145,7 @@ def renamed(own: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
-def _reads(*tensors: Tensor | None) -> bool:
+def reads(*tensors: Tensor | None) -> bool:
     """Whether values may be looked at: where that waits for no device, or the caller debugs."""
     if torch.compiler.is_compiling():
         return False
@@ -159,7 +159,7 @@ def _check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
         fail("cu_seqlens_cpu", f"a tensor on {x.device}" if isinstance(x, Tensor) else type(x).__name__, "a tensor on the CPU")
     if not isinstance(cu_seqlens, Tensor) or x.shape != cu_seqlens.shape:
         fail("cu_seqlens_cpu", f"shape {tuple(x.shape)}", "a copy of cu_seqlens, which goes with it")
-    if _reads(cu_seqlens) and x.tolist() != cu_seqlens.tolist():
+    if reads(cu_seqlens) and x.tolist() != cu_seqlens.tolist():
         fail("cu_seqlens_cpu", x.tolist(), f"a copy of cu_seqlens: {cu_seqlens.tolist()}")
 
 
@@ -176,7 +176,7 @@ def _check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_s
             fail(name, "a tensor without cu_seqlens", "both, or neither")
         if rank == 1 and x.shape != cu_seqlens.shape:
             fail(name, f"shape {tuple(x.shape)}", f"shape {tuple(cu_seqlens.shape)}, that of cu_seqlens")
-        if not _reads(x, cu_seqlens):
+        if not reads(x, cu_seqlens):
             continue
         ends = cu_seqlens.tolist()
         lengths = [b - a for a, b in pairwise(ends)]

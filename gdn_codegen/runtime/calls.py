@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..schedule import Schedule, named
 from ..schedule.contract import Contract
-from .arguments import DTYPES, Tensors, Words, fail
+from .arguments import DTYPES, Tensors, Words, fail, reads
 from .build import DEFAULT_SCHEDULE
 from .dispatch import build, key, units
 from .load import function
@@ -60,7 +60,7 @@ def _check_step(t: Tensors, layout: str) -> None:
         tokens = t.q.shape[1 if layout == "bthd" else 2]
         if tokens > DECODE_CHUNK:
             fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
-    elif ends.device.type == "cpu" and ends.ndim == 1 and ends.numel() > 1:
+    elif ends.ndim == 1 and ends.numel() > 1 and reads(ends):
         longest = int(ends.diff().max())
         if longest > DECODE_CHUNK:
             fail("cu_seqlens", f"a sequence of {longest} tokens",

@@ -131,9 +131,9 @@ def test_values_on_a_gpu_are_read_in_debug_mode_only(monkeypatch):
     """Rows with (*): what the kernels' own checks do is in test_runtime; here, that no tensor elsewhere is read."""
     from gdn_codegen.runtime import arguments as checks
     elsewhere = torch.zeros(2, dtype=torch.int32, device="meta")
-    assert not checks._reads(elsewhere) and checks._reads(cu(0, 1), None)
+    assert not checks.reads(elsewhere) and checks.reads(cu(0, 1), None)
     monkeypatch.setenv("GDN_CODEGEN_CHECK", "1")
-    assert checks._reads(elsewhere)
+    assert checks.reads(elsewhere)
 
 
 if __name__ == "__main__":
