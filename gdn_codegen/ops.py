@@ -6,17 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .runtime.arguments import Options, Tensors, number, settled
-from .runtime.calls import run
+from .runtime.arguments import Options, Tensors, check_ends, check_tensor, number, settled
+from .runtime.calls import DECODE_CHUNK, check_step, run
 from .runtime.library import compiled
 from .schedule import Schedule
 
 State = Tensor | None
 
 
-def _call(t: Tensors, x: Options, scale: float | None, others: dict[str, Any], decode: bool = False) -> tuple[Any, ...]:
-    """o and the final state, and the checkpoints where they were asked for."""
+def _call(t: Tensors, x: Options, scale: float | None, others: dict[str, Any], decode: bool = False, few: bool = False
+          ) -> tuple[Any, ...]:
+    """o and the final state, and the checkpoints where they were asked for. few: no more tokens than a decoding step has."""
     t, words = settled(t, x, others, decode)
+    if few:
+        check_step(t, words.layout)
     scale = number("scale", scale)
     o, final, checkpoints = (compiled if torch.compiler.is_compiling() else run)(t, words, scale)
     return (o, final, checkpoints) if words.checkpoint_chunks else (o, final)
@@ -79,7 +82,7 @@ def recurrent_gated_delta_rule(
     t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, final_state, out)
     x = Options(output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
                 state_dtype, inplace_final_state, target, schedule)
-    return _call(t, x, scale, kwargs, decode=True)
+    return _call(t, x, scale, kwargs, decode=True, few=True)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -88,16 +91,24 @@ def fused_recurrent_gated_delta_rule(
         use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, A_log: Tensor | None = None,
         dt_bias: Tensor | None = None, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
         state_v_first: bool = False, cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
-    """`recurrent_gated_delta_rule` in FLA's order of arguments (0.5.1): without g nothing is forgotten, without beta it is 1.
-    Per-key and per-value gates (gk, gv) are refused."""
+    """`recurrent_gated_delta_rule` in FLA's order of arguments (0.5.1), for any number of tokens: where there are more than 16 a
+    sequence, `chunk_gated_delta_rule`. Without g nothing is forgotten, without beta it is 1. Gates a key or a value (gk, gv)
+    are refused."""
+    check_tensor("v", v)
+    check_ends(cu_seqlens)
     if g is None or beta is None:
         rows = v.shape[:3]
         g = v.new_zeros(rows, dtype=torch.float32) if g is None else g
         beta = v.new_ones(rows, dtype=torch.float32) if beta is None else beta
-    return recurrent_gated_delta_rule(
-        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, A_log=A_log,
-        dt_bias=dt_bias, allow_neg_eigval=allow_neg_eigval, state_v_first=state_v_first, gk=gk, gv=gv,
-        use_gate_in_kernel=use_gate_in_kernel, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, **kwargs)
+    t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, None, cu_seqlens, None, None)
+    x = Options(output_final_state, use_qk_l2norm_in_kernel, False, None, "log", "given", allow_neg_eigval, state_v_first, None,
+                None, "auto", None)
+    others = dict(kwargs, gk=gk, gv=gv, use_gate_in_kernel=use_gate_in_kernel,
+                  use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel)
+    t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
+    x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})
+    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return _call(t, x, scale, others, decode=v.shape[:2].numel() <= DECODE_CHUNK * sequences)
 
 
 def chunk_gated_delta_rule_npu(

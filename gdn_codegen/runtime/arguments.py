@@ -92,6 +92,16 @@ def fail(argument: str, got: Any, accepted: Any) -> NoReturn:
     raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
 
 
+def check_tensor(name: str, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        fail(name, type(x).__name__, "a torch.Tensor")
+
+
+def check_ends(x: Any) -> None:
+    if x is not None and not isinstance(x, Tensor):
+        fail("cu_seqlens", repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
+
+
 def number(name: str, x: Any) -> float | None:
     """`x` as a float; a tensor is refused, as to read it is to wait for its device."""
     if x is None:
@@ -279,11 +289,9 @@ def settled(t: Tensors, x: Options, others: dict[str, Any], decode: bool = False
         t, x = Tensors(*(own[n] for n in Tensors._fields)), Options(*(own[n] for n in Options._fields))
     q, k, v, g, beta, a_log, dt_bias, initial, *_ = t
     for name, y in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta)):
-        if not isinstance(y, Tensor):
-            fail(name, type(y).__name__, "a torch.Tensor")
+        check_tensor(name, y)
     ends = t.cu_seqlens
-    if ends is not None and not isinstance(ends, Tensor):
-        fail("cu_seqlens", repr(ends), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
+    check_ends(ends)
     facts = (x, decode, a_log is not None, dt_bias is not None, _kind(initial), _kind(t.final_state),
              initial is t.final_state, t.state_indices is not None)
     try:

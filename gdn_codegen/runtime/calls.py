@@ -53,11 +53,11 @@ def _loaded(*wanted: Any) -> Callable[..., Any]:
     return function(build(*wanted))
 
 
-def _check_step(t: Tensors, layout: str) -> None:
+def check_step(t: Tensors, layout: str) -> None:
     """A decoding step has few tokens a sequence. Where ends lie on a GPU nobody looks, and more are right too, only slow."""
     ends = t.cu_seqlens
     if ends is None:
-        tokens = t.q.shape[1 if layout == "bthd" else 2]
+        tokens = t.q.shape[1 if layout == "bthd" else 2] if t.q.ndim == 4 else 0
         if tokens > DECODE_CHUNK:
             fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
     elif ends.ndim == 1 and ends.numel() > 1 and reads(ends):
@@ -72,24 +72,24 @@ def chunk_of(x: Words) -> int | None:
     return DECODE_CHUNK if x.decode else x.chunk_size or (DEFAULT_CHUNK if x.checkpoint_chunks else None)
 
 
-def _is_view(x: Tensor) -> bool:
-    """Whether kernels could read `x` where it lies, and only by its strides."""
-    return not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1)
+def _strided(t: Tensors) -> bool:
+    """Whether kernels can read or write some tensor where it lies, but only by its strides."""
+    if t.out is None and (t.q.is_contiguous() and t.k.is_contiguous() and t.v.is_contiguous() and t.g.is_contiguous()
+                          and t.beta.is_contiguous()):
+        return False
+    return any(x is not None and not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1) for x in (*t[:5], t.out))
 
 
 def run(t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None = None
         ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """o, the final state or None, state checkpoints or None."""
-    strided = any(map(_is_view, t[:5])) or (t.out is not None and _is_view(t.out))
     contract = _contract(x.gate, x.beta_form, x.l2norm, t.g.dtype, t.beta.dtype, x.state_v_first, x.state_dtype,
-                         t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, strided)
+                         t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, _strided(t))
     sequences = None if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
     schedule = x.schedule
-    if x.decode and t.q.ndim == t.v.ndim == 4:
-        _check_step(t, x.layout)
-        if schedule is None:
-            walks = (sequences or t.v.shape[0]) * t.v.shape[2 if x.layout == "bthd" else 1]
-            schedule = decode_plan(x.target, t.v.device, walks, t.v.shape[3])
+    if x.decode and schedule is None and t.v.ndim == 4:
+        walks = (sequences or t.v.shape[0]) * t.v.shape[2 if x.layout == "bthd" else 1]
+        schedule = decode_plan(x.target, t.v.device, walks, t.v.shape[3])
     fn = _loaded(*key(ALGORITHM, t.q, t.v, x.target, chunk_of(x) or 64, x.layout, schedule, sequences, contract))
     options: dict[str, Any] = {}
     if x.gate == "raw":

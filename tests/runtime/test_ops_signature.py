@@ -158,6 +158,12 @@ def test_fla_recurrent_without_gates_forgets_nothing():
     assert rms_error(o[0], want) < 5e-3 and rms_error(final, S) < 5e-3
 
 
+@pytest.mark.parametrize("lengths", [[40], [30, 2], [3, 2]])
+def test_fla_recurrent_takes_any_number_of_tokens(lengths):
+    op = lambda *a, **o: gdn_codegen.fused_recurrent_gated_delta_rule(*a[:4], beta=a[4], **o, target=TARGET)
+    check(op, problem(lengths, 1, 2, 32, 32))
+
+
 def test_a_schedule_of_ones_own(tensors):
     op = lambda *a, **o: chunk_gated_delta_rule(*a, **o, target=TARGET, chunk_size=16, schedule=named("replay"))
     assert rms_error(call(op, tensors[0])[0], expected(tensors[0])[0]) < 5e-3
