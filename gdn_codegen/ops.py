@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .runtime.arguments import Options, Tensors, check_ends, check_tensor, number, settled
-from .runtime.calls import DECODE_CHUNK, check_step, run
+from .runtime.arguments import Options, Tensors, check_ends, check_tensor, number, settled, spelled
+from .runtime.calls import DECODE_CHUNK, check_values, eager
 from .runtime.library import compiled
 from .schedule import Schedule
 
@@ -17,12 +17,16 @@ State = Tensor | None
 def _call(t: Tensors, x: Options, scale: float | None, others: dict[str, Any], decode: bool = False, few: bool = False
           ) -> tuple[Any, ...]:
     """o and the final state, and the checkpoints where they were asked for. few: no more tokens than a decoding step has."""
-    t, words = settled(t, x, others, decode)
-    if few:
-        check_step(t, words.layout)
-    scale = number("scale", scale)
-    o, final, checkpoints = (compiled if torch.compiler.is_compiling() else run)(t, words, scale)
-    return (o, final, checkpoints) if words.checkpoint_chunks else (o, final)
+    if others:
+        t, x = spelled(t, x, others)
+    scale = None if scale is None else number("scale", scale)
+    if torch.compiler.is_compiling():
+        words = settled(t, x, decode)
+        check_values(t, words, few)
+        results = compiled(t, words, scale)
+    else:
+        results, words = eager(t, x, scale, decode, few)
+    return results if words.checkpoint_chunks else results[:2]
 
 
 def chunk_gated_delta_rule(

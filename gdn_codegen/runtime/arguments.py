@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
@@ -173,7 +172,7 @@ def _check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
         fail("cu_seqlens_cpu", x.tolist(), f"a copy of cu_seqlens: {cu_seqlens.tolist()}")
 
 
-def _check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_size: int | None) -> None:
+def check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_size: int | None) -> None:
     """Tables of chunks need not be given. Those that are must speak of this call's sequences."""
     for name, x, rank, form in (("chunk_indices", indices, 2, "[chunks, 2]"), ("chunk_offsets", offsets, 1, "[N + 1]")):
         if x is None:
@@ -271,37 +270,24 @@ def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, f
                  _layout(x.layout, x.head_first), x.schedule, decode)
 
 
-_kept_words = lru_cache(maxsize=1024)(_words)
-
-
 def _kind(x: Any) -> Any:
     return None if x is None else x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
-def _requires_grad(x: Any) -> bool:
+def requires_grad(x: Any) -> bool:
     return x is not None and getattr(x, "requires_grad", False)
 
 
-def settled(t: Tensors, x: Options, others: dict[str, Any], decode: bool = False) -> tuple[Tensors, Words]:
-    """One spelling of a call, or a ValueError naming the argument at fault."""
-    if others:
-        own = renamed({**t._asdict(), **x._asdict()}, others)
-        t, x = Tensors(*(own[n] for n in Tensors._fields)), Options(*(own[n] for n in Options._fields))
-    q, k, v, g, beta, a_log, dt_bias, initial, *_ = t
-    for name, y in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta)):
+def spelled(t: Tensors, x: Options, others: dict[str, Any]) -> tuple[Tensors, Options]:
+    """The same call without keywords of other libraries."""
+    own = renamed({**t._asdict(), **x._asdict()}, others)
+    return Tensors(*(own[n] for n in Tensors._fields)), Options(*(own[n] for n in Options._fields))
+
+
+def settled(t: Tensors, x: Options, decode: bool = False) -> Words:
+    """The options of a call in one spelling, or a ValueError naming the argument at fault."""
+    for name, y in zip(Tensors._fields[:5], t, strict=False):
         check_tensor(name, y)
-    ends = t.cu_seqlens
-    check_ends(ends)
-    facts = (x, decode, a_log is not None, dt_bias is not None, _kind(initial), _kind(t.final_state),
-             initial is t.final_state, t.state_indices is not None)
-    try:
-        words = _words(*facts) if torch.compiler.is_compiling() else _kept_words(*facts)
-    except TypeError:  # an option that has no hash is no option
-        words = _words(*facts)
-    if t.chunk_indices is not None or t.chunk_offsets is not None:
-        _check_chunks(t.chunk_indices, t.chunk_offsets, ends, x.chunk_size)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or g.requires_grad or beta.requires_grad
-                                    or _requires_grad(a_log) or _requires_grad(dt_bias) or _requires_grad(initial)):
-        name = next(n for n, y in zip(Tensors._fields, t, strict=True) if _requires_grad(y))
-        fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
-    return t, words
+    check_ends(t.cu_seqlens)
+    return _words(x, decode, t.A_log is not None, t.dt_bias is not None, _kind(t.initial_state), _kind(t.final_state),
+                  t.initial_state is t.final_state, t.state_indices is not None)

@@ -11,10 +11,14 @@ from torch import Tensor
 
 from ..schedule import Schedule, named
 from ..schedule.contract import Contract
-from .arguments import DTYPES, Tensors, Words, fail, reads
+from .arguments import DTYPES, Options, Tensors, Words, check_chunks, fail, reads, requires_grad, settled
 from .build import DEFAULT_SCHEDULE
 from .dispatch import build, key, units
 from .load import function
+
+Results = tuple[Tensor, Tensor | None, Tensor | None]
+#: What options and kinds of tensors decide: a module's function, and the call's words.
+_kept: dict[Any, tuple[Callable[..., Any], Words]] = {}
 
 ALGORITHM = "gated_delta_rule"
 #: Where rows of checkpoints need to know it.
@@ -53,11 +57,11 @@ def _loaded(*wanted: Any) -> Callable[..., Any]:
     return function(build(*wanted))
 
 
-def check_step(t: Tensors, layout: str) -> None:
+def _check_step(t: Tensors, layout: str) -> None:
     """A decoding step has few tokens a sequence. Where ends lie on a GPU nobody looks, and more are right too, only slow."""
     ends = t.cu_seqlens
     if ends is None:
-        tokens = t.q.shape[1 if layout == "bthd" else 2] if t.q.ndim == 4 else 0
+        tokens = t.q.shape[1 if layout == "bthd" else 2]
         if tokens > DECODE_CHUNK:
             fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
     elif ends.ndim == 1 and ends.numel() > 1 and reads(ends):
@@ -65,6 +69,19 @@ def check_step(t: Tensors, layout: str) -> None:
         if longest > DECODE_CHUNK:
             fail("cu_seqlens", f"a sequence of {longest} tokens",
                  f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
+
+
+def check_values(t: Tensors, x: Words, few: bool) -> None:
+    """What kinds of tensors do not say: gradients, tables of chunks, how many tokens a decoding step has."""
+    if torch.is_grad_enabled() and (t.q.requires_grad or t.k.requires_grad or t.v.requires_grad or t.g.requires_grad
+                                    or t.beta.requires_grad or requires_grad(t.initial_state) or requires_grad(t.A_log)
+                                    or requires_grad(t.dt_bias)):
+        name = next(n for n, y in zip(Tensors._fields, t, strict=True) if requires_grad(y))
+        fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+    if t.chunk_indices is not None or t.chunk_offsets is not None:
+        check_chunks(t.chunk_indices, t.chunk_offsets, t.cu_seqlens, x.chunk_size)
+    if few and t.q.ndim == 4:
+        _check_step(t, x.layout)
 
 
 def chunk_of(x: Words) -> int | None:
@@ -80,28 +97,66 @@ def _strided(t: Tensors) -> bool:
     return any(x is not None and not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1) for x in (*t[:5], t.out))
 
 
-def run(t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None = None
-        ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """o, the final state or None, state checkpoints or None."""
+def _sequences(t: Tensors) -> int | None:
+    return None if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
+
+
+def _function(t: Tensors, x: Words, strided: bool) -> Callable[..., Any]:
+    """The module's function for a call."""
     contract = _contract(x.gate, x.beta_form, x.l2norm, t.g.dtype, t.beta.dtype, x.state_v_first, x.state_dtype,
-                         t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, _strided(t))
-    sequences = None if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
-    schedule = x.schedule
+                         t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, strided)
+    sequences, schedule = _sequences(t), x.schedule
     if x.decode and schedule is None and t.v.ndim == 4:
         walks = (sequences or t.v.shape[0]) * t.v.shape[2 if x.layout == "bthd" else 1]
         schedule = decode_plan(x.target, t.v.device, walks, t.v.shape[3])
-    fn = _loaded(*key(ALGORITHM, t.q, t.v, x.target, chunk_of(x) or 64, x.layout, schedule, sequences, contract))
+    return _loaded(*key(ALGORITHM, t.q, t.v, x.target, chunk_of(x) or 64, x.layout, schedule, sequences, contract))
+
+
+def _launched(fn: Callable[..., Any], t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None) -> Results:
     options: dict[str, Any] = {}
     if x.gate == "raw":
         options["A_log"], options["dt_bias"] = t.A_log, t.dt_bias
-    if contract.pool:
+    if t.state_indices is not None:
         options["state_indices"] = t.state_indices
     if t.final_state is not None and not x.in_place:
         options["final_state"] = t.final_state
     if t.out is not None:
         options["out"] = t.out
-    if contract.checkpoints:
+    if x.checkpoint_chunks:
         options["checkpoint_chunks"], options["state_checkpoints"] = x.checkpoint_chunks, checkpoints
     result = fn(t.q, t.k, t.v, t.g, t.beta, scale=scale, initial_state=t.initial_state,
                 output_final_state=x.output_final_state, cu_seqlens=t.cu_seqlens, **options)
-    return result[0], result[1], result[2] if contract.checkpoints else None
+    return result[0], result[1], result[2] if x.checkpoint_chunks else None
+
+
+def run(t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None = None) -> Results:
+    """o, the final state or None, state checkpoints or None."""
+    return _launched(_function(t, x, _strided(t)), t, x, scale, checkpoints)
+
+
+def eager(t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Results, Words]:
+    """`run` of a call that is not settled yet: whatever options and kinds of tensors decide is looked up at once."""
+    about: Any = None
+    try:
+        q, _, v, g, beta, a_log, dt_bias, initial, indices, ends, final, *_ = t
+        strided = _strided(t)
+        about = (x, decode, q.shape, q.dtype, q.device, v.shape, g.dtype, beta.dtype, strided, a_log is None, dt_bias is None,
+                 initial if initial is None else initial.dtype, final if final is None else final.dtype, initial is final,
+                 indices is None, ends if ends is None else ends.shape)
+        found = _kept.get(about)
+    except (AttributeError, TypeError):  # no tensor where one is due, or an option without a hash: settling says so
+        found = None
+    if found is None:
+        words = settled(t, x, decode)
+        found = _function(t, words, strided), words
+        if len(_kept) >= 4096:
+            _kept.clear()
+        _kept[about] = found
+    check_values(t, found[1], few)
+    return _launched(found[0], t, found[1], scale, None), found[1]
+
+
+def forget() -> None:
+    """Drop what is kept for further calls: for tests."""
+    _kept.clear()
+    _loaded.cache_clear()

@@ -109,7 +109,7 @@ def test_stages_keep_their_names():
 def test_the_op_compiles_the_counts_of_its_tensors_in(monkeypatch):
     """Once for each, whatever the lengths."""
     built = []
-    calls._loaded.cache_clear()
+    calls.forget()
     monkeypatch.setattr(calls, "function", lambda b: built.append(b) or function(b))
     small_op = lambda *a, **options: chunk_gated_delta_rule(*a, **options, target="pto", chunk_size=32)
     for h, value_heads, lengths in ((2, 4, [40]), (2, 4, [9, 33]), (1, 3, [40])):

@@ -276,7 +276,7 @@ def test_another_gpu_becomes_the_current_one_for_the_call(stubbed, monkeypatch):
 # --- the package's op ------------------------------------------------------------------------------------------------
 def test_the_op_is_looked_up_once(monkeypatch):
     x = problem([40], 1, 2, 32, 32)
-    calls._loaded.cache_clear()
+    calls.forget()
     want = expected(x)
     o, _ = call(chunk_gated_delta_rule, x)
     for where, n in ((dispatch, "choose"), (dispatch, "Build"), (calls, "function")):

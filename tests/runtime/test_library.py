@@ -76,6 +76,16 @@ def test_lengths_may_be_symbols():
         torch.ops.gdn_codegen.gated_delta_rule.default]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported(strict):
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v, g, beta, S, cu):
+            return chunk_gated_delta_rule(q, k, v, g, beta, None, S, True, cu_seqlens=cu, **MODEL)
+    x, a, cu = given()
+    program = torch.export.export(Layer(), (*a, x["S"], cu), strict=strict)
+    assert all(torch.equal(w, c) for w, c in zip(Layer()(*a, x["S"], cu), program.module()(*a, x["S"], cu), strict=True))
+
+
 def test_a_decoding_step_compiled():
     torch._dynamo.reset()
     step = lambda *a: recurrent_gated_delta_rule(*a[:5], None, a[5], True, target="triton")
