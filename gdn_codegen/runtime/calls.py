@@ -13,7 +13,7 @@ from ..schedule import Schedule, named
 from ..schedule.contract import Contract
 from .arguments import DTYPES, Options, Tensors, Words, check_chunks, fail, reads, requires_grad, settled
 from .build import DEFAULT_SCHEDULE
-from .dispatch import build, key, units
+from .dispatch import DEFAULT_CHUNK, build, key, units
 from .load import function
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
@@ -21,8 +21,6 @@ Results = tuple[Tensor, Tensor | None, Tensor | None]
 _kept: dict[Any, tuple[Callable[..., Any], Words]] = {}
 
 ALGORITHM = "gated_delta_rule"
-#: Where rows of checkpoints need to know it.
-DEFAULT_CHUNK = 64
 #: Of a decoding step: chunks of so many tokens, which is the most that a sequence may bring.
 DECODE_CHUNK = 16
 #: The fewest columns of the state that a decoding kernel's instance holds.
@@ -109,7 +107,7 @@ def _function(t: Tensors, x: Words, strided: bool) -> Callable[..., Any]:
     if x.decode and schedule is None and t.v.ndim == 4:
         walks = (sequences or t.v.shape[0]) * t.v.shape[2 if x.layout == "bthd" else 1]
         schedule = decode_plan(x.target, t.v.device, walks, t.v.shape[3])
-    return _loaded(*key(ALGORITHM, t.q, t.v, x.target, chunk_of(x) or 64, x.layout, schedule, sequences, contract))
+    return _loaded(*key(ALGORITHM, t.q, t.v, x.target, chunk_of(x), x.layout, schedule, sequences, contract))
 
 
 def _launched(fn: Callable[..., Any], t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None) -> Results:

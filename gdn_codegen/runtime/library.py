@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .arguments import Tensors, Words, fail
-from .calls import DEFAULT_CHUNK, run
+from .calls import run
+from .dispatch import DEFAULT_CHUNK
 
 
 @torch.library.custom_op("gdn_codegen::gated_delta_rule", mutates_args=())
