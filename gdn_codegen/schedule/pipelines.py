@@ -26,6 +26,7 @@ from .forget import forget
 from .groups import groups
 from .heads import heads
 from .launch import launch
+from .masks import masks
 from .mbarriers import mbarriers
 from .operands import operands
 from .pack import pack
@@ -79,6 +80,7 @@ FRONT: tuple[tuple[str, Pass], ...] = (
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes))),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
     ("diagonal", lambda p, c: diagonal(p, c.dtype)),
+    ("masks", lambda p, c: masks(p)),
     ("precision", lambda p, c: precision(p, c.schedule, c.dtype)),
     ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device.solves)),
     ("accumulate", lambda p, c: accumulate(p)),

@@ -64,7 +64,7 @@ KERNELS = (
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores)
 SYMBOLS = {
     "G": ("gated_delta_rule_G_fp16", ["lower_mask"], [0, 1, 0, 0]),
-    "A": ("gated_delta_rule_A_fp16", ["lower_fill", "strictly_lower_mask", "k_k_x"], [0, 0, 0, 1, 0, 0, 2, 0]),
+    "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_k_x"], [0, 0, 0, 1, 0, 2, 0]),
     "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "pairs_h_x1", "Tinv_1_h_x1", "pairs_h_2_x1", "pairs_h_3_x1", "pairs_h_4_x1", "pairs_h_5_x1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
     "W_U0": ("gated_delta_rule_W_U0_fp16", ["mul_h_x", "mul_h_2_x"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
     "S_U": ("gated_delta_rule_S_U_fp16", ["mul_h_x", "S_h_x", "W_S_x", "S_next_part_x"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
@@ -103,8 +103,7 @@ CHANNELS = {
 # masks: kind[:size], value kept, value elsewhere; side; dtype
 CONSTANTS = {
     "lower_mask": ("lower 1.0 0.0", 64, "float32"),
-    "lower_fill": ("lower 0.0 -inf", 64, "float32"),
-    "strictly_lower_mask": ("strictly_lower 1.0 0.0", 64, "float32"),
+    "strictly_lower_fill": ("strictly_lower 0.0 -inf", 64, "float32"),
     "eye_mask": ("eye 1.0 0.0", 64, "float32"),
     "pairs_1_mask": ("pairs:1 1.0 0.0", 64, "float32"),
     "pairs_2_mask": ("pairs:2 1.0 0.0", 64, "float32"),
@@ -333,8 +332,7 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
  * beta: input, token, [C] float32
  * G_ws: workspace, slot, [C] float32
  * A_ws: workspace, slot, [C, C] float32
- * lower_fill: workspace, const, [C, C] float32
- * strictly_lower_mask: workspace, const, [C, C] float32
+ * strictly_lower_fill: workspace, const, [C, C] float32
  * k_k_x: workspace, block, [C, C] float32
  */
 PTO_ENTRY void gated_delta_rule_A_fp16(
@@ -342,8 +340,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ uint8_t *beta_bytes,
     __gm__ uint8_t *G_ws_bytes,
     __gm__ uint8_t *A_ws_bytes,
-    __gm__ uint8_t *lower_fill_bytes,
-    __gm__ uint8_t *strictly_lower_mask_bytes,
+    __gm__ uint8_t *strictly_lower_fill_bytes,
     __gm__ uint8_t *k_k_x_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -360,8 +357,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
     __gm__ float *A_ws_gm = reinterpret_cast<__gm__ float *>(A_ws_bytes);
-    __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
-    __gm__ float *strictly_lower_mask_gm = reinterpret_cast<__gm__ float *>(strictly_lower_mask_bytes);
+    __gm__ float *strictly_lower_fill_gm = reinterpret_cast<__gm__ float *>(strictly_lower_fill_bytes);
     __gm__ float *k_k_x_gm = reinterpret_cast<__gm__ float *>(k_k_x_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
@@ -423,54 +419,45 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     set_mask_norm();
     set_vector_mask(-1, -1);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 64> lower_fill;
-    TASSIGN(lower_fill, 0x0);
-    UbTile<float, 32, 64> strictly_lower_mask;
-    TASSIGN(strictly_lower_mask, 0x2000);
+    UbTile<float, 32, 64> strictly_lower_fill;
+    TASSIGN(strictly_lower_fill, 0x0);
     UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x4000);
+    TASSIGN(G, 0x2000);
     UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0x4000 + sub * 128);
+    TASSIGN(G_col, 0x2000 + sub * 128);
     UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0x4100);
+    TASSIGN(mul_G, 0x2100);
     UbWide<float, 64> beta_wide;
-    TASSIGN(beta_wide, 0x4200);
+    TASSIGN(beta_wide, 0x2200);
     UbTile<float, 32, 64> expand_mul;
-    TASSIGN(expand_mul, 0x4a00);
+    TASSIGN(expand_mul, 0x2a00);
     UbTile<float, 32, 64> sub_G_col;
-    TASSIGN(sub_G_col, 0x4a00);
+    TASSIGN(sub_G_col, 0x2a00);
     UbTile<float, 32, 64> lower_sub;
-    TASSIGN(lower_sub, 0x4a00);
+    TASSIGN(lower_sub, 0x2a00);
     UbTile<float, 1, 64> beta;
-    TASSIGN(beta, 0x7200);
+    TASSIGN(beta, 0x5200);
     UbCol<float, 32> beta_col;
-    TASSIGN(beta_col, 0x7200 + sub * 128);
+    TASSIGN(beta_col, 0x5200 + sub * 128);
     UbTile<float, 32, 64> D;
-    TASSIGN(D, 0x4a00);
+    TASSIGN(D, 0x2a00);
     UbTile<float, 32, 64> k_k_in;
-    TASSIGN(k_k_in, 0x7300);
+    TASSIGN(k_k_in, 0x5300);
     UbTile<float, 32, 64> mul_beta;
-    TASSIGN(mul_beta, 0x7300);
+    TASSIGN(mul_beta, 0x5300);
     UbTile<float, 32, 64> mul_mul;
-    TASSIGN(mul_mul, 0x7300);
-    UbTile<float, 32, 64> A;
-    TASSIGN(A, 0x7300);
+    TASSIGN(mul_mul, 0x5300);
     UbTile<float, 64, 8> beta_scratch;
-    TASSIGN(beta_scratch, 0x6a00);
+    TASSIGN(beta_scratch, 0x4a00);
     // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     {
-        auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(lower_fill, from);
-    }
-    // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-    {
-        auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(strictly_lower_mask, from);
+        auto from = view(strictly_lower_fill_gm + sub * 32 * 64, 32, 64, 64);
+        TLOAD(strictly_lower_fill, from);
     }
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_k_x -> store
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // mul_mul -> k_k_in
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
@@ -486,24 +473,23 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
             TLOAD(G, from);
         }
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
-        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
         TMULS(mul_G, G, -1.0f);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
         UbWidePart<float, 64> beta_raw(rows);
-        TASSIGN(beta_raw, 0x4200);
+        TASSIGN(beta_raw, 0x2200);
         auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
         TLOAD(beta_raw, beta_raw_from);
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw -> beta_wide
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw -> beta_wide
-        fill_wide(beta_raw, rows, 0x4200);
+        fill_wide(beta_raw, rows, 0x2200);
         pipe_barrier(PIPE_V);
         TCOLEXPAND(expand_mul, mul_G);
         pipe_barrier(PIPE_V);
         TROWEXPANDADD(sub_G_col, expand_mul, G_col);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
         pipe_barrier(PIPE_V);
-        TADD(lower_sub, sub_G_col, lower_fill);
+        TADD(lower_sub, sub_G_col, strictly_lower_fill);
         TTRANS(beta, beta_wide, beta_scratch);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
@@ -511,7 +497,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         TEXP(D, lower_sub);
         wait_flag_dev(0);  // k_k_x -> k_k_in
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // mul_mul -> k_k_in
         {
             auto from = view(k_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
             TLOAD(k_k_in, from);
@@ -523,19 +509,17 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         TROWEXPANDMUL(mul_beta, k_k_in, beta_col);
         pipe_barrier(PIPE_V);
         TMUL(mul_mul, mul_beta, D);
-        pipe_barrier(PIPE_V);
-        TMUL(A, mul_mul, strictly_lower_mask);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_mul -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_mul -> store
         {
             auto to = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, A);
+            TSTORE(to, mul_mul);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // mul_mul -> k_k_in
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_k_in
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // mul_mul -> k_k_in
 #endif
 #endif
 }
@@ -2660,8 +2644,7 @@ extern "C" int call_gated_delta_rule_A_fp16(
     uint8_t *beta_bytes,
     uint8_t *G_ws_bytes,
     uint8_t *A_ws_bytes,
-    uint8_t *lower_fill_bytes,
-    uint8_t *strictly_lower_mask_bytes,
+    uint8_t *strictly_lower_fill_bytes,
     uint8_t *k_k_x_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -2674,7 +2657,7 @@ extern "C" int call_gated_delta_rule_A_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_A_fp16<<<block_dim, nullptr, stream>>>(k_bytes, beta_bytes, G_ws_bytes, A_ws_bytes, lower_fill_bytes, strictly_lower_mask_bytes, k_k_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_A_fp16<<<block_dim, nullptr, stream>>>(k_bytes, beta_bytes, G_ws_bytes, A_ws_bytes, strictly_lower_fill_bytes, k_k_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_Tinv_fp16(

@@ -243,8 +243,8 @@ def G_Tb_kernel(t):
             beta = t.shared((C,), T.float32)
             G = t.shared((C,), T.float32)
             k_k = t.fragment((C, C), T.float32)
-            A_h = t.fragment((C, C), T.float16)
-            A_h_op = t.shared((C, C), T.float16)
+            mul_h = t.fragment((C, C), T.float16)
+            mul_h_op = t.shared((C, C), T.float16)
             Tinv_d = t.shared((C, C), T.float16)
             Tinv_p = t.fragment((C, C), T.float32)
             neg_h = t.shared((C, C), T.float16)
@@ -274,26 +274,24 @@ def G_Tb_kernel(t):
                 t.gemm(k, k, k_k, transpose_B=True)
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
-                    A_h[i, j] = T.if_then_else(
-                        i > j,
-                        beta[i] * k_k[i, j] * T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32))),
-                        0.0,
+                    mul_h[i, j] = beta[i] * k_k[i, j] * T.exp(
+                        T.if_then_else(i > j, G[i] - G[j], -T.infinity(T.float32)),
                     )
-                t.copy(A_h, A_h_op)
-                t.diag_inverse(A_h_op, Tinv_d, 16)
-                t.gemm(Tinv_d, A_h_op, Tinv_p)
+                t.copy(mul_h, mul_h_op)
+                t.diag_inverse(mul_h_op, Tinv_d, 16)
+                t.gemm(Tinv_d, mul_h_op, Tinv_p)
                 for i, j in t.parallel(C, C):
                     neg_h[i, j] = -T.if_then_else(T.And(i // 32 == j // 32, i // 16 > j // 16), Tinv_p[i, j], 0.0)
                 for i, j in t.parallel(C, C):
                     Tinv_s[i, j] = T.cast(Tinv_d[i, j], T.float32)
                 t.gemm(neg_h, Tinv_d, Tinv_s, clear_accum=False)
                 t.copy(Tinv_s, Tinv_d)
-                t.gemm(Tinv_d, A_h_op, Tinv_p_3)
+                t.gemm(Tinv_d, mul_h_op, Tinv_p_3)
                 for i, j in t.parallel(C, C):
-                    A_h_op[i, j] = -T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), Tinv_p_3[i, j], 0.0)
+                    mul_h_op[i, j] = -T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), Tinv_p_3[i, j], 0.0)
                 for i, j in t.parallel(C, C):
                     Tinv[i, j] = T.cast(Tinv_d[i, j], T.float32)
-                t.gemm(A_h_op, Tinv_d, Tinv, clear_accum=False)
+                t.gemm(mul_h_op, Tinv_d, Tinv, clear_accum=False)
                 for i, j in t.parallel(C, C):
                     Tb_h[i, j] = Tinv[i, j] * beta[j]
                 t.copy(Tb_h, Tb_h_out)

@@ -302,10 +302,8 @@ def A_kernel(t):
                 # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
                 t.gemm(k, k, k_k, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    A_ws[slot, hv, i, j] = T.if_then_else(
-                        i > j,
-                        beta[i] * k_k[i, j] * T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32))),
-                        0.0,
+                    A_ws[slot, hv, i, j] = beta[i] * k_k[i, j] * T.exp(
+                        T.if_then_else(i > j, G[i] - G[j], -T.infinity(T.float32)),
                     )
 
     return A_kernel

@@ -148,13 +148,7 @@ def A_kernel(
     k_k = tl.dot(k, tl.trans(k))
     tl.store(
         A_ws_ptr + (slot * HV + hv) * (C * C) + i_C[:, None] * C + i_C[None, :],
-        tl.where(
-            i_C[:, None] > i_C[None, :],
-            beta[:, None] * k_k * tl.exp(
-                tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")),
-            ),
-            0.0,
-        ),
+        beta[:, None] * k_k * tl.exp(tl.where(i_C[:, None] > i_C[None, :], G[:, None] - G[None, :], float("-inf"))),
     )
 
 
