@@ -139,13 +139,13 @@ def no_heads(target: str, heads: Heads) -> None:
 
 def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
     """The tensors that a kernel loads or stores, in the program's order: its pointer parameters."""
-    names = {o.attr("tensor") for o in walk(k.body) if o.kind in ("load", "store", "reach")}
+    names = {o.attr("tensor") for o in walk(k.body) if o.kind in ("load", "store", "reach", "scalar")}
     return tuple(t for t in p.tensors if t.name in names)
 
 
 def numbers(k: Kernel) -> tuple[str, ...]:
     """The caller's numbers that a kernel reads, in order of first use."""
-    return tuple(dict.fromkeys(o.attr("param") for o in walk(k.body) if o.kind == "scalar"))
+    return tuple(dict.fromkeys(o.attr("param") for o in walk(k.body) if o.kind == "scalar" and o.attr("param")))
 
 
 def blocks(p: Program, k: Kernel) -> int:

@@ -32,8 +32,8 @@ from .base import (
     wrapped,
 )
 
-rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "diag_inverse": "decompose", "move": "place",
-                        "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
+rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
+                        "diag_inverse": "decompose", "move": "place", "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
                         "fence": "mbarriers", "transpose": "groups"})
 
@@ -275,6 +275,8 @@ def const(w: _Kernel, o: Op) -> Text:
 
 @rule("scalar")
 def scalar(w: _Kernel, o: Op) -> Text:
+    if o.attr("tensor"):
+        return Text(f"tl.load({o.attr('tensor')}_ptr + hv)")
     return Text(w.name(o.attr("param")))
 
 
@@ -401,7 +403,7 @@ def load(w: _Kernel, o: Op) -> None:
     mask = w.mask(t, turned)
     text = f"{name} = tl.load({w.pointers(t, turned, o.attr('later', 0))}{f', mask={mask}, other=0.0' if mask else ''})"
     dtype = f"tl.{t.dtype}"
-    if t.dtype == "bfloat16":
+    if t.dtype == "bfloat16" and len(t.dims) > 1:  # one number a token is widened by what reads it
         dtype = w.use("OPERAND")
         text += f".to({dtype})"
     when = w.when(t, o) + [f"{w.env[x]} < 0" for x in o.args[:1]]

@@ -81,7 +81,7 @@ def hint(kind: str, args: tuple[str, ...], attrs: dict[str, Any]) -> str:
     if kind == "const":
         return "c"
     if kind == "scalar":
-        return str(attrs["param"])
+        return str(attrs.get("param") or attrs["tensor"])
     if kind == "load":
         return str(attrs["tensor"])
     if kind == "matmul":

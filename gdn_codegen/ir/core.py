@@ -118,7 +118,8 @@ class Kernel:
 class Program:
     """A whole computation. dims: full extents of C, K, V; source: the algorithm's lines, for comments; launch: "kernels"
     for one launch a kernel, "single" for one in all, with barriers over the device between them; forgets: the value, one a
-    token, that is a bound of log(what of the carried state a token keeps), "" where the page has none."""
+    token, that is a bound of log(what of the carried state a token keeps), "" where the page has none; scales: values, one a
+    token, of which tiles' rows are multiples."""
 
     name: str
     stage: str
@@ -129,6 +130,7 @@ class Program:
     source: tuple[tuple[int, str], ...] = field(default=())
     launch: str = "kernels"
     forgets: str = ""
+    scales: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -72,7 +72,7 @@ class Interpreter:
         return torch.float64 if self.exact else TORCH[name]
 
     def shape(self, t: Tensor) -> tuple[int, ...]:
-        """The whole tensor's shape: token [T, heads, ...], slot [slots, HV, ...], sequence [N, HV, ...]."""
+        """The whole tensor's shape: token [T, heads, ...], slot [slots, HV, ...], sequence [N, HV, ...], head [HV]."""
         pr, tile = self.problem, t.tile.shape(self.p.sizes)
         heads = pr.heads if t.heads == "H" else pr.value_heads
         if t.index == "token":
@@ -83,7 +83,7 @@ class Interpreter:
             return (pr.slots(pr.part(self.p.sizes["C"])), heads, *tile)
         if t.index == "sequence":
             return (len(pr.lengths), heads, *tile)
-        return tile
+        return (heads,) if t.index == "head" else tile
 
     def run(self, inputs: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
         """Outputs by name. Outputs and workspaces start as NaN; a missing optional input is zero."""
@@ -189,6 +189,8 @@ class Interpreter:
             return
         elif o.kind == "const":
             env[o.out] = torch.tensor(attrs["value"], dtype=self.dtype("float32"))
+        elif o.kind == "scalar" and "tensor" in attrs:
+            env[o.out] = self.memory[attrs["tensor"]][self.lane(at, o).head]
         elif o.kind == "scalar":
             env[o.out] = torch.tensor(self.scalars[attrs["param"]], dtype=self.dtype("float32"))
         elif o.kind == "cast":

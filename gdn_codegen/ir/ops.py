@@ -167,7 +167,7 @@ def _cast(attrs: Attrs, *args: Tile) -> Tile:
 
 def _scalar(attrs: Attrs, *args: Tile) -> Tile:
     _arity("scalar", 0, args)
-    return Tile((), "float32")
+    return Tile((), attrs.get("dtype", "float32"))
 
 
 def _filled(attrs: Attrs, *args: Tile) -> Tile:
@@ -267,7 +267,8 @@ def _row_norm(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
 
 # --- the table -------------------------------------------------------------------------------------------------------
 op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",))
-op("scalar", "a number that the caller passes", _scalar, attrs=("param",))
+op("scalar", "a number that the caller passes: `param`, or of `tensor`, of that dtype, the one of the value head", _scalar,
+   attrs=("param", "tensor", "dtype", "lane"))
 op("full", "a tile of one number", _filled, attrs=("dims", "value", "dtype"))
 _BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum,
@@ -276,7 +277,8 @@ for _n, _f in _BINARY.items():
     op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n),
        (lambda f: lambda attrs, a, b: f(a, b))(_f), elementwise=True)
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "neg": torch.neg, "exp": torch.exp, "log": torch.log, "rsqrt": torch.rsqrt, "sigmoid": torch.sigmoid}
+    "neg": torch.neg, "exp": torch.exp, "log": torch.log, "rsqrt": torch.rsqrt, "sigmoid": torch.sigmoid,
+    "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x))}
 for _n, _g in _UNARY.items():
     op(_n, f"elementwise {_n}", _same(_n), (lambda g: lambda attrs, x: g(x))(_g), elementwise=True)
 op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",))

@@ -46,6 +46,7 @@ INDEXING = {
                 "gives zeros where the walk does not begin at the first, and only the last part stores",
     "block": "`slots` tiles a core group: a channel between agents that share no memory",
     "const": "one tile, the same for all: a mask or table made on the host",
+    "head": "one number a value head, which only `scalar` reads",
 }
 
 
@@ -55,7 +56,8 @@ class Tensor:
 
     role: "input", "output" or "workspace"; index: a key of INDEXING; heads: "H" (query/key heads) or "HV" (value
     heads); dims: the dims of one tile; optional: absent tensors load as zeros and are not stored.
-    fill: for index "const", the rule that makes its content (see ir.ops.const_tile).
+    fill: for index "const", the rule that makes its content (see ir.ops.const_tile); for "head", the number that the host
+    passes where the caller gives none, "" where one has to come.
     slots: for index "block", how many tiles the turns of a loop take one after the other.
     """
 

@@ -91,6 +91,8 @@ class _Kernel:
             if name not in self.tensors:
                 raise self.fail(o, f"tensor {name!r} does not exist")
             t, heads = self.tensors[name], o.attr("heads", 0)
+            if t.index == "head":
+                raise self.fail(o, f"tensor {name} has a number a value head, which only scalar reads")
             if heads and (heads != self.k.lanes or t.heads != "HV" or len(t.dims) != 1):
                 raise self.fail(o, f"takes {heads} heads at once: a kernel of as many lanes does, of one value a token and "
                                    f"value head; {self.k.name} has {self.k.lanes}, and {name} holds {t.tile} a head of {t.heads}")
@@ -117,6 +119,10 @@ class _Kernel:
                 raise self.fail(o, f"has type {o.type}, but {name} holds {moved}{turned}")
             self.define(o, o.out, o.type, t.index == "token" and not turned)
             return
+        if o.kind == "scalar" and o.attr("tensor") is not None:
+            of = self.tensors.get(o.attr("tensor"))
+            if of is None or (of.index, of.dtype) != ("head", o.attr("dtype", "float32")):
+                raise self.fail(o, f"takes the number of a value head; {o.attr('tensor')} is {of and of.index} of {of and of.dtype}")
         try:
             want = infer(o.kind, args, dict(o.attrs))
         except TypeRuleError as e:

@@ -2,7 +2,8 @@
 
 A group is parallel over chunks if it can be: unless it needs the state of each chunk and no earlier group wrote that
 state. Then it walks the chunks in order. Values that later groups read are stored to workspace, one tile a chunk slot. So
-is the program's `forgets`: by the first group, or before it where that walks.
+is the program's `forgets`: by the first group, or before it where that walks. A vector of `scales` is stored too where several
+groups read it, or a walk and there is a group over chunks before it: a walk then loads a number a token, not rows to sum.
 """
 from __future__ import annotations
 
@@ -24,6 +25,9 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int]) -> Program:
         joins = not g.slice(0).walks
         s = replace(s, kernels=((*(s.kernels[0] if joins else ()), p.forgets), *s.kernels[joins:]))
         g = _Graph(p, s, whole, loop)
+    if p.scales:
+        s = replace(s, kernels=g.with_scales())
+        g = _Graph(p, s, whole, loop)
     parts = [g.slice(i) for i in range(len(s.kernels))]
     kernels, tensors = [], list(p.tensors)
     for i, part in enumerate(parts):
@@ -32,7 +36,7 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int]) -> Program:
         split = _split(s, kernel, {t.name: t for t in [*tensors, *made]}, sizes)
         kernels.append(replace(kernel, split=split, dims=((split, s.v_block),) if split else ()))
         tensors += made
-    return replace(p, stage="cut", kernels=tuple(kernels), tensors=tuple(tensors), dims=tuple(sizes.items()))
+    return replace(p, stage="cut", kernels=tuple(kernels), tensors=tuple(tensors), dims=tuple(sizes.items()), scales=())
 
 
 def _split(s: Schedule, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:
@@ -94,6 +98,19 @@ class _Graph:
                 out.ops.add(n)
                 todo += self.defs[n].args
         return out
+
+    def with_scales(self) -> tuple[tuple[str, ...], ...]:
+        """The groups, with each vector of `scales` in the one that writes it: the first over chunks that computes it; where
+        only walks do, the last over chunks before them."""
+        parts, out = [self.slice(i) for i in range(len(self.s.kernels))], list(self.s.kernels)
+        for n in self.p.scales:
+            users = [i for i, part in enumerate(parts) if n in part.ops]
+            chunks = [i for i, part in enumerate(parts) if not part.walks and (i in users or i < users[0])]
+            computing = [i for i in chunks if i in users]
+            if chunks and (len(users) > 1 or not computing):
+                at = computing[0] if computing else chunks[-1]
+                out[at] = (*out[at], n)
+        return tuple(out)
 
     def workspace(self, n: str) -> Tensor:
         t = self.states[n].type if n in self.states else self.defs[n].type

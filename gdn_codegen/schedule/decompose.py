@@ -13,7 +13,8 @@ reach binomial(62, 31) = 5e17 and every digit is lost.
 With `block`, diagonal blocks of that size are inverted apart, T0 and T1, by products of that size, and a chunk of two is
 the tile of T0, 0, -T1 A10 T0, T1. Entries are the same: the other blocks of the products above are zero.
 
-row_norm becomes x * rsqrt(row_sum(x * x) + eps).
+row_norm becomes x * rsqrt(row_sum(x * x) + eps). softplus(x) is max(x, 0) + log(1 + y) with y = exp(-|x|), and log(1 + y) is
+2 artanh(z) with z = y / (2 + y): z times a polynomial in z^2 that is right to 4e-9, where log(1 + y) itself would lose y.
 """
 from __future__ import annotations
 
@@ -23,6 +24,9 @@ from ..ir.builder import Body
 from ..ir.core import Op, Program
 from .schedule import Schedule
 from .tools import rebuild_kernel
+
+#: 2 artanh(z) / z in powers of z^2, for z in [0, 1/3]: interpolated at Chebyshev's points.
+ARTANH = (2.0, 0.66666322, 0.40024596, 0.27965158, 0.28157782)
 
 
 def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, block: int = 0) -> Program:
@@ -44,6 +48,8 @@ def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, block: int =
             eps = b.op("const", value=float(o.attr("eps", 1e-6)), line=o.line)
             inv = b.op("rsqrt", b.op("add", total, eps, line=o.line), line=o.line)
             return b.op("mul", x, b.op("col", inv, line=o.line), name=o.out, line=o.line)
+        if o.kind == "softplus":
+            return _softplus(o, b)
         return None
 
     return replace(p, stage="decomposed", kernels=tuple(rebuild_kernel(p, k, rule) for k in p.kernels))
@@ -83,6 +89,20 @@ def _inverse(o: Op, b: Body, how: str, size: int, operand: str) -> str:
         if value == t:
             b._seen[key] = o.out
     return o.out
+
+
+def _softplus(o: Op, b: Body) -> str:
+    def op(kind: str, *args: str | float, name: str = "") -> str:
+        return b.op(kind, *(b.op("const", value=a) if isinstance(a, float) else a for a in args), name=name, line=o.line)
+
+    x = o.args[0]
+    y = op("exp", op("minimum", x, op("neg", x)))
+    z = op("div", y, op("add", y, 2.0))
+    w = op("mul", z, z)
+    total = op("mul", w, ARTANH[-1])
+    for c in ARTANH[-2:0:-1]:
+        total = op("mul", op("add", total, c), w)
+    return op("add", op("maximum", x, 0.0), op("mul", z, op("add", total, ARTANH[0])), name=o.out)
 
 
 def _inverse_by_substitution(o: Op, b: Body, solves: int, size: int, operand: str) -> str:

@@ -9,6 +9,7 @@ from ..devices.ascend_a2 import ASCEND_A2
 from ..devices.sm_90a import SM_90A
 from ..ir.core import Program
 from ..ir.verify import verify
+from .accept import accept
 from .accumulate import accumulate
 from .arrange import arrange
 from .arrive import arrive
@@ -35,6 +36,7 @@ from .place import place
 from .precision import precision
 from .rewrite import rewrite
 from .rings import rings
+from .scale import scale
 from .schedule import Schedule
 from .storage import storage
 from .synchronise import synchronise
@@ -75,13 +77,15 @@ def _others(p: Program, run: Callable[[Program, Device], Program], device: Devic
 
 
 FRONT: tuple[tuple[str, Pass], ...] = (
+    ("accept", lambda p, c: accept(p, c.contract)),
+    ("scale", lambda p, c: scale(p, columns=isinstance(c.device, Cores))),
     ("forget", lambda p, c: forget(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes))),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
     ("diagonal", lambda p, c: diagonal(p, c.dtype)),
     ("masks", lambda p, c: masks(p)),
-    ("precision", lambda p, c: precision(p, c.schedule, c.dtype)),
+    ("precision", lambda p, c: precision(p, c.schedule, c.dtype, c.contract)),
     ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device.solves)),
     ("accumulate", lambda p, c: accumulate(p)),
 )

@@ -1,6 +1,7 @@
 """precision: dtypes of memory and of matmul operands, as explicit casts. Requires stage "cut".
 
-q, k, v and o have the caller's dtype; one value a token (gates, beta) and carried state are float32. Elementwise work
+q, k, v and o have the caller's dtype; one value a token (gates, beta) has its own, float32 where the contract does not say
+else, and is widened to that; carried state is float32. Elementwise work
 is float32; a product's operands are the caller's dtype and it sums in float32. A workspace tensor has the operand dtype
 where only products read it, float32 otherwise.
 """
@@ -11,11 +12,12 @@ from dataclasses import replace
 from ..ir.builder import Body
 from ..ir.core import Op, Program, loops, walk
 from ..ir.types import Tensor
+from .contract import Contract
 from .schedule import Schedule
 from .tools import rebuild_kernel
 
 
-def precision(p: Program, s: Schedule, dtype: str) -> Program:
+def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
     """`p` with memory and products in `dtype` ("float16", "bfloat16" or "float32")."""
     only_products = {t.name: True for t in p.role("workspace")}
     for k in p.kernels:
@@ -27,7 +29,9 @@ def precision(p: Program, s: Schedule, dtype: str) -> Program:
 
     def stored(t: Tensor) -> str:
         if t.index == "token":
-            return dtype if len(t.dims) > 1 else "float32"
+            return dtype if len(t.dims) > 1 else c.dtype(t.name)
+        if t.index == "head":
+            return t.dtype
         return dtype if only_products.get(t.name) else "float32"
 
     tensors = tuple(replace(t, dtype=stored(t)) for t in p.tensors)

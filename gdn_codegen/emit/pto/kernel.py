@@ -13,7 +13,7 @@ from ...ir.types import Dim
 from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched, walk
 
 rule = Rules("pto", {
-    "unit_lower_inverse": "decompose", "row_norm": "decompose", "diag_inverse": "decompose", "cumsum": "vectorise",
+    "unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose", "diag_inverse": "decompose", "cumsum": "vectorise",
     "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise", "eye": "vectorise",
     "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers", "transpose": "groups",
     "reach": "partition", "leave": "partition", "diagonal": "diagonal"})
@@ -82,7 +82,8 @@ class KernelWriter:
         if o is not None and o.kind == "const":
             return literal(o.attr("value"))
         if o is not None and o.kind == "scalar":
-            return str(o.attr("param"))
+            lane = f"_{o.attr('lane')}" if o.attr("lane") else ""
+            return f"{o.attr('tensor')}_gm[hv{lane}]" if o.attr("tensor") else str(o.attr("param"))
         if (o is not None and o.kind == "row") or (o is not None and o.kind == "cast" and not o.buffer):
             return self.name(o.args[0])
         return f"{value}_" if value in self.taken else value

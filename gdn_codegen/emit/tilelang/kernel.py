@@ -30,8 +30,8 @@ from ..base import (
     wrapped,
 )
 
-rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "part": "vectorise", "join": "vectorise",
-                          "block": "decompose", "quad": "decompose",
+rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
+                          "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
                           "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "transpose": "groups"})
 
 WIDTH = 120
@@ -156,6 +156,8 @@ class KernelWriter:
         if t.index == "token":
             lead = ["B", *(("L", t.heads) if self.layout == "bthd" else (t.heads, "L"))]
             dims = dims[1:]
+        elif t.index == "head":
+            lead = ["HV"]
         else:
             # A tensor that the caller left out comes with no sequences.
             lead = [{"slot": "slots", "part": "parts"}.get(t.index, f"n_{t.name}" if t.optional else "ends - 1"), t.heads]
