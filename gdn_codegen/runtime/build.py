@@ -26,6 +26,10 @@ HEAD_DIMS = (16, 32, 64, 128, 256)
 DEFAULT_SCHEDULE = "fused"
 #: Of builds for one architecture.
 DEFAULTS = {"sm_90a": "walk"}
+#: What a module says of an input that comes in another form than the page's.
+FORM_DOC = {"linear": "the factor exp({0}).", "raw": "{0} is -exp(A_log) softplus(x + dt_bias) of what comes.",
+            "sigmoid": "{0} is its sigmoid.", "twice_sigmoid": "{0} is twice its sigmoid.",
+            "l2norm": "the kernels divide its rows by their norm."}
 #: File names use the field's short name where there is one.
 SHORT = {"gated_delta_rule": "gdn"}
 
@@ -131,13 +135,16 @@ def render(b: Build) -> str:
 
 def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
     initial = [t.name for t in p.role("input") if t.optional]
-    inputs = [t for t in p.role("input") if not t.optional]
+    inputs = [t for t in p.role("input") if t.index == "token"]
+    head_inputs = [t for t in p.role("input") if t.index == "head"]
     shape = {"bthd": "[B, T, {h}{d}]", "bhtd": "[B, {h}, T{d}]"}[b.layout]
     def dims(t: Tensor) -> str:
         return "".join(f", {b.sizes[str(d)]}" for d in t.dims[1:])
     shapes = ", ".join(f"{t.name} {shape.format(h=t.heads, d=dims(t))} {t.dtype}" for t in inputs)
     states = [f"{t.name}: [N, HV, {', '.join(str(b.sizes[str(d)]) for d in t.dims)}], read as float32; zero where absent."
               for t in p.role("input") if t.optional]
+    forms = [f"{n} is {form}: {FORM_DOC[form].format(n)}" for n, form in b.contract.inputs]
+    forms += [f"{t.name}: [HV] {t.dtype}, one number a value head{'; zero where None' * bool(t.fill)}." for t in head_inputs]
     command = (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {page.name}"
                f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
                + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
@@ -151,7 +158,8 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "sizes": b.sizes, "name": b.name, "heads": b.heads,
             "arch": b.arch,
             "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes, "state_doc": states,
-            "inputs": [t.name for t in inputs], "initial": initial, "scalars": list(p.scalars),
+            "inputs": [t.name for t in inputs], "head_inputs": [t.name for t in head_inputs], "form_doc": forms,
+            "initial": initial, "scalars": list(p.scalars),
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
             "reaches": any(o.kind == "reach" and o.attr("tensor") for k in p.kernels for o in walk(k.body))}
 
@@ -166,7 +174,8 @@ def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) ->
     def shape(t: Tensor, skip: int = 0) -> tuple[int, ...]:
         return t.tile.shape(b.sizes)[skip:]
     return {
-        "inputs": _table([(t.name, t.heads, shape(t, 1), t.dtype) for t in p.role("input") if not t.optional]),
+        "inputs": _table([(t.name, t.heads, shape(t, 1), t.dtype) for t in p.role("input") if t.index == "token"]),
+        "head_inputs": _table([(t.name, t.dtype, float(t.fill) if t.fill else None) for t in p.role("input") if t.index == "head"]),
         "outputs": _table([(t.name, shape(t, 1), t.dtype) for t in p.role("output") if t.index == "token"]),
         "workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "slot"]),
         "initial": _table([(t.name, shape(t)) for t in p.role("input") if t.index == "sequence"]),

@@ -4,6 +4,7 @@ A group is parallel over chunks if it can be: unless it needs the state of each 
 state. Then it walks the chunks in order. Values that later groups read are stored to workspace, one tile a chunk slot. So
 is the program's `forgets`: by the first group, or before it where that walks. A vector of `scales` is stored too where several
 groups read it, or a walk and there is a group over chunks before it: a walk then loads a number a token, not rows to sum.
+On cores that share no memory a kernel of its own makes all of `scales`, since each core sums rows of its own.
 """
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from ..ir.types import Tensor
 from .schedule import Schedule, ScheduleError
 
 
-def cut(p: Program, s: Schedule, sizes: dict[str, int]) -> Program:
-    """The kernels that `s.kernels` asks for. sizes: extents of C, K and V."""
+def cut(p: Program, s: Schedule, sizes: dict[str, int], apart: bool = False) -> Program:
+    """The kernels that `s.kernels` asks for. sizes: extents of C, K and V; apart: whether `scales` have a kernel."""
     (whole,) = p.kernels
     loop = next((x for x in whole.body if isinstance(x, Loop)), None)
     if loop is None:
@@ -26,7 +27,7 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int]) -> Program:
         s = replace(s, kernels=((*(s.kernels[0] if joins else ()), p.forgets), *s.kernels[joins:]))
         g = _Graph(p, s, whole, loop)
     if p.scales:
-        s = replace(s, kernels=g.with_scales())
+        s = replace(s, kernels=(p.scales, *s.kernels) if apart else g.with_scales())
         g = _Graph(p, s, whole, loop)
     parts = [g.slice(i) for i in range(len(s.kernels))]
     kernels, tensors = [], list(p.tensors)

@@ -78,10 +78,10 @@ def _others(p: Program, run: Callable[[Program, Device], Program], device: Devic
 
 FRONT: tuple[tuple[str, Pass], ...] = (
     ("accept", lambda p, c: accept(p, c.contract)),
-    ("scale", lambda p, c: scale(p, columns=isinstance(c.device, Cores))),
+    ("scale", lambda p, c: scale(p)),
     ("forget", lambda p, c: forget(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
-    ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes))),
+    ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), apart=isinstance(c.device, Cores))),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
     ("diagonal", lambda p, c: diagonal(p, c.dtype)),
     ("masks", lambda p, c: masks(p)),

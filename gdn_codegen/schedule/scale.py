@@ -21,16 +21,15 @@ Powers = dict[str, int]  # vector -> power
 FOLLOWED = ("matmul", "mul", "neg", "strictly_lower", "lower", "unit_lower_inverse", "row_sum", "add", "sub")
 
 
-def scale(p: Program, columns: bool) -> Program:
-    """`p` whose products read unscaled inputs. columns: a vector that is summed from rows can scale rows only, not columns (it
-    lies in parts on cores that share no memory)."""
+def scale(p: Program) -> Program:
+    """`p` whose products read unscaled inputs."""
     if not p.scales:
         return p
     (kernel,) = p.kernels
     at = next(i for i, x in enumerate(kernel.body) if isinstance(x, Loop))
     loop = kernel.body[at]
     assert isinstance(loop, Loop)
-    body = dead_code(_Scale(p, loop, columns).run(), {c.next for c in loop.carried} | {p.forgets})
+    body = dead_code(_Scale(p, loop).run(), {c.next for c in loop.carried} | {p.forgets})
     kept = {o.out for o in body if isinstance(o, Op)}
     body = (*kernel.body[:at], replace(loop, body=body), *kernel.body[at + 1:])
     return replace(p, kernels=(replace(kernel, body=body),), scales=tuple(n for n in p.scales if n in kept))
@@ -46,8 +45,8 @@ def _inverse(a: Powers) -> Powers:
 
 
 class _Scale:
-    def __init__(self, p: Program, loop: Loop, columns: bool) -> None:
-        self.p, self.loop, self.columns = p, loop, columns
+    def __init__(self, p: Program, loop: Loop) -> None:
+        self.p, self.loop = p, loop
         self.ops = [o for o in loop.body if isinstance(o, Op)]
         self.defs, self.count = {o.out: o for o in self.ops if o.out}, uses(loop.body)
         self.readers: dict[str, set[str]] = {}
@@ -187,8 +186,8 @@ class _Scale:
         other, right = inner[::-1] if tb else inner
         between = _times(contracted, other)
         if between:
-            loaded = [a in self.defs and self.defs[a].kind == "load" for a in (x, y)]
-            if self.columns or not loaded[1] or loaded[0]:
+            loaded = [self.defs[a].kind == "load" if a in self.defs else False for a in (x, y)]
+            if loaded[0] or not loaded[1]:
                 y = self.scaled(y, {}, between, o.line) if tb else self.scaled(y, between, {}, o.line)
             else:
                 x = self.scaled(x, between, {}, o.line) if ta else self.scaled(x, {}, between, o.line)
