@@ -23,19 +23,19 @@ class _Squares:
     def __init__(self, k: Kernel) -> None:
         defs = {o.out: o for o in walk(k.body)}
         squares = {o.out: o.args[0] for o in defs.values() if o.kind == "mul" and o.args[0] == o.args[1]}
-        #: x -> the values that are row_sum(x * x), once x @ x.T is there.
-        self.sums: dict[str, list[str]] = {}
-        for o in defs.values():
-            if o.kind == "row_sum" and o.args[0] in squares:
-                self.sums.setdefault(squares[o.args[0]], []).append(o.out)
-        self.found: dict[str, str] = {}
+        #: x -> x @ x.T, and the values that are row_sum(x * x) with their x.
+        self.products = {o.args[0]: o for o in reversed(defs.values()) if o.kind == "matmul" and len(set(o.args)) == 1
+                         and o.attr("tb") and not o.attr("ta")}
+        self.sums = {o.out: squares[o.args[0]] for o in defs.values() if o.kind == "row_sum"
+                     and squares.get(o.args[0]) in self.products}
 
     def __call__(self, o: Op, b: Body) -> str | None:
-        if o.out in self.found:
-            return self.found[o.out]
-        x = o.args[0] if o.args else ""
-        if o.kind == "matmul" and o.args == (x, x) and o.attr("tb") and not o.attr("ta") and x in self.sums:
-            b.copy(o)
-            self.found |= dict.fromkeys(self.sums.pop(x), b.op("diagonal", o.out, line=o.line))
+        if o.out in b.types:  # a product that a sum needed before
             return o.out
-        return None
+        x = self.sums.get(o.out)
+        if x is None:
+            return None
+        product = self.products[x]
+        if product.out not in b.types:
+            b.copy(product)
+        return b.op("diagonal", product.out, line=o.line)

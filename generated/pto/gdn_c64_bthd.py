@@ -2368,7 +2368,7 @@ def _check_inputs(given):
     for (name, heads, dims, dtype), x in zip(INPUTS, given):
         if not isinstance(x, torch.Tensor):
             _fail(name, type(x).__name__, "a torch.Tensor")
-        if x.dtype != _FLOATS[dtype] and not (not dims and x.dtype in _FLOATS.values()):
+        if x.dtype != _FLOATS[dtype] and not (not dims and dtype == "float32" and x.dtype in _FLOATS.values()):
             _fail(name, x.dtype, f"torch.{dtype} (this module was built for it)")
         if device is None:
             device = x.device
@@ -2467,8 +2467,7 @@ def _plan(given, states, cu_seqlens):
     # what stands for an absent tensor, whether one goes as it is, its dtype
     expected = []
     for (_, _, dims, dtype), x in zip(INPUTS, given):
-        dtype = _FLOATS[dtype] if dims else torch.float32
-        expected.append((None, _is_plain(x, dtype), dtype))
+        expected.append((None, _is_plain(x, _FLOATS[dtype]), _FLOATS[dtype]))
     for (name, dims), x in zip(INITIAL, states):
         if x is not None:
             _check_state(name, x, (sequences, value_heads, *dims), device)
