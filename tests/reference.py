@@ -57,6 +57,41 @@ def expected(x, delta=DELTA):
     return o, torch.stack(states).reshape(len(x["lengths"]), HV, K, V)
 
 
+def passed(lengths, H, HV, K, V, forms, dtypes=(), dtype=torch.float16, seed=0):
+    """A problem as callers may pass it, and what the recurrence reads of it, in float64. forms, dtypes: by input's name. Raw
+    gates reach +-30, a raw key is zero, and rows to be normalised are 10 long."""
+    gen = torch.Generator().manual_seed(seed + 77)
+    T, dtypes = sum(lengths), dict(dtypes)
+    r = lambda *s: torch.randn(*s, generator=gen)
+    x = problem(lengths, H, HV, K, V, dtype, seed=seed)
+    more = {}
+    for n in ("q", "k"):
+        if n in forms:
+            x[n] = (10 * torch.rand(T, H, 1, generator=gen) * r(T, H, K) / K ** 0.5).to(dtype)
+            x[n][T // 2:T // 2 + 1] = 0
+    if forms.get("g") == "linear":
+        x["g"] = torch.exp(x["g"])
+    if forms.get("g") == "raw":
+        x["g"] = 3 * r(T, HV) - 2
+        x["g"][::7], x["g"][3::7] = -30, 30
+        more = {"A_log": r(HV), "dt_bias": r(HV)}
+    if forms.get("beta"):
+        x["beta"] = 2 * r(T, HV)
+    for n in dtypes:
+        (more if n in more else x)[n] = (more if n in more else x)[n].to(dtypes[n])
+    x["more"], page = more, {n: y.double() if isinstance(y, torch.Tensor) else y for n, y in x.items()}
+    for n in ("q", "k"):
+        if n in forms:
+            page[n] = page[n] / torch.sqrt((page[n] ** 2).sum(-1, keepdim=True) + 1e-6)
+    g, beta = page["g"], page["beta"]
+    if forms.get("g") == "raw":
+        page["g"] = -torch.exp(more["A_log"].double()) * torch.logaddexp(g + more["dt_bias"].double(), torch.zeros(()).double())
+    elif forms.get("g") == "linear":
+        page["g"] = torch.log(g)
+    page["beta"] = {"sigmoid": 1, "twice_sigmoid": 2}[forms["beta"]] / (1 + torch.exp(-beta)) if "beta" in forms else beta
+    return x, page
+
+
 def rms_error(got, want):
     """RMSE over RMS; NaN in `got` gives NaN, which no comparison passes. An all-zero reference counts absolutely."""
     assert got.shape == want.shape, (got.shape, want.shape)
@@ -76,15 +111,15 @@ def call(fn, x, layout="bthd", batched=False, cu_dtype=torch.int32, delta=DELTA,
     for length in x["lengths"]:
         ends.append(ends[-1] + length)
     args = [shaped(x[i]) for i in (("q", "k", "v", "g", "beta") if delta else ("q", "k", "v", "g"))]
-    o, final = fn(*args, scale=x["scale"], initial_state=x["S"], output_final_state=state,
+    o, final = fn(*args, scale=x["scale"], initial_state=x["S"], output_final_state=state, **x.get("more", {}),
                   cu_seqlens=None if batched else torch.tensor(ends, dtype=cu_dtype))
     o = o if layout == "bthd" else o.transpose(1, 2)
     return o.reshape(x["v"].shape), final
 
 
-def check(fn, x, tolerance=5e-3, **options):
-    """Assert that a generated op agrees with the recurrence."""
-    want_o, want_S = expected(x, options.get("delta", DELTA))
+def check(fn, x, tolerance=5e-3, page=None, **options):
+    """Assert that a generated op agrees with the recurrence. page: what that reads, where it is not x."""
+    want_o, want_S = expected(page or x, options.get("delta", DELTA))
     o, S = call(fn, x, **options)
     errors = rms_error(o, want_o), rms_error(S, want_S)
     # float16 keeps few digits of outputs near its smallest numbers (2^-24), however they are computed

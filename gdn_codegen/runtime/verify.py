@@ -1,6 +1,6 @@
 """Runs targets against the token recurrence in float64.
 
-The reference is the algorithm's own page interpreted in float64 with a chunk of one token, which is the recurrence; the
+What a contract says of inputs is done to them here in float64, apart from the passes that do so in kernels. The reference is the algorithm's own page interpreted in float64 with a chunk of one token, which is the recurrence; the
 tests hold the pages against recurrences written out by hand.
 """
 from __future__ import annotations
@@ -15,6 +15,8 @@ from ..ir.interpret import TORCH, Problem, interpret
 from ..ir.types import Tensor
 from .build import Build
 from .load import function
+
+F64 = torch.float64
 
 #: RMSE over RMS that a comparison may reach.
 TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
@@ -39,7 +41,8 @@ CASES = (Case((64,)), Case((1,)), Case((63, 0, 65)), Case((129,), gate=0.0), Cas
 
 
 def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
-    """Packed inputs [tokens, heads, ...] of a traced program: unit keys and queries, gates <= 0, beta in (0, 1)."""
+    """Packed inputs [tokens, heads, ...] of a traced program: unit keys and queries, gates <= 0, beta in (0, 1); in the forms
+    and dtypes of the build's contract, with the numbers [HV] that they bring."""
     gen = torch.Generator().manual_seed(case.seed)
     total, out = sum(case.lengths), {}
     for t in p.role("input"):
@@ -47,13 +50,39 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         shape = (total, heads, *t.tile.shape(b.sizes)[1:])
         if t.optional:
             shape = (len(case.lengths), case.value_heads, *t.tile.shape(b.sizes))
-        x = torch.randn(shape, generator=gen)
-        if t.heads == "H":
+        x, form = torch.randn(shape, generator=gen), b.contract.form(t.name)
+        if form in ("raw", "sigmoid", "twice_sigmoid"):
+            x = 2 * x
+        elif t.heads == "H" and not form:
             x = torch.nn.functional.normalize(x, dim=-1)
         elif t.index == "token" and len(t.dims) == 1:
             u = torch.rand(shape, generator=gen)
             x = 2 * case.gate * u if t.name.startswith("g") else u
-        out[t.name] = x.to(TORCH[b.dtype]) if t.index == "token" and len(t.dims) > 1 else x
+            x = torch.exp(x) if form == "linear" else x
+        if t.index == "token":
+            x = x.to(TORCH[b.dtype if len(t.dims) > 1 else b.contract.dtype(t.name)])
+        out[t.name] = x
+        if form == "raw":
+            rate = torch.tensor(max(-case.gate, 1e-3))
+            for n, value in (("A_log", torch.log(rate).expand(heads)), ("dt_bias", torch.randn(heads, generator=gen))):
+                out[n] = value.to(TORCH[b.contract.dtype(n)]).clone()
+    return out
+
+
+def read(b: Build, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the page reads, in float64, of inputs in the forms of the build's contract."""
+    out = {n: t.to(F64) for n, t in x.items()}
+    for n, form in b.contract.inputs:
+        y = out[n]
+        if form == "l2norm":
+            out[n] = y / torch.sqrt((y * y).sum(-1, keepdim=True) + 1e-6)
+        elif form == "linear":
+            out[n] = torch.log(y.clamp_min(1e-300))
+        elif form == "raw":
+            y = y + out["dt_bias"]
+            out[n] = -torch.exp(out["A_log"]) * torch.logaddexp(y, torch.zeros_like(y))
+        else:
+            out[n] = {"sigmoid": 1, "twice_sigmoid": 2}[form] / (1 + torch.exp(-y))
     return out
 
 
@@ -62,6 +91,7 @@ def reference(b: Build, case: Case, x: dict[str, torch.Tensor], chunk: int = 1) 
     page = b.page
     p = page.trace()
     p = replace(p, dims=(("C", chunk), *((d, n) for d, n in b.sizes.items() if d != "C")))
+    x = read(b, x)
     numbers = {n: v if v is not None else 1.0 for n, v in page.scalar_defaults(b.sizes).items()}
     given: dict[str, torch.Tensor | None] = {t.name: None if t.optional and not case.initial else x[t.name]
                                              for t in p.role("input")}
@@ -88,6 +118,7 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], device: str = "cpu") -
     p = b.page.trace()
     given = {t.name: to_layout(t, x[t.name], b, case).to(device) for t in p.role("input") if not t.optional}
     states = {t.name: x[t.name].to(device) for t in p.role("input") if t.optional and case.initial}
+    states |= {n: x[n].to(device) for n in x if n not in {t.name for t in p.role("input")}}
     ends = [0]
     for n in case.lengths:
         ends.append(ends[-1] + n)

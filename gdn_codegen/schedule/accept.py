@@ -25,8 +25,9 @@ HEADS = (("A_log", ""), ("dt_bias", "0.0"))
 ROWS = ("l2norm",)
 
 
-def accept(p: Program, c: Contract) -> Program:
-    """`p` for callers that pass what `c` says. ContractError where it names an input that `p` has not, or a form or dtype that
+def accept(p: Program, c: Contract, narrow: bool = True) -> Program:
+    """`p` for callers that pass what `c` says. narrow: whether numbers of a head may have 16 bit on the device; otherwise the
+    host widens them. ContractError where it names an input that `p` has not, or a form or dtype that
     the input's dims do not take."""
     tokens = {t.name: t for t in p.role("input") if t.index == "token"}
     dtypes = set(dict(c.dtypes)) - ({n for n, _ in HEADS} if "raw" in dict(c.inputs).values() else set())
@@ -47,7 +48,7 @@ def accept(p: Program, c: Contract) -> Program:
         raise ContractError("inputs: got several raw inputs; accepted: one, to which A_log and dt_bias belong")
     if not c.inputs:
         return p
-    made = tuple(Tensor(n, "input", "head", "HV", (), c.dtype(n), fill=fill) for n, fill in HEADS
+    made = tuple(Tensor(n, "input", "head", "HV", (), c.dtype(n) if narrow else "float32", fill=fill) for n, fill in HEADS
                  if "raw" in dict(c.inputs).values())
     clash = {t.name for t in made} & {t.name for t in p.tensors}
     if clash:
@@ -87,8 +88,10 @@ class _Accept:
                     **attrs)
 
     def number(self, b: Body, tensor: str) -> str:
-        dtype = self.c.dtype(tensor)
-        return self.op(b, "scalar", tensor=tensor, dtype=dtype if dtype != "float32" else None)
+        dtype = self.p.tensor(tensor).dtype
+        if dtype == "float32":
+            return self.op(b, "scalar", tensor=tensor)
+        return self.op(b, "cast", self.op(b, "scalar", tensor=tensor, dtype=dtype), to="float32")
 
     # --- forms: (body, what is loaded, the name of what the page reads) -> the line that says what was done ---
     def linear(self, b: Body, x: str, name: str) -> str:

@@ -77,7 +77,7 @@ def _others(p: Program, run: Callable[[Program, Device], Program], device: Devic
 
 
 FRONT: tuple[tuple[str, Pass], ...] = (
-    ("accept", lambda p, c: accept(p, c.contract)),
+    ("accept", lambda p, c: accept(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("scale", lambda p, c: scale(p)),
     ("forget", lambda p, c: forget(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),

@@ -2,8 +2,8 @@
 
 A vector unit has elementwise ops of two tiles, of a tile and a column, of a tile and a number; a row becomes a tile by
 an op of its own. So: a row is expanded; a masking op is a product with a mask (or, with a fill of -inf, a sum) that the
-host made; cumsum sums masked rows; last moves behind what is elementwise, since a number has no exp; neg is a product
-with -1; sigmoid(x) is exp(-log(1 + exp(-x))).
+host made; cumsum sums masked rows; last moves behind what is elementwise, since a number has no exp, and a caller's number
+is made a vector for that; neg is a product with -1; sigmoid(x) is exp(-log(1 + exp(-x))).
 """
 from __future__ import annotations
 
@@ -40,11 +40,15 @@ class _Rules:
         self.defs: dict[str, Op] = {}
 
     def sink_last(self, o: Op, b: Body) -> str | None:
-        """f(last(x)) becomes last(f(x)) for an elementwise f of one operand."""
+        """f(last(x)) becomes last(f(x)) for an elementwise f of one operand; f of another number, f of a vector of it."""
         if o.kind == "last" and b.types[o.args[0]].rank == 1:
             self.lasts[o.out] = o.args[0]
         elif o.kind in ("exp", "log", "rsqrt", "sigmoid", "neg") and o.args[0] in self.lasts:
             f = b.op(o.kind, self.lasts[o.args[0]], line=o.line, **dict(o.attrs))
+            self.lasts[o.out] = f
+            return b.op("last", f, name=o.out, line=o.line)
+        elif o.kind in ("exp", "log", "rsqrt", "sigmoid") and not b.types[o.args[0]].rank:  # of a vector of it
+            f = b.op(o.kind, b.op("expand", o.args[0], dims=("C",), line=o.line), line=o.line, **dict(o.attrs))
             self.lasts[o.out] = f
             return b.op("last", f, name=o.out, line=o.line)
         return None
