@@ -27,9 +27,10 @@ DEFAULT_SCHEDULE = "fused"
 #: Of builds for one architecture.
 DEFAULTS = {"sm_90a": "walk"}
 #: What a module says of an input that comes in another form than the page's.
-FORM_DOC = {"linear": "the factor exp({0}).", "raw": "{0} is -exp(A_log) softplus(x + dt_bias) of what comes.",
-            "sigmoid": "{0} is its sigmoid.", "twice_sigmoid": "{0} is twice its sigmoid.",
-            "l2norm": "the kernels divide its rows by their norm."}
+FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log.",
+            "raw": "{0} comes raw: the kernels take -exp(A_log) softplus({0} + dt_bias).",
+            "sigmoid": "{0} comes as it is before a sigmoid.", "twice_sigmoid": "{0} comes as it is before twice a sigmoid.",
+            "l2norm": "{0} comes as it is: the kernels divide its rows by their norms."}
 #: File names use the field's short name where there is one.
 SHORT = {"gated_delta_rule": "gdn"}
 
@@ -143,7 +144,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
     shapes = ", ".join(f"{t.name} {shape.format(h=t.heads, d=dims(t))} {t.dtype}" for t in inputs)
     states = [f"{t.name}: [N, HV, {', '.join(str(b.sizes[str(d)]) for d in t.dims)}], read as float32; zero where absent."
               for t in p.role("input") if t.optional]
-    forms = [f"{n} is {form}: {FORM_DOC[form].format(n)}" for n, form in b.contract.inputs]
+    forms = [FORM_DOC[form].format(n) for n, form in b.contract.inputs]
     forms += [f"{t.name}: [HV] {t.dtype}, one number a value head{'; zero where None' * bool(t.fill)}." for t in head_inputs]
     command = (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {page.name}"
                f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"

@@ -117,7 +117,7 @@ class _Accept:
         r = self.op(b, "rsqrt", self.op(b, "add", total, EPS), name=b.fresh(f"r{name}"))
         self.scales.append(r)
         self.op(b, "mul", self.op(b, "col", r), x, name=name)
-        return f"{r}[:, None] * {x}, where {r} = 1 / sqrt(row_sum({x} * {x}) + {EPS})"
+        return f"{r}[:, None] * {x} with {r} = rsqrt(row_sum({x} * {x}) + {EPS}); products take {x}, and what meets it is scaled"
 
 
 _FORMS: dict[str, Callable[[_Accept, Body, str, str], str]] = {

@@ -161,7 +161,7 @@ class KernelWriter:
         else:
             # A tensor that the caller left out comes with no sequences.
             lead = [{"slot": "slots", "part": "parts"}.get(t.index, f"n_{t.name}" if t.optional else "ends - 1"), t.heads]
-        return f"({', '.join([*lead, *dims])})"
+        return f"({', '.join([*lead, *dims])}{',' * (t.index == 'head')})"
 
     def when(self, t: Tensor, o: Op) -> list[str]:
         """On what it depends whether a tile of `t` is moved at all, beside a load's operand."""
@@ -275,7 +275,7 @@ class KernelWriter:
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32", *["span: T.int32"] * (self.k.grid == "parts")]
         params += [f"has_{x.name}: T.int32" for x in tensors if x.optional]
         params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]
-        bare = [*dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].split(", ")), "ends"]
+        bare = [*dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].rstrip(",").split(", ")), "ends"]
         fixed = [x for x in ("B", "L", "H", "HV", "slots", "parts", "ends") if x in bare]
         dynamic = [", ".join(names) for names in (fixed, [x for x in bare if x.startswith("n_")]) if names]
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
