@@ -1,0 +1,110 @@
+"""Inputs in the forms and dtypes of a contract, in generated modules; each against the recurrence in float64."""
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from reference import TOLERANCE, check, passed
+
+from gdn_codegen.cli import main
+from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.runtime.load import function
+from gdn_codegen.schedule.contract import Contract
+
+FULL = "beta=sigmoid,g=raw,k=l2norm,q=l2norm"
+NARROW = "beta=sigmoid/float16,dt_bias=bfloat16,g=raw/bfloat16,k=l2norm,q=l2norm"
+OTHER = "beta=twice_sigmoid/bfloat16,g=linear/float16"
+RAGGED = [1, 17, 0, 65]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compilers_leave_nothing(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TILELANG_CACHE_DIR", str(Path(os.environ["GDN_CODEGEN_CACHE"]) / "tilelang"))
+    patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("compilers")))
+    yield
+    patch.undo()
+
+
+def agrees(target, accept, schedule="fused", lengths=RAGGED, dtype="float16", layout="bthd", page="gated_delta_rule", seed=0):
+    c = Contract.parse(accept)
+    dtypes = {n: getattr(torch, d) for n, d in c.dtypes}
+    x, read = passed(lengths, 1, 2, 32, 32, dict(c.inputs), dtypes, getattr(torch, dtype), seed)
+    fn = function(Build(target, 32, layout, page, schedule, dtype, 32, 32, contract=c))
+    check(fn, x, TOLERANCE[dtype], read, layout=layout, delta=page == "gated_delta_rule")
+    return fn, x
+
+
+@pytest.mark.parametrize("schedule", ["fused", "staged", "prepared", "replay", "walk"])
+@pytest.mark.parametrize("accept", [FULL, OTHER])
+def test_triton(accept, schedule):
+    agrees("triton", accept, schedule)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("accept", [NARROW, OTHER])
+def test_triton_dtypes(accept, dtype):
+    agrees("triton", accept, "replay", dtype=dtype, layout="bhtd")
+
+
+@pytest.mark.parametrize("target, accept, schedule, options", [
+    ("tilelang", NARROW, "replay", {"layout": "bhtd"}), ("tilelang", OTHER, "fused", {}),
+    ("pto", FULL, "fused", {}), ("pto", NARROW, "staged", {"layout": "bhtd"}),
+    ("pto", OTHER, "staged", {"lengths": [33, 2], "dtype": "bfloat16"})])
+def test_other_targets(target, accept, schedule, options):
+    agrees(target, accept, schedule, **options)
+
+
+@pytest.mark.parametrize("target", ["triton", "pto"])
+def test_the_other_page(target):
+    agrees(target, "g=raw,k=l2norm,q=l2norm", page="simple_gla")
+
+
+def test_factors_of_zero():
+    """A gate of 0 forgets at once, and nothing becomes NaN."""
+    fn = function(Build("triton", 32, head_dim_k=32, head_dim_v=32, contract=Contract.parse("g=linear")))
+    x, read = passed([40], 1, 2, 32, 32, {"g": "linear"})
+    x["g"][5], read["g"][5] = 0, -1e4
+    check(fn, x, page=read)
+
+
+def test_what_comes_is_checked_and_never_rounded():
+    fn, x = agrees("triton", NARROW, lengths=[5])
+    args = {n: x[n][None] for n in ("q", "k", "v", "g", "beta")} | x["more"]
+    a_log, dt_bias = args["A_log"], args["dt_bias"]
+    wrong = [("g", args["g"].float(), "g: got torch.float32; accepted: torch.bfloat16"),
+             ("beta", args["beta"].bfloat16(), "beta: got torch.bfloat16; accepted: torch.float16"),
+             ("A_log", None, "A_log: got NoneType; accepted: a torch.Tensor"),
+             ("A_log", a_log[:1], r"A_log: got shape \(1,\); accepted: shape \(2,\)"),
+             ("A_log", a_log[None], r"A_log: got shape \(1, 2\)"),
+             ("A_log", a_log.int(), "A_log: got torch.int32; accepted: torch.float32"),
+             ("dt_bias", dt_bias.float(), "dt_bias: got torch.float32; accepted: torch.bfloat16"),
+             ("dt_bias", dt_bias.to("meta"), "dt_bias: got device meta")]
+    for name, value, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            fn(**{**args, name: value})
+    zeros = fn(**{**args, "dt_bias": torch.zeros_like(dt_bias)})[0]
+    assert torch.equal(fn(**{**args, "dt_bias": None})[0], zeros)
+    assert not torch.equal(fn(**args)[0], zeros)
+
+
+def test_no_copy_of_what_has_the_contracts_dtype(monkeypatch):
+    fn, x = agrees("triton", NARROW, lengths=[5])
+    args = [x[n][None] for n in ("q", "k", "v", "g", "beta")]
+    space = fn.__globals__
+    monkeypatch.setitem(space, "_plain", lambda x, dtype: pytest.fail(f"converted a tensor of {x.dtype}"))
+    fn(*args, **x["more"])
+
+
+def test_a_plain_module_knows_nothing_of_it():
+    text = render(Build("triton"))
+    assert "HEAD_INPUTS" not in text and "A_log" not in text
+
+
+def test_command_line(capsys):
+    small = ["--target", "triton", "--chunk", "32", "--head-dim-k", "32", "--head-dim-v", "32", "--quick"]
+    assert main(["verify", *small, "--accept", FULL]) == 0
+    assert "all comparisons hold" in capsys.readouterr().out
+    assert main(["verify", *small, "--accept", "q=raw"]) == 2
+    assert "inputs: got q='raw'; accepted for q, dims C K: l2norm" in capsys.readouterr().err
