@@ -33,7 +33,8 @@ from .base import (
 )
 
 rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
-                        "diag_inverse": "decompose", "move": "place", "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
+                        "diag_inverse": "decompose", "move": "place", "part": "vectorise", "join": "vectorise",
+                        "block": "decompose", "quad": "decompose",
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
                         "fence": "mbarriers", "transpose": "groups"})
 

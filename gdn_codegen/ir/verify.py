@@ -122,7 +122,7 @@ class _Kernel:
         if o.kind == "scalar" and o.attr("tensor") is not None:
             of = self.tensors.get(o.attr("tensor"))
             if of is None or (of.index, of.dtype) != ("head", o.attr("dtype", "float32")):
-                raise self.fail(o, f"takes the number of a value head; {o.attr('tensor')} is {of and of.index} of {of and of.dtype}")
+                raise self.fail(o, f"takes a number of the value head; {o.attr('tensor')} is {of and (of.index, of.dtype)}")
         try:
             want = infer(o.kind, args, dict(o.attrs))
         except TypeRuleError as e:

@@ -160,6 +160,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "arch": b.arch,
             "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes, "state_doc": states,
             "inputs": [t.name for t in inputs], "head_inputs": [t.name for t in head_inputs], "form_doc": forms,
+            "given": [t.name for t in (*inputs, *head_inputs)],
             "initial": initial, "scalars": list(p.scalars),
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
             "reaches": any(o.kind == "reach" and o.attr("tensor") for k in p.kernels for o in walk(k.body))}
@@ -176,7 +177,8 @@ def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) ->
         return t.tile.shape(b.sizes)[skip:]
     return {
         "inputs": _table([(t.name, t.heads, shape(t, 1), t.dtype) for t in p.role("input") if t.index == "token"]),
-        "head_inputs": _table([(t.name, t.dtype, float(t.fill) if t.fill else None) for t in p.role("input") if t.index == "head"]),
+        "head_inputs": _table([(t.name, t.dtype, float(t.fill) if t.fill else None) for t in p.role("input")
+                               if t.index == "head"]),
         "outputs": _table([(t.name, shape(t, 1), t.dtype) for t in p.role("output") if t.index == "token"]),
         "workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "slot"]),
         "initial": _table([(t.name, shape(t)) for t in p.role("input") if t.index == "sequence"]),

@@ -1,7 +1,8 @@
 """Runs targets against the token recurrence in float64.
 
-What a contract says of inputs is done to them here in float64, apart from the passes that do so in kernels. The reference is the algorithm's own page interpreted in float64 with a chunk of one token, which is the recurrence; the
-tests hold the pages against recurrences written out by hand.
+The reference is the algorithm's own page interpreted in float64 with a chunk of one token, which is the recurrence; the
+tests hold the pages against recurrences written out by hand. What a contract says of inputs is done to them here, in
+float64 and apart from the passes that have kernels do it.
 """
 from __future__ import annotations
 

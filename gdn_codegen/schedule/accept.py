@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ..ir.builder import Body
 from ..ir.core import Loop, Op, Program, Stmt
@@ -83,7 +84,7 @@ class _Accept:
         return replace(self.p, kernels=(replace(kernel, body=(*kernel.body[:at], walk, *kernel.body[at + 1:])),),
                        source=(*self.source.items(), *self.p.source), scales=tuple(self.scales))
 
-    def op(self, b: Body, kind: str, *args: str | float, name: str = "", **attrs: object) -> str:
+    def op(self, b: Body, kind: str, *args: str | float, name: str = "", **attrs: Any) -> str:
         return b.op(kind, *(b.op("const", value=a) if isinstance(a, float) else a for a in args), name=name, line=self.line,
                     **attrs)
 

@@ -18,9 +18,11 @@ class ContractError(ValueError):
 class Contract:
     """What callers pass. A build is for one contract; its kernels do what the contract asks and nothing else.
 
-    inputs: (input's name, form): "linear" (a gate as the factor exp(g)), "raw" (a gate before -exp(A_log) softplus(x + dt_bias)),
-      "sigmoid" and "twice_sigmoid" (the page has that of what comes), "l2norm" (rows that the kernel normalises).
-    dtypes: (input's name, dtype) of inputs of one number a token and head; float32 where not named.
+    inputs: (input's name, form): "linear" (a gate as the factor exp(g)), "raw" (a gate before -exp(A_log) softplus(x + dt_bias),
+      A_log and dt_bias [HV] tensors of the call, zero for dt_bias=None), "sigmoid" and "twice_sigmoid" (the page has that of what
+      comes), "l2norm" (rows that the kernel normalises).
+    dtypes: (input's name, dtype) of inputs of one number a token and head, and of A_log and dt_bias; float32 where not named,
+      to which the host then widens what comes. Those that are named have to come in that dtype.
     state: "kv" or "vk", the order of dims of the states in memory; state_dtype: theirs.
     pool: states lie in slots that `state_indices` names, one a sequence; -1 skips a sequence.
     in_place: the final state takes the initial one's place.

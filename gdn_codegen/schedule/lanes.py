@@ -40,7 +40,8 @@ def lanes(p: Program, k: Kernel, n: int) -> tuple[Kernel, list[Tensor]]:
         return replace(o, out=out, args=tuple(names[lane].get(a, a) for a in o.args), attrs=tuple(sorted(attrs.items())))
 
     def shared(o: Op) -> bool:
-        return o.kind == "const" or (o.kind == "scalar" and not o.attr("tensor")) or (o.kind == "load" and index[o.attr("tensor")] == "const")
+        of = o.attr("tensor")
+        return o.kind == "const" or (o.kind == "scalar" and not of) or (o.kind == "load" and index[of] == "const")
 
     body = tuple(copy(o, lane) for o in items.body if isinstance(o, Op) for lane in range(1 if shared(o) else n))
     return replace(k, lanes=n, body=tuple(replace(s, body=body) if s is items else s for s in k.body)), list(made.values())

@@ -11,6 +11,7 @@ For the delta rule that is the rule with keys x, and r u for u.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..ir.builder import Body
 from ..ir.core import Loop, Op, Program, uses
@@ -66,7 +67,7 @@ class _Scale:
             self.op(o)
         return self.b.finish()  # type: ignore[return-value]
 
-    def put(self, kind: str, *args: str, name: str = "", line: int = 0, **attrs: object) -> str:
+    def put(self, kind: str, *args: str, name: str = "", line: int = 0, **attrs: Any) -> str:
         out = self.b.op(kind, *args, name=name, line=line, **attrs)
         last = self.b.stmts[-1]
         if isinstance(last, Op) and last.out == out:
@@ -113,7 +114,7 @@ class _Scale:
         """`a` itself."""
         return self.scaled(*self.of[a], line) if a in self.of else a
 
-    def result(self, o: Op, kind: str, args: list[str], rows: Powers, cols: Powers, attrs: dict[str, object]) -> None:
+    def result(self, o: Op, kind: str, args: list[str], rows: Powers, cols: Powers, attrs: dict[str, Any]) -> None:
         """Compute y for an `o` that is diag(rows) y diag(cols); all of it where somebody wants `o` as it is."""
         if o.out in self.whole and (rows or cols):
             self.scaled(self.put(kind, *args, line=o.line, **attrs), rows, cols, o.line, o.out)

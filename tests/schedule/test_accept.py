@@ -87,7 +87,8 @@ def test_products_read_inputs_as_they_lie():
         assert {defs[a].attr("tensor") for o in products for a in o.args if a in defs and defs[a].kind == "load"} >= {"q", "k"}
         made = [o for o in defs.values() if o.kind == "mul" and o.type.dims == ("C", "K")]
         assert all(o.args[0] == o.args[1] for o in made)  # squares, no scaled rows
-        assert errors(p := replace(p, dims=tuple(SIZES.items())), "k=l2norm,q=l2norm", delta=page != "simple_gla") < 1e-12
+        p = replace(p, dims=tuple(SIZES.items()))
+        assert errors(p, "k=l2norm,q=l2norm", delta=page != "simple_gla") < 1e-12
 
 
 def test_a_scaled_input_that_is_read_as_it_is():

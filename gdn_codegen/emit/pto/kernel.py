@@ -13,10 +13,10 @@ from ...ir.types import Dim
 from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched, walk
 
 rule = Rules("pto", {
-    "unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose", "diag_inverse": "decompose", "cumsum": "vectorise",
-    "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise", "eye": "vectorise",
-    "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers", "transpose": "groups",
-    "reach": "partition", "leave": "partition", "diagonal": "diagonal"})
+    "unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose", "diag_inverse": "decompose",
+    "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise",
+    "eye": "vectorise", "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers", 
+    "transpose": "groups", "reach": "partition", "leave": "partition", "diagonal": "diagonal"})
 
 AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
 CTYPE = {"float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
