@@ -130,6 +130,6 @@ def fresh(path: Path) -> Any:
 
 
 def _dtypes(module: Any, tensors: Sequence[str]) -> list[str]:
-    parts = getattr(module, "PART_WORKSPACES", ())
-    known = {n: d for n, *_, d in (*module.INPUTS, *module.OUTPUTS, *module.WORKSPACES, *parts)}
+    parts, heads = (getattr(module, n, ()) for n in ("PART_WORKSPACES", "HEAD_INPUTS"))
+    known = {n: d for n, *_, d in (*module.INPUTS, *heads, *module.OUTPUTS, *module.WORKSPACES, *parts)}
     return [known.get(t, "float32") for t in tensors]

@@ -177,7 +177,7 @@ def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) ->
         return t.tile.shape(b.sizes)[skip:]
     return {
         "inputs": _table([(t.name, t.heads, shape(t, 1), t.dtype) for t in p.role("input") if t.index == "token"]),
-        "head_inputs": _table([(t.name, t.dtype, float(t.fill) if t.fill else None) for t in p.role("input")
+        "head_inputs": _table([(t.name, float(t.fill) if t.fill else None, t.dtype) for t in p.role("input")
                                if t.index == "head"]),
         "outputs": _table([(t.name, shape(t, 1), t.dtype) for t in p.role("output") if t.index == "token"]),
         "workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "slot"]),

@@ -64,7 +64,7 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
 
     name, _, _, tensors, scalars = row
     kernel, warps = getattr(module, f"{name}_kernel"), module.NUM_WARPS[name]
-    dtype = {n: d for n, *_, d in (*module.INPUTS, *module.OUTPUTS, *module.WORKSPACES,
+    dtype = {n: d for n, *_, d in (*module.INPUTS, *getattr(module, "HEAD_INPUTS", ()), *module.OUTPUTS, *module.WORKSPACES,
                                  *getattr(module, "PART_WORKSPACES", ()))}
     dtype |= {n: "float32" for n, _ in (*module.INITIAL, *module.FINAL)}
     fixed = {"H": heads, "HV": value_heads, "OPERAND": tl.bfloat16, **module.SIZES, **module.BLOCKS.get(name, {}),

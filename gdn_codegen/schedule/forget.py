@@ -36,6 +36,6 @@ def forget(p: Program, s: Schedule) -> Program:
         assert isinstance(o, Op)
         kinds[o.out] = o.kind
         b.copy(o)
-    inert = p.forgets if kinds[p.forgets] == "load" else b.op("valid", p.forgets)
+    inert = p.forgets if kinds[p.forgets] in ("load", "valid") else b.op("valid", p.forgets)
     total = b.op("last", b.op("cumsum", inert), name=b.fresh(f"{p.forgets}_chunk"))
     return program(b.finish(), total)

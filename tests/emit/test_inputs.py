@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference import TOLERANCE, check, passed
+from reference import TOLERANCE, check, expected, passed, rms_error
 
 from gdn_codegen.cli import main
+from gdn_codegen.ops import chunk_gated_delta_rule
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule.contract import Contract
@@ -108,3 +109,17 @@ def test_command_line(capsys):
     assert "all comparisons hold" in capsys.readouterr().out
     assert main(["verify", *small, "--accept", "q=raw"]) == 2
     assert "inputs: got q='raw'; accepted for q, dims C K: l2norm" in capsys.readouterr().err
+
+
+def test_through_the_front_door():
+    """FLA's flags; bfloat16 numbers of a head are widened by the host where nothing says that they come so."""
+    forms = {"beta": "twice_sigmoid", "g": "raw", "k": "l2norm", "q": "l2norm"}
+    narrow = {"g": torch.bfloat16, "dt_bias": torch.bfloat16}
+    x, read = passed(RAGGED, 1, 2, 32, 32, forms, narrow)
+    ends = torch.tensor([0, 1, 18, 18, 83])
+    o, S = chunk_gated_delta_rule(
+        *(x[n][None] for n in ("q", "k", "v", "g", "beta")), initial_state=x["S"], output_final_state=True, cu_seqlens=ends,
+        use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True,
+        target="triton", chunk_size=32, **x["more"])
+    want_o, want_S = expected(read)
+    assert rms_error(o[0], want_o) < TOLERANCE["float16"] and rms_error(S, want_S) < TOLERANCE["float16"]
