@@ -115,7 +115,8 @@ class _Accept:
 
     def l2norm(self, b: Body, x: str, name: str) -> str:
         total = self.op(b, "row_sum", self.op(b, "mul", x, x))
-        r = self.op(b, "rsqrt", self.op(b, "add", total, EPS), name=b.fresh(f"r{name}"))
+        some = self.op(b, "minimum", self.op(b, "mul", total, 2.0 ** 60), 1.0)  # 0 for a row of zeros, so that r u has no range
+        r = self.op(b, "mul", self.op(b, "rsqrt", self.op(b, "add", total, EPS)), some, name=b.fresh(f"r{name}"))
         self.scales.append(r)
         self.op(b, "mul", self.op(b, "col", r), x, name=name)
         return f"{r}[:, None] * {x} with {r} = rsqrt(row_sum({x} * {x}) + {EPS}); products take {x}, and what meets it is scaled"

@@ -70,6 +70,16 @@ def test_factors_of_zero():
     check(fn, x, page=read)
 
 
+def test_zero_keys_of_large_values():
+    """In float16 values of 200 times 1 / sqrt(1e-6) would be infinite, and nothing of them is left."""
+    fn = function(Build("triton", 32, head_dim_k=32, head_dim_v=32, contract=Contract.parse("k=l2norm")))
+    x, read = passed([40], 1, 2, 32, 32, {"k": "l2norm"})
+    zero = x["k"][:, 0].abs().sum(-1) == 0
+    assert zero.sum() == 1
+    x["v"][zero], read["v"][zero] = 200, 200
+    check(fn, x, page=read)
+
+
 def test_what_comes_is_checked_and_never_rounded():
     fn, x = agrees("triton", NARROW, lengths=[5])
     args = {n: x[n][None] for n in ("q", "k", "v", "g", "beta")} | x["more"]
