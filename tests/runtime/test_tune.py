@@ -140,6 +140,7 @@ def test_a_line_cut_short_is_measured_again_and_said(run):
     meter = Fake()
     _, said = run(meter)
     assert len(meter.seen) == 1 and f"line {len(whole.splitlines())} is not whole" in said[0]
+    assert len(run.log.read_bytes().splitlines()) == len(whole.splitlines()) + 2  # nothing was written onto it
     assert run.path.read_text() == table
 
 
