@@ -6,8 +6,8 @@ import pytest
 import torch
 from reference import call, expected, problem, rms_error
 
-from gdn_codegen import chunk_gated_delta_rule, ops
-from gdn_codegen.runtime import choices, dispatch
+from gdn_codegen import chunk_gated_delta_rule
+from gdn_codegen.runtime import calls, choices, dispatch
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.choices import Extent, Row
 from gdn_codegen.schedule import Schedule, ScheduleError, changes, varied
@@ -172,9 +172,13 @@ def test_a_users_table_serves_the_op_from_its_second_start(tmp_path, monkeypatch
     b = Build("triton", 16, schedule=varied("staged", v_block=16), head_dim_k=32, head_dim_v=32)
     r = Row("cpu", b, Extent(1, 2, 1, 40), 1.0)
 
+    def start():
+        calls.forget()
+        dispatch.choice.cache_clear()
+        choices.rows.cache_clear()
+
     def run():
-        for f in (ops._loaded, dispatch.choice, choices.rows):
-            f.cache_clear()
+        start()
         o, _ = call(lambda *a, **k: chunk_gated_delta_rule(*a, target="triton", **k), x)
         assert rms_error(o, expected(x)[0]) < 5e-3
         return capsys.readouterr().err
@@ -186,8 +190,7 @@ def test_a_users_table_serves_the_op_from_its_second_start(tmp_path, monkeypatch
     assert f"{b.name}: chosen by table: the user's table of cpu" in run()
     monkeypatch.setattr(choices, "versions", lambda target: {"torch": "another"})
     assert "chosen by model" in run()
-    for f in (ops._loaded, dispatch.choice, choices.rows):
-        f.cache_clear()
+    start()
 
 
 # --- schedules with changed fields -----------------------------------------------------------------------------------
