@@ -11,17 +11,13 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from . import cache
 from .build import Build
+from .check_triton import dtypes
 from .load import import_path
-
-#: What a launch's integers may be told apart by: whether rows are equal, whether 16 divides the tokens of a row and the chunks
-#: of a part.
-INTEGERS = {"batched": (0, 1), "tokens": (16, 17), "span": (16, 17)}
 
 
 def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
@@ -97,27 +93,26 @@ def _triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator
     module = fresh(path)
     module._KERNELS = {n: _Compiles(k) for n, k in module._KERNELS.items()}
     module._warn_of_miscompilation = lambda device: None
+    dtype = dtypes(module)
     driver.set_active(_Driver(_target(arch)))
     try:
         for name, _, _, tensors, scalars in module.KERNELS:
             start = time.perf_counter()
-            dtypes = [getattr(torch, d) for d in _dtypes(module, tensors)]
+            given = [getattr(torch, dtype[t]) for t in tensors]
             for pair in heads:
                 for sizes, flags in _variants(module, name, pair):
-                    module._launcher(name, 1, sizes, flags, _Device())(dtypes, torch.int32, [0.5] * len(scalars))
+                    module._launcher(name, 1, sizes, flags, _Device())(given, torch.int32, [0.5] * len(scalars))
             yield f"{name} {arch}: {time.perf_counter() - start:.1f} s, in Triton's cache"
     finally:
         driver.set_active(None)  # found when it is next asked for
 
 
 def _variants(module: Any, name: str, heads: tuple[int, int]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
-    """What a launcher is given, sizes and flags, in all that a kernel is compiled for."""
-    parts = hasattr(module, "PARTITION")
-    spans = INTEGERS["span"] if parts and "span" in module._KERNELS[name].arg_names else (16,)
+    """What a launcher is given, sizes and flags, in all that a kernel is compiled for: apart from head counts, sizes are as good
+    as any others, since kernels are not specialised on them."""
     optional, initial = module._OPTIONAL[name], dict(module.INITIAL)
-    given = (0, 1) if initial.keys() & set(optional) else (1,)
-    for batched, tokens, span, there in product(INTEGERS["batched"], INTEGERS["tokens"], spans, given):
-        yield (2, tokens, batched, *heads, 2, *([span] if parts else [])), [there if t in initial else 1 for t in optional]
+    for there in (0, 1) if initial.keys() & set(optional) else (1,):
+        yield (2, 32, 0, *heads, 2, *[16] * hasattr(module, "PARTITION")), [there if t in initial else 1 for t in optional]
 
 
 def fresh(path: Path) -> Any:
@@ -127,9 +122,3 @@ def fresh(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _dtypes(module: Any, tensors: Sequence[str]) -> list[str]:
-    parts, heads = (getattr(module, n, ()) for n in ("PART_WORKSPACES", "HEAD_INPUTS"))
-    known = {n: d for n, *_, d in (*module.INPUTS, *heads, *module.OUTPUTS, *module.WORKSPACES, *parts)}
-    return [known.get(t, "float32") for t in tensors]

@@ -56,6 +56,13 @@ def compiled(path: Path, arches: Sequence[str] = ARCHES, heads: int = 16, value_
     return [_compile(module, row, arch, heads, value_heads) for row in module.KERNELS for arch in arches]
 
 
+def dtypes(module: ModuleType) -> dict[str, str]:
+    """Of each tensor that a module's kernels take."""
+    more = [row for n in ("HEAD_INPUTS", "PART_WORKSPACES") for row in getattr(module, n, ())]
+    dtype = {n: d for n, *_, d in (*module.INPUTS, *module.OUTPUTS, *module.WORKSPACES, *more)}
+    return dtype | {n: "float32" for n, _ in (*module.INITIAL, *module.FINAL)}
+
+
 def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, value_heads: int) -> Compiled:
     import triton
     import triton.language as tl
@@ -64,9 +71,7 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
 
     name, _, _, tensors, scalars = row
     kernel, warps = getattr(module, f"{name}_kernel"), module.NUM_WARPS[name]
-    dtype = {n: d for n, *_, d in (*module.INPUTS, *getattr(module, "HEAD_INPUTS", ()), *module.OUTPUTS, *module.WORKSPACES,
-                                 *getattr(module, "PART_WORKSPACES", ()))}
-    dtype |= {n: "float32" for n, _ in (*module.INITIAL, *module.FINAL)}
+    dtype = dtypes(module)
     fixed = {"H": heads, "HV": value_heads, "OPERAND": tl.bfloat16, **module.SIZES, **module.BLOCKS.get(name, {}),
              **{f"has_{t}": 1 for t in tensors}}
     types = {f"{t}_ptr": f"*{SHORT[dtype[t]]}" for t in tensors} | {"cu_seqlens": "*i32"}

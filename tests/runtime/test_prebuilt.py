@@ -94,7 +94,7 @@ def call_in_all_ways(m):
             for rows, ends in ((1, None), (2, None), (1, make(4, dtype=torch.int64))):
                 for state in (False, True):
                     n = rows if ends is None else 3
-                    x = [make(rows, tokens, h, 16) for h in (1, 1, 2)] + 2 * [make(rows, tokens, 2, dtype=torch.float32)]
+                    x = [make(rows, h, tokens, 16) for h in (1, 1, 2)] + 2 * [make(rows, 2, tokens, dtype=torch.float32)]
                     S = make(n, 2, 16, 16, dtype=torch.float32) if state else None
                     m.chunk_gated_delta_rule(*x, initial_state=S, output_final_state=True, cu_seqlens=ends)
     finally:
@@ -105,7 +105,7 @@ def call_in_all_ways(m):
 def test_tritons_cache_has_what_calls_look_up(schedule, tmp_path, monkeypatch):
     triton = pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    b = Build("triton", schedule=schedule, **SMALL)
+    b = Build("triton", schedule=schedule, layout="bhtd", **SMALL)  # whose kernels take T
     path = write(b, tmp_path)
     if schedule != "fused":  # one kernel over parts is enough
         one = 'KERNELS = tuple(row for row in KERNELS if row[0] == "S_start")\n# --- host'
