@@ -15,6 +15,7 @@ class Device:
     staged: dtypes whose tiles pass through the space "staged" on their way to memory, a row at a time there. part_cost: for
     the number of parts, microseconds of a chunk walked, of a part folded, of a launch and of a chunk summed up; chunks that
     walks are taken to begin early, how many more the earliest of them, and chunks of a part below which heads are summed up.
+    v_block: columns of V that an instance of a walk computes where the schedule leaves it open, 0 for all.
     """
 
     name: str
@@ -32,10 +33,11 @@ class Device:
     async_loads: bool = False
     staged: tuple[str, ...] = ()
     part_cost: dict[str, float] = field(default_factory=dict)
+    v_block: int = 0
 
 
 #: Triton's compiler allocates registers and shared memory itself.
-TRITON = Device("triton", "triton", {"register": 0},
+TRITON = Device("triton", "triton", {"register": 0}, v_block=64,
                 part_cost={"chunk": 10.0, "fold": 10.0, "launch": 8.0, "summary": 10.0, "early": 6, "longest": 16,
                            "least": 14})
 

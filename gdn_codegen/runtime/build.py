@@ -163,6 +163,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "given": [t.name for t in (*inputs, *head_inputs)],
             "initial": initial, "scalars": list(p.scalars),
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
+            "warps": b.plan.warps, "stages": b.plan.stages,
             "reaches": any(o.kind == "reach" and o.attr("tensor") for k in p.kernels for o in walk(k.body))}
 
 

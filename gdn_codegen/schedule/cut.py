@@ -15,8 +15,9 @@ from ..ir.types import Tensor
 from .schedule import Schedule, ScheduleError
 
 
-def cut(p: Program, s: Schedule, sizes: dict[str, int], apart: bool = False) -> Program:
-    """The kernels that `s.kernels` asks for. sizes: extents of C, K and V; apart: whether `scales` have a kernel."""
+def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart: bool = False) -> Program:
+    """The kernels that `s.kernels` asks for. sizes: extents of C, K and V; v_block: that of walks where the schedule leaves it
+    open; apart: whether `scales` have a kernel."""
     (whole,) = p.kernels
     loop = next((x for x in whole.body if isinstance(x, Loop)), None)
     if loop is None:
@@ -34,18 +35,19 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], apart: bool = False) -> 
     for i, part in enumerate(parts):
         read_later = {n for later in parts[i + 1:] for n in later.reads} | {p.forgets}
         kernel, made = g.kernel(i, part, read_later)
-        split = _split(s, kernel, {t.name: t for t in [*tensors, *made]}, sizes)
-        kernels.append(replace(kernel, split=split, dims=((split, s.v_block),) if split else ()))
+        block = s.v_block or (v_block if part.walks and v_block and sizes["V"] % v_block == 0 else 0)
+        split = _split(s, block, kernel, {t.name: t for t in [*tensors, *made]}, sizes)
+        kernels.append(replace(kernel, split=split, dims=((split, block),) if split else ()))
         tensors += made
     return replace(p, stage="cut", kernels=tuple(kernels), tensors=tuple(tensors), dims=tuple(sizes.items()), scales=())
 
 
-def _split(s: Schedule, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:
+def _split(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:
     """"V" where the kernel's grid may cut V into blocks: all it writes has V, and no product or sum runs over V."""
-    if not s.v_block or s.v_block >= sizes["V"]:
+    if not block or block >= sizes["V"]:
         return ""
-    if sizes["V"] % s.v_block:
-        raise ScheduleError(f"schedule {s.name}: v_block={s.v_block} does not divide V={sizes['V']}")
+    if sizes["V"] % block:
+        raise ScheduleError(f"schedule {s.name}: v_block={block} does not divide V={sizes['V']}")
     ops = [o for st in k.body for o in (st.body if isinstance(st, Loop) else [st]) if isinstance(o, Op)]
     env = {o.out: o.type for o in ops if o.type} | {c.name: c.type for st in k.body if isinstance(st, Loop)
                                                    for c in st.carried}

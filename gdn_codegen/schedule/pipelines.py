@@ -81,7 +81,7 @@ FRONT: tuple[tuple[str, Pass], ...] = (
     ("scale", lambda p, c: scale(p)),
     ("forget", lambda p, c: forget(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
-    ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), apart=isinstance(c.device, Cores))),
+    ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), c.device.v_block, apart=isinstance(c.device, Cores))),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
     ("diagonal", lambda p, c: diagonal(p, c.dtype)),
     ("masks", lambda p, c: masks(p)),

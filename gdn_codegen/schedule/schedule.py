@@ -34,7 +34,8 @@ class Schedule:
     state: "kv", or "vk": kernels that walk the chunks hold tiles whose last dim is V transposed.
     inverse: "substitution" (blocks that the device solves by itself, then merged; "doubling" where it solves none),
       "doubling" (blocks of 1, 2, 4... rows merged) or "blocked16" (16-row blocks by powers, then merged).
-    v_block: columns of V a kernel instance computes; 0 for all. Applies where all that a kernel writes has V.
+    v_block: columns of V a kernel instance computes, V or more for all; 0 for what the device takes for walks (Triton: 64)
+      and all elsewhere. Applies where all that a kernel writes has V.
     launch: "kernels", or "single" for one launch with barriers over the device between kernels (PTO).
     inverse_dtype: dtype of the operands of the inverse's products: "input" (that of q) or "float32".
     partition: how a long sequence is split into parts that run side by side: "exact", by what each part makes of a state;
@@ -51,8 +52,10 @@ class Schedule:
     channel_slots: tiles of a workspace between cores, which turns take one after the other.
     l0_slots: operands of products that each of L0A and L0B holds at a time.
 
+    stages: turns that loads may run ahead of those who read them: warp groups (an architecture such as sm_90a), Triton.
+    warps: warps of a kernel instance, counted in 32 threads (Triton); 0 for what its largest tile needs.
+
     Where warp groups share work (an architecture such as sm_90a):
-    stages: turns that loads may run ahead of those who read them.
     early: what a part's walk computes in the chunks before its own: "all" that it does in its own, or the "state" alone.
     """
 
@@ -75,6 +78,7 @@ class Schedule:
     state: str = "kv"
     stages: int = 2
     early: str = "all"
+    warps: int = 0
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("form", self.form, FORMS), ("inverse", self.inverse, INVERSES),
@@ -83,8 +87,8 @@ class Schedule:
                                        ("order", self.order, ORDERS), ("lanes", self.lanes, (1, 2)),
                                        ("prefetch", self.prefetch, PREFETCHES),
                                        ("channel_slots", self.channel_slots, (1, 2)), ("l0_slots", self.l0_slots, (1, 2)),
-                                       ("state", self.state, STATES), ("stages", self.stages, (1, 2, 3)),
-                                       ("early", self.early, EARLY)):
+                                       ("state", self.state, STATES), ("stages", self.stages, (1, 2, 3, 4)),
+                                       ("early", self.early, EARLY), ("warps", self.warps, (0, 1, 2, 4, 8, 16))):
             if value not in accepted:
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
         if self.part_chunks < 0 or (self.part_chunks and not self.partition):
@@ -114,6 +118,7 @@ class Schedule:
 SCHEDULES = {s.name: s for s in (
     Schedule("staged", (("G",), ("A",), ("Tinv",), ("W", "U0"), ("S", "U"), ("o",)), form="wy"),
     Schedule("prepared", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", inverse="blocked16"),
+    Schedule("prepared_vk", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", inverse="blocked16", state="vk"),
     Schedule("replay", (("G", "Tinv"), ("o", "S"))),
     Schedule("walk", (("G", "Tb"), ("o", "S")), form="split", state="vk"),
     Schedule("fused", (("o", "S"),), prefetch="all"),

@@ -224,7 +224,7 @@ def test_triton_looks_a_kernel_up_once(monkeypatch):
             return run
 
     monkeypatch.setitem(m._KERNELS, name, Kernel())
-    monkeypatch.setattr(m, "_warn_of_miscompilation", lambda device: None)
+    monkeypatch.setattr(m, "_is_suspect", lambda device: False)
     launch = m._launcher(name, 7, SIZES, [0, 1], Gpu())
     for _ in range(3):
         launch([f"t{i}" for i in range(len(tensors))], "cu", [0.5] * len(scalars))
