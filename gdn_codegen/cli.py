@@ -43,8 +43,9 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     p.add_argument("--accept", default="", metavar="WORDS",
                    help="what callers pass where it differs: g=raw|linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm, "
                         "g=float16 and so on, state=vk|DTYPE|pool|in_place|checkpoints (joined by /), strided; joined by commas")
-    p.add_argument("--arch", default="", choices=("", *(a for _, a in ARCHS)), metavar="NAME",
-                   help=f"build for one architecture: {', '.join(f'{a} ({t})' for t, a in ARCHS)} (default: any)")
+    p.add_argument("--arch", default="", metavar="NAME", help="the architecture to build for: "
+                   f"{', '.join(f'{a} ({t})' for t, a in ARCHS)} (default: any)" + ("; triton: those that --check compiles for, "
+                   "joined by commas" if several else ""))
 
 
 def _inputs_options(p: argparse.ArgumentParser) -> None:
@@ -98,8 +99,20 @@ def _import_line(path: Path, function: str) -> str:
     return f"from {'.'.join(parts)} import {function}"
 
 
+def _compiled_for(a: argparse.Namespace) -> tuple[str, ...]:
+    """What --arch names where text runs on any architecture: those for which --check compiles it; `a` is then for any."""
+    from .runtime.check import ARCHES
+    names = tuple(a.arch.split(",")) if a.arch and a.target in ARCHES else ()
+    if names and (set(names) - set(ARCHES[a.target]) or not a.check):
+        raise ValueError(f"arch: got {a.arch!r}{'' if a.check else ' without --check'}; accepted for {a.target}: with --check, "
+                         f"any of {', '.join(ARCHES[a.target])}, joined by commas")
+    a.arch = "" if names else a.arch
+    return names
+
+
 def build(a: argparse.Namespace) -> int:
     from .runtime.load import cached, write
+    arches = _compiled_for(a)
     builds, failed = _builds(a), False
     for i, b in enumerate(builds):
         if len(builds) > 1:
@@ -109,7 +122,7 @@ def build(a: argparse.Namespace) -> int:
         print(f"{path}  ({time.perf_counter() - start:.2f} s)\n{_import_line(path, b.function)}", flush=True)
         if a.check:
             from .runtime.check import check
-            for line, ok in check(b, path):
+            for line, ok in check(b, path, arches):
                 failed |= not ok
                 print(f"  {line}", flush=True)
         if a.compile:

@@ -6,54 +6,91 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-#: What an instance may use of shared memory (bytes): H100 and H200 (CUDA C++ Programming Guide, compute capability 9.0),
-#: MI300X (CDNA 3 ISA: LDS).
-SHARED = {"sm_90": 227 * 1024, "gfx942": 64 * 1024}
-ARCHES = tuple(SHARED)
+
+@dataclass(frozen=True)
+class Unit:
+    """What runs an instance: a multiprocessor or a compute unit. shared: bytes of shared memory (AMD: LDS) that one may have;
+    file: 32-bit registers of the unit; most: of a lane; lanes: of a warp (AMD: a wave)."""
+
+    shared: int
+    file: int
+    most: int
+    lanes: int
+
+    def registers(self, warps: int) -> int:
+        """What a lane may have where an instance has so many warps."""
+        return min(self.most, self.file // (self.lanes * warps))
+
+
+#: H100 and H200 (CUDA C++ Programming Guide, compute capability 9.0); MI300 and MI350 (CDNA 3 and CDNA 4 ISA: LDS, and the
+#: vector registers of four SIMD units, accumulation registers among them).
+UNITS = {"sm_90": Unit(227 * 1024, 64 * 1024, 255, 32), "gfx942": Unit(64 * 1024, 128 * 1024, 512, 64),
+         "gfx950": Unit(160 * 1024, 128 * 1024, 512, 64)}
 SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel for one architecture. registers: 32-bit registers a thread; spills: bytes on NVIDIA, registers on AMD;
+    """One kernel for one architecture. config: how it was made. registers: of 32 bits a lane; accumulators: those of them
+    that AMD calls so; scalars: AMD's, of a wave; spills: bytes of memory a lane for want of registers (NVIDIA: of stack);
     None where the toolchain does not say. error: why it does not compile or does not fit."""
 
     kernel: str
     arch: str
     warps: int
+    config: str = ""
     shared: int = 0
     registers: int | None = None
+    accumulators: int | None = None
+    scalars: int | None = None
     spills: int | None = None
     error: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def row(self) -> tuple[str, ...]:
+        """What stands in a line of the table."""
+        unit = UNITS[self.arch]
+        if self.error and self.registers is None and not self.shared:
+            return self.kernel, self.arch, str(self.warps), *["-"] * (len(HEAD) - 3)
+        text = ["-" if x is None else str(x) for x in (self.registers, self.accumulators, self.scalars, self.spills)]
+        return (self.kernel, self.arch, str(self.warps), f"{self.shared} of {unit.shared}",
+                f"{text[0]} of {unit.registers(self.warps)}", *text[1:])
+
+    @property
+    def remark(self) -> str:
+        """An error or a warning, "" where there is none."""
+        where = f"{self.kernel} on {self.arch} ({self.config})"
         if self.error:
-            return f"{self.kernel} {self.arch}: {self.error}"
-        parts = [f"{self.kernel} {self.arch}: {self.warps} warps, {self.shared} bytes shared"]
-        if self.registers is not None:
-            parts.append(f"{self.registers} registers")
-        if self.spills:
-            parts.append(f"warning: spills {self.spills} {'bytes' if self.arch.startswith('sm_') else 'registers'}")
-        return ", ".join(parts)
+            return f"error: {where} {self.error}"
+        return f"warning: {where} spills {self.spills} bytes a lane" if self.spills else ""
 
 
-def check(path: Path) -> list[tuple[str, bool]]:
-    """A line and a verdict for each kernel and architecture."""
-    return [(str(c), not c.error) for c in compiled(path)]
+HEAD = ("kernel", "architecture", "warps", "shared bytes", "registers", "accumulators", "scalars", "spilled bytes")
 
 
-def compiled(path: Path, arches: Sequence[str] = ARCHES, heads: int = 16, value_heads: int = 32) -> list[Compiled]:
-    """Every kernel of the module at `path`, compiled for each of `arches`."""
+def check(path: Path, arches: Sequence[str] = tuple(UNITS)) -> list[tuple[str, bool]]:
+    """Lines of a table, a kernel and architecture each, then errors and warnings; a line of the latter has the verdict."""
+    found = compiled(path, arches)
+    rows = [HEAD, *(c.row for c in found)]
+    widths = [max(len(r[i]) for r in rows) for i in range(len(HEAD))]
+    lines = ["  ".join(x.ljust(w) for x, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+    return [(x, True) for x in lines] + [(c.remark, not c.error) for c in found if c.remark]
+
+
+def compiled(path: Path, arches: Sequence[str] = tuple(UNITS), kernels: Sequence[str] = (), heads: int = 16,
+             value_heads: int = 32) -> list[Compiled]:
+    """The kernels of the module at `path` (all, or those named), each compiled for each of `arches`."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return [_compile(module, row, arch, heads, value_heads) for row in module.KERNELS for arch in arches]
+    return [_compile(module, row, arch, heads, value_heads) for row in module.KERNELS
+            if not kernels or row[0] in kernels for arch in arches]
 
 
 def dtypes(module: ModuleType) -> dict[str, str]:
@@ -70,7 +107,7 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
     from triton.compiler import ASTSource
 
     name, _, _, tensors, scalars = row
-    kernel, warps = getattr(module, f"{name}_kernel"), module.NUM_WARPS[name]
+    kernel = getattr(module, f"{name}_kernel")
     dtype = dtypes(module)
     fixed = {"H": heads, "HV": value_heads, "OPERAND": tl.bfloat16, **module.SIZES, **module.BLOCKS.get(name, {}),
              **{f"has_{t}": 1 for t in tensors}}
@@ -81,19 +118,27 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
     signature = {n: types.get(n, "constexpr") for n in kernel.arg_names}
     constants = {n: fixed[n] for n, kind in signature.items() if kind == "constexpr"}
     aligned = {(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in positional}
+    unit = UNITS[arch]
+    warps = module._warps(name, unit.lanes)
     target = GPUTarget("cuda", int(arch[3:]), 32) if arch.startswith("sm_") else GPUTarget("hip", arch, 64)
-    options = {"num_warps": warps, "num_stages": module.NUM_STAGES}
+    split = "".join(f", {n[1:].lower()}_block {size}" for n, size in module.BLOCKS.get(name, {}).items())
+    config = (f"schedule {module.SCHEDULE}, {', '.join(f'{d} {n}' for d, n in module.SIZES.items())}{split}, {warps} warps, "
+              f"{module.NUM_STAGES} stages")
     try:
-        got = triton.compile(ASTSource(kernel, signature, constants, aligned), target=target, options=options)
+        got = triton.compile(ASTSource(kernel, signature, constants, aligned), target=target,
+                             options={"num_warps": warps, "num_stages": module.NUM_STAGES, "enable_fp_fusion": True})
     except Exception as e:  # whatever its compiler throws is the report
-        return Compiled(name, arch, warps, error=f"does not compile: {type(e).__name__}: {str(e).strip().splitlines()[-1:]}")
-    shared = int(got.metadata.shared)
-    registers, spills = _nvidia(got.asm) if arch.startswith("sm_") else _amd(got.asm)
-    over = f"needs {shared} bytes of shared memory, {arch} has {SHARED[arch]}" if shared > SHARED.get(arch, shared) else ""
-    return Compiled(name, arch, warps, shared, registers, spills, over)
+        said = (str(e).strip().splitlines() or [""])[-1]
+        return Compiled(name, arch, warps, config, error=f"does not compile: {type(e).__name__}: {said}")
+    read = _nvidia if arch.startswith("sm_") else _amd
+    used = replace(Compiled(name, arch, warps, config, int(got.metadata.shared)), **read(got.asm))
+    limits = ((used.shared, unit.shared, "bytes of shared memory"),
+              (used.registers or 0, unit.registers(warps), "registers a lane"))
+    over = [f"needs {n} {what}, {arch} has {most}" for n, most, what in limits if n > most]
+    return replace(used, error="; ".join(over))
 
 
-def _nvidia(asm: dict[str, Any]) -> tuple[int | None, int | None]:
+def _nvidia(asm: dict[str, Any]) -> dict[str, Any]:
     """Registers and bytes of stack, which is where spills go, from the tool that Triton brings."""
     try:
         from triton import knobs
@@ -103,13 +148,15 @@ def _nvidia(asm: dict[str, Any]) -> tuple[int | None, int | None]:
             f.flush()
             text = subprocess.run([tool, "-res-usage", f.name], capture_output=True, text=True, timeout=60).stdout
     except (ImportError, AttributeError, OSError, RuntimeError, subprocess.TimeoutExpired):
-        return None, None
-    return _number(r"\bREG:(\d+)", text), _number(r"\bSTACK:(\d+)", text)
+        return {}
+    return {"registers": _number(r"\bREG:(\d+)", text), "spills": _number(r"\bSTACK:(\d+)", text)}
 
 
-def _amd(asm: dict[str, Any]) -> tuple[int | None, int | None]:
-    text = asm.get("amdgcn", "")
-    return _number(r"\.vgpr_count:\s*(\d+)", text), _number(r"\.vgpr_spill_count:\s*(\d+)", text)
+def _amd(asm: dict[str, Any]) -> dict[str, Any]:
+    """From the metadata that stands in the code object, as its text has it."""
+    names = {"registers": "vgpr_count", "accumulators": "agpr_count", "scalars": "sgpr_count",
+             "spills": "private_segment_fixed_size"}
+    return {field: _number(rf"\.{name}:\s*(\d+)", asm.get("amdgcn", "")) for field, name in names.items()}
 
 
 def _number(pattern: str, text: str) -> int | None:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from ..ir.core import Loop, Op, Program, walk
-from ..schedule.pipelines import DEVICES
 from .build import Build, lowered
 
 MEMORY_FREE = ("const", "scalar")
@@ -13,7 +12,7 @@ def schedule_text(b: Build) -> str:
     groups = " ".join(f"[{' '.join(g)}]" for g in s.kernels)
     return "\n".join([f"schedule {s.name}", f"  kernels        {groups}", f"  form           {s.form}",
                       f"  inverse        {s.inverse}", f"  inverse_dtype  {s.inverse_dtype}",
-                      f"  v_block        {s.v_block or DEVICES[b.target].v_block or 'all of V'}", f"  partition      {s.partition or 'none'}"])
+                      f"  v_block        {s.v_block or 'as the device has it'}", f"  partition      {s.partition or 'none'}"])
 
 
 def kernels_text(b: Build) -> str:

@@ -2,8 +2,8 @@
 
 Generated Triton: schedule staged, chunks of 64 tokens, layout bthd, float16. Needs torch and triton (3.6 to 3.9).
 Made by: gdn_codegen build --target triton --chunk 64 --layout bthd --algorithm gated_delta_rule --schedule staged --dtype float16 --head-dim-k 128 --head-dim-v 128
-Triton 3.4 to 3.7.0 miscompiles some chains of products on Hopper: use 3.7.1 or later there. On CPU tensors the kernels
-run in Triton's interpreter; that of 3.6 needs numpy < 2.4.
+Triton 3.4 to 3.7.0 miscompiles some chains of products on Hopper: there the first call holds the kernels against Triton's
+interpreter, and refuses to go on if they differ. On CPU tensors the kernels run in the interpreter.
 """
 import contextlib
 import functools
@@ -12,7 +12,6 @@ import operator
 import os
 import re
 import threading
-import warnings
 
 import torch
 import triton
@@ -63,15 +62,18 @@ KERNELS = (
     ("A", "chunks", 1, ("k", "beta", "G_ws", "A_ws"), ()),
     ("Tinv", "chunks", 1, ("A_ws", "Tinv_ws"), ()),
     ("W_U0", "chunks", 1, ("k", "v", "beta", "G_ws", "Tinv_ws", "W_ws", "U0_ws"), ()),
-    ("S_U", "sequences", 1, ("k", "initial_state", "final_state", "G_ws", "W_ws", "U0_ws", "S_ws", "U_ws"), ()),
+    ("S_U", "sequences", 2, ("k", "initial_state", "final_state", "G_ws", "W_ws", "U0_ws", "S_ws", "U_ws"), ()),
     ("o", "chunks", 1, ("q", "k", "o", "G_ws", "S_ws", "U_ws"), ("scale",)),
 )
+SCHEDULE = "staged"
 # tile sizes
 SIZES = {"C": 64, "K": 128, "V": 128}
-# columns a program computes of a split dim, and warps, by kernel
-BLOCKS = {}
-NUM_WARPS = {"G": 4, "A": 4, "Tinv": 4, "W_U0": 4, "S_U": 8, "o": 8}
+# columns a program computes of a split dim, and warps of 32 threads, by kernel; how far ahead loops load
+BLOCKS = {"S_U": {"BV": 64}}
+NUM_WARPS = {"G": 4, "A": 4, "Tinv": 4, "W_U0": 4, "S_U": 4, "o": 8}
 NUM_STAGES = 2
+
+_VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -294,8 +296,11 @@ def S_U_kernel(
     C: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    BV: tl.constexpr,
 ):
     pid = tl.program_id(0)
+    block = pid % (V // BV)
+    pid = pid // (V // BV)
     hv = pid % HV
     h = hv // (HV // H)
     n = pid // HV
@@ -303,8 +308,8 @@ def S_U_kernel(
     length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
     i_C = tl.arange(0, C)
     i_K = tl.arange(0, K)
-    i_V = tl.arange(0, V)
-    S = tl.zeros([K, V], dtype=tl.float32)
+    i_V = block * BV + tl.arange(0, BV)
+    S = tl.zeros([K, BV], dtype=tl.float32)
     if has_initial_state:
         S = tl.load(initial_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
     for t in range(0, length, C):
@@ -398,6 +403,10 @@ def _interpreted():
         jitted = [{n: f for n, f in space.items() if isinstance(f, JITFunction)} for space in spaces]
         for space, found in zip(spaces, jitted):
             space.update({n: f.fn for n, f in found.items()})
+        if _VERSION < (3, 7):
+            spaces.append(vars(interpreter))
+            jitted.append({"_patch_lang_tensor": interpreter._patch_lang_tensor})
+            interpreter._patch_lang_tensor = functools.partial(_patch_lang_tensor, interpreter._patch_lang_tensor)
         try:
             yield
         finally:
@@ -405,12 +414,71 @@ def _interpreted():
                 space.update(found)
 
 
-@functools.lru_cache
-def _warn_of_miscompilation(device):
-    version = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
-    if (3, 4) <= version < (3, 7, 1) and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 9:
-        warnings.warn(f"Triton {triton.__version__} miscompiles some chains of products on Hopper: results may be wrong; "
-                      "use 3.7.1 or later", stacklevel=5)
+def _patch_lang_tensor(original, tensor, *scope):
+    """Triton's, but for a number of the interpreter's as an int: it is an array of one entry, which numpy 2.4 takes no more."""
+    original(tensor, *scope)
+    tensor.__index__ = lambda x: x.handle.data.item()
+
+
+def _warps(name, lanes):
+    """Warps of so many lanes. Of 64 it takes half as many, but 4 at least, one for each SIMD unit of a compute unit."""
+    warps = NUM_WARPS[name]
+    return warps if lanes == 32 else min(warps, max(4, warps // 2))
+
+
+def _is_suspect(device):
+    return (3, 4) <= _VERSION < (3, 7, 1) and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 9
+
+
+_proven = set()
+_proving = threading.RLock()
+#: RMSE over RMS by which roundings may make the GPU and the interpreter differ.
+ROUNDINGS = 1e-2
+
+
+def _prove(device, heads, value_heads):
+    """Once for these head counts: a small problem on the GPU and in the interpreter. RuntimeError if they differ."""
+    key = (device, heads, value_heads)
+    with _proving:
+        if key in _proven:
+            return
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(f"Triton {triton.__version__} on Hopper: call this once before a graph is captured, to test its "
+                               "kernels, or use Triton 3.7.1 or later")
+        _proven.add(key)  # the launches below ask again
+        difference = math.inf
+        try:
+            difference = _difference(device, {"H": heads, "HV": value_heads})
+        finally:
+            if not difference <= ROUNDINGS:
+                _proven.discard(key)
+        if key not in _proven:
+            raise RuntimeError(f"Triton {triton.__version__} miscompiles this module's kernels for Hopper: off by {difference:.1e} "
+                               f"(RMSE over RMS; roundings explain {ROUNDINGS:.0e}). Use Triton 3.7.1 or later")
+
+
+def _difference(device, heads, instances=512):
+    """RMSE over RMS by which an instance on `device` is off what the interpreter makes of the same, at worst.
+
+    Rows and heads are all the same, so that each must give what one gives, and enough to fill a GPU.
+    """
+    gen = torch.Generator().manual_seed(0)
+    rows, tokens = 1 + instances // heads["HV"], 2 * CHUNK + CHUNK // 2
+    one, all_ = {}, {}
+    for name, head, dims, dtype in INPUTS:
+        x = torch.randn(1, 1, tokens, *dims, generator=gen).to(_FLOATS[dtype]) * (2 * dims[0] ** -0.5 if dims else 0.2)
+        turned = (lambda x: x.transpose(1, 2)) if LAYOUT == "bthd" else (lambda x: x)
+        one[name], all_[name] = turned(x), turned(x.expand(rows, heads[head], *x.shape[2:]))
+    for name, dims in INITIAL:
+        one[name] = torch.randn(1, 1, *dims, generator=gen) / 2
+        all_[name] = one[name].expand(rows, heads["HV"], *dims)
+    got = chunk_gated_delta_rule(**{n: x.to(device).contiguous() for n, x in all_.items()}, output_final_state=True)
+    want = chunk_gated_delta_rule(**one, output_final_state=True)
+    worst = []
+    for i, (x, y) in enumerate(zip(got, want)):
+        x, y = (t.transpose(1, 2) if LAYOUT == "bthd" and i < len(OUTPUTS) else t for t in (x.float(), y.float().to(device)))
+        worst.append(((x - y).square().flatten(2).mean(2).max() / y.square().mean()).sqrt())
+    return torch.stack(worst).max().item()
 
 
 def _launcher(name, instances, sizes, flags, device):
@@ -422,13 +490,16 @@ def _launcher(name, instances, sizes, flags, device):
     options = {n: given[n] for n in kernel.arg_names if n in given}
     if device.type == "cpu":
         return lambda tensors, cu, scalars: _interpret(kernel, instances, (*tensors, cu, *scalars), options)
-    _warn_of_miscompilation(device)
+    if _is_suspect(device):
+        _prove(device, heads, value_heads)
+    lanes = triton.runtime.driver.active.get_current_target().warp_size if torch.version.hip else 32
+    how = {"num_warps": _warps(name, lanes), "num_stages": NUM_STAGES, "enable_fp_fusion": True}
     rest, compiled = tuple(options.values()), None
 
     def launch(tensors, cu, scalars):
         nonlocal compiled
         if compiled is None:
-            compiled = kernel[(instances,)](*tensors, cu, *scalars, **options, num_warps=NUM_WARPS[name], num_stages=NUM_STAGES)
+            compiled = kernel[(instances,)](*tensors, cu, *scalars, **options, **how)
             return
         # the same kernel: sizes are as they were, and every tensor is aligned
         compiled[(instances, 1, 1)](*tensors, cu, *scalars, *rest)

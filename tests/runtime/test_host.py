@@ -216,7 +216,7 @@ def test_triton_looks_a_kernel_up_once(monkeypatch):
         arg_names = m._KERNELS[name].arg_names
 
         def __getitem__(self, grid):
-            def run(*a, num_warps, num_stages, **options):
+            def run(*a, num_warps, num_stages, enable_fp_fusion, **options):
                 rest = [options[n] for n in self.arg_names[len(a):]]
                 assert len(options) == len(rest)
                 seen.append(((*grid, 1, 1), (*a, *rest)))

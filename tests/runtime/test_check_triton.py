@@ -1,0 +1,100 @@
+"""`build --check` of Triton: compiled for GPUs that are not here, and what comes of it against their limits."""
+from dataclasses import replace
+
+import pytest
+
+from gdn_codegen.cli import main
+from gdn_codegen.runtime import check as checks
+from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.runtime.check import check
+from gdn_codegen.schedule import SCHEDULES
+
+pytest.importorskip("triton")
+from gdn_codegen.runtime import check_triton
+from gdn_codegen.runtime.check_triton import UNITS, compiled
+
+SMALL = dict(head_dim_k=16, head_dim_v=16)
+
+
+def written(tmp_path, b):
+    path = tmp_path / f"{b.name}.py"
+    path.write_text(render(b))
+    return path
+
+
+def test_limits_are_those_of_the_devices():
+    assert set(UNITS) == set(checks.ARCHES["triton"])
+    assert [UNITS[a].shared // 1024 for a in ("sm_90", "gfx942", "gfx950")] == [227, 64, 160]
+    assert [UNITS["sm_90"].registers(w) for w in (4, 8, 16)] == [255, 255, 128]
+    assert [UNITS["gfx942"].registers(w) for w in (1, 4, 8, 16)] == [512, 512, 256, 128]
+
+
+def test_a_table_of_kernels_and_architectures(tmp_path):
+    b = Build("triton", 16, schedule="replay", **SMALL)
+    lines = check(b, written(tmp_path, b), ("gfx950", "gfx942"))
+    assert all(ok for _, ok in lines)
+    _, *rows = [x.split("  ") for x, _ in lines]
+    rows = [[x.strip() for x in r if x.strip()] for r in rows]
+    assert [r[:2] for r in rows] == [["G_Tinv", "gfx950"], ["G_Tinv", "gfx942"], ["o_S", "gfx950"], ["o_S", "gfx942"]]
+    for row in rows:
+        shared, registers = row[3].split(" of "), row[4].split(" of ")
+        assert 0 < int(registers[0]) <= int(registers[1]) == 512 and row[-1] == "0"
+        assert int(shared[0]) <= int(shared[1]) == UNITS[row[1]].shared
+
+
+def test_waves_of_64_lanes_are_half_as_many_but_four(tmp_path):
+    """A tile of 128 x 128 takes 8 warps of 32."""
+    from gdn_codegen.runtime.load import import_path
+    m = import_path(written(tmp_path, Build("triton", schedule="staged")))
+    assert m.NUM_WARPS["o"] == 8 and m.NUM_WARPS["A"] == 4
+    assert [m._warps(n, lanes) for n in ("o", "A") for lanes in (32, 64)] == [8, 4, 4, 4]
+    few = import_path(written(tmp_path, Build("triton", schedule=replace(SCHEDULES["staged"], name="few", warps=2))))
+    assert [few._warps("o", lanes) for lanes in (32, 64)] == [2, 2]
+    many = import_path(written(tmp_path, Build("triton", schedule=replace(SCHEDULES["staged"], name="many", warps=16))))
+    assert [many._warps("o", lanes) for lanes in (32, 64)] == [16, 8]
+
+
+def test_a_kernel_over_the_limit_is_an_error(tmp_path):
+    """Chunks of 128 keep more in LDS than MI300 has, and no more than MI350."""
+    b = Build("triton", 128, schedule="prepared")
+    small, large = compiled(written(tmp_path, b), ("gfx942", "gfx950"), ["S_U"])
+    assert small.shared > 64 * 1024 and "bytes of shared memory, gfx942 has 65536" in small.error
+    assert not large.error and small.remark.startswith("error: S_U on gfx942 (schedule prepared, C 128, K 128, V 128, v_block 64")
+
+
+def test_a_smaller_limit_makes_an_error_of_what_was_none(tmp_path, monkeypatch, capsys):
+    options = ["build", "--target", "triton", "--check", "--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16",
+               "--schedule", "replay", "--arch", "gfx942", "--out", str(tmp_path)]
+    assert main(options) == 0
+    for limits, words in ((dict(shared=64), "bytes of shared memory"), (dict(most=8), "registers a lane")):
+        monkeypatch.setitem(UNITS, "gfx942", replace(check_triton.UNITS["gfx942"], **limits))
+        assert main(options) == 1
+        said = capsys.readouterr().out
+        assert "error: o_S on gfx942 (schedule replay" in said and words in said
+
+
+def test_a_spill_is_a_warning_that_names_the_configuration(tmp_path):
+    b = Build("triton", 64, schedule=replace(SCHEDULES["prepared"], name="narrow", warps=1))
+    found = compiled(written(tmp_path, b), ("sm_90", "gfx942"), ["W_U0"])
+    assert all(c.spills and not c.error for c in found)
+    assert found[0].remark == ("warning: W_U0 on sm_90 (schedule narrow, C 64, K 128, V 128, 1 warps, 2 stages) spills "
+                               f"{found[0].spills} bytes a lane")
+
+
+def test_a_kernel_that_does_not_compile_is_an_error(tmp_path):
+    b = Build("triton", 16, schedule="fused", **SMALL)
+    path = tmp_path / "bad.py"
+    path.write_text(render(b).replace("k_k = tl.dot(k, tl.trans(k))", "k_k = tl.dot(k, k[None])"))
+    (*_, (line, ok)) = check(b, path, ("gfx942",))
+    assert not ok and "does not compile" in line
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--arch", "gfx942"], "got 'gfx942' without --check"),
+    (["--arch", "gfx942,gfx90a", "--check"], "got 'gfx942,gfx90a'; accepted for triton: with --check, any of sm_90, gfx942"),
+    (["--arch", "sm_90a", "--target", "pto"], "accepted: none for pto"),
+    (["--arch", "gfx942", "--target", "tilelang", "--check"], "accepted: sm_90a for tilelang"),
+])
+def test_architectures_that_are_none(words, said, tmp_path, capsys):
+    assert main(["build", "--target", "triton", *words, "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
