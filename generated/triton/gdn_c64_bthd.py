@@ -234,6 +234,10 @@ def _warps(name, lanes):
     return warps if lanes == 32 else min(warps, max(4, warps // 2))
 
 
+def _lanes():
+    return triton.runtime.driver.active.get_current_target().warp_size
+
+
 def _is_suspect(device):
     return (3, 4) <= _VERSION < (3, 7, 1) and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 9
 
@@ -300,8 +304,7 @@ def _launcher(name, instances, sizes, flags, device):
         return lambda tensors, cu, scalars: _interpret(kernel, instances, (*tensors, cu, *scalars), options)
     if _is_suspect(device):
         _prove(device, heads, value_heads)
-    lanes = triton.runtime.driver.active.get_current_target().warp_size if torch.version.hip else 32
-    how = {"num_warps": _warps(name, lanes), "num_stages": NUM_STAGES, "enable_fp_fusion": True}
+    how = {"num_warps": _warps(name, _lanes()), "num_stages": NUM_STAGES, "enable_fp_fusion": True}
     rest, compiled = tuple(options.values()), None
 
     def launch(tensors, cu, scalars):

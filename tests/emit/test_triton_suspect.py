@@ -79,6 +79,7 @@ def test_launches_ask_first(monkeypatch):
     m, asked = module(text()), []
     gpu = type("Gpu", (), {"type": "cuda"})()
     monkeypatch.setattr(m, "_prove", lambda *a: asked.append(a))
+    monkeypatch.setattr(m, "_lanes", lambda: 32)
     for suspect in (False, True):
         monkeypatch.setattr(m, "_is_suspect", lambda device, suspect=suspect: suspect)
         m._launcher("o_S", 4, (1, 40, 1, 2, 4, 2), [0, 1], gpu)

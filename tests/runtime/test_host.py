@@ -225,6 +225,7 @@ def test_triton_looks_a_kernel_up_once(monkeypatch):
 
     monkeypatch.setitem(m._KERNELS, name, Kernel())
     monkeypatch.setattr(m, "_is_suspect", lambda device: False)
+    monkeypatch.setattr(m, "_lanes", lambda: 32)
     launch = m._launcher(name, 7, SIZES, [0, 1], Gpu())
     for _ in range(3):
         launch([f"t{i}" for i in range(len(tensors))], "cu", [0.5] * len(scalars))
