@@ -67,8 +67,9 @@ SPACES: dict[str, tuple[Space, ...]] = {
         Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                           "v_block": (0, 64, 32)})),
     "triton": (
-        Space(("prepared", "replay", "staged", "fused", "walk"), {
-            "partition": (None, "decay", "exact"), "part_chunks": (0, 16, 64), "v_block": (0, 64, 32)}),),
+        Space(("prepared", "prepared_vk", "replay", "staged", "fused", "walk"), {
+            "partition": (None, "decay", "exact"), "part_chunks": (0, 32), "v_block": (0, 128, 32), "warps": (0, 8),
+            "stages": (2, 3)}),),
 }
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reference import ON_CORES
 
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.schedule import SCHEDULES, named
@@ -24,7 +25,7 @@ def complaints(source, folder):
 
 
 @pytest.mark.parametrize("heads", [None, (16, 32)])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ON_CORES)
 def test_layout(schedule, heads, tmp_path):
     source = re.search(r"SOURCE = r'''\n(.*?)'''", render(Build("pto", schedule=schedule, heads=heads)), re.S)[1]
     assert complaints(source, tmp_path) == ""

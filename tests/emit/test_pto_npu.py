@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from reference import ON_CORES
 
 from gdn_codegen.runtime import cache
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.load import import_path
-from gdn_codegen.schedule import SCHEDULES
 
 ROOT = Path(__file__).parents[2]
 #: Stands in for bisheng: writes down what it was given, and makes an empty library, or fails.
@@ -158,7 +158,7 @@ def test_launch_arguments(fresh, monkeypatch):
 
 
 # --- imports ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ON_CORES)
 def test_torch_npu_is_not_imported_for_cpu_tensors(schedule, tmp_path):
     """Nor on import: here torch_npu stops whoever imports it. An NPU tensor exists only where it was imported before."""
     (tmp_path / "torch_npu.py").write_text("raise SystemExit('torch_npu was imported')\n")

@@ -2,13 +2,13 @@
 from dataclasses import replace
 
 import pytest
-from reference import in_form
+from reference import ON_CORES, in_form
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices import HOPPER
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.ir.core import Loop, walk
-from gdn_codegen.schedule import SCHEDULES, ScheduleError, named
+from gdn_codegen.schedule import ScheduleError, named
 from gdn_codegen.schedule.check import RaceError, channels, check, without, without_barrier
 from gdn_codegen.schedule.pipelines import lower
 from gdn_codegen.schedule.schedule import FORMS
@@ -42,7 +42,7 @@ def test_every_wait_of_a_variant_is_needed(name, changes):
 
 
 @pytest.mark.parametrize("page", ["gated_delta_rule", "simple_gla"])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ON_CORES)
 def test_every_wait_and_barrier_is_needed(name, page):
     """Take one out and the check fails: none is redundant."""
     needed(lowered(name, page=page, sizes={"C": 32, "K": 16, "V": 32}))
@@ -105,7 +105,7 @@ def test_one_agent_needs_no_waits():
     assert not any(o.kind in ("signal", "barrier") for k in p.kernels for o in walk(k.body))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ON_CORES)
 def test_ids_are_the_devices(name):
     for k in lowered(name).kernels:
         for o in walk(k.body):
@@ -118,7 +118,7 @@ def test_ids_are_the_devices(name):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("size", [(16, 64, 64), (64, 128, 128), (128, 64, 64), (128, 128, 128)])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ON_CORES)
 def test_schedules_fit(_unchecked, name, form, size, dtype):
     p = lowered(name, form, dtype, sizes=dict(zip("CKV", size, strict=True)), inverse="blocked16")
     for k in p.kernels:
