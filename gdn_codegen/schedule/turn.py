@@ -2,8 +2,8 @@
 
 "vk": in kernels that walk the chunks a tile whose last dim is V is held transposed, so that products with the state have
 it (or what comes of it) as their first operand: (a @ b)^T = b^T a^T, with elementwise ops as they are, columns as rows.
-Initial and final state, and what is stored, turn on their way from and to memory. A load that only products read stays
-as it lies; the product turns it.
+Initial and final state, and tokens, turn on their way from and to memory. A load that only products read stays as it
+lies; the product turns it. Workspaces of chunks lie as the walk that writes them holds them.
 """
 from __future__ import annotations
 
@@ -13,16 +13,47 @@ from typing import Any
 from ..ir.builder import Body
 from ..ir.core import Kernel, Loop, Op, Program, loops, types, walk
 from ..ir.ops import OPS
-from ..ir.types import Tile
+from ..ir.types import Tensor, Tile
 from .schedule import Schedule, ScheduleError
-from .tools import dead_code, walks
+from .tools import dead_code, rebuild, walks
 
 
 def turn(p: Program, s: Schedule) -> Program:
     """`p` with the state as the schedule wants it."""
     if s.state == "kv":
         return p
-    return replace(p, kernels=tuple(_Turn(p, k, s).run() if walks(p, k) else k for k in p.kernels))
+    turns = {k.name: _Turn(p, k, s) for k in p.kernels if walks(p, k)}
+    over = {o.attr("tensor") for t in turns.values() for o in walk(t.k.body) if o.kind == "store" and t.turns(o.args[0])}
+    over = {n for n in over if p.tensor(n).index == "slot"}
+    kernels = tuple(turns[k.name].run() if k.name in turns else k for k in p.kernels)
+    tensors = tuple(replace(t, dims=t.dims[::-1]) if t.name in over else t for t in p.tensors)
+    return replace(p, tensors=tensors, kernels=tuple(_lying(k, over, {t.name: t for t in tensors}) for k in kernels) if over
+                   else kernels)
+
+
+def _only_for_products(k: Kernel) -> set[str]:
+    """Loads that nothing but products reads."""
+    carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next)}
+    others = {a for o in walk(k.body) for n, a in enumerate(o.args) if not (o.kind == "matmul" and n < 2)}
+    return {o.out for o in walk(k.body) if o.kind == "load"} - others - carried
+
+
+def _lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
+    """`k` where the tensors `over` lie transposed."""
+    flat = _only_for_products(k)
+    flat = {o.out for o in walk(k.body) if o.out in flat and o.attr("tensor") in over and not o.attr("transposed")}
+
+    def rule(o: Op, b: Body) -> str | None:
+        attrs = dict(o.attrs)
+        if o.kind in ("load", "store") and o.attr("tensor") in over and o.out not in flat:
+            attrs["transposed"] = not o.attr("transposed")
+        elif o.kind == "matmul" and flat & set(o.args[:2]):
+            attrs |= {side: bool(o.attr(side)) != (x in flat) for side, x in zip(("ta", "tb"), o.args, strict=False)}
+        else:
+            return None
+        return b.op(o.kind, *o.args, name=o.out, line=o.line, **attrs)
+
+    return replace(k, body=rebuild(k.body, Body(tensors), rule))
 
 
 class _Turn:
@@ -30,9 +61,7 @@ class _Turn:
         self.p, self.k, self.s = p, k, s
         self.type = types(k.body)
         self.defs = {o.out: o for o in walk(k.body) if o.out}
-        self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next)}
-        others = {a for o in walk(k.body) for n, a in enumerate(o.args) if not (o.kind == "matmul" and n < 2)}
-        self.lies = {o.out for o in walk(k.body) if o.kind == "load" and o.out not in others | self.carried}
+        self.lies = _only_for_products(k)
         self.flat: dict[str, str] = {}  # a column or row -> its transpose
 
     def turns(self, name: str) -> bool:

@@ -141,3 +141,15 @@ def _reads_the_old_state(q, k, S):
     new = exp(S) + k.T @ q
     o = (q @ k.T) @ (k + q @ S)
     return o, new
+
+
+def test_workspaces_lie_as_the_walk_that_writes_them_holds_them():
+    """What a later kernel's products read lies as it is, and the product turns it; what waits for no state is as ever."""
+    p = lower(find("gated_delta_rule").trace(), "triton", named("prepared_vk"), SIZES, "float16")
+    assert {t.name: t.dims for t in p.tensors if t.role == "workspace" and len(t.dims) > 1} == {
+        "A_ws": ("C", "C"), "W_ws": ("C", "K"), "U0_ws": ("C", "V"), "S_ws": ("V", "K"), "U_ws": ("V", "C")}
+    o = next(k for k in p.kernels if k.name == "o")
+    assert not any(x.attr("transposed") for x in walk(o.body))
+    x = problem([33], 1, 2, 16, 32)
+    got, (want, S) = run(p, x), expected(x)
+    assert rms_error(got["o"], want) < 1e-11 and rms_error(got["final_state"], S) < 1e-11
