@@ -164,6 +164,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "initial": initial, "scalars": list(p.scalars),
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
             "warps": b.plan.warps, "stages": b.plan.stages,
+            "linear": [n for n, form in b.contract.inputs if form == "linear"],
             "reaches": any(o.kind == "reach" and o.attr("tensor") for k in p.kernels for o in walk(k.body))}
 
 

@@ -9,6 +9,7 @@ from reference import module
 
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.schedule import SCHEDULES
+from gdn_codegen.schedule.contract import Contract
 
 pytest.importorskip("triton")
 CPU = torch.device("cpu")
@@ -46,7 +47,9 @@ def test_which_versions_and_devices(version, capability, hip, want, monkeypatch)
 
 
 @pytest.mark.parametrize("options", [{}, {"layout": "bhtd"}, {"dtype": "bfloat16"}, {"dtype": "float32", "partition": "decay"},
-                                     {"schedule": "staged"}], ids=str)
+                                     {"schedule": "staged"},
+                                     {"contract": Contract.parse("beta=sigmoid,g=raw/float16,k=l2norm")},
+                                     {"contract": Contract.parse("g=linear")}], ids=str)
 def test_kernels_that_are_right_serve_and_are_tested_once(options, suspect, monkeypatch):
     m = suspect(text(**options), text(**options))
     m._prove(CPU, 1, 2)
