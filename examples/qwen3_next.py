@@ -1,4 +1,4 @@
-"""Qwen3-Next with its chunked gated delta rule replaced by a generated op: same prompt logits, same greedy tokens.
+"""Qwen3-Next with its gated delta rule replaced by generated ops, as they are: same prompt logits, same greedy tokens.
 
     pip install 'gdn_codegen[triton,tilelang,examples]'
     python examples/qwen3_next.py --target all
@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from unittest import mock
 
 import torch
@@ -60,37 +61,31 @@ def prompts(model: Qwen3NextForCausalLM, seed: int = 1) -> tuple[torch.Tensor, t
     return ids * mask, mask
 
 
-def adapted(op, calls: Counter):
-    """`op` behind the signature that transformers calls. `calls` counts calls, and those given a state."""
-    def normalised(x):  # as transformers does, eps included
-        x = x.float()
-        return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+def counted(op, calls: Counter, name: str):
+    """`op` as it is, called by transformers as it calls its own. `calls` counts calls, and those given a state."""
+    def call(*args, **options):
+        calls[name] += 1
+        calls[f"{name} with state"] += options.get("initial_state") is not None
+        return op(*args, **options)
 
-    # The layer passes on every keyword of the model's forward call: the rest is not for this op.
-    def chunk_gated_delta_rule(query, key, value, g, beta, initial_state=None, output_final_state=False,
-                               use_qk_l2norm_in_kernel=False, cu_seqlens=None, **_):
-        q, k = (normalised(x) if use_qk_l2norm_in_kernel else x for x in (query, key))
-        o, state = op(q.to(query.dtype), k.to(key.dtype), value, g, beta, initial_state=initial_state,
-                      output_final_state=output_final_state, cu_seqlens=cu_seqlens)
-        calls["all"] += 1
-        calls["with state"] += initial_state is not None
-        return o, state
-
-    return chunk_gated_delta_rule
+    return call
 
 
 @contextmanager
-def replaced(model: torch.nn.Module, op):
-    """Inside, every GatedDeltaNet layer of `model` calls `op` for more than one token; yields the counter of calls."""
+def replaced(model: torch.nn.Module, op, step=None):
+    """Inside, every GatedDeltaNet layer of `model` calls `op`, and `step` for a single token after others where there is one;
+    yields the counter of calls."""
     calls: Counter = Counter()
-    fn = adapted(op, calls)
+    own = {"chunk": op} | ({"recurrent": step} if step else {})
     layers = linear_layers(model)
     with ExitStack() as stack:
-        for module in {type(layer).__module__ for layer in layers}:  # where transformers 5.23 looks it up
-            stack.enter_context(mock.patch.object(sys.modules[module], "torch_chunk_gated_delta_rule", fn))
-        for layer in layers:  # where older ones do
-            if "chunk_gated_delta_rule" in vars(layer):
-                stack.enter_context(mock.patch.object(layer, "chunk_gated_delta_rule", fn))
+        for name, f in own.items():
+            fn = counted(f, calls, name)
+            for module in {type(layer).__module__ for layer in layers}:  # where transformers 5.23 looks it up
+                stack.enter_context(mock.patch.object(sys.modules[module], f"torch_{name}_gated_delta_rule", fn))
+            for layer in layers:  # where older ones do
+                if f"{name}_gated_delta_rule" in vars(layer):
+                    stack.enter_context(mock.patch.object(layer, f"{name}_gated_delta_rule", fn))
         yield calls
 
 
@@ -132,6 +127,7 @@ class Verdict:
     tokens_equal: bool
     calls: int
     with_state: int
+    steps: int
 
     @property
     def agrees(self) -> bool:
@@ -139,20 +135,18 @@ class Verdict:
         return self.logits <= TOLERANCE and self.in_parts <= TOLERANCE and self.tokens_equal and self.calls > 0
 
 
-def compare(model: Qwen3NextForCausalLM, op, want: Outcome) -> Verdict:
-    """The model with `op` against `want`, the outcome of the untouched model."""
+def compare(model: Qwen3NextForCausalLM, op, want: Outcome, step=None) -> Verdict:
+    """The model with `op` and `step` against `want`, the outcome of the untouched model."""
     ids, mask = prompts(model)
-    with replaced(model, op) as calls:
+    with replaced(model, op, step) as calls:
         got = run(model, ids, mask)
     return Verdict(rms_error(got.logits, want.logits), rms_error(got.in_parts, want.in_parts), got.tokens == want.tokens,
-                   calls["all"], calls["with state"])
+                   calls["chunk"], calls["chunk with state"], calls["recurrent with state"])
 
 
-def generated(target: str):
+def generated(target: str, name: str = "chunk"):
     """The package's op for one target."""
-    def op(*args, **options):
-        return gdn_codegen.chunk_gated_delta_rule(*args, target=target, **options)
-    return op
+    return partial(getattr(gdn_codegen, f"{name}_gated_delta_rule"), target=target)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -165,7 +159,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"Qwen3-Next, {len(linear_layers(model))} linear layers of {model.config.num_hidden_layers}; prompts of "
           f"{' and '.join(map(str, LENGTHS))} tokens; RMSE/RMS of logits, "
           f"tolerance {TOLERANCE:.0e}; least margin of a token {want.margin:.1e}")
-    print(f"{'target':10}{'logits':>10}{'in parts':>10}{'tokens':>9}{'calls':>7}{'seconds':>9}")
+    print(f"{'target':10}{'logits':>10}{'in parts':>10}{'tokens':>9}{'calls':>7}{'steps':>7}{'seconds':>9}")
     verdicts = []
     for target in TARGETS if options.target == "all" else [options.target]:
         if not runs(target, "cpu"):
@@ -173,8 +167,8 @@ def main(argv: list[str] | None = None) -> int:
             verdicts += [False] if options.target == target else []
             continue
         start = time.perf_counter()
-        v = compare(model, generated(target), want)
-        print(f"{target:10}{v.logits:10.1e}{v.in_parts:10.1e}{'equal' if v.tokens_equal else 'differ':>9}{v.calls:7}"
+        v = compare(model, generated(target), want, generated(target, "recurrent"))
+        print(f"{target:10}{v.logits:10.1e}{v.in_parts:10.1e}{'equal' if v.tokens_equal else 'differ':>9}{v.calls:7}{v.steps:7}"
               f"{time.perf_counter() - start:9.1f}{'' if v.agrees else '  DISAGREES'}")
         verdicts.append(v.agrees)
     return 0 if verdicts and all(verdicts) else 1

@@ -11,6 +11,7 @@ from gdn_codegen.runtime.targets import runs
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "qwen3_next.py"
 CALLS, WITH_STATE = 12, 3  # three layers; a prompt at once, in two parts, and for generation
+STEPS = 3 * 7  # generated tokens after the first, a layer each
 
 
 @pytest.fixture(scope="module")
@@ -35,20 +36,15 @@ def want(example, model):
 
 @pytest.fixture(scope="module")
 def correct(example, model):
-    """The model's own function behind our signature: what broken ops start from."""
-    module = sys.modules[type(example.linear_layers(model)[0]).__module__]
-    own = module.torch_chunk_gated_delta_rule
-
-    def op(q, k, v, g, beta, initial_state=None, output_final_state=False, cu_seqlens=None):
-        return own(q, k, v, g=g, beta=beta, initial_state=initial_state, output_final_state=output_final_state)
-    return op
+    """The model's own function: what broken ops start from."""
+    return sys.modules[type(example.linear_layers(model)[0]).__module__].torch_chunk_gated_delta_rule
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if runs(t, "cpu")])
 def test_logits_and_tokens_agree(example, model, want, target):
-    v = example.compare(model, example.generated(target), want)
+    v = example.compare(model, example.generated(target), want, example.generated(target, "recurrent"))
     assert v.agrees, v
-    assert (v.calls, v.with_state) == (CALLS, WITH_STATE)
+    assert (v.calls, v.with_state, v.steps) == (CALLS, WITH_STATE, STEPS)
 
 
 def test_no_token_is_a_near_tie(example, want):
@@ -87,9 +83,9 @@ def no_final_state(correct):
 
 def transposed_heads(correct):
     """Value heads taken as if the group were the fast dimension."""
-    def op(q, k, v, g, beta, **options):
+    def op(q, k, v, **options):
         groups = v.shape[2] // q.shape[2]
-        return correct(q.repeat(1, 1, groups, 1), k.repeat(1, 1, groups, 1), v, g, beta, **options)
+        return correct(q.repeat(1, 1, groups, 1), k.repeat(1, 1, groups, 1), v, **options)
     return op
 
 
@@ -122,7 +118,7 @@ def test_model_is_left_as_it_was(example, model, correct):
 
 @pytest.mark.parametrize(("broken", "code"), [(lambda op: op, 0), (zeros, 1)], ids=["correct", "zeros"])
 def test_exit_code(example, correct, broken, code, monkeypatch, capsys):
-    monkeypatch.setattr(example, "generated", lambda target: broken(correct))
+    monkeypatch.setattr(example, "generated", lambda target, name="chunk": broken(correct) if name == "chunk" else None)
     monkeypatch.setattr(example, "TARGETS", TARGETS[:1])
     monkeypatch.setattr(example, "runs", lambda target, device: True)
     assert example.main(["--target", "all"]) == code

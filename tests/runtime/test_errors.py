@@ -82,6 +82,8 @@ TRIALS = {
     ("A_log", "without raw gates"): dict(A_log=zeros(HV)),
     ("dt_bias", "without raw gates"): dict(dt_bias=zeros(HV), gate="linear"),
     ("A_log", "missing for raw gates"): dict(gate="raw"),
+    ("A_log", "shape"): dict(gate="raw", A_log=zeros(H)),
+    ("dt_bias", "device"): dict(gate="raw", A_log=zeros(HV), dt_bias=torch.zeros(HV, device="meta")),
     ("use_gate_in_kernel", "contradicts gate"): dict(use_gate_in_kernel=True, A_log=zeros(HV), gate="linear"),
     ("beta_form", "not one that there is"): dict(beta_form="tanh"),
     ("allow_neg_eigval", "without a sigmoid"): dict(allow_neg_eigval=True),
