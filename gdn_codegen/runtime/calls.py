@@ -13,7 +13,7 @@ from ..schedule import Schedule, named
 from ..schedule.contract import Contract
 from .arguments import DTYPES, Options, Tensors, Words, check_chunks, fail, reads, requires_grad, settled
 from .build import DEFAULT_SCHEDULE
-from .dispatch import DEFAULT_CHUNK, build, key, units
+from .dispatch import DEFAULT_CHUNK, build, fits, key, units
 from .load import function
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
@@ -103,11 +103,17 @@ def _function(t: Tensors, x: Words, strided: bool) -> Callable[..., Any]:
     """The module's function for a call."""
     contract = _contract(x.gate, x.beta_form, x.l2norm, t.g.dtype, t.beta.dtype, x.state_v_first, x.state_dtype,
                          t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, strided)
-    sequences, schedule = _sequences(t), x.schedule
-    if x.decode and schedule is None and t.v.ndim == 4:
+    sequences = _sequences(t)
+
+    def wanted(schedule: str | Schedule | None) -> tuple[Any, ...]:
+        return key(ALGORITHM, t.q, t.v, x.target, chunk_of(x), x.layout, schedule, sequences, contract)
+
+    if x.decode and x.schedule is None and t.v.ndim == 4:
         walks = (sequences or t.v.shape[0]) * t.v.shape[2 if x.layout == "bthd" else 1]
-        schedule = decode_plan(x.target, t.v.device, walks, t.v.shape[3])
-    return _loaded(*key(ALGORITHM, t.q, t.v, x.target, chunk_of(x), x.layout, schedule, sequences, contract))
+        step = wanted(decode_plan(x.target, t.v.device, walks, t.v.shape[3]))
+        if fits(build(*step)):
+            return _loaded(*step)
+    return _loaded(*wanted(x.schedule))
 
 
 def _launched(fn: Callable[..., Any], t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None) -> Results:

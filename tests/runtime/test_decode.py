@@ -64,3 +64,11 @@ def test_columns_are_split_until_walks_fill_the_gpu(monkeypatch):
 def test_split_columns_compute_the_same(target):
     op = lambda *a, **o: recurrent_gated_delta_rule(*a, **o, target=target, schedule=calls._columns(named("fused"), 32))
     check(op, problem([3, 16], 1, 2, 32, 64))
+
+
+def test_a_step_that_does_not_fit_in_one_kernel_runs_by_another_schedule(monkeypatch):
+    monkeypatch.setattr(calls, "fits", lambda b: False)
+    calls.forget()
+    op = lambda *a, **o: recurrent_gated_delta_rule(*a, **o, target="triton" if "triton" in HERE else HERE[0])
+    check(op, problem([2, 5], 1, 2, 32, 32))
+    calls.forget()
