@@ -9,12 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from reference import TOLERANCE, call, check, expected, in_form, problem, rms_error
+from reference import TOLERANCE, call, check, expected, in_form, passed, problem, rms_error
 
 from gdn_codegen.runtime.build import TARGETS, Build
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, ScheduleError
+from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.schedule.schedule import FORMS, STATES
 
 HERE = [t for t in TARGETS if runs(t, "cpu")]
@@ -102,6 +103,32 @@ def test_random_builds(target):
             assert "bytes" in str(e)  # refused for its size, and it says so
             return
         check(fn, made(b, p), tolerance(b, p), layout=b.layout, batched=p["batched"], cu_dtype=p["cu_dtype"])
+    run()
+
+
+@st.composite
+def contracts(draw):
+    """How inputs come, and in which dtypes."""
+    forms = {"beta": draw(st.sampled_from(["", "sigmoid", "twice_sigmoid"])), "g": draw(st.sampled_from(["", "linear", "raw"])),
+             "k": draw(st.sampled_from(["", "l2norm"])), "q": draw(st.sampled_from(["", "l2norm"]))}
+    dtypes = {n: draw(st.sampled_from(["float32", "float16", "bfloat16"])) for n in ("beta", "g")}
+    return Contract(tuple((n, x) for n, x in forms.items() if x), tuple(dtypes.items()))
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_random_forms_of_inputs(target):
+    examples = {"triton": 1, "tilelang": 0.2, "pto": 0.34}[target] * EXAMPLES
+
+    @settings(max_examples=int(examples), deadline=None, derandomize=True, database=None,
+              phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck))
+    @given(builds(target), contracts(), problems(most=90))
+    def run(b, c, p):
+        b = replace(b, head_dim_k=min(b.head_dim_k, 64), head_dim_v=min(b.head_dim_v, 64), contract=c,
+                    schedule=replace(b.plan, v_block=0))
+        x, page = passed(p["lengths"], p["H"], p["HV"], b.head_dim_k, b.head_dim_v, dict(c.inputs),
+                         {n: getattr(torch, d) for n, d in c.dtypes}, getattr(torch, b.dtype), p["seed"])
+        check(function(b), x, TOLERANCE[b.dtype] * (3 if b.dtype == "float32" else 1), page, layout=b.layout,
+              batched=p["batched"], cu_dtype=p["cu_dtype"])
     run()
 
 
