@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import algorithms
-from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, DTYPES, HEAD_DIMS, LAYOUTS, TARGETS, Build, lowered, render
+from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, DTYPES, LAYOUTS, TARGETS, Build, lowered, render
 from .schedule import SCHEDULES, Schedule, named
 from .schedule.contract import Contract
 from .schedule.pipelines import ARCHS
@@ -49,10 +49,11 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
 
 
 def _inputs_options(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--layout", default="bthd", choices=LAYOUTS, help="order of tokens and heads (default: bthd)")
+    p.add_argument("--layout", default="bthd", choices=LAYOUTS,
+                   help="order of tokens and heads; bsnd and bnsd are other names of bthd and bhtd (default: bthd)")
     p.add_argument("--dtype", default="float16", choices=DTYPES, help="of q, k, v and o (default: float16)")
-    p.add_argument("--head-dim-k", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="K (default: 128)")
-    p.add_argument("--head-dim-v", type=int, default=128, choices=HEAD_DIMS, metavar="N", help="V (default: 128)")
+    p.add_argument("--head-dim-k", type=int, default=128, metavar="N", help="K (default: 128)")
+    p.add_argument("--head-dim-v", type=int, default=128, metavar="N", help="V (default: 128)")
 
 
 def _heads_option(p: argparse.ArgumentParser) -> None:

@@ -37,7 +37,7 @@ def _small(p, parts):
     for t in p.role("input"):
         heads = 1 if t.heads == "H" else 2
         lead = {"sequence": (2, heads), "head": (heads,)}.get(t.index, (sum(problem.lengths), heads))
-        dims = t.tile.shape(p.sizes)[1 if t.index == "token" else 0:]
+        dims = p.shape(t)[1 if t.index == "token" else 0:]
         x[t.name] = torch.randn(*lead, *dims, generator=gen, dtype=torch.float64) / 8
         if t.name.startswith("g"):
             x[t.name] = -x[t.name].abs()

@@ -16,6 +16,7 @@ class Device:
     the number of parts, microseconds of a chunk walked, of a part folded, of a launch and of a chunk summed up; chunks that
     walks are taken to begin early, how many more the earliest of them, and chunks of a part below which heads are summed up.
     v_block: columns of V that an instance of a walk computes where the schedule leaves it open, 0 for all.
+    extents: those that tiles may have of K and V, in order.
     """
 
     name: str
@@ -34,18 +35,19 @@ class Device:
     staged: tuple[str, ...] = ()
     part_cost: dict[str, float] = field(default_factory=dict)
     v_block: int = 0
+    extents: tuple[int, ...] = tuple(range(16, 257, 16))
 
 
 #: Triton's compiler allocates registers and shared memory itself.
-TRITON = Device("triton", "triton", {"register": 0}, v_block=64,
+TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32, 64, 128, 256),
                 part_cost={"chunk": 10.0, "fold": 10.0, "launch": 8.0, "summary": 10.0, "early": 6, "longest": 16,
                            "least": 14})
 
 #: One thread block; TileLang's compiler lays out fragments and merges shared buffers by lifetime. 227 KiB a block
-#: (CUDA C++ Programming Guide, compute capability 9.0).
+#: (CUDA C++ Programming Guide, compute capability 9.0). Warps share products of 64 rows and columns, or of 16 and 32, evenly.
 HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragment": 0, "local": 0}, operand="shared",
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
-                async_loads=True, staged=("float16", "bfloat16"),
+                extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"),
                 part_cost={"chunk": 10.0, "fold": 4.0, "launch": 8.0, "summary": 10.0, "early": 6, "longest": 16,
                            "least": 14})
 

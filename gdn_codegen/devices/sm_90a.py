@@ -3,7 +3,7 @@ from . import HOPPER, Groups
 
 SM_90A = Groups(
     "sm_90a", "tilelang", HOPPER.spaces, operand="shared", product="fragment", loaded="shared", vector="shared",
-    tile="fragment", number="local", in_place=True,
+    tile="fragment", number="local", in_place=True, extents=HOPPER.extents,
     solves=HOPPER.solves, async_loads=HOPPER.async_loads, staged=HOPPER.staged,
     part_cost={"chunk": 2.4, "fold": 4.0, "launch": 3.0, "summary": 10.0, "early": 7, "longest": 16, "least": 14},
     state="state", aux="aux", loader="loader", store="store",

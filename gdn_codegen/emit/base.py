@@ -1,6 +1,7 @@
 """What emitters share: a rule table a target, the source line as a comment, and what a template is told."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -148,6 +149,16 @@ def numbers(k: Kernel) -> tuple[str, ...]:
     return tuple(dict.fromkeys(o.attr("param") for o in walk(k.body) if o.kind == "scalar" and o.attr("param")))
 
 
+def strides(t: Tensor) -> tuple[str, ...]:
+    """What a kernel calls the strides of a tensor that is addressed by them: from batch to batch, token and head."""
+    return tuple(f"{t.name}_stride_{x}" for x in ("b", "t", "h")) if t.strided else ()
+
+
+def stride_unit(p: Program, t: Tensor) -> int:
+    """Elements that divide a tensor's strides wherever it lies dense: those of 16 bytes, where a row is a multiple of them."""
+    return math.gcd(p.shape(t)[-1], 4 if t.dtype == "float32" else 8) if len(t.dims) > 1 else 1
+
+
 def blocks(p: Program, k: Kernel) -> int:
     return p.sizes[k.split] // k.sizes[k.split] if k.split else 1
 
@@ -172,6 +183,8 @@ __all__ = [
     "heads_tag",
     "no_heads",
     "numbers",
+    "stride_unit",
+    "strides",
     "touched",
     "walk",
     "wrapped",

@@ -28,6 +28,7 @@ from .base import (
     blocks,
     no_heads,
     numbers,
+    strides,
     touched,
     wrapped,
 )
@@ -56,8 +57,9 @@ class _Kernel:
         self.uses: dict[str, None] = {}
         self.part = "part"  # the part slot of what is loaded now
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
-        self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")}
+        self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
         self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in (("", "_ptr"), ("has_", ""))}
+        self.taken |= {x for t in touched(p, k) for x in strides(t)}
 
     def use(self, name: str) -> str:
         self.uses[name] = None
@@ -71,7 +73,17 @@ class _Kernel:
         """The size of a dim as a tile sees it."""
         if isinstance(d, int):
             return str(d)
-        return self.use(f"B{d}") if d == self.k.split else self.use(d)
+        return self.use(f"B{d}" if d == self.k.split else self.tiled(d))
+
+    def tiled(self, d: Dim) -> str:
+        """The size of a dim of tiles, blocks of a split dim taken together."""
+        return f"P{d}" if d in dict(self.p.extents) else str(d)
+
+    def extent(self, t: Tensor, d: Dim) -> str:
+        """The size of a dim of `t` in memory."""
+        if isinstance(d, int):
+            return str(d)
+        return self.use(self.tiled(d) if t.role == "workspace" else d)
 
     def index(self, d: Dim, axis: int, rank: int) -> str:
         """Indices along a dim in the whole tensor, shaped for axis `axis` of `rank`."""
@@ -89,8 +101,13 @@ class _Kernel:
         """Pointers to this instance's tile of `t`, or to that of the next part; or to its transpose."""
         parts = [f"{t.name}_ptr"]
         head, heads = (self.use("h"), self.use("H")) if t.heads == "H" else ("hv", "HV")
-        if t.index == "token":
-            row, width = self.use("row"), [self.use(str(d)) for d in t.dims[1:]]
+        if t.strided:
+            batch, token, far = (self.use(x) for x in strides(t))
+            parts.append(f"({self.use('b')} * {batch} + {self.use('row')} * {token} + {head}.to(tl.int64) * {far})")
+            parts.append(f"{self.index(t.dims[0], int(turned), len(t.dims))}.to(tl.int64) * {token}")
+            parts += [self.index(d, 1 - turned, 2) for d in t.dims[1:]]
+        elif t.index == "token":
+            row, width = self.use("row"), [self.extent(t, d) for d in t.dims[1:]]
             at = f"({row} * {heads} + {head})" if self.layout == "bthd" else f"(({self.use('b')} * {heads} + {head}) * T + {row})"
             parts.append(" * ".join([at, *width]))
             stride = ([heads] if self.layout == "bthd" else []) + width
@@ -98,7 +115,7 @@ class _Kernel:
             parts.append(" * ".join([rows, f"({' * '.join(stride)})" if len(stride) > 1 else stride[0]]) if stride else rows)
             parts += [self.index(d, 1 - turned, 2) for d in t.dims[1:]]
         elif t.index in ("slot", "part", "sequence"):
-            size = [str(d) if isinstance(d, int) else self.use(d) for d in t.dims]
+            size = [self.extent(t, d) for d in t.dims]
             at = {"slot": "slot", "part": f"({self.part} + 1)" if ahead else self.part, "sequence": "n.to(tl.int64)"}[t.index]
             if t.index == "slot":
                 self.use("slot")
@@ -112,9 +129,15 @@ class _Kernel:
         return " + ".join(parts)
 
     def mask(self, t: Tensor, turned: bool) -> str:
-        """The rows of a sequence, where `t` holds tokens."""
-        along = ("[None, :]" if turned else "[:, None]") if len(t.dims) > 1 else ""
-        return self.use("valid") + along if t.index == "token" else ""
+        """The rows of a sequence, where `t` holds tokens; less than a tile, where memory has less."""
+        out = []
+        for n, (d, padded) in enumerate(zip(t.dims, self.p.padded(t), strict=True)):
+            along = ("[:, None]", "[None, :]")[n ^ turned] if len(t.dims) > 1 else ""
+            if padded:
+                out.append(f"({self.use(f'i_{d}')} < {self.use(str(d))}){along}")
+            elif n == 0 and t.index == "token":
+                out.append(self.use("valid") + along)
+        return " & ".join(out)
 
     def when(self, t: Tensor, o: Op) -> list[str]:
         """On what it depends whether a tile of `t` is moved at all, beside a load's operand."""
@@ -183,7 +206,7 @@ class _Kernel:
 
     def chunk(self) -> list[str]:
         """What is known of the chunk whose first token is t."""
-        lines = {"row": "row = start + t" if self.layout == "bthd" else "row = start - b * T + t",
+        lines = {"row": "row = start - b * T + t" if "b" in self.uses else "row = start + t",
                  "valid": f"valid = {self.index('C', 0, 1) if 'valid' in self.uses else ''} < length - t",
                  "slot": "slot = start // C + n + t // C"}
         if self.k.grid == "chunks":
@@ -201,12 +224,14 @@ class _Kernel:
         head(*self.head(), *chunk)
         tensors = touched(self.p, self.k)
         flags = [f"has_{t.name}" for t in tensors if t.optional]
-        shape = [x for x in ("H", "HV", *self.p.sizes, f"B{self.k.split}") if x in self.uses]
+        tiles = [f"P{d}" for d, _ in self.p.extents]
+        shape = [x for x in ("H", "HV", *self.p.sizes, *tiles, f"B{self.k.split}") if x in self.uses]
         plain = [f"{t.name}_ptr" for t in tensors] + ["cu_seqlens", *(self.name(s) for s in numbers(self.k))]
         sizes = [x for x in ("N", "T", "batched", "span") if x in self.uses]
+        far = [x for t in tensors for x in strides(t)]
         fixed = [*flags, *shape, *(["OPERAND"] if "OPERAND" in self.uses else [])]
         block = {f"B{d}": n for d, n in self.k.dims}
-        params = [*plain, *sizes, *(f"{x}: tl.constexpr" for x in fixed)]
+        params = [*plain, *sizes, *far, *(f"{x}: tl.constexpr" for x in fixed)]
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*head.lines, *self.w.lines]),
                           {"params": params, "sizes": sizes, "block": block, "warps": self.warps()})
@@ -216,7 +241,7 @@ class _Kernel:
         split = self.k.split
         out = ["pid = tl.program_id(0)"]
         if split:
-            count = f"({self.use(split)} // {self.use(f'B{split}')})"
+            count = f"({self.use(self.tiled(split))} // {self.use(f'B{split}')})"
             out += [f"block = pid % {count}", f"pid = pid // {count}"]
         out.append(f"hv = pid % {self.use('HV')}")
         if "h" in self.uses:
@@ -249,7 +274,7 @@ class _Kernel:
         for d in self.p.sizes:
             if f"i_{d}" in self.uses:
                 out.append(f"i_{d} = block * B{d} + tl.arange(0, B{d})" if d == split
-                           else f"i_{d} = tl.arange(0, {self.use(d)})")
+                           else f"i_{d} = tl.arange(0, {self.dim(d)})")
         return out
 
     def warps(self) -> int:
@@ -374,6 +399,8 @@ def diagonal(w: _Kernel, o: Op, x: Text) -> Text:
 def _keep(w: _Kernel, o: Op) -> str:
     assert o.type is not None
     (i, j), size = (w.index(d, axis, 2) for axis, d in enumerate(o.type.dims)), o.attr("size", 0)
+    if o.attr("within"):
+        return f"({i} == {j}) & ({i} < {w.use(o.attr('within'))})"
     if o.kind in ("lower", "strictly_lower", "eye"):
         return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[o.kind]} {j}"
     if o.kind == "diag_blocks":

@@ -119,7 +119,8 @@ class Program:
     """A whole computation. dims: full extents of C, K, V; source: the algorithm's lines, for comments; launch: "kernels"
     for one launch a kernel, "single" for one in all, with barriers over the device between them; forgets: the value, one a
     token, that is a bound of log(what of the carried state a token keeps), "" where the page has none; scales: values, one a
-    token, of which tiles' rows are multiples."""
+    token, of which tiles' rows are multiples; extents: those that callers' tensors have of a dim, where tiles are padded beyond
+    them. Past them a load gives zeros, and nothing is stored."""
 
     name: str
     stage: str
@@ -131,10 +132,24 @@ class Program:
     launch: str = "kernels"
     forgets: str = ""
     scales: tuple[str, ...] = ()
+    extents: tuple[tuple[str, int], ...] = ()
 
     @property
     def sizes(self) -> dict[str, int]:
         return dict(self.dims)
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """What callers' tensors have of C, K, V."""
+        return {**self.sizes, **dict(self.extents)}
+
+    def shape(self, t: Tensor) -> tuple[int, ...]:
+        """A tile of `t` as it lies in memory: workspaces hold the padding."""
+        return t.tile.shape(self.sizes if t.role == "workspace" else self.memory)
+
+    def padded(self, t: Tensor) -> tuple[bool, ...]:
+        """Of each dim of a tile of `t`, whether memory has less than the tile."""
+        return tuple(t.role != "workspace" and d in dict(self.extents) for d in t.dims)
 
     def tensor(self, name: str) -> Tensor:
         for t in self.tensors:

@@ -73,7 +73,7 @@ class Interpreter:
 
     def shape(self, t: Tensor) -> tuple[int, ...]:
         """The whole tensor's shape: token [T, heads, ...], slot [slots, HV, ...], sequence [N, HV, ...], head [HV]."""
-        pr, tile = self.problem, t.tile.shape(self.p.sizes)
+        pr, tile = self.problem, self.p.shape(t)
         heads = pr.heads if t.heads == "H" else pr.value_heads
         if t.index == "token":
             return (pr.starts[-1], heads, *tile[1:])
@@ -199,7 +199,8 @@ class Interpreter:
             assert o.type is not None
             shape = o.type.shape(sizes)
             if o.kind == "eye":
-                env[o.out] = torch.eye(*shape, dtype=self.dtype(o.type.dtype))
+                ones = torch.arange(shape[0]) < self.p.memory.get(attrs.get("within", ""), shape[0])
+                env[o.out] = torch.diag(ones).to(self.dtype(o.type.dtype))
             elif o.kind == "full":
                 env[o.out] = torch.full(shape, attrs["value"], dtype=self.dtype(o.type.dtype))
             else:

@@ -305,7 +305,8 @@ op("pairs", "of each 2 size x 2 size diagonal block, its lower left size x size 
    _masked("pairs"), elementwise=True, attrs=("size", "fill"))
 op("diag_blocks", "the size x size blocks on the diagonal", _square("diag_blocks"), _masked("diag_blocks"),
    elementwise=True, attrs=("size", "fill"))
-op("eye", "the identity matrix", lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims",))
+op("eye", "the identity matrix; with `within`, of as many rows as memory has of that dim, zero beyond",
+   lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"))
 op("unit_lower_inverse", "(I + x)^-1 of a strictly lower x", _square("unit_lower_inverse"), _inverse)
 op("diag_inverse", "(I + x)^-1 of each size x size block x on the diagonal of a strictly lower tile, 0 outside of them",
    _square("diag_inverse"), _diag_inverse, attrs=("size",))

@@ -114,4 +114,4 @@ def parse_program(text: str) -> Program:
         raise ParseError("the text has no program(...) line")
     return Program(head["name"], head["stage"], tuple(r.tensors.values()), tuple(kernels), tuple(head["scalars"]),
                    tuple(head["dims"].items()), tuple(source), head.get("launch", "kernels"),
-                   head.get("forgets", ""), head.get("scales", ()))
+                   head.get("forgets", ""), head.get("scales", ()), tuple(head.get("extents", {}).items()))

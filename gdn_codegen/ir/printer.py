@@ -19,7 +19,7 @@ def _tensor(t: Tensor) -> str:
     kw: dict[str, object] = {"role": t.role, "index": t.index, "heads": t.heads, "dims": t.dims, "dtype": t.dtype}
     if t.optional:
         kw["optional"] = True
-    kw |= {k: v for k, v, d in (("fill", t.fill, ""), ("slots", t.slots, 1)) if v != d}
+    kw |= {k: v for k, v, d in (("fill", t.fill, ""), ("slots", t.slots, 1), ("strided", t.strided, False)) if v != d}
     return _call("tensor", [repr(t.name)], **kw)
 
 
@@ -68,7 +68,7 @@ def kernel_text(k: Kernel) -> str:
 def program_text(p: Program) -> str:
     """The whole program as builder code."""
     more = {k: v for k, v, d in (("launch", p.launch, "kernels"), ("forgets", p.forgets, ""),
-                                  ("scales", p.scales, ())) if v != d}
+                                  ("scales", p.scales, ()), ("extents", dict(p.extents), {})) if v != d}
     head = _call("program", [repr(p.name)], stage=p.stage, scalars=p.scalars, dims=dict(p.dims), **more)
     lines = [head, *(_call("source", [str(n), repr(text)]) for n, text in p.source)]
     return "\n".join([*lines, *map(_tensor, p.tensors), *map(kernel_text, p.kernels)]) + "\n"

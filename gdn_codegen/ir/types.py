@@ -59,6 +59,8 @@ class Tensor:
     fill: for index "const", the rule that makes its content (see ir.ops.const_tile); for "head", the number that the host
     passes where the caller gives none, "" where one has to come.
     slots: for index "block", how many tiles the turns of a loop take one after the other.
+    strided: from batch to batch, token to token and head to head it is as far as the caller says at run time; a token's row is
+    dense.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Tensor:
     optional: bool = False
     fill: str = ""
     slots: int = 1
+    strided: bool = False
 
     def __post_init__(self) -> None:
         if self.role not in ("input", "output", "workspace"):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from .core import Kernel, Loop, Op, Program, Stmt
 from .ops import OPS, TypeRuleError, infer
+from .padding import sums_over_padding
 from .types import Tile
 
 
@@ -23,6 +24,9 @@ def verify(p: Program) -> Program:
     lost = [t.name for t in p.tensors if t.role == "output" and t.name not in stored]
     if lost:
         raise VerifyError(f"{p.name}: output {', '.join(lost)} is written by no kernel")
+    for name, o, d in sums_over_padding(p) if p.extents else ():
+        raise VerifyError(f"{p.name}, kernel {name}, {o.out} (line {o.line}): {o.kind} sums over {d}, tiles of which are padded "
+                          f"from {p.memory[d]} to {p.sizes[d]}, and no operand is surely zero there")
     return p
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..schedule import Schedule
-from .build import CHUNKS
+from .build import CHUNKS, LAYOUTS
 
 #: Another library's keyword -> ours: FLA, vLLM, SGLang, AITER.
 ALIASES = {"transpose_state_layout": "state_v_first", "ssm_state_indices": "state_indices",
@@ -25,7 +25,6 @@ REFUSED = {"gk": "None: a gate a token and head, as g", "gv": "None: a gate a to
 #: How g and beta come -> the contract's word.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
-LAYOUTS = {"bthd": "bthd", "bsnd": "bthd", "bhtd": "bhtd", "bnsd": "bhtd"}
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _INTEGERS = (torch.int32, torch.int64)
 _unknown: set[str] = set()

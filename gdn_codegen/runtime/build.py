@@ -10,7 +10,7 @@ import jinja2
 
 from .. import algorithms
 from ..emit import EMITTERS
-from ..emit.base import Heads, KernelText, heads_tag
+from ..emit.base import Heads, KernelText, heads_tag, stride_unit
 from ..ir.builder import Algorithm
 from ..ir.core import Program, walk
 from ..ir.types import Tensor
@@ -20,9 +20,10 @@ from ..schedule.pipelines import ARCHS, DEVICES, PIPELINES, lower
 
 TARGETS = tuple(PIPELINES)
 CHUNKS = (16, 32, 64, 128)
-LAYOUTS = ("bthd", "bhtd")
+#: Names of layouts, others' too -> ours.
+LAYOUTS = {"bthd": "bthd", "bsnd": "bthd", "bhtd": "bhtd", "bnsd": "bhtd"}
 DTYPES = ("float16", "bfloat16", "float32")
-HEAD_DIMS = (16, 32, 64, 128, 256)
+HEAD_DIMS = (16, *range(32, 257, 4))
 DEFAULT_SCHEDULE = "fused"
 #: Of builds for one architecture.
 DEFAULTS = {"sm_90a": "walk"}
@@ -31,6 +32,8 @@ FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log
             "raw": "{0} comes raw: the kernels take -exp(A_log) softplus({0} + dt_bias).",
             "sigmoid": "{0} comes as it is before a sigmoid.", "twice_sigmoid": "{0} comes as it is before twice a sigmoid.",
             "l2norm": "{0} comes as it is: the kernels divide its rows by their norms."}
+#: What a target's kernels ask of a view `x` of rows of several numbers, beside dense rows.
+VIEWS = {"pto": "x.stride(-1) == 1 and 0 < _strides(x)[1] < 1 << 16", "tilelang": "_fits_units(x, name)"}
 #: File names use the field's short name where there is one.
 SHORT = {"gated_delta_rule": "gdn"}
 
@@ -55,11 +58,13 @@ class Build:
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("target", self.target, TARGETS), ("chunk", self.chunk, CHUNKS),
-                                       ("layout", self.layout, LAYOUTS), ("dtype", self.dtype, DTYPES),
-                                       ("head_dim_k", self.head_dim_k, HEAD_DIMS),
-                                       ("head_dim_v", self.head_dim_v, HEAD_DIMS)):
+                                       ("layout", self.layout, LAYOUTS), ("dtype", self.dtype, DTYPES)):
             if value not in accepted:
                 raise ValueError(f"{field}: got {value!r}; accepted: {', '.join(map(str, accepted))}")
+        object.__setattr__(self, "layout", LAYOUTS[self.layout])
+        for field, value in (("head_dim_k", self.head_dim_k), ("head_dim_v", self.head_dim_v)):
+            if value not in HEAD_DIMS:
+                raise ValueError(f"{field}: got {value!r}; accepted: 16, and multiples of 4 from 32 to 256")
         archs = [arch for target, arch in ARCHS if target == self.target]
         if self.arch and self.arch not in archs:
             raise ValueError(f"arch: got {self.arch!r}; accepted: {', '.join(archs) or 'none'} for {self.target}")
@@ -138,6 +143,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
     initial = [t.name for t in p.role("input") if t.optional]
     inputs = [t for t in p.role("input") if t.index == "token"]
     head_inputs = [t for t in p.role("input") if t.index == "head"]
+    outputs = [t for t in p.role("output") if t.index == "token"]
     shape = {"bthd": "[B, T, {h}{d}]", "bhtd": "[B, {h}, T{d}]"}[b.layout]
     def dims(t: Tensor) -> str:
         return "".join(f", {b.sizes[str(d)]}" for d in t.dims[1:])
@@ -156,7 +162,11 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
                + (f" --accept {b.contract}" if b.contract != PLAIN else "")
                + (f" --arch {b.arch}" if b.arch else ""))
     return {"command": command, "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
-            "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "sizes": b.sizes, "name": b.name, "heads": b.heads,
+            "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype,
+            "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}}, "padded": bool(p.extents),
+            "strided": b.contract.strided, "view": VIEWS.get(b.target, ""),
+            "units": {t.name: stride_unit(p, t) for t in p.tensors if t.strided},
+            "outs": ["out"] if len(outputs) == 1 else [f"out_{t.name}" for t in outputs], "name": b.name, "heads": b.heads,
             "arch": b.arch,
             "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes, "state_doc": states,
             "inputs": [t.name for t in inputs], "head_inputs": [t.name for t in head_inputs], "form_doc": forms,
@@ -176,7 +186,7 @@ def _table(rows: list[tuple[Any, ...]]) -> str:
 
 def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) -> dict[str, str]:
     def shape(t: Tensor, skip: int = 0) -> tuple[int, ...]:
-        return t.tile.shape(b.sizes)[skip:]
+        return p.shape(t)[skip:]
     return {
         "inputs": _table([(t.name, t.heads, shape(t, 1), t.dtype) for t in p.role("input") if t.index == "token"]),
         "head_inputs": _table([(t.name, float(t.fill) if t.fill else None, t.dtype) for t in p.role("input")

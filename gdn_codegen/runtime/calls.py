@@ -44,8 +44,9 @@ def _columns(plan: Schedule, columns: int) -> Schedule:
 def decode_plan(target: str, device: torch.device, walks: int, head_dim_v: int) -> Schedule:
     """The schedule of a decoding step: one kernel, its columns split until walks fill the GPU."""
     plan, columns = named(DEFAULT_SCHEDULE), head_dim_v
-    while walks * (head_dim_v // columns) < units(device) and columns % 2 == 0 and columns // 2 >= DECODE_COLUMNS:
-        columns //= 2
+    while walks * (head_dim_v // columns) < units(device) and columns > DECODE_COLUMNS:
+        half = columns // 2 if columns & (columns - 1) == 0 else 64 if columns > 64 else 32  # which divides its tiles
+        columns = max(half, DECODE_COLUMNS)
     return plan if columns == head_dim_v or target == "pto" else _columns(plan, columns)
 
 

@@ -9,25 +9,31 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
 
+from ..ir.core import Program, loops, walk
 from ..schedule import Schedule, ScheduleError, varied
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.pipelines import ARCHS
 from . import choices
 from .build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, TARGETS, Build, lowered
+from .check_triton import SHARED
 from .choices import Extent
+from .roofline import SIZE
 from .targets import choose
 
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 #: Of calls that leave it open, where no table says better.
 DEFAULT_CHUNK = 64
-#: Portable schedules, changed fields: the first that fits sizes and dtype.
+#: Portable schedules, changed fields: the first that fits sizes and dtype. Where K or V is above SPLIT, V comes in blocks: what
+#: an instance holds of the state is then K x 64 at most.
 PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     (DEFAULT_SCHEDULE, {}), (DEFAULT_SCHEDULE, {"v_block": 64}), (DEFAULT_SCHEDULE, {"v_block": 32}), ("replay", {"v_block": 32}),
-    ("staged", {"v_block": 32}))
+    ("staged", {"v_block": 32}), ("staged", {"v_block": 16}))
+SPLIT = 128
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,26 @@ class Choice:
 def unfit(b: Build) -> str:
     """Why the build's schedule does not fit its sizes, dtype or contract; "" where it does."""
     try:
-        lowered(b)
+        p = lowered(b)
     except ScheduleError as e:
         return str(e)
+    return _crowded(p) if b.target == "triton" and max(b.head_dim_k, b.head_dim_v) > SPLIT else ""
+
+
+def _crowded(p: Program) -> str:
+    """What Triton's compiler, which has shared memory to itself, is known to need too much of: what a walk loads, twice where
+    16-bit loads run ahead, and the state as an operand; in float32 a tenth more. Within 5 % of what it said for K = V = 256."""
+    for k in p.kernels:
+        sizes = {**p.sizes, **k.sizes}
+        for lp in loops(k.body):
+            tiles = [o.type for o in walk(lp.body) if o.kind == "load" and o.type is not None and o.type.rank == 2]
+            operands = [o.type for o in walk(lp.body) if o.kind == "cast" and o.args[0] in {c.name for c in lp.carried}]
+            wide = any(t.dtype == "float32" for t in tiles) and not operands
+            state = [t for t in operands if t] or [c.type for c in lp.carried]
+            need = sum(prod(t.shape(sizes)) * SIZE[t.dtype] * n for n, ts in ((1 if wide else 2, tiles), (1, state)) for t in ts)
+            need += need // 10 * wide
+            if need > SHARED["sm_90"]:
+                return f"kernel {k.name} takes about {need} bytes of shared memory, and an H100 has {SHARED['sm_90']}"
     return ""
 
 
@@ -99,7 +122,7 @@ def modelled(b: Build, arch: str, few: bool) -> Iterator[tuple[Build, str]]:
         if few and partitions():
             yield replace(b, schedule=varied(DEFAULTS[arch], partition="decay"), arch=arch), "walks fill half of the GPU at most"
         yield replace(b, schedule=DEFAULTS[arch], arch=arch), f"made for {arch}"
-    for name, fields in PORTABLE:
+    for name, fields in PORTABLE[max(b.head_dim_k, b.head_dim_v) > SPLIT:]:
         yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
 
 
@@ -154,6 +177,7 @@ def explained(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple
         raise ValueError(f"chunk_size: got {chunk_size!r}; accepted: {', '.join(map(str, CHUNKS))}, None for any")
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}; accepted: {', '.join(LAYOUTS)}")
+    layout = LAYOUTS[layout]
     target = choose(device.type) if target == "auto" else target
     tokens, head = (1, 2) if layout == "bthd" else (2, 1)
     x = Extent(q[head], v[head], sequences or q[0], q[0] * q[tokens])

@@ -78,7 +78,8 @@ class _Walk:
         if t.name in self.absent:
             return
         heads = self.heads if t.heads == "H" else self.value_heads
-        self.moved[o.kind, t.name] = self.elements(t, self.p.sizes) * heads * SIZE[t.dtype]
+        there = self.p.sizes if t.role == "workspace" else self.p.memory
+        self.moved[o.kind, t.name] = self.elements(t, there) * heads * SIZE[t.dtype]
         self.asked += self.elements(t, self.sizes) * self.value_heads * self.blocks * SIZE[t.dtype]
 
     def elements(self, t: Tensor, sizes: dict[str, int]) -> int:

@@ -22,7 +22,7 @@ def arrive(p: Program, device: Device) -> Program:
 
 class _Arrive:
     def __init__(self, p: Program, k: Kernel) -> None:
-        self.tensors = {t.name: t for t in p.tensors}
+        self.p, self.tensors = p, {t.name: t for t in p.tensors}
         self.defs = {o.out: o for o in walk(k.body) if o.out}
         self.coming: set[str] = set()  # buffers
 
@@ -48,9 +48,10 @@ class _Arrive:
         return tuple(out)
 
     def copied(self, o: Op) -> bool:
-        """Whether the load is of a whole tile as it lies; one that the caller may leave out is not."""
+        """Whether the load is of a whole tile as it lies; one that the caller may leave out is not, nor is one with padding."""
         t = self.tensors[o.attr("tensor")]
-        return len(t.dims) == 2 and t.index in ("token", "slot") and not t.optional and not o.attr("transposed")
+        whole = not t.optional and not any(self.p.padded(t))
+        return len(t.dims) == 2 and t.index in ("token", "slot") and whole and not o.attr("transposed")
 
     def touched(self, o: Op) -> set[str]:
         """The buffers that `o` fills and reads, itself or through expressions inside it."""

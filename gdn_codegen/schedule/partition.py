@@ -107,7 +107,8 @@ class _Parts:
     def factor(self) -> Kernel:
         b = self.body(self.k)
         b.op("leave", b.op("maximum", self.number(b), self.number(b, 1)))
-        init = b.op("eye", name=self.c.init, dims=(self.rows, self.rows))
+        within = self.rows if self.rows in dict(self.p.extents) else None
+        init = b.op("eye", name=self.c.init, dims=(self.rows, self.rows), within=within)
         inner = Body(b.tensors, {self.c.name: b.types[init]})
         new = self.homogeneous(inner)
         self.looped(b, inner.finish(), init, new, "", self.m.name)

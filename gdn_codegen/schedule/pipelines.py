@@ -29,6 +29,7 @@ from .heads import heads
 from .launch import launch
 from .masks import masks
 from .mbarriers import mbarriers
+from .memory import memory
 from .operands import operands
 from .pack import pack
 from .partition import partition
@@ -48,7 +49,7 @@ from .vectorise import vectorise
 
 @dataclass(frozen=True)
 class Context:
-    """What passes may ask about: the schedule, the device, extents of C, K, V, the caller's dtype, and what callers pass."""
+    """What passes may ask about: the schedule, the device, extents of tiles, the caller's dtype, and what callers pass."""
 
     schedule: Schedule
     device: Device
@@ -140,10 +141,11 @@ observers: list[Callable[[str, Program, Program, Context], None]] = []
 
 def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dtype: str, arch: str = "",
           contract: Contract = PLAIN) -> Program:
-    """A traced program, lowered for `target` (and one architecture of it) by its pipeline; every stage is verified."""
+    """A traced program, lowered for `target` (and one architecture of it) by its pipeline; every stage is verified. sizes: C, K
+    and V as callers know them."""
     passes, device = ARCHS[target, arch] if arch else (PIPELINES[target], DEVICES[target])
-    c = Context(schedule.adapted(p), device, tuple(sizes.items()), dtype, contract)
-    p = verify(replace(p, dims=c.sizes))
+    p = verify(memory(p, sizes, device, contract))
+    c = Context(schedule.adapted(p), device, p.dims, dtype, contract)
     for name, run in passes:
         before, p = p, verify(run(p, c))
         for see in observers:

@@ -16,6 +16,9 @@ from .place import VIEWS
 from .schedule import Schedule, ScheduleError
 from .tools import walks
 
+#: Bytes that divide the strides of what is copied as a tile.
+ROW = 16
+
 
 def rings(p: Program, s: Schedule, device: Groups) -> Program:
     """`p` with buffers on the kernels that walk the chunks."""
@@ -108,6 +111,10 @@ class _Kernel:
             if o.agent == d.loader and (o.attr("transposed") or self.p.tensor(o.attr("tensor")).optional):
                 raise self.error(f"{o.out} would be loaded {'transposed' if o.attr('transposed') else 'only where it is given'}; "
                                  f"{d.loader} copies tiles as they lie")
+            t = self.p.tensor(o.attr("tensor")) if o.agent in (d.loader, d.store) and o.kind in ("load", "store") else None
+            if t is not None and self.p.shape(t)[-1] * WIDTH[t.dtype] % ROW:
+                raise self.error(f"{t.name} has rows of {self.p.shape(t)[-1] * WIDTH[t.dtype]} bytes; copies of tiles take "
+                                 f"multiples of {ROW}: K and V that 8 divides")
             if o.kind == "last" and not (o.args[0] in buffers and buffers[o.args[0]].space == d.operand):
                 raise self.error(f"last of {o.args[0]}, which does not lie in shared memory")
             if crosses(o, d) and o.kind == "move" and self.type[o.out].rank == 2 and WIDTH[self.type[o.out].dtype] != 2:

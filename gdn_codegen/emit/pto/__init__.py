@@ -1,7 +1,7 @@
 """PTO C++ for Ascend: rules that give the text of placed, synchronised ops. One function a kernel, a part an agent."""
 from __future__ import annotations
 
-from ..base import Heads, Kernel, KernelText, Program, blocks, heads_tag, numbers, touched, walk
+from ..base import Heads, Kernel, KernelText, Program, blocks, heads_tag, numbers, strides, touched, walk
 from .kernel import CTYPE, KernelWriter
 from .rules import rule
 
@@ -26,7 +26,8 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
     tensors = (*given, *own)
     scalars = tuple(dict.fromkeys(n for k in kernels for n in numbers(k)))
     sizes = ("N", "T", "batched", *(() if heads else ("H", "HV")), "slots")
-    ints = [f"int64_t {x}" for x in (*sizes, *(f"has_{t.name}" for t in tensors if t.optional))]
+    ints = [f"int64_t {x}" for x in (*sizes, *(f"has_{t.name}" for t in tensors if t.optional),
+                                     *(x for t in tensors for x in strides(t)))]
     plain = [*ints, *(f"float {x}" for x in scalars)]
     bytes_ = [f"uint8_t *{t.name}_bytes" for t in tensors] + ["uint8_t *cu_seqlens_bytes"]
     pointers = [(f"{t.name}_gm", CTYPE[t.dtype], f"{t.name}_bytes") for t in tensors]

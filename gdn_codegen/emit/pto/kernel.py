@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import prod
 
 from ...ir.core import Buffer, Loop, loops, rings, types
-from ...ir.types import Dim
-from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks, numbers, touched, walk
+from ...ir.types import Tensor
+from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks, numbers, strides, touched, walk
 
 rule = Rules("pto", {
     "unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose", "diag_inverse": "decompose",
@@ -74,7 +74,7 @@ class KernelWriter:
         self.which = ""  # the chunk that it works for: this one, or "_next"
         self.ring = rings(k)
         self.taken = OWN | {f"{t.name}_gm" for t in touched(p, k)} | {f"has_{t.name}" for t in touched(p, k)} \
-            | set(numbers(k))
+            | set(numbers(k)) | {x for t in touched(p, k) for x in strides(t)}
 
     def name(self, value: str) -> str:
         value = self.results.get(value, value)
@@ -191,21 +191,36 @@ class KernelWriter:
         return out
 
     # --- addresses in global memory ---
-    def dim(self, d: Dim) -> int:
-        return d if isinstance(d, int) else self.p.sizes[d]
+    def cols(self, t: Tensor) -> str:
+        """How many columns of this instance's tile memory has."""
+        n, mine = self.p.shape(t)[-1], t.tile.shape(self.sizes)[-1]
+        if not self.p.padded(t)[-1]:
+            return str(mine)
+        return f"part_of({n}, col / {mine}, {mine})" if t.dims[-1] == self.k.split else str(n)
+
+    def some(self, value: str, t: Tensor) -> tuple[str, str]:
+        """Rows and columns that memory has of a tile of `t` with one tile a sequence: of this core's part, on a vector core."""
+        rows, mine = self.p.shape(t)[0], self.buffer(value).shape[0]
+        if not self.p.padded(t)[0]:
+            return str(mine), self.cols(t)
+        return f"part_of({rows}, sub, {mine})" if self.agent == "vector" else str(rows), self.cols(t)
 
     def at(self, o: Op, row: str, more: str = "") -> tuple[str, str]:
         """Pointer to row `row` of the tile that `o` loads or stores, and elements from row to row. more: heads further."""
         t, lane = self.p.tensor(o.attr("tensor")), f"_{o.attr('lane')}" if o.attr("lane") else ""
-        last = self.dim(t.dims[-1]) if len(t.dims) > 1 else 1
+        shape = self.p.shape(t)
+        last = shape[-1] if len(shape) > 1 else 1
         shift = " + col" if self.k.split and t.dims[-1] == self.k.split else ""
         if t.index == "token":
             heads, head = (t.heads, f"hv{lane}{more}" if t.heads == "HV" else f"h{lane}{more}")
+            if t.strided:
+                batch, token, far = strides(t)
+                there = f"t{self.which}{f' + {row}' if row != '0' else ''}"
+                place = f"b * {batch} + ({there}) * {token} + ({head}) * {far}"
+                return f"{t.name}_gm + {place}{shift}", token
             place = f"token_at({heads}, {head}, {last}, b, T, t{self.which}{f' + {row}' if row != '0' else ''})"
             return f"{t.name}_gm + {place}{shift}", f"token_stride({heads}, {last})"
-        size = 1
-        for d in t.dims:
-            size *= self.dim(d)
+        size = prod(shape)
         base = {"slot": f"(slot{self.which} * HV + hv{lane}) * {size}", "sequence": f"(n * HV + hv) * {size}",
                 "block": f"{self.channel(t.slots, o.attr('ahead', 0))} * {size}", "const": ""}[t.index]
         step = last if len(t.dims) > 1 else 1

@@ -1,7 +1,7 @@
 """The rule table: op -> the lines of C++ that do it, for the agent that it runs on."""
 from __future__ import annotations
 
-from ..base import EmitError, Op
+from ..base import EmitError, Op, strides
 from .kernel import CTYPE, WIDTH, KernelWriter, braces, literal, rule
 
 __all__ = ["rule"]
@@ -19,8 +19,9 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
         raise EmitError(f"pto loads several heads of a caller's tensor with the cube core only, and {o.out} is another's")
     if k.by_head(o.out):  # from a head to the next may be more than the DMA takes as a stride
         tile = f"L1Part<{ctype}, {b.shape[1]}, {b.shape[0]}>"
-        return [f"{tile} {name}(heads, rows);", f"TASSIGN({name}, {k.address(o.out)});", f"if (T <= {STRIDE}) {{",
-                f"    auto from = view({k.at(o, '0')[0]}, heads, rows, T);", f"    TLOAD({name}, from);", "} else {",
+        far = strides(t)[2] if t.strided else "T"
+        return [f"{tile} {name}(heads, rows);", f"TASSIGN({name}, {k.address(o.out)});", f"if ({far} <= {STRIDE}) {{",
+                f"    auto from = view({k.at(o, '0')[0]}, heads, rows, {far});", f"    TLOAD({name}, from);", "} else {",
                 "    for (int64_t i = 0; i < heads; ++i) {",
                 f"        {tile} row(1, rows);", f"        TASSIGN(row, {k.address(o.out)} + i * 32);",
                 f"        auto from = view({k.at(o, '0', ' + i')[0]}, 1, rows, rows);", "        TLOAD(row, from);", "    }", "}"]
@@ -30,23 +31,28 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
         if k.which:
             last = f"if ({rows} > 0) {last}"
         if k.agent == "cube":
-            cols = "heads" if o.attr("heads") else str(b.shape[1])
+            cols = "heads" if o.attr("heads") else k.cols(t)
             return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({rows}, {cols});",
                     f"TASSIGN({name}, {k.address(o.out)});",
                     f"auto {name}_from = {k.view(o, '0', rows, cols)};", last]
         if len(t.dims) == 1:
             return [f"UbWidePart<{ctype}, {b.shape[0]}> {name}({rows});", f"TASSIGN({name}, {k.address(o.out)});",
                     f"auto {name}_from = {k.view(o, '0', rows, 1)};", last]
-        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({part}, {b.shape[1]});",
+        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({part}, {k.cols(t)});",
                 f"TASSIGN({name}, {k.address(o.out)});",
-                f"if ({part} > 0) {{", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', part, b.shape[1])};",
+                f"if ({part} > 0) {{", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', part, k.cols(t))};",
                 f"    TLOAD({name}, from);", "}"]
     if len(t.dims) == 1:
         pointer, _ = k.at(o, "0")
         text = [f"auto from = view({pointer}, 1, {b.shape[0]}, {b.shape[0]});", f"TLOAD({name}, from);"]
     else:
         row = "0" if b.shape[0] == t.tile.shape(k.sizes)[0] else f"sub * {b.shape[0]}"
-        text = [f"auto from = {k.view(o, row, str(b.shape[0]), b.shape[1])};", f"TLOAD({name}, from);"]
+        rows, cols, to = str(b.shape[0]), str(b.shape[1]), name
+        text = []
+        if any(k.p.padded(t)):
+            rows, cols, to = *k.some(o.out, t), "some"
+            text = [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(o.out)});"]
+        text += [f"auto from = {k.view(o, row, rows, cols)};", f"TLOAD({to}, from);"]
     return braces(text, f"if (has_{t.name}) " if t.optional else "")
 
 
@@ -59,12 +65,12 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
         if len(t.dims) == 1:
             raise EmitError(f"pto stores no caller's tensor of one value a token, and {t.name} is one")
         if k.agent == "cube":
-            return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {b.shape[1]});",
+            return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {k.cols(t)});",
                            f"TASSIGN(valid, {k.address(value)});",
-                           f"auto to = {k.view(o, '0', 'rows', b.shape[1])};", "TSTORE(to, valid);"])
-        return braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {b.shape[1]});",
+                           f"auto to = {k.view(o, '0', 'rows', k.cols(t))};", "TSTORE(to, valid);"])
+        return braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {k.cols(t)});",
                        f"TASSIGN(valid, {k.address(value)});",
-                       f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', b.shape[1])};", "TSTORE(to, valid);"],
+                       f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', k.cols(t))};", "TSTORE(to, valid);"],
                        "if (part > 0) ")
     if o.attr("heads"):
         if k.agent != "cube":
@@ -79,6 +85,12 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
         return braces([f"UbTile<{ctype}, 1, {n}> mine;", f"TASSIGN(mine, {address});",
                        f"auto to = view({pointer}, 1, {n}, {n});", "TSTORE(to, mine);"])
     row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
+    if any(k.p.padded(t)):
+        rows, cols = k.some(value, t)
+        kind = "AccPart" if k.agent == "cube" else "UbPart"
+        text = [f"{kind}<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(value)});",
+                f"auto to = {k.view(o, row, rows, cols)};", "TSTORE(to, some);"]
+        return braces(text, f"if (has_{t.name}) " if t.optional else "")
     return braces([f"auto to = {k.view(o, row, str(b.shape[0]), b.shape[1])};", f"TSTORE(to, {name});"],
                   f"if (has_{t.name}) " if t.optional else "")
 
@@ -90,10 +102,20 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
     if o.attr("given"):
         if k.agent != "vector":
             raise EmitError(f"pto reads the optional {o.attr('given')} with vector cores only")
+        t = k.p.tensor(o.attr("given"))
+        if any(k.p.padded(t)):
+            rows, cols = k.some(o.out, t)
+            return [f"if (has_{t.name}) {{", f"    UbPart<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});",
+                    f"    TASSIGN(some, {k.address(o.out)});", f"    TFILLPAD_INPLACE({name}, some);", "} else {",
+                    f"    TEXPANDS({name}, 0);", "}"]
         return [f"if (!has_{o.attr('given')}) TEXPANDS({name}, 0);"]
     if k.agent == "cube":
         source = k.defs.get(o.args[0])
         few = f" || heads < {b.shape[1]}" if source is not None and source.attr("heads") else ""
+        from_ = k.p.tensor(source.attr("tensor")) if source is not None and source.kind == "load" else None
+        block = 32 // WIDTH[b.dtype]  # the load fills the last one of a row
+        if from_ and k.p.padded(from_)[-1] and -(-k.p.shape(from_)[-1] // block) * block < k.p.sizes[str(from_.dims[-1])]:
+            return [f"TFILLPAD({raw}, {raw});"]
         return [f"if ({rows} < {b.shape[0]}{few}) TFILLPAD({raw}, {raw});"]
     if k.is_wide(o.out):
         return [f"fill_wide({raw}, {rows}, {k.address(o.out)});"]
@@ -106,7 +128,8 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
         fill = "fill_row(" if len(b.shape) == 1 else "fill_rows("
         return braces([f"UbPart<float, {shape}> valid({sizes});", f"TASSIGN(valid, {k.address(o.out)});",
                        f"{fill}{name}, valid, {rows if len(b.shape) == 1 else f'{part}, {k.address(o.out)}'});"])
-    return [f"fill_rows({name}, {raw}, {part}, {k.address(o.out)});"]
+    fill = "fill_tile" if k.p.padded(k.p.tensor(source.attr("tensor")))[-1] else "fill_rows"
+    return [f"{fill}({name}, {raw}, {part}, {k.address(o.out)});"]
 
 
 # --- rules: vector cores ---

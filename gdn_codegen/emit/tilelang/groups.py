@@ -53,7 +53,7 @@ class GroupsWriter(KernelWriter):
 
     def tile(self, t: Tensor) -> str:
         """This instance's tile of `t`, as a slice."""
-        slices = [f"block * B{d}:block * B{d} + B{d}" if d == self.k.split else f"0:{d}" for d in t.dims]
+        slices = [f"block * B{d}:block * B{d} + B{d}" if d == self.k.split else f"0:{self.dim(d)}" for d in t.dims]
         if t.index == "token":
             slices[0] = f"{self.use('row')}:row + {t.dims[0]}"
         return self.at(t, slices)
@@ -223,8 +223,9 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     w.line(f"if {w.use('rows')} >= C:")
     w.inner(f"T.copy({w.whole(x.buffer)}, {w.tile(t)})")
     w.line("else:")
-    w.inner("for i in T.serial(rows):", f"    for j in T.Parallel({w.dim(t.dims[1])}):",
-            f"        {w.address(t, ('i', 'j'))} = {x.at('i', 'j')}")
+    inside = [f"if {y}:" for y in w.inside(t, ("i", "j"))[1:]]
+    w.inner("for i in T.serial(rows):", f"    for j in T.Parallel({w.dim(t.dims[1])}):", *(f"        {y}" for y in inside),
+            f"        {'    ' * len(inside)}{w.address(t, ('i', 'j'))} = {x.at('i', 'j')}")
     w.w.indent -= len(when)
 
 

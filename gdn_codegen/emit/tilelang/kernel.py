@@ -25,6 +25,8 @@ from ..base import (
     Writer,
     blocks,
     numbers,
+    stride_unit,
+    strides,
     touched,
     walk,
     wrapped,
@@ -68,7 +70,8 @@ class KernelWriter:
         self.part = "part"  # the part slot of what is loaded now
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
-        self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values())
+        self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
+        self.taken |= {x for t in touched(p, k) for x in strides(t)}
         self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n")}
         self.w = Writer(p, "#", 2)
 
@@ -85,7 +88,15 @@ class KernelWriter:
 
     def dim(self, d: Dim) -> str:
         """The size of a dim as this kernel's tiles see it."""
-        return f"B{d}" if d == self.k.split else str(d)
+        return f"B{d}" if d == self.k.split else self.tiled(d)
+
+    def tiled(self, d: Dim) -> str:
+        """The size of a dim of tiles, blocks of a split dim taken together."""
+        return f"P{d}" if d in dict(self.p.extents) else str(d)
+
+    def extents(self, t: Tensor) -> list[str]:
+        """The sizes of the dims of a tile in memory."""
+        return [self.tiled(d) if t.role == "workspace" else str(d) for d in t.dims]
 
     def dtype(self, name: str) -> str:
         # On the CPU bfloat16 is held as float32; the prelude says which.
@@ -128,9 +139,16 @@ class KernelWriter:
             cut[0] = f"{self.use('row')} + {cut[0]}"
         return self.at(t, cut, ahead)
 
+    def inside(self, t: Tensor, index: tuple[str, ...]) -> list[str]:
+        """When memory has the element of this instance's tile at `index`: rows of the sequence, columns that are no padding."""
+        rows = [f"{index[0]} < {self.use('rows')}"] if t.index == "token" else []
+        cut = [f"block * {self.dim(d)} + {x}" if d == self.k.split else x for d, x in zip(t.dims, index, strict=True)]
+        return rows + [f"{x} < {d}" for x, d, padded in zip(cut, t.dims, self.p.padded(t), strict=True) if padded]
+
     def tile(self, t: Tensor) -> str:
         """The whole tile of `t` that this instance has."""
-        cut = [f"block * {self.dim(d)}:(block + 1) * {self.dim(d)}" if d == self.k.split else f"0:{d}" for d in t.dims]
+        cut = [f"block * {self.dim(d)}:(block + 1) * {self.dim(d)}" if d == self.k.split else f"0:{x}"
+               for d, x in zip(t.dims, self.extents(t), strict=True)]
         if t.index == "token":
             cut[0] = f"{self.use('row')}:{self.use('row')} + {self.dim(t.dims[0])}"
         return self.at(t, cut)
@@ -152,7 +170,7 @@ class KernelWriter:
         return f"{self.params[t.name]}[{', '.join(where)}]"
 
     def shape(self, t: Tensor) -> str:
-        dims = [str(d) for d in t.dims]
+        dims = self.extents(t)
         if t.index == "token":
             lead = ["B", *(("L", t.heads) if self.layout == "bthd" else (t.heads, "L"))]
             dims = dims[1:]
@@ -162,6 +180,13 @@ class KernelWriter:
             # A tensor that the caller left out comes with no sequences.
             lead = [{"slot": "slots", "part": "parts"}.get(t.index, f"n_{t.name}" if t.optional else "ends - 1"), t.heads]
         return f"({', '.join([*lead, *dims])}{',' * (t.index == 'head')})"
+
+    def view(self, t: Tensor) -> str:
+        """The memory of a strided tensor as it lies. Strides come in units of what rows are aligned to, for copies to see."""
+        unit = stride_unit(self.p, t)
+        b, token, head = (x if unit == 1 else f"{x} * {unit}" for x in strides(t))
+        far = [b, *((token, head) if self.layout == "bthd" else (head, token)), *["1"] * (len(t.dims) - 1)]
+        return f"T.StridedTensor({self.shape(t)}, ({', '.join(far)}), {self.dtype(t.dtype)}, data={self.params[t.name]}.data)"
 
     def when(self, t: Tensor, o: Op) -> list[str]:
         """On what it depends whether a tile of `t` is moved at all, beside a load's operand."""
@@ -274,10 +299,11 @@ class KernelWriter:
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32", *["span: T.int32"] * (self.k.grid == "parts")]
         params += [f"has_{x.name}: T.int32" for x in tensors if x.optional]
+        params += [f"{y}: T.int64" for x in tensors for y in strides(x)]
         params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]
         bare = [*dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].rstrip(",").split(", ")), "ends"]
         fixed = [x for x in ("B", "L", "H", "HV", "slots", "parts", "ends") if x in bare]
-        dynamic = [", ".join(names) for names in (fixed, [x for x in bare if x.startswith("n_")]) if names]
+        dynamic = [", ".join(names) for names in (fixed, [x for x in bare if x.startswith("n_")], ) if names]
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
                  "written": self.written(), "agents": self.k.agents}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
@@ -292,8 +318,11 @@ class KernelWriter:
         extent, instance = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
         grid, index = [extent, "HV"], [instance, "hv"]
         if self.k.split:
-            grid.append(f"{self.k.split} // {self.dim(self.k.split)}")
+            grid.append(f"{self.tiled(self.k.split)} // {self.dim(self.k.split)}")
             index.append("block")
+        for x in touched(self.p, self.k):
+            if x.strided:
+                self.line(f"{self.params[x.name]} = {self.view(x)}")
         self.w(f"with t.kernel({', '.join(grid)}, threads={self.threads()}) as ({', '.join(index)}):")
         self.w.indent += 1
         if "h" in self.uses:

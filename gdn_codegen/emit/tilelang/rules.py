@@ -69,9 +69,7 @@ def load(w: KernelWriter, o: Op, *operands: Value) -> None:
     index = w.loop(to.dims)
     there = index[::-1] if o.attr("transposed") else index
     text = w.address(t, there, o.attr("later", 0))
-    if t.index == "token":
-        text = f"T.if_then_else({there[0]} < {w.use('rows')}, {text}, 0)"
-    for x in [] if operands[1:] else when[::-1]:
+    for x in [*([] if operands[1:] else when), *w.inside(t, there)][::-1]:
         text = f"T.if_then_else({x}, {text}, 0)"
     w.line(f"{to.at(*index)} = {text}")
     w.end(to.dims)
@@ -97,11 +95,12 @@ def store(w: KernelWriter, o: Op, x: Value) -> None:
         w.w.indent += 1
     index = w.loop(x.dims)
     there = index[::-1] if o.attr("transposed") else index
-    if t.index == "token":
-        w.line(f"if {there[0]} < {w.use('rows')}:")
+    inside = w.inside(t, there)
+    if inside:
+        w.line(f"if {' and '.join(inside)}:")
         w.w.indent += 1
     w.line(f"{w.address(t, there)} = {element(x, x.dims, index)}")
-    w.w.indent -= (t.index == "token") + len(when)
+    w.w.indent -= bool(inside) + len(when)
     w.end(x.dims)
 
 
@@ -231,7 +230,11 @@ def masked(w: KernelWriter, o: Op, x: Value) -> At:
 
 @rule("eye")
 def eye(w: KernelWriter, o: Op) -> At:
-    return lambda i, j: Text(f"T.if_then_else({_keep('eye', 0, i, j)}, 1.0, 0.0)")
+    def at(i: str, j: str) -> Text:
+        here = _keep("eye", 0, i, j)
+        return Text(f"T.if_then_else({f'T.And({here}, {i} < {within})' if within else here}, 1.0, 0.0)")
+    within = o.attr("within")
+    return at
 
 
 @rule("valid")

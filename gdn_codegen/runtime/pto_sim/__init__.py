@@ -128,8 +128,8 @@ def launch(lib: ctypes.CDLL, name: str, block_dim: int, tensors: Sequence[torch.
     if len(tensors) != len(kinds):
         raise PtoSimError(f"pto_sim [arguments] {len(tensors)} tensors, {len(kinds)} kinds")
     for i, t in enumerate(tensors):
-        if t.device.type != "cpu" or not t.is_contiguous():
-            raise PtoSimError(f"pto_sim [arguments] tensor {i} is not a contiguous CPU tensor")
+        if t.device.type != "cpu":
+            raise PtoSimError(f"pto_sim [arguments] tensor {i} is not a CPU tensor")
     for key, value in {**_defaults(), **options}.items():
         if lib.pto_sim_option(key.encode(), ctypes.c_int64(value)):
             raise PtoSimError(f"pto_sim [arguments] no option {key!r}")
@@ -138,7 +138,7 @@ def launch(lib: ctypes.CDLL, name: str, block_dim: int, tensors: Sequence[torch.
     failed = getattr(lib, f"{name}_sim")(
         ctypes.c_int(block_dim),
         (ctypes.c_void_p * count)(*[t.data_ptr() for t in tensors]),
-        (ctypes.c_int64 * count)(*[t.numel() * t.element_size() for t in tensors]),
+        (ctypes.c_int64 * count)(*map(_span, tensors)),
         (ctypes.c_int * count)(*kinds), ctypes.c_int(count),
         (ctypes.c_int64 * len(ints))(*ints), ctypes.c_int(len(ints)),
         (ctypes.c_double * len(floats))(*floats), ctypes.c_int(len(floats)),
@@ -147,6 +147,13 @@ def launch(lib: ctypes.CDLL, name: str, block_dim: int, tensors: Sequence[torch.
         raise PtoSimError(message.value.decode(errors="replace"))
     if _recordings:
         _recordings[-1].launches.append((name, trace(lib)))
+
+
+def _span(t: torch.Tensor) -> int:
+    """Bytes of a tensor; of a view, from its first element to the end of its memory."""
+    if t.is_contiguous():
+        return t.numel() * t.element_size()
+    return int(t.untyped_storage().nbytes()) - int(t.storage_offset()) * t.element_size()
 
 
 @dataclass

@@ -1,0 +1,29 @@
+"""memory: how callers' tensors lie. Takes a traced program; keeps it traced.
+
+Tiles have extents that the device's products and copies take; where memory has less, the program says so (`extents`): a load
+gives zeros beyond, a store drops what is there, and workspaces hold the padding. Where callers pass views, tensors of tokens
+are addressed by strides that come at run time.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..devices import Device
+from ..ir.core import Program
+from ..ir.types import Tensor
+from .contract import Contract
+
+
+def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract) -> Program:
+    """`p` with the extents of its tiles, and of what callers pass where that is less. sizes: C, K and V as callers know them."""
+    tiles = {d: n if d == "C" else tile_extent(n, device) for d, n in sizes.items()}
+
+    def lies(t: Tensor) -> Tensor:
+        return replace(t, strided=contract.strided and t.index == "token" and t.role != "workspace")
+    return replace(p, dims=tuple(tiles.items()), extents=tuple((d, n) for d, n in sizes.items() if n != tiles[d]),
+                   tensors=tuple(map(lies, p.tensors)))
+
+
+def tile_extent(n: int, device: Device) -> int:
+    """The least extent of a tile that holds `n` and that `device` takes."""
+    return next((x for x in device.extents if x >= n), n)
