@@ -113,7 +113,8 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
              **{f"has_{t}": 1 for t in tensors}}
     types = {f"{t}_ptr": f"*{SHORT[dtype[t]]}" for t in tensors} | {"cu_seqlens": "*i32"}
     positional = [*types]
-    types |= {"N": "i32", "T": "i32", "batched": "i32", "span": "i32", **{f"{t}_stride_{x}": "i32" for t in tensors for x in "bth"}}
+    types |= {"N": "i32", "T": "i32", "batched": "i32", "span": "i32"}
+    types |= {f"{t}_stride_{x}": "i32" for t in tensors for x in "bth"}
     types |= dict.fromkeys(kernel.arg_names[len(positional): len(positional) + len(scalars)], "fp32")
     signature = {n: types.get(n, "constexpr") for n in kernel.arg_names}
     constants = {n: fixed[n] for n, kind in signature.items() if kind == "constexpr"}

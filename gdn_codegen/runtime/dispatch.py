@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from ..devices import HOPPER
 from ..ir.core import Program, loops, walk
 from ..schedule import Schedule, ScheduleError, varied
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.pipelines import ARCHS
 from . import choices
 from .build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, TARGETS, Build, lowered
-from .check_triton import SHARED
 from .choices import Extent
 from .roofline import SIZE
 from .targets import choose
@@ -70,8 +70,8 @@ def _crowded(p: Program) -> str:
             state = [t for t in operands if t] or [c.type for c in lp.carried]
             need = sum(prod(t.shape(sizes)) * SIZE[t.dtype] * n for n, ts in ((1 if wide else 2, tiles), (1, state)) for t in ts)
             need += need // 10 * wide
-            if need > SHARED["sm_90"]:
-                return f"kernel {k.name} takes about {need} bytes of shared memory, and an H100 has {SHARED['sm_90']}"
+            if need > HOPPER.spaces["shared"]:
+                return f"kernel {k.name} takes about {need} bytes of shared memory, and an H100 has {HOPPER.spaces['shared']}"
     return ""
 
 

@@ -438,23 +438,37 @@ def _is_elsewhere(device):
     return device.type == "cuda" and torch.cuda.current_device() != device.index
 
 
-def _plan(given, states, cu_seqlens):
+def _check_out(name, x, shape, dtype, device):
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    if x.dtype != dtype or x.device != device:
+        _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
+    if x.stride(-1) != 1 or any(n > 1 and far == 0 for n, far in zip(shape, x.stride())):
+        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and no element in two places")
+
+
+def _plan(given, states, outs, cu_seqlens):
     """Check the arguments; a function that does the call for all of these shapes, strides, dtypes and this device."""
     batch, tokens, heads, value_heads, device = _check_inputs(given)
     sequences = batch if cu_seqlens is None else _check_sequences(cu_seqlens, batch, device)
     slots = batch * tokens // CHUNK + sequences
-    # what stands for an absent tensor, whether one goes as it is, its dtype
+    # what stands for an absent tensor, whether one goes as it is and its alignment then, its dtype
     expected = []
-    for (_, _, dims, dtype), x in zip(INPUTS, given):
-        expected.append((None, _is_plain(x, _FLOATS[dtype]), _FLOATS[dtype]))
+    for (*_, dtype), x in zip(INPUTS, given):
+        expected.append((None, _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
     for (name, dims), x in zip(INITIAL, states):
         if x is not None:
             _check_state(name, x, (sequences, value_heads, *dims), device)
         absent = torch.empty(0, value_heads, *dims, device=device)
-        expected.append((absent, x is None or _is_plain(x, torch.float32), torch.float32))
+        expected.append((absent, x is None or _is_plain(x, torch.float32), 16, torch.float32))
     rows = (batch, tokens, value_heads) if LAYOUT == "bthd" else (batch, value_heads, tokens)
     made = [((sequences, value_heads, *dims), torch.float32) for _, dims in FINAL]
     made += [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in OUTPUTS]
+    fits = []  # whether a caller's buffer for an output takes it as it is
+    for (name, dims, _), x, (shape, dtype) in zip(OUTPUTS, outs, made[len(FINAL):]):
+        if x is not None:
+            _check_out("out" if len(OUTPUTS) == 1 else f"out_{name}", x, shape, dtype, device)
+        fits.append(x is not None and _is_plain(x, dtype))
     made += [((slots, value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in WORKSPACES]
     sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
     flags = {name: int(x is not None) for (name, _), x in zip(INITIAL, states)}
@@ -469,52 +483,60 @@ def _plan(given, states, cu_seqlens):
     check_ends = cu_seqlens is not None and (CHECK or device.type == "cpu")
     ends_are_plain = cu_seqlens is not None and _is_plain(cu_seqlens, torch.int32)
 
-    def call(given, numbers, states, cu_seqlens):
+    def call(given, numbers, states, outs, cu_seqlens):
         if _is_elsewhere(device):
             with torch.cuda.device(device):
-                return call(given, numbers, states, cu_seqlens)
+                return call(given, numbers, states, outs, cu_seqlens)
         if check_ends:
             _check_ends(cu_seqlens, tokens)
-        memory = [absent if x is None else x if plain and x.data_ptr() % 16 == 0 else _plain(x, dtype)
-                  for x, (absent, plain, dtype) in zip((*given, *states), expected)]
+        memory = [absent if x is None else x if plain and x.data_ptr() % aligned == 0 else _plain(x, dtype)
+                  for x, (absent, plain, aligned, dtype) in zip((*given, *states), expected)]
         memory += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made]
         if POISON:
             for x in memory[_FINAL.start:]:
                 x.fill_(float("nan"))
+        copied = []
+        for i, (x, fit) in enumerate(zip(outs, fits), _OUTPUTS.start):
+            if x is not None:
+                memory[i] = x if fit and x.data_ptr() % 16 == 0 else _plain(x, x.dtype)
+                copied += [(i, x)] * (memory[i] is not x)
         if cu_seqlens is None:
             ends = _equal_rows(batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
         for launch, tensors, used in launches:
             launch(tensors(memory), ends, [numbers[i] for i in used])
+        for i, x in copied:
+            memory[i] = x.copy_(memory[i])
         return memory
 
     return call
 
 
-def _run(given, numbers, states, cu_seqlens):
+def _run(given, numbers, states, outs, cu_seqlens):
     """Launch every kernel; a call's TENSORS. What does not depend on values is checked and worked out once."""
     for name, value in zip(SCALARS, numbers):
         if not math.isfinite(value):
             _fail(name, value, "a finite number")
-    key = (*map(_kind, given), *map(_kind, states), _kind(cu_seqlens))
+    key = (*map(_kind, given), *map(_kind, states), *map(_kind, outs), _kind(cu_seqlens))
     call = _plans.get(key)
     if call is None:
-        call = _plan(given, states, cu_seqlens)
+        call = _plan(given, states, outs, cu_seqlens)
         if len(_plans) >= 256:
             _plans.clear()
         _plans[key] = call
-    return call(given, numbers, states, cu_seqlens)
+    return call(given, numbers, states, outs, cu_seqlens)
 
 
-def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
+def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, out=None):
     """Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
 
     Shapes, layout bthd: q [B, T, H, 128] float16, k [B, T, H, 128] float16, v [B, T, HV, 128] float16, g [B, T, HV] float32, beta [B, T, HV] float32.
     initial_state: [N, HV, 128, 128], read as float32; zero where absent.
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
+    out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
     numbers = (SCALARS["scale"] if scale is None else float(scale),)
-    memory = _run((q, k, v, g, beta), numbers, (initial_state,), cu_seqlens)
+    memory = _run((q, k, v, g, beta), numbers, (initial_state,), (out,), cu_seqlens)
     return (*memory[_OUTPUTS], *(memory[_FINAL] if output_final_state else (None,) * len(FINAL)))
