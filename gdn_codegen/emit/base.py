@@ -48,6 +48,9 @@ class Rules:
                         + (f"; pass {made_by} should have removed it" if made_by else ""))
 
 
+#: Chunks from checkpoint to checkpoint.
+EVERY = "checkpoint_chunks"
+
 #: How tightly operators of emitted Python bind.
 ATOM, UNARY, PRODUCT, SUM = 4, 3, 2, 1
 
@@ -139,8 +142,11 @@ def no_heads(target: str, heads: Heads) -> None:
 
 
 def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
-    """The tensors that a kernel loads or stores, in the program's order: its pointer parameters."""
-    names = {o.attr("tensor") for o in walk(k.body) if o.kind in ("load", "store", "reach", "scalar")}
+    """The tensors that a kernel loads or stores, and the numbers that say where they lie and what is left out, in the program's
+    order: its pointer parameters."""
+    named = {o.attr("tensor") for o in walk(k.body) if o.kind in ("load", "store", "reach", "scalar")}
+    used = [t for t in p.tensors if t.name in named]
+    names = {t.over or t.name for t in used} | {t.at for t in used} | {p.skips}
     return tuple(t for t in p.tensors if t.name in names)
 
 
@@ -159,12 +165,22 @@ def stride_unit(p: Program, t: Tensor) -> int:
     return math.gcd(p.shape(t)[-1], 4 if t.dtype == "float32" else 8) if len(t.dims) > 1 else 1
 
 
+def integers(p: Program, k: Kernel) -> tuple[str, ...]:
+    """The whole numbers that a kernel gets from the host, beside the sizes: whether optional tensors are there, how far apart
+    tiles lie that numbers name, chunks from checkpoint to checkpoint, strides."""
+    tensors = touched(p, k)
+    stored = [p.tensor(o.attr("tensor")) for o in walk(k.body) if o.kind == "store"]
+    return (*(f"has_{t.name}" for t in tensors if t.optional), *(f"{t.name}_stride" for t in tensors if t.at),
+            *[EVERY] * any(t.index == "checkpoint" for t in stored), *(x for t in tensors for x in strides(t)))
+
+
 def blocks(p: Program, k: Kernel) -> int:
     return p.sizes[k.split] // k.sizes[k.split] if k.split else 1
 
 
 __all__ = [
     "ATOM",
+    "EVERY",
     "PRODUCT",
     "SUM",
     "UNARY",
@@ -181,6 +197,7 @@ __all__ = [
     "Writer",
     "blocks",
     "heads_tag",
+    "integers",
     "no_heads",
     "numbers",
     "stride_unit",

@@ -11,6 +11,7 @@ import math
 from ..ir.types import Dim, Tensor, Tile
 from .base import (
     ATOM,
+    EVERY,
     PRODUCT,
     SUM,
     UNARY,
@@ -26,6 +27,7 @@ from .base import (
     Text,
     Writer,
     blocks,
+    integers,
     no_heads,
     numbers,
     strides,
@@ -43,7 +45,7 @@ WIDTH = 120
 #: Names of the kernels' own text, which no value may take.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
        "cu_seqlens", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded", "reach", "span", "size", "part",
-       "earlier", "first", "begin", "stop"}
+       "earlier", "first", "begin", "stop", "checkpoint", EVERY}
 
 
 class _Kernel:
@@ -58,7 +60,8 @@ class _Kernel:
         self.part = "part"  # the part slot of what is loaded now
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
         self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
-        self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in (("", "_ptr"), ("has_", ""))}
+        marks = (("", "_ptr"), ("has_", ""), ("", "_stride"), ("", "_n"))
+        self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in marks}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
 
     def use(self, name: str) -> str:
@@ -99,7 +102,7 @@ class _Kernel:
     # --- addresses ---
     def pointers(self, t: Tensor, turned: bool, ahead: int = 0) -> str:
         """Pointers to this instance's tile of `t`, or to that of the next part; or to its transpose."""
-        parts = [f"{t.name}_ptr"]
+        parts = [f"{t.over or t.name}_ptr"]
         head, heads = (self.use("h"), self.use("H")) if t.heads == "H" else ("hv", "HV")
         if t.strided:
             batch, token, far = (self.use(x) for x in strides(t))
@@ -114,12 +117,15 @@ class _Kernel:
             rows = self.index(t.dims[0], int(turned), len(t.dims))
             parts.append(" * ".join([rows, f"({' * '.join(stride)})" if len(stride) > 1 else stride[0]]) if stride else rows)
             parts += [self.index(d, 1 - turned, 2) for d in t.dims[1:]]
-        elif t.index in ("slot", "part", "sequence"):
+        elif t.index in ("slot", "part", "sequence", "checkpoint"):
             size = [self.extent(t, d) for d in t.dims]
-            at = {"slot": "slot", "part": f"({self.part} + 1)" if ahead else self.part, "sequence": "n.to(tl.int64)"}[t.index]
-            if t.index == "slot":
-                self.use("slot")
-            at = f"({at} * HV + hv)"
+            at = {"slot": "slot", "part": f"({self.part} + 1)" if ahead else self.part, "sequence": "n.to(tl.int64)",
+                  "checkpoint": "checkpoint"}[t.index]
+            if t.index in ("slot", "checkpoint"):
+                self.use(t.index)
+            if t.at:
+                parts.append(f"{t.at}_n * {t.over or t.name}_stride")
+            at = "hv" if t.at else f"({at} * HV + hv)"
             parts.append(" * ".join([at, f"({' * '.join(size)})"] if len(size) > 1 else [at, *size]))
             for axis, d in enumerate(t.dims):
                 i = self.index(d, axis ^ turned, len(t.dims))
@@ -147,8 +153,10 @@ class _Kernel:
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "first + size >= length")
             if o.attr("later") and self.part == "part":
                 out.append("first + size < length")
-            if o.kind == "store" and t.index in ("token", "slot") and self.early:
+            if o.kind == "store" and t.index in ("token", "slot", "checkpoint") and self.early:
                 out.append("t >= first")
+        if t.index == "checkpoint":
+            out += [f"(t // {self.use('C')} + 1) % {self.use(EVERY)} == 0", f"t + C <= {self.use('length')}"]
         return out
 
     # --- statements ---
@@ -208,7 +216,8 @@ class _Kernel:
         """What is known of the chunk whose first token is t."""
         lines = {"row": "row = start - b * T + t" if "b" in self.uses else "row = start + t",
                  "valid": f"valid = {self.index('C', 0, 1) if 'valid' in self.uses else ''} < length - t",
-                 "slot": "slot = start // C + n + t // C"}
+                 "slot": "slot = start // C + n + t // C",
+                 "checkpoint": f"checkpoint = start // (C * {EVERY}) + (t // C + 1) // {EVERY} - 1"}
         if self.k.grid == "chunks":
             del lines["slot"]
         return [text for name, text in lines.items() if name in self.uses]
@@ -223,18 +232,19 @@ class _Kernel:
         head = Writer(self.p, "#", 1)
         head(*self.head(), *chunk)
         tensors = touched(self.p, self.k)
-        flags = [f"has_{t.name}" for t in tensors if t.optional]
+        ints = integers(self.p, self.k)
+        flags, far = [x for x in ints if x.startswith("has_")], [x for x in ints if "_stride" in x]
         tiles = [f"P{d}" for d, _ in self.p.extents]
         shape = [x for x in ("H", "HV", *self.p.sizes, *tiles, f"B{self.k.split}") if x in self.uses]
         plain = [f"{t.name}_ptr" for t in tensors] + ["cu_seqlens", *(self.name(s) for s in numbers(self.k))]
-        sizes = [x for x in ("N", "T", "batched", "span") if x in self.uses]
-        far = [x for t in tensors for x in strides(t)]
+        sizes = [x for x in ("N", "T", "batched", "span", EVERY) if x in self.uses]
         fixed = [*flags, *shape, *(["OPERAND"] if "OPERAND" in self.uses else [])]
         block = {f"B{d}": n for d, n in self.k.dims}
         params = [*plain, *sizes, *far, *(f"{x}: tl.constexpr" for x in fixed)]
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*head.lines, *self.w.lines]),
-                          {"params": params, "sizes": sizes, "block": block, "warps": self.warps()})
+                          {"params": params, "sizes": sizes, "block": block, "warps": self.warps(), "ints": ints,
+                           "rounds": "OPERAND" in self.uses})
 
     def head(self) -> list[str]:
         """From the program id to the head, the sequence and, in a grid over chunks, the chunk."""
@@ -246,7 +256,7 @@ class _Kernel:
         out.append(f"hv = pid % {self.use('HV')}")
         if "h" in self.uses:
             out.append(f"h = hv // (HV // {self.use('H')})")
-        ragged = {"row", "valid", "slot", "length"} & set(self.uses)
+        ragged = {"row", "valid", "slot", "length", "checkpoint"} & set(self.uses)
         if self.k.grid == "chunks":
             out += ["slot = (pid // HV).to(tl.int64)", f"n = find_sequence(cu_seqlens, slot, {self.use('N')}, {self.use('C')})"]
             ragged = {"length"}
@@ -256,6 +266,10 @@ class _Kernel:
             ragged = {"length"}
         else:
             out.append("n = pid // HV")
+        for t in touched(self.p, self.k):
+            if t.index == "number":
+                out.append(f"{t.name}_n = tl.load({t.name}_ptr + n).to(tl.int64)")
+                out += [f"if {t.name}_n < 0:", "    return"] * (t.name == self.p.skips)
         if "b" in self.uses:
             out.append(f"b = (n * {self.use('batched')}).to(tl.int64)")
             self.use("T")

@@ -157,6 +157,12 @@ class Program:
                 return t
         raise KeyError(f"{self.name}: no tensor {name!r}; there are {', '.join(t.name for t in self.tensors)}")
 
+    @property
+    def skips(self) -> str:
+        """The tensor of index "number" that leaves sequences out: no instance of one whose number is negative does anything.
+        "" where there is none."""
+        return next((t.at for t in self.role("input") if t.at), "")
+
     def role(self, role: str) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.role == role)
 

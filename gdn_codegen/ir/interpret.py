@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -18,12 +19,14 @@ TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.
 @dataclass
 class Problem:
     """Sequences to run on. lengths: tokens of each; heads: of q and k; value_heads: of v, a multiple of heads; span: chunks
-    of a part, 0 for all of a sequence."""
+    of a part, 0 for all of a sequence; every: chunks from checkpoint to checkpoint; pool: slots of what lies at numbers."""
 
     lengths: list[int]
     heads: int
     value_heads: int
     span: int = 0
+    every: int = 1
+    pool: int = 0
 
     @property
     def starts(self) -> list[int]:
@@ -73,7 +76,10 @@ class Interpreter:
 
     def shape(self, t: Tensor) -> tuple[int, ...]:
         """The whole tensor's shape: token [T, heads, ...], slot [slots, HV, ...], sequence [N, HV, ...], head [HV]."""
-        pr, tile = self.problem, self.p.shape(t)
+        pr = self.problem
+        if t.index == "number":
+            return (len(pr.lengths),)
+        tile = self.p.shape(t)
         heads = pr.heads if t.heads == "H" else pr.value_heads
         if t.index == "token":
             return (pr.starts[-1], heads, *tile[1:])
@@ -82,26 +88,36 @@ class Interpreter:
         if t.index == "part":
             return (pr.slots(pr.part(self.p.sizes["C"])), heads, *tile)
         if t.index == "sequence":
-            return (len(pr.lengths), heads, *tile)
+            return (pr.pool if t.at else len(pr.lengths), heads, *tile)
+        if t.index == "checkpoint":
+            return (pr.starts[-1] // (pr.every * self.p.sizes["C"]), heads, *tile)
         return (heads,) if t.index == "head" else tile
 
     def run(self, inputs: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        """Outputs by name. Outputs and workspaces start as NaN; a missing optional input is zero."""
+        """Outputs by name. Outputs and workspaces start as NaN, or as what is given; a missing optional input is zero."""
         for t in self.p.tensors:
             shape = self.shape(t)
-            if t.role == "input":
-                x = inputs.get(t.name)
+            if t.over:
+                continue
+            x = inputs.get(t.name)
+            if t.index == "number":
+                assert x is not None and tuple(x.shape) == shape
+                self.memory[t.name] = x
+            elif t.role == "input":
                 if x is None:
                     if not t.optional:
                         raise ValueError(f"{t.name}: missing, and it is not optional")
                     x = torch.zeros(shape)
                 if tuple(x.shape) != shape:
                     raise ValueError(f"{t.name}: got shape {tuple(x.shape)}, accepted is {shape}")
-                self.memory[t.name] = x.to(self.dtype(t.dtype))
+                self.memory[t.name] = x.to(self.dtype(t.dtype), copy=True)
             elif t.index == "const":
                 self.memory[t.name] = const_tile(t, self.p.sizes).to(self.dtype(t.dtype))
             elif t.index != "block":
                 self.memory[t.name] = torch.full(shape, float("nan"), dtype=self.dtype(t.dtype))
+                if x is not None:
+                    self.memory[t.name].copy_(x)
+        self.memory |= {t.name: self.memory[t.over] for t in self.p.tensors if t.over}
         for k in self.p.kernels:
             self.kernel(k)
         return {t.name: self.memory[t.name] for t in self.p.role("output")}
@@ -116,18 +132,27 @@ class Interpreter:
                 body = s.body
         blocks = full[k.split] // sizes[k.split] if k.split else 1
         chunk, turn = full["C"], count()
-        for n, length in enumerate(self.problem.lengths):
+        for n, length in self.sequences():
             for h in range(0, self.problem.value_heads, k.lanes):
                 for b in range(blocks):
                     if k.grid == "sequences":
                         self.body(k, body, dict(outer), _At(n, h, -1, b, next(turn)), sizes)
                         continue
                     if k.grid == "parts":
-                        for i in range(self.problem.parts(n, chunk)):
+                        for i in self.instances(range(self.problem.parts(n, chunk))):
                             self.part(k, body, dict(outer), _At(n, h, -1, b, part=i), sizes)
                         continue
                     for c in range(-(-length // chunk)):
                         self.body(k, body, dict(outer), _At(n, h, c, b, next(turn)), sizes)
+
+    def sequences(self) -> list[tuple[int, int]]:
+        """The sequences that are not left out, and their lengths."""
+        numbers = self.memory.get(self.p.skips)
+        return [(n, x) for n, x in enumerate(self.problem.lengths) if numbers is None or numbers[n] >= 0]
+
+    def instances(self, parts: range) -> Iterable[int]:
+        """Parts of a sequence, in the order in which they run; any would do."""
+        return parts
 
     def part(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         with contextlib.suppress(_Leave):
@@ -256,7 +281,9 @@ class Interpreter:
         if t.index == "part":
             return (pr.starts[at.seq] // pr.part(sizes["C"]) + at.seq + at.part, head, *cut)
         if t.index == "sequence":
-            return (at.seq, head, *cut)
+            return (int(self.memory[t.at][at.seq]) if t.at else at.seq, head, *cut)
+        if t.index == "checkpoint":
+            return (pr.starts[at.seq] // (pr.every * sizes["C"]) + (at.chunk + 1) // pr.every - 1, head, *cut)
         return cut
 
     def load(self, k: Kernel, o: Op, at: _At, sizes: dict[str, int]) -> torch.Tensor:
@@ -284,6 +311,8 @@ class Interpreter:
             return
         if k.grid == "parts" and (at.part + 1 < self.problem.parts(at.seq, sizes["C"]) if t.index == "sequence" else
                                   0 <= at.chunk < self.own(at, sizes)):
+            return
+        if t.index == "checkpoint" and ((at.chunk + 1) % self.problem.every or self.rows(at, sizes) < sizes["C"]):
             return
         to = self.memory[t.name][self.place(k, t, at, sizes, o.attr("heads", 0))]
         x = x.T if o.attr("transposed") else x

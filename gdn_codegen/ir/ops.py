@@ -313,12 +313,14 @@ op("diag_inverse", "(I + x)^-1 of each size x size block x on the diagonal of a 
 op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",))
 op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
    lambda attrs, x: x, attrs=("given",))
-op("transpose", "rows as columns", _transpose, lambda attrs, x: x.T)
+op("transpose", "rows as columns; `columns`: of the result each core of an agent has its own columns, not rows", _transpose,
+   lambda attrs, x: x.T, attrs=("columns",))
 op("load", "a tile from global memory; what a unit of its own copies arrives at `channel`, or `tail` at a sequence's end; with "
    "an operand only where that number is negative, else zeros or the second operand; `later`: of so many parts later, zeros past "
-   "the last", _loaded, effect="read", attrs=("tensor", "lane", "heads", "transposed", "channel", "tail", "later"))
+   "the last", _loaded, effect="read", attrs=("tensor", "lane", "heads", "transposed", "channel", "tail", "later",
+                                                                       "columns"))
 op("store", "a tile to global memory", _effect, effect="write",
-   attrs=("tensor", "lane", "heads", "row", "col", "transposed"))
+   attrs=("tensor", "lane", "heads", "row", "col", "transposed", "columns"))
 op("reach", "how many chunks before a part a walk has to begin for the sum of `tensor` over them to be -`bound` or less, or to "
    "begin at the sequence's first; -1 where that is more than `most` times the chunks of a part. Without `tensor`: -1 but in the "
    "first part. `later`: of so many parts later, 0 past the last", _scalar, effect="read",

@@ -19,7 +19,8 @@ def _tensor(t: Tensor) -> str:
     kw: dict[str, object] = {"role": t.role, "index": t.index, "heads": t.heads, "dims": t.dims, "dtype": t.dtype}
     if t.optional:
         kw["optional"] = True
-    kw |= {k: v for k, v, d in (("fill", t.fill, ""), ("slots", t.slots, 1), ("strided", t.strided, False)) if v != d}
+    kw |= {k: v for k, v, d in (("fill", t.fill, ""), ("slots", t.slots, 1), ("strided", t.strided, False), ("at", t.at, ""),
+                                ("over", t.over, "")) if v != d}
     return _call("tensor", [repr(t.name)], **kw)
 
 

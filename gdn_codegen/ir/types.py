@@ -44,6 +44,8 @@ INDEXING = {
     "part": "one dense tile a (part slot, value head)",
     "sequence": "one tile a (sequence, value head), of before its first chunk or after its last: in a grid over parts a load "
                 "gives zeros where the walk does not begin at the first, and only the last part stores",
+    "checkpoint": "one tile a (checkpoint, value head): a store in a walk happens after every so many whole chunks",
+    "number": "one whole number a sequence, which says where tensors have its tile",
     "block": "`slots` tiles a core group: a channel between agents that share no memory",
     "const": "one tile, the same for all: a mask or table made on the host",
     "head": "one number a value head, which only `scalar` reads",
@@ -61,6 +63,8 @@ class Tensor:
     slots: for index "block", how many tiles the turns of a loop take one after the other.
     strided: from batch to batch, token to token and head to head it is as far as the caller says at run time; a token's row is
     dense.
+    at: for index "sequence", the tensor of index "number" that says which of the tensor's tiles are a sequence's; they lie a
+    stride apart that is known at run time. over: the tensor in whose memory this one lies.
     """
 
     name: str
@@ -73,6 +77,8 @@ class Tensor:
     fill: str = ""
     slots: int = 1
     strided: bool = False
+    at: str = ""
+    over: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in ("input", "output", "workspace"):

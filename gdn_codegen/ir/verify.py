@@ -1,10 +1,12 @@
 """Checks a program: names defined once and before use, types by the table, stores that fit, zero padding."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .core import Kernel, Loop, Op, Program, Stmt
 from .ops import OPS, TypeRuleError, infer
 from .padding import sums_over_padding
-from .types import Tile
+from .types import Tensor, Tile
 
 
 class VerifyError(ValueError):
@@ -18,6 +20,8 @@ def verify(p: Program) -> Program:
         raise VerifyError(f"{p.name}: a tensor name stands twice: {names}")
     if len({k.name for k in p.kernels}) != len(p.kernels):
         raise VerifyError(f"{p.name}: a kernel name stands twice: {[k.name for k in p.kernels]}")
+    for t in p.tensors:
+        _lies(p, t)
     stored: set[str] = set()
     for k in p.kernels:
         _Kernel(p, k, stored).run()
@@ -28,6 +32,17 @@ def verify(p: Program) -> Program:
         raise VerifyError(f"{p.name}, kernel {name}, {o.out} (line {o.line}): {o.kind} sums over {d}, tiles of which are padded "
                           f"from {p.memory[d]} to {p.sizes[d]}, and no operand is surely zero there")
     return p
+
+
+def _lies(p: Program, t: Tensor) -> None:
+    """Checks where a tensor lies: by what number, in whose memory."""
+    by_name = {x.name: x for x in p.tensors}
+    if t.at and (t.index != "sequence" or t.at not in by_name or by_name[t.at].index != "number"):
+        raise VerifyError(f"{p.name}: tensor {t.name} lies at {t.at!r}; what has a tile a sequence lies at a number")
+    if t.over:
+        under = by_name.get(t.over)
+        if t.role != "output" or under is None or replace(t, name=t.over, role=under.role, over="") != under:
+            raise VerifyError(f"{p.name}: output {t.name} lies over {t.over!r}, which is not an input like it")
 
 
 class _Kernel:
@@ -103,6 +118,8 @@ class _Kernel:
             if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid == "sequences"):
                 raise self.fail(o, f"tensor {name} has a tile a chunk, and this op stands outside the chunks")
             moved, turned = t.moved(heads, o.attr("transposed", False)), " transposed" * o.attr("transposed", False)
+            if t.index == "number" or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
+                raise self.fail(o, f"tensor {name} is of index {t.index}, which no {o.kind} outside a walk's body takes")
             if t.index == "part" and self.k.grid != "parts":
                 raise self.fail(o, f"tensor {name} has a tile a part, and the grid is over {self.k.grid}")
             if o.kind == "load" and (args[:1] not in ((), (Tile(()),)) or args[1:] not in ((), (moved,))):

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,10 @@ def _triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator
 
 
 def _variants(module: Any, name: str, heads: tuple[int, int]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
-    """What a launcher is given, sizes and flags, in all that a kernel is compiled for: apart from head counts, sizes are as good
-    as any others, since kernels are not specialised on them."""
-    optional, initial = module._OPTIONAL[name], dict(module.INITIAL)
-    for there in (0, 1) if initial.keys() & set(optional) else (1,):
-        yield (2, 32, 0, *heads, 2, *[16] * hasattr(module, "PARTITION")), [there if t in initial else 1 for t in optional]
+    """What a launcher is given, sizes and whole numbers, in all that a kernel is compiled for: apart from head counts, sizes are
+    as good as any others, since kernels are not specialised on them."""
+    for ints in product(*((0, 1) if n.startswith("has_") else (16,) for n in module.INTS[name])):
+        yield (2, 32, 0, *heads, 2, *[16] * hasattr(module, "PARTITION")), list(ints)
 
 
 def fresh(path: Path) -> Any:

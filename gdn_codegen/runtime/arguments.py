@@ -243,11 +243,13 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
     dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and dtype not in DTYPES:
         fail("state_dtype", repr(dtype), ", ".join(map(str, DTYPES)))
-    held = initial if in_place else final
+    held = initial if in_place or indices else final
     if held is None:
         return in_place, DTYPES[dtype or torch.float32]
     if held not in DTYPES:
-        fail("initial_state" if in_place else "final_state", held, ", ".join(map(str, DTYPES)))
+        fail("initial_state" if in_place or indices else "final_state", held, ", ".join(map(str, DTYPES)))
+    if indices and final not in (None, held):
+        fail("final_state", final, f"{held}, that of the pool")
     if dtype is not None and dtype != held:
         fail("state_dtype", dtype, f"{held}, that of the buffer for states")
     return in_place, DTYPES[held]

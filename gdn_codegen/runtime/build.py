@@ -140,16 +140,13 @@ def render(b: Build) -> str:
 
 
 def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
-    initial = [t.name for t in p.role("input") if t.optional]
-    inputs = [t for t in p.role("input") if t.index == "token"]
-    head_inputs = [t for t in p.role("input") if t.index == "head"]
-    outputs = [t for t in p.role("output") if t.index == "token"]
+    inputs, initial = (_named(p, "input", index) for index in ("token", "sequence"))
+    final, checkpoints = (_named(p, "output", index) for index in ("sequence", "checkpoint"))
+    head_inputs, outputs = _named(p, "input", "head"), _named(p, "output", "token")
     shape = {"bthd": "[B, T, {h}{d}]", "bhtd": "[B, {h}, T{d}]"}[b.layout]
     def dims(t: Tensor) -> str:
         return "".join(f", {b.sizes[str(d)]}" for d in t.dims[1:])
     shapes = ", ".join(f"{t.name} {shape.format(h=t.heads, d=dims(t))} {t.dtype}" for t in inputs)
-    states = [f"{t.name}: [N, HV, {', '.join(str(b.sizes[str(d)]) for d in t.dims)}], read as float32; zero where absent."
-              for t in p.role("input") if t.optional]
     forms = [FORM_DOC[form].format(n) for n, form in b.contract.inputs]
     forms += [f"{t.name}: [HV] {t.dtype}, one number a value head{'; zero where None' * bool(t.fill)}." for t in head_inputs]
     command = (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {page.name}"
@@ -168,14 +165,47 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "units": {t.name: stride_unit(p, t) for t in p.tensors if t.strided},
             "outs": ["out"] if len(outputs) == 1 else [f"out_{t.name}" for t in outputs], "name": b.name, "heads": b.heads,
             "arch": b.arch,
-            "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes, "state_doc": states,
+            "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes,
+            "state_doc": _state_doc(b, [*initial, *final], checkpoints),
             "inputs": [t.name for t in inputs], "head_inputs": [t.name for t in head_inputs], "form_doc": forms,
-            "given": [t.name for t in (*inputs, *head_inputs)],
-            "initial": initial, "scalars": list(p.scalars),
+            "given": [t.name for t in (*inputs, *head_inputs)], "initial": [t.name for t in initial],
+            "final": [t.name for t in final],
+            "checkpoints": [t.name for t in checkpoints], "buffers": [t.name for t in (*final, *checkpoints)],
+            "scalars": list(p.scalars),
+            "pool": b.contract.pool, "in_place": b.contract.in_place, "state_dtype": b.contract.state_dtype,
+            "ends_apart": bool(_named(p, "workspace", "sequence")),
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
             "warps": b.plan.warps, "stages": b.plan.stages,
             "linear": [n for n, form in b.contract.inputs if form == "linear"],
             "reaches": any(o.kind == "reach" and o.attr("tensor") for k in p.kernels for o in walk(k.body))}
+
+
+def _named(p: Program, role: str, index: str) -> list[Tensor]:
+    """The program's tensors of a kind that the host passes: what lies over another is that one."""
+    return [t for t in p.role(role) if t.index == index and not t.over]
+
+
+def _state_doc(b: Build, states: list[Tensor], checkpoints: list[Tensor]) -> list[str]:
+    """What a generated function says of its states."""
+    c, out = b.contract, []
+    for t in [*states, *checkpoints]:
+        dims = ", ".join(str(b.sizes[str(d)]) for d in t.dims)
+        lead = "slots" if c.pool and t.index == "sequence" else "N" if t.index == "sequence" else "rows"
+        text = f"{t.name}: [{lead}, HV, {dims}] {t.dtype}"
+        if t.role == "input":
+            text += "; the final state takes its place." if c.in_place else "." if c.pool else \
+                ", or what widens to it; zero where absent." if t.dtype == "float32" else "; zero where absent."
+        elif t.index == "sequence":
+            text += ", another pool; without it the final state is [N, ...], undefined where a sequence is left out." if c.pool \
+                else ", to be written to."
+        else:
+            text += (f", to be written to: the state after (i + 1) * checkpoint_chunks chunks of sequence n in row\n"
+                     f"        cu_seqlens[n] // (checkpoint_chunks * {b.chunk}) + i; other rows are left as they are.")
+        out.append(text)
+    if c.pool:
+        out.append("state_indices: int32 or int64 [N], a sequence's slot; -1 leaves it out: nothing of it is read, and nothing\n"
+                   "        written. Slots may lie apart; each is dense, and aligned to 16 bytes.")
+    return out
 
 
 def _table(rows: list[tuple[Any, ...]]) -> str:
@@ -188,13 +218,15 @@ def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) ->
     def shape(t: Tensor, skip: int = 0) -> tuple[int, ...]:
         return p.shape(t)[skip:]
     return {
-        "inputs": _table([(t.name, t.heads, shape(t, 1), t.dtype) for t in p.role("input") if t.index == "token"]),
-        "head_inputs": _table([(t.name, float(t.fill) if t.fill else None, t.dtype) for t in p.role("input")
-                               if t.index == "head"]),
+        "inputs": _table([(t.name, t.heads, shape(t, 1), t.dtype) for t in _named(p, "input", "token")]),
+        "head_inputs": _table([(t.name, float(t.fill) if t.fill else None, t.dtype) for t in _named(p, "input", "head")]),
         "outputs": _table([(t.name, shape(t, 1), t.dtype) for t in p.role("output") if t.index == "token"]),
         "workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "slot"]),
-        "initial": _table([(t.name, shape(t)) for t in p.role("input") if t.index == "sequence"]),
-        "final": _table([(t.name, shape(t)) for t in p.role("output") if t.index == "sequence"]),
+        "initial": _table([(t.name, shape(t)) for t in _named(p, "input", "sequence")]),
+        "final": _table([(t.name, shape(t)) for t in _named(p, "output", "sequence")]),
+        "checkpoints": _table([(t.name, shape(t)) for t in _named(p, "output", "checkpoint")]),
+        "end_workspaces": _table([(t.name, shape(t), t.dtype) for t in _named(p, "workspace", "sequence")]),
+        "indices": _table([(t.name,) for t in _named(p, "input", "number")]),
         "part_workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "part"]),
         "summaries": repr(tuple(k.name for k in p.kernels if any(o.kind == "leave" for o in walk(k.body)))).replace("'", '"'),
         "part_cost": repr((ARCHS[b.target, b.arch][1] if b.arch else DEVICES[b.target]).part_cost).replace("'", '"'),

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..emit.base import EVERY
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -31,7 +33,7 @@ class Unit:
 #: vector registers of four SIMD units, accumulation registers among them).
 UNITS = {"sm_90": Unit(227 * 1024, 64 * 1024, 255, 32), "gfx942": Unit(64 * 1024, 128 * 1024, 512, 64),
          "gfx950": Unit(160 * 1024, 128 * 1024, 512, 64)}
-SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+SHORT = {"int32": "i32", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,11 @@ def compiled(path: Path, arches: Sequence[str] = tuple(UNITS), kernels: Sequence
 
 def dtypes(module: ModuleType) -> dict[str, str]:
     """Of each tensor that a module's kernels take."""
-    more = [row for n in ("HEAD_INPUTS", "PART_WORKSPACES") for row in getattr(module, n, ())]
+    more = [row for n in ("HEAD_INPUTS", "END_WORKSPACES", "PART_WORKSPACES") for row in getattr(module, n, ())]
     dtype = {n: d for n, *_, d in (*module.INPUTS, *module.OUTPUTS, *module.WORKSPACES, *more)}
-    return dtype | {n: "float32" for n, _ in (*module.INITIAL, *module.FINAL)}
+    dtype |= dict.fromkeys([n for n, *_ in getattr(module, "INDICES", ())], "int32")
+    states = (*module.INITIAL, *module.FINAL, *getattr(module, "CHECKPOINTS", ()))
+    return dtype | dict.fromkeys([n for n, _ in states], str(module._STATE).removeprefix("torch."))
 
 
 def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, value_heads: int) -> Compiled:
@@ -113,12 +117,13 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
              **{f"has_{t}": 1 for t in tensors}}
     types = {f"{t}_ptr": f"*{SHORT[dtype[t]]}" for t in tensors} | {"cu_seqlens": "*i32"}
     positional = [*types]
-    types |= {"N": "i32", "T": "i32", "batched": "i32", "span": "i32"}
-    types |= {f"{t}_stride_{x}": "i32" for t in tensors for x in "bth"}
+    types |= {"N": "i32", "T": "i32", "batched": "i32", "span": "i32", EVERY: "i32"}
+    strides = [n for n in kernel.arg_names if "_stride" in n]
+    types |= dict.fromkeys(strides, "i32")
     types |= dict.fromkeys(kernel.arg_names[len(positional): len(positional) + len(scalars)], "fp32")
     signature = {n: types.get(n, "constexpr") for n in kernel.arg_names}
     constants = {n: fixed[n] for n, kind in signature.items() if kind == "constexpr"}
-    aligned = {(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in positional}
+    aligned = {(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in (*positional, *strides)}
     unit = UNITS[arch]
     warps = module._warps(name, unit.lanes)
     target = GPUTarget("cuda", int(arch[3:]), 32) if arch.startswith("sm_") else GPUTarget("hip", arch, 64)

@@ -87,7 +87,9 @@ class _Assign:
             made_there = source is not None and (source.out in self.products or source.agent == maker) \
                 and source.kind != "quad"  # which the first agent gets
             value = o.args[0]
-            if source is not None and source.kind == "cast" and source.args[0] in self.products:
+            if o.attr("transposed"):  # which the first agent does
+                made_there = False
+            elif source is not None and source.kind == "cast" and source.args[0] in self.products:
                 made_there = True
                 if self.fed(value):  # rounded on its way to memory, apart from the operand
                     value = b.op("cast", *source.args, name=b.fresh(value), line=o.line, agent=maker, **dict(source.attrs))

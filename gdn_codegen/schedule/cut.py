@@ -73,7 +73,10 @@ class _Graph:
         self.p, self.s, self.whole, self.loop = p, s, whole, loop
         self.defs = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
         self.states = {c.name: c for c in loop.carried}
-        self.outputs = {o.args[0]: o for o in loop.body if isinstance(o, Op) and o.kind == "store"}
+        #: Stores of a state within the loop, which go where the state does.
+        self.kept = [o for o in loop.body if isinstance(o, Op) and o.kind == "store"
+                     and p.tensor(o.attr("tensor")).index == "checkpoint"]
+        self.outputs = {o.args[0]: o for o in loop.body if isinstance(o, Op) and o.kind == "store" and o not in self.kept}
         names = [n for group in s.kernels for n in group]
         unknown = [n for n in names if n not in self.defs and n not in self.states]
         if unknown:
@@ -135,7 +138,8 @@ class _Graph:
                 body.append(o)
                 if o.out in kept and o.out in group:
                     body.append(Op("store", "", (o.out,), (("tensor", f"{o.out}_ws"),)))
-            elif o.kind == "store" and o.args[0] in group:
+            elif o.kind == "store" and (o.args[0] in {self.states[n].next for n in group if n in self.states}
+                                        if o in self.kept else o.args[0] in group):
                 body.append(o)
         name = "_".join(group)
         if not part.walks:

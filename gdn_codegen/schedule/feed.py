@@ -4,6 +4,8 @@
 - An operand of a product moves from its agent's home to the space of that side.
 - What was loaded from a caller's tensor passes through `valid`, which zeroes the rows past the sequence's end, or all
   where the caller gave none.
+- What a caller's tensor holds transposed is loaded and stored by columns, of which each core of an agent has its own, and
+  transposed on the chip.
 - One value a token comes as a column with a stride, "wide": one value a row of `align` bytes; a move makes it flat.
 """
 from __future__ import annotations
@@ -42,9 +44,17 @@ class _Feed:
                 return op("valid", raw, name=o.out)
             wide = op("valid", raw, name=b.fresh(f"{o.out}_wide"))
             return op("move", wide, name=o.out, space=self.device.home[o.agent])
-        if o.kind == "load" and b.tensors[o.attr("tensor")].optional:
-            raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"))
-            return op("valid", raw, name=o.out, given=o.attr("tensor"))
+        if o.kind == "load" and (b.tensors[o.attr("tensor")].optional or o.attr("transposed")):
+            turned = o.attr("transposed")
+            given = o.attr("tensor") if b.tensors[o.attr("tensor")].optional else ""
+            raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"), columns=turned)
+            if given:
+                raw = op("valid", raw, name=b.fresh(f"{o.out}_given") if turned else o.out, given=given)
+            return op("transpose", raw, name=o.out) if turned else raw
+        if o.kind == "store" and o.attr("transposed"):
+            op("store", op("transpose", *o.args, name=b.fresh(f"{o.args[0]}_turned"), columns=True),
+               **{**dict(o.attrs), "transposed": None, "columns": True})
+            return ""
         if o.kind == "valid":  # it works in place, on a copy
             return op("valid", op("move", o.args[0], name=b.fresh(f"{o.out}_raw"), space=self.device.home[o.agent]), name=o.out)
         if o.kind == "matmul":

@@ -3,7 +3,8 @@
 On a device whose products read one space and write another, an operand (of a product or of `diag_inverse`) that was computed
 in the second moves to the first: a product's result, a carried value, and what is computed from values that lie in the first
 space already. That last move is for speed: reading a space while writing it costs a wait an element. So is one of a tile that
-leaves for memory in a dtype that the device stages: a row of it at a time, rather than the few entries that a thread holds.
+leaves for memory in a dtype that the device stages: a row of it at a time, rather than the few entries that a thread holds; but
+not of a state, which leaves once in many chunks.
 """
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ def operands(p: Program, device: Device) -> Program:
     """`p` with moves before its products, where `device` needs them."""
     if device.operand == device.product:
         return p
-    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Operands(k, device)) for k in p.kernels))
+    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Operands(p, k, device)) for k in p.kernels))
 
 
 class _Operands:
-    def __init__(self, k: Kernel, device: Device) -> None:
+    def __init__(self, p: Program, k: Kernel, device: Device) -> None:
+        self.rare = {t.name for t in p.tensors if t.index in ("sequence", "checkpoint")}
         self.device, self.type, self.count = device, types(k.body), uses(k.body)
         self.defs = {o.out: o for o in walk(k.body) if o.out}
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.result)}
@@ -33,7 +35,7 @@ class _Operands:
         self.moved: dict[str, str] = {}
 
     def __call__(self, o: Op, b: Body) -> str | None:
-        if o.kind == "store" and self.staged(o.args[0]):
+        if o.kind == "store" and self.staged(o.args[0]) and o.attr("tensor") not in self.rare:
             x = b.op("move", o.args[0], name=b.fresh(f"{o.args[0]}_out"), line=o.line, agent=o.agent, space="staged")
             b.op("store", x, line=o.line, agent=o.agent, **dict(o.attrs))
             return ""

@@ -103,6 +103,15 @@ def _through_views(ops: list[Op], o: Op) -> set[str]:
     return {defs[a].args[0] if a in defs else a for a in o.args}
 
 
+def by_columns(k: Kernel) -> set[str]:
+    """Tiles of which each core of an agent has its own columns."""
+    out: set[str] = set()
+    for o in walk(k.body):
+        if o.attr("columns") or (o.kind in ("cast", "valid") and o.args[0] in out):
+            out.add(o.out)
+    return out
+
+
 @dataclass
 class _Place:
     """A buffer to be: the values in it, where, how large, and from which op to which it is in use."""
@@ -141,6 +150,7 @@ class _Kernel:
         self.scratch: list[_Place] = []
         self.wide: set[str] = set()
         self.half: set[str] = set()
+        self.columns = by_columns(k)
         self.alone_stored = {o.args[0] for o in walk(k.body) if o.kind == "store"}
         for o in walk(k.body):
             if o.kind not in ("store",):
@@ -248,7 +258,7 @@ class _Kernel:
                                                            self.at, self.at)
         place.end = max(place.end, self.last[o.out])
         self.home[o.out] = place
-        if o.kind == "row_sum" or (o.kind == "move" and x in self.wide):
+        if o.kind in ("row_sum", "transpose") or (o.kind == "move" and x in self.wide):
             source = self.home[x]
             self.scratch.append(_Place(f"{o.out}_scratch", space, source.shape, source.dtype, o.agent, self.at, self.at))
 
@@ -280,7 +290,7 @@ class _Kernel:
         if t.rank == 2 and parts > 1 and isinstance(t.dims[0], str):  # a dim without a name is whole on each core
             if shape[0] % (8 * parts):
                 raise self.error(f"{o.out} has {shape[0]} rows, which do not make {parts} parts of whole 8-row groups")
-            shape = (shape[0] // parts, shape[1])
+            shape = (shape[0] // parts, shape[1]) if o.out not in self.columns else (shape[0], shape[1] // parts)
         if t.rank == 1:
             if o.out in self.wide:
                 shape = (shape[0], self.device.align // WIDTH[t.dtype])

@@ -10,6 +10,9 @@ the first of them stand three more, all made from that walk:
 stores nothing there, as far as the gates forget what was before (`reach`); where that takes longer than the summaries
 do, the part starts from the fold, and only there are summaries computed.
 
+A final state that lies over the initial one is stored by a kernel of its own, after the walks: the part that ends a sequence
+may be done before another has read where it begins.
+
 A number tells the two apart: how many chunks early, or -1 for the state that the fold made. A summary of a part is needed
 where the next one's number is -1; M, where its own is too.
 """
@@ -47,7 +50,7 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     for k in p.kernels:
         if k is first:
             kernels += [parts.offset(), parts.factor(), parts.fold()]
-        kernels.append(parts.walk(k) if k.grid == "sequences" else k)
+        kernels += parts.walk(k) if k.grid == "sequences" else [k]
     return replace(p, kernels=tuple(kernels), tensors=(*p.tensors, *parts.made), forgets="")
 
 
@@ -66,7 +69,9 @@ class _Parts:
         self.n = Tensor(f"{name}_offset", "workspace", "part", "HV", self.c.type.dims)
         self.m = Tensor(f"{name}_factor", "workspace", "part", "HV", (self.rows, self.rows))
         self.start = Tensor(f"{name}_start", "workspace", "part", "HV", self.c.type.dims)
-        self.made = (*([self.early] if self.forgets else []), self.n, self.m, self.start)
+        self.end = Tensor(f"{name}_end", "workspace", "sequence", "HV", self.c.type.dims)
+        self.over = {t.name for t in p.tensors if t.over}
+        self.made = (*([self.early] if self.forgets else []), self.n, self.m, self.start, *([self.end] if self.over else []))
         self.split = {"split": k.split, "dims": k.dims}
 
     def body(self, k: Kernel) -> Body:
@@ -161,16 +166,22 @@ class _Parts:
         b.op("store", c.result, tensor=self.start.name)
         return Kernel(self.start.name, "parts", b.finish(), **self.split)  # type: ignore[arg-type]
 
-    def walk(self, k: Kernel) -> Kernel:
+    def walk(self, k: Kernel) -> list[Kernel]:
+        """The walk over a part's chunks, and the kernel that moves the state to where it began."""
         b = self.body(k)
         early = self.number(b)
         before = self.initial(b)
         init = b.op("load", early, before, name=b.fresh(f"{self.c.name}_part"), tensor=self.start.name)
-        body = []
+        body, moves = [], []
         for x in k.body:
             if isinstance(x, Loop):
                 x = replace(x, carried=tuple(replace(c, init=init) for c in x.carried), early=early if self.forgets else "")
             elif x.out == self.c.init:
                 continue
+            elif x.attr("tensor") in self.over:
+                last = self.body(k)
+                last.op("store", last.op("load", name=self.c.result, tensor=self.end.name), **dict(x.attrs))
+                moves.append(Kernel(self.end.name, "sequences", last.finish(), **self.split))  # type: ignore[arg-type]
+                x = replace(x, attrs=(("tensor", self.end.name),))
             body.append(x)
-        return replace(k, grid="parts", body=(*b.finish(), *body))
+        return [replace(k, grid="parts", body=(*b.finish(), *body)), *moves]

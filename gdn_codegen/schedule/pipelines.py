@@ -39,6 +39,7 @@ from .rewrite import rewrite
 from .rings import rings
 from .scale import scale
 from .schedule import Schedule
+from .states import states
 from .storage import storage
 from .synchronise import synchronise
 from .tools import walks
@@ -78,6 +79,7 @@ def _others(p: Program, run: Callable[[Program, Device], Program], device: Devic
 
 
 FRONT: tuple[tuple[str, Pass], ...] = (
+    ("states", lambda p, c: states(p, c.contract)),
     ("accept", lambda p, c: accept(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("scale", lambda p, c: scale(p)),
     ("forget", lambda p, c: forget(p, c.schedule)),

@@ -1,9 +1,9 @@
 """precision: dtypes of memory and of matmul operands, as explicit casts. Requires stage "cut".
 
 q, k, v and o have the caller's dtype; one value a token (gates, beta) has its own, float32 where the contract does not say
-else, and is widened to that; carried state is float32. Elementwise work
-is float32; a product's operands are the caller's dtype and it sums in float32. A workspace tensor has the operand dtype
-where only products read it, float32 otherwise.
+else, and is widened to that; carried state is float32. States in callers' memory have the contract's dtype: they widen where a
+walk begins and are rounded where it ends. Elementwise work is float32; a product's operands are the caller's dtype and it sums
+in float32. A workspace tensor has the operand dtype where only products read it, float32 otherwise.
 """
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
         only_products |= {n: False for n in wide if n in only_products}
 
     def stored(t: Tensor) -> str:
+        if t.index == "number":
+            return t.dtype
+        if t.index in ("sequence", "checkpoint") and t.role != "workspace":
+            return c.state_dtype
         if t.index == "token":
             return dtype if len(t.dims) > 1 else c.dtype(t.name)
         if t.index == "head":
@@ -43,11 +47,14 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
             return a if b.types[a].dtype == to else b.op("cast", a, to=to, line=o.line)
 
         if o.kind == "store":
-            b.op("store", cast(o.args[0], by_name[o.attr("tensor")].dtype), tensor=o.attr("tensor"), line=o.line)
+            b.op("store", cast(o.args[0], by_name[o.attr("tensor")].dtype), line=o.line, **dict(o.attrs))
             return ""
         if o.kind == "matmul":
             left, right = (cast(a, dtype) for a in o.args[:2])
             return b.op("matmul", left, right, *o.args[2:], name=o.out, line=o.line, **dict(o.attrs))
+        if o.kind == "load" and by_name[o.attr("tensor")].index == "sequence" and by_name[o.attr("tensor")].dtype != "float32":
+            narrow = b.op("load", *o.args, name=b.fresh(f"{o.out}_m"), line=o.line, **dict(o.attrs))
+            return b.op("cast", narrow, to="float32", name=o.out, line=o.line)
         if o.kind == "load":
             return b.op("load", *o.args, name=o.out, line=o.line, **dict(o.attrs))
         if o.args and any(b.types[a].dtype != "float32" for a in o.args):

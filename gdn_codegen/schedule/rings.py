@@ -48,11 +48,14 @@ class _Kernel:
         for c in self.loop.carried:
             buffers[c.name] = self.buffer(c.name, c.name, self.device.product)
             owner |= {c.init: c.name, c.next: c.name}
+        replaced = {o.args[1] for o in self.k.body if isinstance(o, Op) and o.kind == "load" and o.args[1:]}
         for o in self.k.body:
             if isinstance(o, Op) and o.out and self.type[o.out].rank == 0:  # a number that all agents know
                 buffers[o.out], owner[o.out] = Buffer(o.out, self.device.number, (), self.type[o.out].dtype), o.out
             elif isinstance(o, Op) and o.kind == "load" and o.args[1:]:  # takes the place of another
                 owner[o.args[1]] = owner[o.out]
+            elif isinstance(o, Op) and o.kind == "load" and o.out not in {*owner, *replaced}:  # widens before the walk
+                buffers[o.out], owner[o.out] = self.buffer(o.out, o.out, self.device.product), o.out
         for o in self.inside:
             if o.out in owner:
                 continue

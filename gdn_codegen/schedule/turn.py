@@ -92,7 +92,7 @@ class _Turn:
             b.op(o.kind, *args, name=o.out, line=o.line, **attrs)
 
         if o.kind == "store":
-            put(*o.args, **{**dict(o.attrs), "transposed": self.turns(o.args[0])})
+            put(*o.args, **{**dict(o.attrs), "transposed": bool(o.attr("transposed")) != self.turns(o.args[0])})
         elif o.kind == "matmul":
             (a, x), acc = o.args[:2], o.args[2:]
             ta, tb = (bool(o.attr(t)) != self.turns(y) for t, y in (("ta", a), ("tb", x)))
@@ -105,7 +105,7 @@ class _Turn:
                 raise self.error(o)
             b.copy(o)
         elif o.kind == "load":
-            put(*o.args, **{**dict(o.attrs), "transposed": True})
+            put(*o.args, **{**dict(o.attrs), "transposed": not o.attr("transposed")})
         elif OPS[o.kind].elementwise and o.kind not in ("lower", "strictly_lower", "pairs", "diag_blocks", "expand"):
             put(*(self.turned(a, b, o) for a in o.args), **dict(o.attrs))
         elif o.kind in ("full", "expand"):

@@ -7,6 +7,7 @@ interpreter, and refuses to go on if they differ. On CPU tensors the kernels run
 """
 import contextlib
 import functools
+import itertools
 import math
 import operator
 import os
@@ -65,6 +66,8 @@ KERNELS = (
     ("S_U", "sequences", 2, ("k", "initial_state", "final_state", "G_ws", "W_ws", "U0_ws", "S_ws", "U_ws"), ()),
     ("o", "chunks", 1, ("q", "k", "o", "G_ws", "S_ws", "U_ws"), ("scale",)),
 )
+# whole numbers passed beside the sizes
+INTS = {"G": [], "A": [], "Tinv": [], "W_U0": [], "S_U": ["has_initial_state", "has_final_state"], "o": []}
 SCHEDULE = "staged"
 # tile sizes
 SIZES = {"C": 64, "K": 128, "V": 128}
@@ -386,7 +389,6 @@ def o_kernel(
 
 
 _KERNELS = {"G": G_kernel, "A": A_kernel, "Tinv": Tinv_kernel, "W_U0": W_U0_kernel, "S_U": S_U_kernel, "o": o_kernel}
-_OPTIONAL = {name: [t for t in tensors if t in dict(INITIAL + FINAL)] for name, _, _, tensors, _ in KERNELS}
 # one for all generated modules of a process: the interpreter's state is global
 _interpreting = vars(interpreter).setdefault("_one_launch_at_a_time", threading.Lock())
 
@@ -485,12 +487,12 @@ def _difference(device, heads, instances=512):
     return torch.stack(worst).max().item()
 
 
-def _launcher(name, instances, sizes, flags, device):
+def _launcher(name, instances, sizes, ints, device):
     """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
     sequences, tokens, batched, heads, value_heads, _ = sizes
     kernel = _KERNELS[name]
     given = {"N": sequences, "T": tokens, "batched": batched, "H": heads, "HV": value_heads, **SIZES, **BLOCKS.get(name, {})}
-    given.update({f"has_{t}": flag for t, flag in zip(_OPTIONAL[name], flags)})
+    given.update(zip(INTS[name], ints))
     options = {n: given[n] for n in kernel.arg_names if n in given}
     if device.type == "cpu":
         return lambda tensors, cu, scalars: _interpret(kernel, instances, (*tensors, cu, *scalars), options)
@@ -524,6 +526,7 @@ _FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torc
 TENSORS = tuple(row[0] for row in (*INPUTS, *INITIAL, *FINAL, *OUTPUTS, *WORKSPACES))
 _FINAL = slice(len(INPUTS) + len(INITIAL), len(INPUTS) + len(INITIAL) + len(FINAL))
 _OUTPUTS = slice(_FINAL.stop, _FINAL.stop + len(OUTPUTS))
+_STATE = _FLOATS["float32"]
 _ends = {}
 _plans = {}
 
@@ -596,13 +599,21 @@ def _equal_rows(batch, tokens, device):
     return ends
 
 
-def _check_state(name, x, shape, device):
+def _check_state(name, x, shape, device, dtypes=(_STATE,)):
     if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
         _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
-    if x.dtype not in _FLOATS.values():
-        _fail(name, x.dtype, "torch.float32, torch.float16 or torch.bfloat16")
+    if x.dtype not in dtypes:
+        _fail(name, x.dtype, ", ".join(map(str, dtypes)))
     if x.device != device:
         _fail(name, f"device {x.device}", f"device {device}")
+
+
+def _check_buffers(buffers, shapes, device):
+    """Callers' memory for what has these names and shapes; whether it can be used as it is."""
+    for x, (name, shape, _) in zip(buffers, shapes):
+        if x is not None:
+            _check_state(name, x, shape, device)
+    return [x is None or _is_plain(x, _STATE) for x in buffers]
 
 
 def _is_plain(x, dtype):
@@ -639,7 +650,7 @@ def _check_out(name, x, shape, dtype, device):
         _fail(name, f"strides {x.stride()}", "a last dim that is dense, and no element in two places")
 
 
-def _plan(given, states, outs, cu_seqlens):
+def _plan(given, states, outs, cu_seqlens, buffers, wanted):
     """Check the arguments; a function that does the call for all of these shapes, strides, dtypes and this device."""
     batch, tokens, heads, value_heads, device = _check_inputs(given)
     sequences = batch if cu_seqlens is None else _check_sequences(cu_seqlens, batch, device)
@@ -650,43 +661,52 @@ def _plan(given, states, outs, cu_seqlens):
         expected.append((None, _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
     for (name, dims), x in zip(INITIAL, states):
         if x is not None:
-            _check_state(name, x, (sequences, value_heads, *dims), device)
-        absent = torch.empty(0, value_heads, *dims, device=device)
-        expected.append((absent, x is None or _is_plain(x, torch.float32), 16, torch.float32))
+            _check_state(name, x, (sequences, value_heads, *dims), device, tuple(_FLOATS.values()))
+        absent = torch.empty(0, value_heads, *dims, dtype=_STATE, device=device)
+        expected.append((absent, x is None or _is_plain(x, _STATE), 16, _STATE))
     rows = (batch, tokens, value_heads) if LAYOUT == "bthd" else (batch, value_heads, tokens)
-    made = [((sequences, value_heads, *dims), torch.float32) for _, dims in FINAL]
-    made += [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in OUTPUTS]
+    # name, shape, what stands for one that nobody wants
+    lent = [(name, (sequences, value_heads, *dims), None) for name, dims in FINAL]
+    if not wanted:
+        lent = [(name, shape, torch.empty(0, *shape[1:], dtype=_STATE, device=device)) for name, shape, _ in lent]
+    as_they_are = _check_buffers(buffers, lent, device)
+    made = [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in OUTPUTS]
     fits = []  # whether a caller's buffer for an output takes it as it is
-    for (name, dims, _), x, (shape, dtype) in zip(OUTPUTS, outs, made[len(FINAL):]):
+    for (name, dims, _), x, (shape, dtype) in zip(OUTPUTS, outs, made):
         if x is not None:
             _check_out("out" if len(OUTPUTS) == 1 else f"out_{name}", x, shape, dtype, device)
         fits.append(x is not None and _is_plain(x, dtype))
     made += [((slots, value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in WORKSPACES]
     sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
-    flags = {name: int(x is not None) for (name, _), x in zip(INITIAL, states)}
-    flags.update({name: 1 for name, _ in FINAL})
+    ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
+    ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
     launches = []
     for name, grid, blocks, tensors, scalars in KERNELS:
         instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
         if instances:
-            launch = _launcher(name, instances, sizes, [flags[t] for t in tensors if t in flags], device)
+            launch = _launcher(name, instances, sizes, [ints[x] for x in INTS[name]], device)
             numbers = [list(SCALARS).index(n) for n in scalars]
             launches.append((launch, operator.itemgetter(*(TENSORS.index(t) for t in tensors)), numbers))
     check_ends = cu_seqlens is not None and (CHECK or device.type == "cpu")
     ends_are_plain = cu_seqlens is not None and _is_plain(cu_seqlens, torch.int32)
 
-    def call(given, numbers, states, outs, cu_seqlens):
+    def call(given, numbers, states, outs, cu_seqlens, buffers):
         if _is_elsewhere(device):
             with torch.cuda.device(device):
-                return call(given, numbers, states, outs, cu_seqlens)
+                return call(given, numbers, states, outs, cu_seqlens, buffers)
         if check_ends:
             _check_ends(cu_seqlens, tokens)
         memory = [absent if x is None else x if plain and x.data_ptr() % aligned == 0 else _plain(x, dtype)
                   for x, (absent, plain, aligned, dtype) in zip((*given, *states), expected)]
+        held = [torch.empty(shape, dtype=_STATE, device=device) if x is None and absent is None else absent if x is None else x
+                for x, (_, shape, absent) in zip(buffers, lent)]
+        memory += [x if plain and x.data_ptr() % 16 == 0 else _plain(x, _STATE)
+                   for x, plain in zip(held, as_they_are)]
         memory += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made]
         if POISON:
-            for x in memory[_FINAL.start:]:
-                x.fill_(float("nan"))
+            for x, buffer in itertools.zip_longest(memory[_FINAL.start:], buffers):
+                if buffer is None:
+                    x.fill_(float("nan"))
         copied = []
         for i, (x, fit) in enumerate(zip(outs, fits), _OUTPUTS.start):
             if x is not None:
@@ -700,35 +720,42 @@ def _plan(given, states, outs, cu_seqlens):
             launch(tensors(memory), ends, [numbers[i] for i in used])
         for i, x in copied:
             memory[i] = x.copy_(memory[i])
+        for n, x in enumerate(held, _FINAL.start):
+            if memory[n].data_ptr() != x.data_ptr():
+                x.copy_(memory[n])
+            memory[n] = x
         return memory
 
     return call
 
 
-def _run(given, numbers, states, outs, cu_seqlens):
+def _run(given, numbers, states, outs, cu_seqlens, buffers, wanted):
     """Launch every kernel; a call's TENSORS. What does not depend on values is checked and worked out once."""
     for name, value in zip(SCALARS, numbers):
         if not math.isfinite(value):
             _fail(name, value, "a finite number")
-    key = (*map(_kind, given), *map(_kind, states), *map(_kind, outs), _kind(cu_seqlens))
+    key = (*map(_kind, given), *map(_kind, states), *map(_kind, outs), _kind(cu_seqlens), *map(_kind, buffers), wanted)
     call = _plans.get(key)
     if call is None:
-        call = _plan(given, states, outs, cu_seqlens)
+        call = _plan(given, states, outs, cu_seqlens, buffers, wanted)
         if len(_plans) >= 256:
             _plans.clear()
         _plans[key] = call
-    return call(given, numbers, states, outs, cu_seqlens)
+    return call(given, numbers, states, outs, cu_seqlens, buffers)
 
 
-def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, out=None):
+def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, final_state=None, out=None):
     """Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
 
     Shapes, layout bthd: q [B, T, H, 128] float16, k [B, T, H, 128] float16, v [B, T, HV, 128] float16, g [B, T, HV] float32, beta [B, T, HV] float32.
-    initial_state: [N, HV, 128, 128], read as float32; zero where absent.
+    initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
+    final_state: [N, HV, 128, 128] float32, to be written to.
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
     out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
     numbers = (SCALARS["scale"] if scale is None else float(scale),)
-    memory = _run((q, k, v, g, beta), numbers, (initial_state,), (out,), cu_seqlens)
-    return (*memory[_OUTPUTS], *(memory[_FINAL] if output_final_state else (None,) * len(FINAL)))
+    wanted = bool(output_final_state) or final_state is not None
+    memory = _run((q, k, v, g, beta), numbers, (initial_state,), (out,), cu_seqlens,
+                  (final_state,), wanted)
+    return (*memory[_OUTPUTS], *(memory[_FINAL] if wanted else (None,) * len(FINAL)))

@@ -99,10 +99,12 @@ def test_other_libraries_words_mean_ours(case, tensors, said):
 def test_states_of_pools_are_in_place_and_in_the_pools_dtype(tensors, said):
     chunk_gated_delta_rule(*tensors[1], initial_state=POOL, state_indices=SLOTS)
     chunk_gated_delta_rule(*tensors[1], initial_state=POOL, state_indices=SLOTS, inplace_final_state=False)
-    chunk_gated_delta_rule(*tensors[1], initial_state=POOL, state_indices=SLOTS, final_state=STATE)
+    chunk_gated_delta_rule(*tensors[1], initial_state=POOL, state_indices=SLOTS, final_state=torch.zeros_like(POOL))
     chunk_gated_delta_rule(*tensors[1], output_final_state=True, state_dtype=torch.float16)
-    assert [(w.in_place, w.state_dtype) for _, w, _ in said] == [(True, "bfloat16"), (False, "float32"), (False, "float32"),
+    assert [(w.in_place, w.state_dtype) for _, w, _ in said] == [(True, "bfloat16"), (False, "bfloat16"), (False, "bfloat16"),
                                                                 (False, "float16")]
+    with pytest.raises(ValueError, match=r"final_state: got torch\.float32; accepted: torch\.bfloat16, that of the pool"):
+        chunk_gated_delta_rule(*tensors[1], initial_state=POOL, state_indices=SLOTS, final_state=STATE)
 
 
 def test_a_refused_call_changes_no_later_one(tensors, said):

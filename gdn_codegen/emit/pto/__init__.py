@@ -1,7 +1,7 @@
 """PTO C++ for Ascend: rules that give the text of placed, synchronised ops. One function a kernel, a part an agent."""
 from __future__ import annotations
 
-from ..base import Heads, Kernel, KernelText, Program, blocks, heads_tag, numbers, strides, touched, walk
+from ..base import Heads, Kernel, KernelText, Program, blocks, heads_tag, integers, numbers, touched, walk
 from .kernel import CTYPE, KernelWriter
 from .rules import rule
 
@@ -26,14 +26,15 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
     tensors = (*given, *own)
     scalars = tuple(dict.fromkeys(n for k in kernels for n in numbers(k)))
     sizes = ("N", "T", "batched", *(() if heads else ("H", "HV")), "slots")
-    ints = [f"int64_t {x}" for x in (*sizes, *(f"has_{t.name}" for t in tensors if t.optional),
-                                     *(x for t in tensors for x in strides(t)))]
+    more = tuple(sorted(dict.fromkeys(x for k in kernels for x in integers(p, k)), key=lambda x: not x.startswith("has_")))
+    ints = [f"int64_t {x}" for x in (*sizes, *more)]
     plain = [*ints, *(f"float {x}" for x in scalars)]
     bytes_ = [f"uint8_t *{t.name}_bytes" for t in tensors] + ["uint8_t *cu_seqlens_bytes"]
     pointers = [(f"{t.name}_gm", CTYPE[t.dtype], f"{t.name}_bytes") for t in tensors]
     pointers.append(("cu_seqlens", "int32_t", "cu_seqlens_bytes"))
     ops = [o for k in kernels for o in walk(k.body)]
-    stored, loaded = ({o.attr("tensor") for o in ops if o.kind == kind} for kind in ("store", "load"))
+    stored, loaded = ({t.over or t.name for o in ops if o.kind == kind for t in [p.tensor(o.attr("tensor"))]}
+                      for kind in ("store", "load"))
     texts = [KernelWriter(p, k, layout).run() for k in kernels]
     grid = "chunks" if any(k.grid == "chunks" for k in kernels) else "sequences"
     return KernelText(name, grid, max(blocks(p, k) for k in kernels), given, scalars,
@@ -45,7 +46,9 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
         "device_params": [*(f"__gm__ {x}" for x in bytes_), *plain, "uint64_t ffts"],
         "host_params": ["uint32_t block_dim", "void *stream", *bytes_, *plain],
         "names": [x.split()[-1].lstrip("*") for x in (*bytes_, *plain)] + ["ffts"],
-        "kinds": [2 if t.name in stored & loaded else 1 if t.name in stored else 0 for t in tensors] + [0],
+        "kinds": [(1 if t.name in stored else 0) if t.name not in stored & loaded else 2 if t.role == "workspace" else 3
+                  for t in tensors] + [0],
+        "ints": more,
         "own": [t.name for t in own],
         "channels": [(t.name, (t.slots,) * (t.slots > 1) + t.tile.shape(p.sizes), t.dtype) for t in own if t.index == "block"],
         "constants": [(t.name, t.fill, t.tile.shape(p.sizes)[0], t.dtype) for t in own if t.index == "const"]})

@@ -10,22 +10,22 @@ from math import prod
 
 from ...ir.core import Buffer, Loop, loops, rings, types
 from ...ir.types import Tensor
-from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks, numbers, strides, touched, walk
+from ..base import EVERY, Kernel, Op, Program, Rules, Stmt, Writer, blocks, numbers, strides, touched, walk
 
 rule = Rules("pto", {
     "unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose", "diag_inverse": "decompose",
     "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise",
     "eye": "vectorise", "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers",
-    "transpose": "groups", "reach": "partition", "leave": "partition", "diagonal": "diagonal"})
+    "reach": "partition", "leave": "partition", "diagonal": "diagonal"})
 
 AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
-CTYPE = {"float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
+CTYPE = {"int32": "int32_t", "float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: Names of the kernels' own text, which no value may take.
 OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
        "sub", "col", "heads", "turn", "t_next", "rows_next", "part_next", "slot_next", "block", "batched", "slots", "ffts",
        "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do", "if", "for",
-       "view", "div", "exp", "log", "std", "this", "signed", "long", "short"}
+       EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short"}
 
 
 #: What counts the turns of a loop.
@@ -73,8 +73,9 @@ class KernelWriter:
         self.inside: list[str] = []  # loops around the statement being written
         self.which = ""  # the chunk that it works for: this one, or "_next"
         self.ring = rings(k)
-        self.taken = OWN | {f"{t.name}_gm" for t in touched(p, k)} | {f"has_{t.name}" for t in touched(p, k)} \
-            | set(numbers(k)) | {x for t in touched(p, k) for x in strides(t)}
+        self.taken = OWN | set(numbers(k))
+        self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in (("", "_gm"), ("has_", ""), ("", "_stride"))}
+        self.taken |= {x for t in touched(p, k) for x in strides(t)}
 
     def name(self, value: str) -> str:
         value = self.results.get(value, value)
@@ -198,8 +199,13 @@ class KernelWriter:
             return str(mine)
         return f"part_of({n}, col / {mine}, {mine})" if t.dims[-1] == self.k.split else str(n)
 
-    def some(self, value: str, t: Tensor) -> tuple[str, str]:
-        """Rows and columns that memory has of a tile of `t` with one tile a sequence: of this core's part, on a vector core."""
+    def some(self, value: str, t: Tensor, columns: bool = False) -> tuple[str, str]:
+        """Rows and columns that memory has of a tile of `t` with one tile a sequence: of this core's part, on a vector core,
+        which is rows, or `columns`."""
+        if columns:
+            rows, all_of_them = self.p.shape(t)
+            mine = self.buffer(value).shape[1]
+            return str(rows), f"part_of({all_of_them}, sub, {mine})" if self.p.padded(t)[1] else str(mine)
         rows, mine = self.p.shape(t)[0], self.buffer(value).shape[0]
         if not self.p.padded(t)[0]:
             return str(mine), self.cols(t)
@@ -211,6 +217,8 @@ class KernelWriter:
         shape = self.p.shape(t)
         last = shape[-1] if len(shape) > 1 else 1
         shift = " + col" if self.k.split and t.dims[-1] == self.k.split else ""
+        if self.k.split and len(t.dims) > 1 and t.dims[0] == self.k.split:
+            shift = f" + col * {last}"
         if t.index == "token":
             heads, head = (t.heads, f"hv{lane}{more}" if t.heads == "HV" else f"h{lane}{more}")
             if t.strided:
@@ -220,14 +228,18 @@ class KernelWriter:
                 return f"{t.name}_gm + {place}{shift}", token
             place = f"token_at({heads}, {head}, {last}, b, T, t{self.which}{f' + {row}' if row != '0' else ''})"
             return f"{t.name}_gm + {place}{shift}", f"token_stride({heads}, {last})"
-        size = prod(shape)
+        size, c, every = prod(shape), self.p.sizes["C"], EVERY
         base = {"slot": f"(slot{self.which} * HV + hv{lane}) * {size}", "sequence": f"(n * HV + hv) * {size}",
+                "checkpoint": f"((first / ({c} * {every}) + (c + 1) / {every} - 1) * HV + hv) * {size}",
                 "block": f"{self.channel(t.slots, o.attr('ahead', 0))} * {size}", "const": ""}[t.index]
+        if t.at:
+            base = f"{t.at}_gm[n] * {t.over or t.name}_stride + hv * {size}"
+        gm = f"{t.over or t.name}_gm"
         step = last if len(t.dims) > 1 else 1
         if o.attr("row") or o.attr("col"):
             row = str(o.attr("row") * step + o.attr("col"))
-            return f"{t.name}_gm + {base} + {row}{shift}", str(step)
-        terms = [f"{t.name}_gm", base, "" if row == "0" else f"{row} * {step}" if step != 1 else row]
+            return f"{gm} + {base} + {row}{shift}", str(step)
+        terms = [gm, base, "" if row == "0" else f"{row} * {step}" if step != 1 else row]
         return " + ".join(x for x in terms if x) + shift, str(step)
 
     # --- turns ---
@@ -299,14 +311,15 @@ class KernelWriter:
         for i in range(1, 1 if together else self.k.lanes):
             w(f"const int64_t hv_{i} = hv + {i} < HV ? hv + {i} : HV - 1, h_{i} = hv_{i} / (HV / H);")
         size = self.p.sizes["C"]
+        skip = [f"if ({self.p.skips}_gm[n] < 0) continue;"] * bool(self.p.skips)
         if self.k.grid == "chunks":
-            w(f"const int64_t slot = {one} / {heads}, n = sequence_of(cu_seqlens, N, slot, {size});",
+            w(f"const int64_t slot = {one} / {heads}, n = sequence_of(cu_seqlens, N, slot, {size});", *skip,
               "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;",
               f"const int64_t c = slot - first / {size} - n;",
               f"if (c * {size} >= length) continue;")
             self.rows(size)
         else:
-            w(f"const int64_t n = {one} / HV, b = n * batched;",
+            w(f"const int64_t n = {one} / HV, b = n * batched;", *skip,
               "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;")
             if any(isinstance(o, Op) and o.attr("ahead") for o in s.body):
                 self.chunk(size, "_next", "")

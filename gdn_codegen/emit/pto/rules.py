@@ -1,7 +1,8 @@
 """The rule table: op -> the lines of C++ that do it, for the agent that it runs on."""
 from __future__ import annotations
 
-from ..base import EmitError, Op, strides
+from ...ir.types import Tensor
+from ..base import EVERY, EmitError, Op, strides
 from .kernel import CTYPE, WIDTH, KernelWriter, braces, literal, rule
 
 __all__ = ["rule"]
@@ -47,12 +48,12 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
         text = [f"auto from = view({pointer}, 1, {b.shape[0]}, {b.shape[0]});", f"TLOAD({name}, from);"]
     else:
         row = "0" if b.shape[0] == t.tile.shape(k.sizes)[0] else f"sub * {b.shape[0]}"
-        rows, cols, to = str(b.shape[0]), str(b.shape[1]), name
-        text = []
+        view, (rows, cols) = _mine(k, o, o.out, t, row)
+        text, to = [], name
         if any(k.p.padded(t)):
-            rows, cols, to = *k.some(o.out, t), "some"
+            to = "some"
             text = [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(o.out)});"]
-        text += [f"auto from = {k.view(o, row, rows, cols)};", f"TLOAD({to}, from);"]
+        text += [f"auto from = {view};", f"TLOAD({to}, from);"]
     return braces(text, f"if (has_{t.name}) " if t.optional else "")
 
 
@@ -84,15 +85,31 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
         pointer, _ = k.at(o, f"sub * {n}")
         return braces([f"UbTile<{ctype}, 1, {n}> mine;", f"TASSIGN(mine, {address});",
                        f"auto to = view({pointer}, 1, {n}, {n});", "TSTORE(to, mine);"])
+    when = [f"has_{t.name}"] * t.optional
+    if t.index == "checkpoint":
+        when += [f"(c + 1) % {EVERY} == 0", f"rows == {k.p.sizes['C']}"]
     row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
+    view, (rows, cols) = _mine(k, o, value, t, row)
+    text, to = [], name
     if any(k.p.padded(t)):
-        rows, cols = k.some(value, t)
-        kind = "AccPart" if k.agent == "cube" else "UbPart"
-        text = [f"{kind}<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(value)});",
-                f"auto to = {k.view(o, row, rows, cols)};", "TSTORE(to, some);"]
-        return braces(text, f"if (has_{t.name}) " if t.optional else "")
-    return braces([f"auto to = {k.view(o, row, str(b.shape[0]), b.shape[1])};", f"TSTORE(to, {name});"],
-                  f"if (has_{t.name}) " if t.optional else "")
+        kind, to = "AccPart" if k.agent == "cube" else "UbPart", "some"
+        text = [f"{kind}<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(value)});"]
+    return braces([*text, f"auto to = {view};", f"TSTORE(to, {to});"], f"if ({' && '.join(when)}) " if when else "")
+
+
+def _mine(k: KernelWriter, o: Op, value: str, t: Tensor, row: str) -> tuple[str, tuple[str, str]]:
+    """The view of what this core has of a tile in memory, its rows from `row` on or its columns; how many rows and columns."""
+    b = k.buffer(value)
+    some = k.some(value, t, bool(o.attr("columns"))) if any(k.p.padded(t)) else (str(b.shape[0]), str(b.shape[1]))
+    if not o.attr("columns"):
+        return k.view(o, row, *some), some
+    pointer, stride = k.at(o, "0")
+    return f"view({pointer} + sub * {b.shape[1]}, {', '.join(some)}, {stride})", some
+
+
+@rule("transpose")
+def _transpose(k: KernelWriter, o: Op) -> list[str]:
+    return [f"TTRANS({k.name(o.out)}, {k.name(o.args[0])}, {o.out}_scratch);"]
 
 
 @rule("valid")

@@ -101,7 +101,8 @@ class GroupsWriter(KernelWriter):
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         self.w(head)
         self.w.indent += 1
-        self.w(*["chunk = begin + turn"] * (self.k.grid == "parts"), *self.chunk())
+        for text in (*["chunk = begin + turn"] * (self.k.grid == "parts"), *self.chunk()):
+            self.line(text)
         self.w.indent -= 1
         self.w.lines += after
 
@@ -110,7 +111,7 @@ class GroupsWriter(KernelWriter):
         kept, self.uses = self.uses, {}
         self.env = {o.out: self.stored(o.type.dims, o.buffer) for o in walk(self.k.body) if o.buffer and o.type}
         self.body(self.k.body)
-        self.uses = {**kept, **{x: None for x in self.uses if x not in ("row", "rows", "slot")}}
+        self.uses = {**kept, **{x: None for x in self.uses if x not in ("row", "rows", "slot", "checkpoint")}}
 
     def branches(self) -> None:
         """The agents, those of a warp group together, since registers are set for it."""
@@ -133,7 +134,7 @@ class GroupsWriter(KernelWriter):
     # --- the whole ---
     def text(self) -> KernelText:
         parts = self.k.grid == "parts"
-        self.w.indent = 3 + parts
+        self.w.indent = 3 + parts + bool(self.p.skips)
         super().body(tuple(o for o in self.k.body if isinstance(o, Op) and self.known(o)))
         self.w("tx = T.get_thread_binding()")
         self.branches()
@@ -142,6 +143,7 @@ class GroupsWriter(KernelWriter):
         self.head()
         for x in self.k.buffers:
             self.w(self.allocation(x))
+        self.leave_out()
         if parts:
             self.w("if first < T.max(stop, 1):")  # a sequence's first part, or one with chunks
             self.w.indent += 1

@@ -13,6 +13,7 @@ from ...ir.core import Buffer
 from ...ir.ops import OWN_PART
 from ...ir.types import Dim, Tensor
 from ..base import (
+    EVERY,
     EmitError,
     Kernel,
     KernelText,
@@ -24,6 +25,7 @@ from ..base import (
     Text,
     Writer,
     blocks,
+    integers,
     numbers,
     stride_unit,
     strides,
@@ -42,7 +44,7 @@ STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move",
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop"}
+       "begin", "stop", "checkpoint", EVERY}
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class KernelWriter:
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
         self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n")}
+        self.taken |= {f"{x}_{y}" for x in self.params for y in ("stride", "n")}
         self.w = Writer(p, "#", 2)
 
     def use(self, name: str) -> str:
@@ -161,16 +164,31 @@ class KernelWriter:
             where = [self.use("b"), *((cut[0], head) if self.layout == "bthd" else (head, cut[0])), *cut[1:]]
         elif t.index == "slot":
             where = [self.use("slot"), head, *cut]
+        elif t.at:
+            where = [f"{t.at}_n * {t.over or t.name}_stride + " + self.flat([head, *cut], t)]
+        elif t.index == "checkpoint":
+            where = [self.use("checkpoint"), head, *cut]
         elif t.index == "part":
             where = [f"{self.part} + 1" if ahead else self.part, head, *cut]
         elif t.index == "sequence":
             where = ["n", head, *cut]
         else:
             raise EmitError(f"tilelang has no address for tensor {t.name}: index {t.index}")
-        return f"{self.params[t.name]}[{', '.join(where)}]"
+        return f"{self.params[t.over or t.name]}[{', '.join(where)}]"
+
+    def flat(self, index: list[str], t: Tensor) -> str:
+        """How far from the start of its sequence's tiles an element of `t` lies."""
+        out = index[0]
+        for d, i in zip(t.dims, index[1:], strict=True):
+            out = f"({out}) * {d} + {i}" if " + " in out else f"{out} * {d} + {i}"
+        return out
 
     def shape(self, t: Tensor) -> str:
         dims = self.extents(t)
+        if t.index == "number":
+            return "(ends - 1,)"
+        if t.at:
+            return f"(n_{t.name},)"
         if t.index == "token":
             lead = ["B", *(("L", t.heads) if self.layout == "bthd" else (t.heads, "L"))]
             dims = dims[1:]
@@ -178,7 +196,8 @@ class KernelWriter:
             lead = ["HV"]
         else:
             # A tensor that the caller left out comes with no sequences.
-            lead = [{"slot": "slots", "part": "parts"}.get(t.index, f"n_{t.name}" if t.optional else "ends - 1"), t.heads]
+            own = t.optional or t.index == "checkpoint"
+            lead = [{"slot": "slots", "part": "parts"}.get(t.index, f"n_{t.name}" if own else "ends - 1"), t.heads]
         return f"({', '.join([*lead, *dims])}{',' * (t.index == 'head')})"
 
     def view(self, t: Tensor) -> str:
@@ -196,8 +215,10 @@ class KernelWriter:
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "(first + span) * C >= length")
             if o.attr("later") and self.part == "part":
                 out.append("(first + span) * C < length")
-            if o.kind == "store" and t.index in ("token", "slot") and self.early and not o.attr(OWN_PART):
+            if o.kind == "store" and t.index in ("token", "slot", "checkpoint") and self.early and not o.attr(OWN_PART):
                 out.append("chunk >= first")
+        if t.index == "checkpoint":
+            out += [f"T.truncmod(chunk + 1, {EVERY}) == 0", f"{self.use('rows')} >= C"]
         return out
 
     # --- statements ---
@@ -259,7 +280,8 @@ class KernelWriter:
         else:
             self.w("for chunk in T.serial(T.ceildiv(length, C)):")
         self.w.indent += 1
-        self.w(*(self.chunk() if lp.index == "chunk" else []))
+        for text in self.chunk() if lp.index == "chunk" else []:
+            self.line(text)
         self.w.indent -= 1
         self.w.lines += after
 
@@ -268,6 +290,8 @@ class KernelWriter:
         lines = {"row": "row = start - b * L + chunk * C", "rows": "rows = length - chunk * C"}
         if self.k.grid != "chunks":
             lines["slot"] = "slot = start // C + n + chunk"
+            first, n = (f"T.truncdiv({x}, {y})" for x, y in (("start", f"C * {EVERY}"), ("chunk + 1", EVERY)))
+            lines["checkpoint"] = f"checkpoint = T.cast({first} + {n} - 1, T.int64)"
         if "row" in self.uses:
             self.use("b")
         return [text for name, text in lines.items() if name in self.uses]
@@ -275,7 +299,7 @@ class KernelWriter:
     # --- the whole ---
     def text(self) -> KernelText:
         chunks, parts = self.k.grid == "chunks", self.k.grid == "parts"
-        self.w.indent = 4 if chunks or parts else 3
+        self.w.indent = 3 + (chunks or parts) + bool(self.p.skips)
         self.body(self.k.body)
         body = self.w.lines
         at_chunk = self.chunk() if chunks else []
@@ -283,6 +307,7 @@ class KernelWriter:
         self.head()
         for x in self.k.buffers:
             self.w(self.allocation(x))
+        self.leave_out()
         if chunks:
             self.w("if chunk * C < length:")
             self.w.indent += 1
@@ -293,24 +318,32 @@ class KernelWriter:
         self.w(*at_chunk)
         return self.finished(body)
 
+    def leave_out(self) -> None:
+        """Open the block of what is done for a sequence that is not left out."""
+        if self.p.skips:
+            self.w(f"if {self.p.skips}_n >= 0:")
+            self.w.indent += 1
+
     def finished(self, body: list[str]) -> KernelText:
         """The kernel's head, which is written, and its body, with what a template is told."""
         tensors = touched(self.p, self.k)
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32", *["span: T.int32"] * (self.k.grid == "parts")]
-        params += [f"has_{x.name}: T.int32" for x in tensors if x.optional]
-        params += [f"{y}: T.int64" for x in tensors for y in strides(x)]
+        ints = integers(self.p, self.k)
+        params += [f"{x}: {'T.int64' if '_stride' in x else 'T.int32'}" for x in ints]
         params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]
         bare = [*dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].rstrip(",").split(", ")), "ends"]
+        long = [f"n_{x.name}" for x in tensors if x.at]  # elements of a pool
         fixed = [x for x in ("B", "L", "H", "HV", "slots", "parts", "ends") if x in bare]
-        dynamic = [", ".join(names) for names in (fixed, [x for x in bare if x.startswith("n_")], ) if names]
+        dynamic = [", ".join(names) for names in (fixed, [x for x in bare if x.startswith("n_") and x not in long]) if names]
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
-                 "written": self.written(), "agents": self.k.agents}
+                 "long": long,
+                 "written": self.written(), "agents": self.k.agents, "ints": ints}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*self.w.lines, *body]), extra)
 
     def written(self) -> tuple[str, ...]:
-        names = {o.attr("tensor") for o in walk(self.k.body) if o.kind == "store"}
+        names = {t.over or t.name for o in walk(self.k.body) if o.kind == "store" for t in [self.p.tensor(o.attr("tensor"))]}
         return tuple(x.name for x in touched(self.p, self.k) if x.name in names)
 
     def head(self) -> None:
@@ -332,6 +365,9 @@ class KernelWriter:
             self.w("n = t.find_sequence(cu_seqlens, slot, ends - 1, C)")
         if self.k.grid == "parts":
             self.w("size = C * span", "n = t.find_sequence(cu_seqlens, part, ends - 1, size)")
+        for x in touched(self.p, self.k):
+            if x.index == "number":
+                self.w(f"{x.name}_n = T.cast({self.params[x.name]}[n], T.int64)")
         if "b" in self.uses:
             self.w("b = n * batched")
         if "length" in self.uses or self.k.grid != "sequences":
