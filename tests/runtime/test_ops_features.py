@@ -25,3 +25,21 @@ def test_a_layers_values_before_its_activations(target):
     want = expected({**x, "q": unit(q), "k": unit(k), "g": -A.double().exp() * F.softplus(a.double() + dt),
                      "beta": 2 * b.double().sigmoid()})
     assert rms_error(o[0], want[0]) < 5e-3 and rms_error(S, want[1]) < 5e-3
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_slices_of_a_projection_into_a_buffer(backend):
+    x = problem((20, 5), 1, 2, 32, 32, seed=2)
+    qkv = torch.cat([x[n].flatten(1) for n in "qkv"], 1)[None]
+    cu, out = torch.tensor([0, 20, 25]), torch.full((1, 26, 2, 32), 7.0, dtype=torch.float16)
+    pad = lambda t: F.pad(t, (0, 0, 0, 1))  # a row of no sequence
+
+    def layer(qkv, g, beta, out):
+        q, k, v = (t.unflatten(-1, (-1, 32)) for t in qkv.split([32, 32, 64], -1))
+        return chunk_gated_delta_rule(q, k, v, g, beta, x["scale"], x["S"], cu_seqlens=cu, out=out, target=HERE[0],
+                                      chunk_size=16)[0]
+    torch._dynamo.reset()
+    run = torch.compile(layer, fullgraph=True, backend=backend) if backend else layer
+    o = run(pad(qkv), pad(x["g"][None]), pad(x["beta"][None]), out)
+    assert o is out and rms_error(out[0, :25], expected(x)[0]) < 5e-3
+    assert (out[0, 25] == 7).all()
