@@ -16,6 +16,7 @@ from typing import Any
 from ..devices import Cores
 from ..ir.builder import Body
 from ..ir.core import Loop, Op, Program, Stmt
+from ..ir.types import Tensor
 from .tools import rebuild_kernel
 
 
@@ -31,8 +32,12 @@ def feed(p: Program, device: Cores) -> Program:
 
 class _Feed:
     def __init__(self, p: Program, device: Cores) -> None:
-        self.device = device
+        self.p, self.device = p, device
         self.token = {t.name for t in p.tensors if t.index == "token"}
+
+    def partial(self, t: Tensor) -> bool:
+        """Whether a load of `t` may leave some of its tile as it was."""
+        return t.optional or any(self.p.padded(t))
 
     def __call__(self, o: Op, b: Body) -> str | None:
         def op(kind: str, *args: str, name: str = "", **attrs: Any) -> str:
@@ -44,9 +49,9 @@ class _Feed:
                 return op("valid", raw, name=o.out)
             wide = op("valid", raw, name=b.fresh(f"{o.out}_wide"))
             return op("move", wide, name=o.out, space=self.device.home[o.agent])
-        if o.kind == "load" and (b.tensors[o.attr("tensor")].optional or o.attr("transposed")):
+        given = o.attr("tensor") if o.kind == "load" and self.partial(b.tensors[o.attr("tensor")]) else ""
+        if o.kind == "load" and (given or o.attr("transposed")):
             turned = o.attr("transposed")
-            given = o.attr("tensor") if b.tensors[o.attr("tensor")].optional else ""
             raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"), columns=turned)
             if given:
                 raw = op("valid", raw, name=b.fresh(f"{o.out}_given") if turned else o.out, given=given)

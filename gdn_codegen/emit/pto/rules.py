@@ -121,10 +121,12 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
             raise EmitError(f"pto reads the optional {o.attr('given')} with vector cores only")
         t = k.p.tensor(o.attr("given"))
         if any(k.p.padded(t)):
-            rows, cols = k.some(o.out, t)
-            return [f"if (has_{t.name}) {{", f"    UbPart<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});",
-                    f"    TASSIGN(some, {k.address(o.out)});", f"    TFILLPAD_INPLACE({name}, some);", "} else {",
-                    f"    TEXPANDS({name}, 0);", "}"]
+            rows, cols = k.some(o.out, t, bool(k.defs[o.args[0]].attr("columns")))
+            lines = [f"UbPart<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});",
+                     f"TASSIGN(some, {k.address(o.out)});", f"TFILLPAD_INPLACE({name}, some);"]
+            if not t.optional:
+                return braces(lines)
+            return [f"if (has_{t.name}) {{", *(f"    {x}" for x in lines), "} else {", f"    TEXPANDS({name}, 0);", "}"]
         return [f"if (!has_{o.attr('given')}) TEXPANDS({name}, 0);"]
     if k.agent == "cube":
         source = k.defs.get(o.args[0])
