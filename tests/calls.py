@@ -89,6 +89,7 @@ def gates(c: Drawn, gen: torch.Generator, T: int) -> tuple[torch.Tensor, torch.T
         return a, torch.log(a.double()), {}
     raw = (torch.randn(T, c.HV, generator=gen) * 3 - 2).to(dtype)
     more = {"A_log": torch.rand(c.HV, generator=gen) * 3 - 2, "dt_bias": torch.randn(c.HV, generator=gen)}
+    more = {n: x.to(DTYPES[("float32", "bfloat16", "float16")[c.seed // 2 % 3]]) for n, x in more.items()}
     if c.seed % 3 == 0:
         del more["dt_bias"]
     log_decay = -torch.exp(more["A_log"].double()) * F.softplus(raw.double() + more.get("dt_bias", torch.zeros(1)).double())
@@ -115,7 +116,7 @@ def rows(c: Drawn, x: torch.Tensor) -> torch.Tensor:
 def flat(c: Drawn, x: torch.Tensor) -> torch.Tensor:
     """The inverse of `rows`."""
     x = x.transpose(1, 2) if c.layout in ("bhtd", "bnsd") else x
-    return x.reshape(-1, *x.shape[2:])
+    return x.flatten(0, 1)
 
 
 def made(c: Drawn) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -130,8 +131,9 @@ def made(c: Drawn) -> tuple[dict[str, Any], dict[str, Any]]:
     g, log_decay, more = gates(c, gen, T)
     beta, factor = betas(c, gen, T)
     S = random_(N, c.HV, c.K, c.V).to(DTYPES[c.state_dtype] if c.initial else torch.float32) if c.initial else None
+    known = None if S is None else S.double()  # which a call in place writes over
     unit = (lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)) if c.l2norm else (lambda x: x)
-    means = dict(lengths=c.lengths, q=unit(q.double()), k=unit(k.double()), v=v.double(), g=log_decay, beta=factor, S=S,
+    means = dict(lengths=c.lengths, q=unit(q.double()), k=unit(k.double()), v=v.double(), g=log_decay, beta=factor, S=known,
                  scale=c.K ** -0.5)
     o, final = expected(means)
     about: dict[str, Any] = {"o": o[:sum(c.lengths)], "final": final, "means": means}
@@ -139,8 +141,8 @@ def made(c: Drawn) -> tuple[dict[str, Any], dict[str, Any]]:
     if c.views:
         width = (2 * c.H * c.K, c.HV * c.V)
         whole = torch.full((T, sum(width)), float("nan"), dtype=dtype)
-        whole[:, :width[0]] = torch.cat([q, k], 1).reshape(T, -1)
-        whole[:, width[0]:] = v.reshape(T, -1)
+        whole[:, :width[0]] = torch.cat([q, k], 1).flatten(1)
+        whole[:, width[0]:] = v.flatten(1)
         n = N if c.batched else 1
         whole = whole.unflatten(0, (n, T // n))
         q, k, v = (whole[..., a:b].unflatten(-1, (h, d)) for a, b, h, d in (

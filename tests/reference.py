@@ -126,7 +126,7 @@ def check(fn, x, tolerance=5e-3, page=None, **options):
     errors = rms_error(o, want_o), rms_error(S, want_S)
     # float16 keeps few digits of outputs near its smallest numbers (2^-24), however they are computed
     bound = max(tolerance, 2 * rms_error(want_o.to(o.dtype), want_o))
-    assert errors[0] <= bound and errors[1] <= tolerance, f"o {errors[0]:.2e} > {bound:.2e}, or S {errors[1]:.2e} > {tolerance}"
+    assert errors[0] <= bound and errors[1] <= tolerance, f"o {errors[0]:.2e} > {bound:.2e}; state {errors[1]:.2e} > {tolerance}"
     return errors
 
 

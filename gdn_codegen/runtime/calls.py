@@ -28,10 +28,10 @@ DECODE_COLUMNS = 32
 
 
 @lru_cache(maxsize=1024)
-def _contract(gate: str, beta_form: str, l2norm: bool, g_dtype: torch.dtype, beta_dtype: torch.dtype, state_v_first: bool,
+def _contract(gate: str, beta_form: str, l2norm: bool, given: tuple[tuple[str, torch.dtype], ...], state_v_first: bool,
               state_dtype: str, pool: bool, in_place: bool, checkpoints: bool, strided: bool) -> Contract:
     inputs = {"g": gate, "beta": beta_form, "q": "l2norm" * l2norm, "k": "l2norm" * l2norm}
-    dtypes = {n: DTYPES[d] for n, d in (("g", g_dtype), ("beta", beta_dtype)) if d in DTYPES and d != torch.float32}
+    dtypes = {n: DTYPES[d] for n, d in given if d in DTYPES and d != torch.float32}
     return Contract(tuple(sorted((n, form) for n, form in inputs.items() if form)), tuple(sorted(dtypes.items())),
                     "vk" if state_v_first else "kv", state_dtype, pool, in_place, checkpoints, strided)
 
@@ -102,7 +102,9 @@ def _sequences(t: Tensors) -> int | None:
 
 def _function(t: Tensors, x: Words, strided: bool) -> Callable[..., Any]:
     """The module's function for a call."""
-    contract = _contract(x.gate, x.beta_form, x.l2norm, t.g.dtype, t.beta.dtype, x.state_v_first, x.state_dtype,
+    given = tuple((n, y.dtype) for n, y in (("g", t.g), ("beta", t.beta), ("A_log", t.A_log), ("dt_bias", t.dt_bias))
+                  if y is not None)
+    contract = _contract(x.gate, x.beta_form, x.l2norm, given, x.state_v_first, x.state_dtype,
                          t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, strided)
     sequences = _sequences(t)
 
@@ -145,7 +147,8 @@ def eager(t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) 
     try:
         q, _, v, g, beta, a_log, dt_bias, initial, indices, ends, final, *_ = t
         strided = _strided(t)
-        about = (x, decode, q.shape, q.dtype, q.device, v.shape, g.dtype, beta.dtype, strided, a_log is None, dt_bias is None,
+        about = (x, decode, q.shape, q.dtype, q.device, v.shape, g.dtype, beta.dtype, strided,
+                 a_log if a_log is None else a_log.dtype, dt_bias if dt_bias is None else dt_bias.dtype,
                  initial if initial is None else initial.dtype, final if final is None else final.dtype, initial is final,
                  indices is None, ends if ends is None else ends.shape)
         found = _kept.get(about)

@@ -118,7 +118,7 @@ def test_a_part_each_costs_no_summary(monkeypatch):
 def test_number_of_parts(monkeypatch):
     """Chosen by the cost model on a GPU: a long sequence in as many parts as fill it, a batch that fills it in none."""
     for how in ("exact", "decay"):
-        space = in_parts(function(Build("triton", schedule=replace(named("replay"), partition=how))), 0).__globals__
+        space = in_parts(function(Build("triton", schedule=replace(named("replay"), v_block=128, partition=how))), 0).__globals__
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
         span, gpu = space["_span"], torch.device("cuda", 0)
         assert span(32768, 1, 16, gpu) * 8 == 512

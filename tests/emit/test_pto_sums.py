@@ -17,7 +17,7 @@ def sums(layout, chunk, x):
     ends = torch.tensor([0, *x["lengths"]]).cumsum(0)
     given = tuple(x[n][None] if layout == "bthd" else x[n][None].transpose(1, 2) for n in ("q", "k", "v", "g"))
     names = fn.__globals__["TENSORS"]
-    return fn.__globals__["_run"](given, (1.0,), (None,), ends)[names.index("G_ws")]
+    return fn.__globals__["_run"](given, (1.0,), (None,), (None,), ends, (None,), True)[names.index("G_ws")]
 
 
 @pytest.mark.parametrize("value_heads", [1, 8, 12, 16, 24, 32, 48, 64])

@@ -137,7 +137,7 @@ def test_what_instances_ask_for():
 
 def test_triton_costs_the_same():
     """But for the inverse: it solves no block, and merges five times."""
-    b = Build("triton", schedule="replay")
+    b = Build("triton", schedule=replace(SCHEDULES["replay"], v_block=128))
     theirs, ours = costs(lowered(b), RAGGED.lens, 2, 4, ["initial_state"]), of("replay")
     assert theirs["o_S"] == ours["o_S"] and theirs["G_Tinv"] == replace(ours["G_Tinv"], flops=ours["G_Tinv"].flops + 6 * SQUARE)
 
