@@ -1,22 +1,13 @@
-"""Triton: rules that give the text of placed ops. One program instance a (sequence or chunk slot, head, block).
-
-In a bfloat16 module tiles have dtype OPERAND, bfloat16 on a GPU and float32 in Triton's interpreter, which multiplies the
-bits of bfloat16 as integers and truncates where it should round; the template's `rounded` gives the same numbers in both.
-"""
+"""Writes one kernel: addresses, masks, loops, its head; what an op computes is a rule's."""
 from __future__ import annotations
 
 import keyword
 import math
 
-from ..ir.types import Dim, Tensor, Tile
-from .base import (
-    ATOM,
+from ...ir.types import Dim, Tensor, Tile
+from ..base import (
     EVERY,
-    PRODUCT,
-    SUM,
-    UNARY,
     EmitError,
-    Heads,
     Kernel,
     KernelText,
     Loop,
@@ -28,7 +19,6 @@ from .base import (
     Writer,
     blocks,
     integers,
-    no_heads,
     numbers,
     strides,
     touched,
@@ -48,7 +38,7 @@ OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t
        "earlier", "first", "begin", "stop", "checkpoint", EVERY}
 
 
-class _Kernel:
+class KernelWriter:
     """Writes one kernel. `uses` collects the names of the kernel's own that rules ask for."""
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
@@ -294,197 +284,3 @@ class _Kernel:
     def warps(self) -> int:
         """Warps for the largest tile: about 64 float32 registers a thread."""
         return 8 if max((math.prod(b.shape) for b in self.k.buffers), default=0) >= 128 * 128 else 4
-
-
-def emit(p: Program, layout: str, heads: Heads = None) -> list[KernelText]:
-    """The kernels of a placed program."""
-    no_heads("triton", heads)
-    return [_Kernel(p, k, layout).text() for k in p.kernels]
-
-
-# --- rules: (kernel, op, operands) -> expression; loads and stores write their line ---------------------------------
-def _number(x: float) -> str:
-    return f'float("{x}")' if math.isinf(x) or math.isnan(x) else repr(float(x))
-
-
-@rule("const")
-def const(w: _Kernel, o: Op) -> Text:
-    x = o.attr("value")
-    return Text(_number(x), ATOM if x >= 0 or math.isinf(x) else UNARY)
-
-
-@rule("scalar")
-def scalar(w: _Kernel, o: Op) -> Text:
-    if o.attr("tensor"):
-        return Text(f"tl.load({o.attr('tensor')}_ptr + hv)")
-    return Text(w.name(o.attr("param")))
-
-
-@rule("full")
-def full(w: _Kernel, o: Op) -> Text:
-    assert o.type is not None
-    return Text(f"tl.full({w.shape(o.type)}, {_number(o.attr('value'))}, tl.{o.type.dtype})")
-
-
-@rule("expand")
-def expand(w: _Kernel, o: Op, x: Text) -> Text:
-    assert o.type is not None
-    return Text(f"tl.broadcast_to({x}, {w.shape(o.type)})")
-
-
-def _binary(kind: str, sign: str, level: int) -> None:
-    # The right operand keeps its parentheses at equal level: sums are not reassociated.
-    @rule(kind)
-    def write(w: _Kernel, o: Op, a: Text, b: Text) -> Text:
-        return Text(f"{a.at(level)} {sign} {b.at(level + 1)}", level)
-
-
-for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", PRODUCT), ("div", "/", PRODUCT)):
-    _binary(_kind, _sign, _level)
-
-
-@rule("maximum", "minimum")
-def extreme(w: _Kernel, o: Op, a: Text, b: Text) -> Text:
-    return Text(f"tl.{o.kind}({a}, {b})")
-
-
-@rule("neg")
-def neg(w: _Kernel, o: Op, x: Text) -> Text:
-    return Text(f"-{x.at(ATOM)}", UNARY)
-
-
-@rule("exp", "log", "rsqrt", "sigmoid")
-def function(w: _Kernel, o: Op, x: Text) -> Text:
-    return Text(f"tl.{o.kind}({x})")
-
-
-@rule("cast")
-def cast(w: _Kernel, o: Op, x: Text) -> Text:
-    if o.attr("to") == "bfloat16":
-        return Text(f"rounded({x}, {w.use('OPERAND')})")
-    return Text(f"{x.at(ATOM)}.to(tl.{o.attr('to')})")
-
-
-@rule("col")
-def col(w: _Kernel, o: Op, x: Text) -> Text:
-    return Text(f"{x.at(ATOM)}[:, None]")
-
-
-@rule("row")
-def row(w: _Kernel, o: Op, x: Text) -> Text:
-    return Text(f"{x.at(ATOM)}[None, :]")
-
-
-@rule("matmul")
-def matmul(w: _Kernel, o: Op, a: Text, b: Text, acc: Text | None = None) -> Text:
-    sides = []
-    for x, flip in ((a, o.attr("ta")), (b, o.attr("tb"))):
-        sides.append(f"tl.trans({x})" if flip else x.code)
-    if acc is not None:
-        sides.append(f"acc={acc}")
-    if w.type[o.args[0]].dtype == "float32":
-        sides.append('input_precision="ieee"')
-    return Text(f"tl.dot({', '.join(sides)})")
-
-
-@rule("cumsum")
-def cumsum(w: _Kernel, o: Op, x: Text) -> Text:
-    return Text(f"tl.cumsum({x}, axis=0)")
-
-
-@rule("last")
-def last(w: _Kernel, o: Op, x: Text) -> Text:
-    dims = w.type[o.args[0]].dims
-    here = f"{w.index(dims[0], 0, len(dims))} == {w.dim(dims[0])} - 1"
-    return Text(f"tl.sum(tl.where({here}, {x}, 0.0), axis=0{', keep_dims=True' if len(dims) > 1 else ''})")
-
-
-@rule("row_sum")
-def row_sum(w: _Kernel, o: Op, x: Text) -> Text:
-    return Text(f"tl.sum({x}, axis=1)")
-
-
-@rule("diagonal")
-def diagonal(w: _Kernel, o: Op, x: Text) -> Text:
-    i, j = (w.index(d, axis, 2) for axis, d in enumerate(w.type[o.args[0]].dims))
-    return Text(f"tl.sum(tl.where({i} == {j}, {x}, 0.0), axis=1)")
-
-
-def _keep(w: _Kernel, o: Op) -> str:
-    assert o.type is not None
-    (i, j), size = (w.index(d, axis, 2) for axis, d in enumerate(o.type.dims)), o.attr("size", 0)
-    if o.attr("within"):
-        return f"({i} == {j}) & ({i} < {w.use(o.attr('within'))})"
-    if o.kind in ("lower", "strictly_lower", "eye"):
-        return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[o.kind]} {j}"
-    if o.kind == "diag_blocks":
-        return f"{i} // {size} == {j} // {size}"
-    below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
-    return f"({i} // {2 * size} == {j} // {2 * size}) & ({below})"
-
-
-@rule("lower", "strictly_lower", "pairs", "diag_blocks")
-def masked(w: _Kernel, o: Op, x: Text) -> Text:
-    return Text(f"tl.where({_keep(w, o)}, {x}, {_number(o.attr('fill', 0.0))})")
-
-
-@rule("eye")
-def eye(w: _Kernel, o: Op) -> Text:
-    return Text(f"tl.where({_keep(w, o)}, 1.0, 0.0)")
-
-
-@rule("valid")
-def valid(w: _Kernel, o: Op, x: Text) -> Text:
-    return Text(f"tl.where({w.use('valid')}{'[:, None]' if len(w.type[o.args[0]].dims) > 1 else ''}, {x}, 0.0)")
-
-
-@rule("load")
-def load(w: _Kernel, o: Op) -> None:
-    t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
-    turned = o.attr("transposed", False)
-    mask = w.mask(t, turned)
-    text = f"{name} = tl.load({w.pointers(t, turned, o.attr('later', 0))}{f', mask={mask}, other=0.0' if mask else ''})"
-    dtype = f"tl.{t.dtype}"
-    if t.dtype == "bfloat16" and len(t.dims) > 1:  # one number a token is widened by what reads it
-        dtype = w.use("OPERAND")
-        text += f".to({dtype})"
-    when = w.when(t, o) + [f"{w.env[x]} < 0" for x in o.args[:1]]
-    if o.args[1:]:
-        w.line(f"{name} = {w.env[o.args[1]]}")
-    elif when:
-        w.line(f"{name} = tl.zeros({w.shape(t.moved(transposed=turned))}, dtype={dtype})")
-    w.env[o.out] = Text(name)
-    _nested(w, when, text)
-
-
-@rule("store")
-def store(w: _Kernel, o: Op) -> None:
-    t, turned = w.p.tensor(o.attr("tensor")), o.attr("transposed", False)
-    mask = w.mask(t, turned)
-    _nested(w, w.when(t, o), f"tl.store({w.pointers(t, turned)}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
-
-
-def _nested(w: _Kernel, when: list[str], text: str) -> None:
-    for x in when:
-        w.line(f"if {x}:")
-        w.w.indent += 1
-    w.line(text)
-    w.w.indent -= len(when)
-
-
-@rule("reach")
-def reach(w: _Kernel, o: Op) -> Text:
-    ahead, name = o.attr("later", 0), o.attr("tensor")
-    if name is None:
-        if w.part != "part":
-            return Text("-1.0" if ahead else "tl.where(earlier > part - first // size, -1.0, 0.0)")
-        return Text(f"tl.where({'first + size < length' if ahead else 'first > 0'}, -1.0, 0.0)")
-    chunks = "tl.where(first + size < length, (first + size) // C, 0)" if ahead else "first // C"
-    at = f"{name}_ptr + ((start // {w.use('C')} + n) * HV + hv)"
-    return Text(f"reach({at}, HV, {chunks}, {o.attr('most')} * span, {o.attr('bound')})")
-
-
-@rule("leave")
-def leave(w: _Kernel, o: Op) -> None:
-    w.line(f"if {w.env[o.args[0]]} >= 0:")
-    w.line("    return")

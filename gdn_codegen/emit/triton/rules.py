@@ -1,0 +1,196 @@
+"""The rule table: op -> an expression; loads and stores write their line."""
+from __future__ import annotations
+
+import math
+
+from ..base import ATOM, PRODUCT, SUM, UNARY, Op, Text
+from .kernel import KernelWriter, rule
+
+__all__ = ["rule"]
+
+
+def _number(x: float) -> str:
+    return f'float("{x}")' if math.isinf(x) or math.isnan(x) else repr(float(x))
+
+
+@rule("const")
+def const(w: KernelWriter, o: Op) -> Text:
+    x = o.attr("value")
+    return Text(_number(x), ATOM if x >= 0 or math.isinf(x) else UNARY)
+
+
+@rule("scalar")
+def scalar(w: KernelWriter, o: Op) -> Text:
+    if o.attr("tensor"):
+        return Text(f"tl.load({o.attr('tensor')}_ptr + hv)")
+    return Text(w.name(o.attr("param")))
+
+
+@rule("full")
+def full(w: KernelWriter, o: Op) -> Text:
+    assert o.type is not None
+    return Text(f"tl.full({w.shape(o.type)}, {_number(o.attr('value'))}, tl.{o.type.dtype})")
+
+
+@rule("expand")
+def expand(w: KernelWriter, o: Op, x: Text) -> Text:
+    assert o.type is not None
+    return Text(f"tl.broadcast_to({x}, {w.shape(o.type)})")
+
+
+def _binary(kind: str, sign: str, level: int) -> None:
+    # The right operand keeps its parentheses at equal level: sums are not reassociated.
+    @rule(kind)
+    def write(w: KernelWriter, o: Op, a: Text, b: Text) -> Text:
+        return Text(f"{a.at(level)} {sign} {b.at(level + 1)}", level)
+
+
+for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", PRODUCT), ("div", "/", PRODUCT)):
+    _binary(_kind, _sign, _level)
+
+
+@rule("maximum", "minimum")
+def extreme(w: KernelWriter, o: Op, a: Text, b: Text) -> Text:
+    return Text(f"tl.{o.kind}({a}, {b})")
+
+
+@rule("neg")
+def neg(w: KernelWriter, o: Op, x: Text) -> Text:
+    return Text(f"-{x.at(ATOM)}", UNARY)
+
+
+@rule("exp", "log", "rsqrt", "sigmoid")
+def function(w: KernelWriter, o: Op, x: Text) -> Text:
+    return Text(f"tl.{o.kind}({x})")
+
+
+@rule("cast")
+def cast(w: KernelWriter, o: Op, x: Text) -> Text:
+    if o.attr("to") == "bfloat16":
+        return Text(f"rounded({x}, {w.use('OPERAND')})")
+    return Text(f"{x.at(ATOM)}.to(tl.{o.attr('to')})")
+
+
+@rule("col")
+def col(w: KernelWriter, o: Op, x: Text) -> Text:
+    return Text(f"{x.at(ATOM)}[:, None]")
+
+
+@rule("row")
+def row(w: KernelWriter, o: Op, x: Text) -> Text:
+    return Text(f"{x.at(ATOM)}[None, :]")
+
+
+@rule("matmul")
+def matmul(w: KernelWriter, o: Op, a: Text, b: Text, acc: Text | None = None) -> Text:
+    sides = []
+    for x, flip in ((a, o.attr("ta")), (b, o.attr("tb"))):
+        sides.append(f"tl.trans({x})" if flip else x.code)
+    if acc is not None:
+        sides.append(f"acc={acc}")
+    if w.type[o.args[0]].dtype == "float32":
+        sides.append('input_precision="ieee"')
+    return Text(f"tl.dot({', '.join(sides)})")
+
+
+@rule("cumsum")
+def cumsum(w: KernelWriter, o: Op, x: Text) -> Text:
+    return Text(f"tl.cumsum({x}, axis=0)")
+
+
+@rule("last")
+def last(w: KernelWriter, o: Op, x: Text) -> Text:
+    dims = w.type[o.args[0]].dims
+    here = f"{w.index(dims[0], 0, len(dims))} == {w.dim(dims[0])} - 1"
+    return Text(f"tl.sum(tl.where({here}, {x}, 0.0), axis=0{', keep_dims=True' if len(dims) > 1 else ''})")
+
+
+@rule("row_sum")
+def row_sum(w: KernelWriter, o: Op, x: Text) -> Text:
+    return Text(f"tl.sum({x}, axis=1)")
+
+
+@rule("diagonal")
+def diagonal(w: KernelWriter, o: Op, x: Text) -> Text:
+    i, j = (w.index(d, axis, 2) for axis, d in enumerate(w.type[o.args[0]].dims))
+    return Text(f"tl.sum(tl.where({i} == {j}, {x}, 0.0), axis=1)")
+
+
+def _keep(w: KernelWriter, o: Op) -> str:
+    assert o.type is not None
+    (i, j), size = (w.index(d, axis, 2) for axis, d in enumerate(o.type.dims)), o.attr("size", 0)
+    if o.attr("within"):
+        return f"({i} == {j}) & ({i} < {w.use(o.attr('within'))})"
+    if o.kind in ("lower", "strictly_lower", "eye"):
+        return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[o.kind]} {j}"
+    if o.kind == "diag_blocks":
+        return f"{i} // {size} == {j} // {size}"
+    below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
+    return f"({i} // {2 * size} == {j} // {2 * size}) & ({below})"
+
+
+@rule("lower", "strictly_lower", "pairs", "diag_blocks")
+def masked(w: KernelWriter, o: Op, x: Text) -> Text:
+    return Text(f"tl.where({_keep(w, o)}, {x}, {_number(o.attr('fill', 0.0))})")
+
+
+@rule("eye")
+def eye(w: KernelWriter, o: Op) -> Text:
+    return Text(f"tl.where({_keep(w, o)}, 1.0, 0.0)")
+
+
+@rule("valid")
+def valid(w: KernelWriter, o: Op, x: Text) -> Text:
+    return Text(f"tl.where({w.use('valid')}{'[:, None]' if len(w.type[o.args[0]].dims) > 1 else ''}, {x}, 0.0)")
+
+
+@rule("load")
+def load(w: KernelWriter, o: Op) -> None:
+    t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
+    turned = o.attr("transposed", False)
+    mask = w.mask(t, turned)
+    text = f"{name} = tl.load({w.pointers(t, turned, o.attr('later', 0))}{f', mask={mask}, other=0.0' if mask else ''})"
+    dtype = f"tl.{t.dtype}"
+    if t.dtype == "bfloat16" and len(t.dims) > 1:  # one number a token is widened by what reads it
+        dtype = w.use("OPERAND")
+        text += f".to({dtype})"
+    when = w.when(t, o) + [f"{w.env[x]} < 0" for x in o.args[:1]]
+    if o.args[1:]:
+        w.line(f"{name} = {w.env[o.args[1]]}")
+    elif when:
+        w.line(f"{name} = tl.zeros({w.shape(t.moved(transposed=turned))}, dtype={dtype})")
+    w.env[o.out] = Text(name)
+    _nested(w, when, text)
+
+
+@rule("store")
+def store(w: KernelWriter, o: Op) -> None:
+    t, turned = w.p.tensor(o.attr("tensor")), o.attr("transposed", False)
+    mask = w.mask(t, turned)
+    _nested(w, w.when(t, o), f"tl.store({w.pointers(t, turned)}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
+
+
+def _nested(w: KernelWriter, when: list[str], text: str) -> None:
+    for x in when:
+        w.line(f"if {x}:")
+        w.w.indent += 1
+    w.line(text)
+    w.w.indent -= len(when)
+
+
+@rule("reach")
+def reach(w: KernelWriter, o: Op) -> Text:
+    ahead, name = o.attr("later", 0), o.attr("tensor")
+    if name is None:
+        if w.part != "part":
+            return Text("-1.0" if ahead else "tl.where(earlier > part - first // size, -1.0, 0.0)")
+        return Text(f"tl.where({'first + size < length' if ahead else 'first > 0'}, -1.0, 0.0)")
+    chunks = "tl.where(first + size < length, (first + size) // C, 0)" if ahead else "first // C"
+    at = f"{name}_ptr + ((start // {w.use('C')} + n) * HV + hv)"
+    return Text(f"reach({at}, HV, {chunks}, {o.attr('most')} * span, {o.attr('bound')})")
+
+
+@rule("leave")
+def leave(w: KernelWriter, o: Op) -> None:
+    w.line(f"if {w.env[o.args[0]]} >= 0:")
+    w.line("    return")
