@@ -249,3 +249,16 @@ def check_checkpoints(c: Drawn, got: torch.Tensor, about: dict[str, Any], live: 
             want = expected(x)[1][0]
             row = got[starts[n] // step + i]
             assert rms_error(row, want) <= tolerance(c, row, want), ("checkpoint", n, i, rms_error(row, want))
+
+
+def elsewhere(fn: Any, device: str) -> Any:
+    """The op on copies of its tensors on another device; what it wrote and gives comes back."""
+    def run(**said: Any) -> tuple[Any, ...]:
+        there = {n: x.to(device, copy=True) if isinstance(x, torch.Tensor) else x for n, x in said.items()}
+        results = fn(**there)
+        for n, x in said.items():
+            if isinstance(x, torch.Tensor):
+                x.copy_(there[n])
+        back = {id(there[n]): x for n, x in said.items() if isinstance(x, torch.Tensor)}
+        return tuple(r if r is None else back[id(r)] if id(r) in back else r.cpu() for r in results)
+    return run

@@ -3,9 +3,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from calls import checked, drawn, elsewhere
 from reference import call, check, problem
 
-from gdn_codegen.ops import chunk_gated_delta_rule
+from gdn_codegen.ops import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime import ahead, choices, tune
 from gdn_codegen.runtime.bench_gpu import Shape
 from gdn_codegen.runtime.build import TARGETS, Build
@@ -203,3 +204,28 @@ def test_tune_measures_and_its_table_is_found(target, tmp_path, monkeypatch):
     assert tune.tune(Build(target), [Shape("small", (500, 300), 2, 4)], *tune.here(), tune.Gpu(5), path, say=said.append) == 0
     assert not any("dropped" in line for line in said), said
     assert choices.read(path, choices.USER)[0].ms > 0
+
+
+# --- the contract ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("target, seeds", [("triton", range(60)), ("tilelang", range(5))])
+def test_random_calls(target, seeds):
+    """All that the contract allows at once; float32 products of TileLang pass as tf32."""
+    for seed in seeds:
+        c = drawn(seed, target)
+        if target == "tilelang" and c.dtype == "float32":
+            continue
+        checked(c, elsewhere(recurrent_gated_delta_rule if c.decode else chunk_gated_delta_rule, "cuda"))
+
+
+@hopper
+def test_what_engines_pass_on_hopper():
+    """Raw gates, norms in the kernel and a pool of bfloat16 states, V first, with the kernels of warp groups."""
+    found = 0
+    for seed in range(4000):
+        c = drawn(seed, "tilelang")
+        if c.gate == "raw" and c.l2norm and c.pool == "in place" and c.dtype == "bfloat16" and not c.decode and not c.views:
+            c.K = c.V = 128
+            c.chunk, c.schedule, c.v_first, c.state_dtype, c.checkpoints = 64, None, True, "bfloat16", 0
+            checked(c, elsewhere(chunk_gated_delta_rule, "cuda"))
+            found += 1
+    assert found > 3

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from calls import checked, drawn, flat, made
+from calls import checked, drawn, elsewhere, flat, made
 
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.targets import runs
@@ -46,6 +46,13 @@ def test_many(block):
         for _ in range(share):
             run(1000 + 100 * block + at, target)
             at += 1
+
+
+@pytest.mark.parametrize("seed", [3, 11, 26])
+def test_calls_on_another_device_are_held_to_the_same(seed):
+    """What tests/device does on a GPU, with the CPU for one."""
+    c = drawn(seed)
+    checked(c, elsewhere(op(c), "cpu"))
 
 
 # --- the comparison can fail ----------------------------------------------------------------------------------------
