@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..devices import Device
+from ..devices import Cores, Device
 from ..ir.core import Program
 from ..ir.types import Tensor
 from .contract import Contract
+from .pack import WIDTH
 
 
 def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract) -> Program:
     """`p` with the extents of its tiles, and of what callers pass where that is less. sizes: C, K and V as callers know them."""
-    tiles = {d: n if d == "C" else tile_extent(n, device) for d, n in sizes.items()}
+    unit = 1
+    if contract.state == "vk" and isinstance(device, Cores):  # each core turns columns of its own, whose rows are moved whole
+        unit = max(device.copies.values()) * device.align // WIDTH[contract.state_dtype]
+    tiles = {d: n if d == "C" else tile_extent(n, device, unit) for d, n in sizes.items()}
 
     def lies(t: Tensor) -> Tensor:
         return replace(t, strided=contract.strided and t.index == "token" and t.role != "workspace")
@@ -24,6 +28,6 @@ def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract
                    tensors=tuple(map(lies, p.tensors)))
 
 
-def tile_extent(n: int, device: Device) -> int:
-    """The least extent of a tile that holds `n` and that `device` takes."""
-    return next((x for x in device.extents if x >= n), n)
+def tile_extent(n: int, device: Device, unit: int = 1) -> int:
+    """The least extent of a tile that holds `n` and that `device` takes, a multiple of `unit`."""
+    return next((x for x in device.extents if x >= n and x % unit == 0), n)

@@ -23,6 +23,7 @@ from reference import ON_CORES, call, expected, problem, rms_error
 from gdn_codegen.runtime import pto_sim
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.schedule import Schedule, named
+from gdn_codegen.schedule.contract import Contract
 
 HERE = Path(__file__).parent
 #: RMSE over RMS against float64, and against the bundled simulator.
@@ -183,6 +184,15 @@ def test_sizes(tmp_path, schedule, chunk, k, v):
           (problem([chunk // 2 + 5] * 2, 2, 4, k, v, initial=False), {"batched": True}))
 
 
+@pytest.mark.parametrize("schedule, k, v", [("staged", 36, 60), ("fused", 100, 36)])
+def test_padded_tiles_and_norms(tmp_path, schedule, k, v):
+    """Head dims that no tile has; and rows of unit length, which a norm in the kernel leaves as they are."""
+    x = problem([33, 0, 65], 1, 2, k, v, gate=-0.2)
+    agree(tmp_path, Build("pto", 32, schedule=schedule, head_dim_k=k, head_dim_v=v), (x, {}))
+    agree(tmp_path, Build("pto", 32, schedule=schedule, head_dim_k=k, head_dim_v=v, contract=Contract.parse("k=l2norm,q=l2norm")),
+          (x, {}))
+
+
 @pytest.mark.parametrize("schedule, dtype, layout, chunk, size", [
     ("staged", "float16", "bthd", 128, 128), ("staged", "bfloat16", "bhtd", 64, 128), ("prepared", "float16", "bhtd", 64, 64),
     ("replay", "bfloat16", "bthd", 64, 64), ("fused", "float32", "bthd", 32, 32)])
@@ -236,6 +246,20 @@ def test_headers_of_a2_and_a3(tmp_path, cost_model, schedule, dtype, layout, chu
     done = checked(tmp_path, cost_model, source(tmp_path, Build("pto", chunk, layout, "gated_delta_rule", schedule, dtype,
                                                                 size, size)))
     assert done.returncode == 0, done.stderr[:6000]
+
+
+CONTRACTS = ("beta=sigmoid/float16,g=raw/bfloat16,k=l2norm,q=l2norm,strided", "state=vk/bfloat16/pool/in_place/checkpoints",
+             "beta=twice_sigmoid,g=linear,state=float16/pool")
+
+
+@pytest.mark.parametrize("size", [64, 100])
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_headers_take_every_contract(tmp_path, cost_model, contract, size):
+    """Whole tiles, and padded ones."""
+    for schedule in ("staged", "fused"):
+        b = Build("pto", 64, schedule=schedule, head_dim_k=size, head_dim_v=size, contract=Contract.parse(contract))
+        done = checked(tmp_path, cost_model, source(tmp_path, b))
+        assert done.returncode == 0, done.stderr[:6000]
 
 
 def test_headers_of_a2_and_a3_refuse(tmp_path, cost_model):
