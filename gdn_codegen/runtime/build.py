@@ -176,7 +176,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "ends_apart": bool(_named(p, "workspace", "sequence")),
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
             "warps": b.plan.warps, "stages": b.plan.stages,
-            "linear": [n for n, form in b.contract.inputs if form == "linear"],
+            "positive": [n for n, form in b.contract.inputs if form == "linear"],
             "reaches": any(o.kind == "reach" and o.attr("tensor") for k in p.kernels for o in walk(k.body))}
 
 

@@ -28,8 +28,7 @@ ROWS = ("l2norm",)
 
 def accept(p: Program, c: Contract, narrow: bool = True) -> Program:
     """`p` for callers that pass what `c` says. narrow: whether numbers of a head may have 16 bit on the device; otherwise the
-    host widens them. ContractError where it names an input that `p` has not, or a form or dtype that
-    the input's dims do not take."""
+    host widens them. ContractError where it names an input that `p` has not, or a form or dtype that its dims do not take."""
     tokens = {t.name: t for t in p.role("input") if t.index == "token"}
     dtypes = set(dict(c.dtypes)) - ({n for n, _ in HEADS} if "raw" in dict(c.inputs).values() else set())
     for field, names in (("inputs", dict(c.inputs)), ("dtypes", dtypes)):

@@ -284,7 +284,7 @@ def _difference(device, heads, instances=512):
         turned = (lambda x: x.transpose(1, 2)) if LAYOUT == "bthd" else (lambda x: x)
         one[name], all_[name] = turned(x), turned(x.expand(rows, heads[head], *x.shape[2:]))
     for name, dims in INITIAL:
-        one[name] = torch.randn(1, 1, *dims, generator=gen) / 2
+        one[name] = (torch.randn(1, 1, *dims, generator=gen) / 2).to(_STATE)
         all_[name] = one[name].expand(rows, heads["HV"], *dims)
     got = chunk_gated_delta_rule(**{n: x.to(device).contiguous() for n, x in all_.items()}, output_final_state=True)
     want = chunk_gated_delta_rule(**one, output_final_state=True)

@@ -49,7 +49,10 @@ def test_which_versions_and_devices(version, capability, hip, want, monkeypatch)
 @pytest.mark.parametrize("options", [{}, {"layout": "bhtd"}, {"dtype": "bfloat16"}, {"dtype": "float32", "partition": "decay"},
                                      {"schedule": "staged"},
                                      {"contract": Contract.parse("beta=sigmoid,g=raw/float16,k=l2norm")},
-                                     {"contract": Contract.parse("g=linear")}], ids=str)
+                                     {"contract": Contract.parse("g=linear")},
+                                     {"contract": Contract.parse("state=vk/bfloat16/pool/in_place/checkpoints")},
+                                     {"contract": Contract.parse("state=float16/pool"), "partition": "decay"},
+                                     {"contract": Contract.parse("state=in_place,strided")}], ids=str)
 def test_kernels_that_are_right_serve_and_are_tested_once(options, suspect, monkeypatch):
     m = suspect(text(**options), text(**options))
     m._prove(CPU, 1, 2)
