@@ -13,14 +13,18 @@ from ..ir.core import Program
 from ..ir.types import Tensor
 from .contract import Contract
 from .pack import WIDTH
+from .schedule import ScheduleError
 
 
 def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract) -> Program:
     """`p` with the extents of its tiles, and of what callers pass where that is less. sizes: C, K and V as callers know them."""
-    unit = 1
+    tiles = {d: n if d == "C" else tile_extent(n, device) for d, n in sizes.items()}
     if contract.state == "vk" and isinstance(device, Cores):  # each core turns columns of its own, whose rows are moved whole
-        unit = max(device.copies.values()) * device.align // WIDTH[contract.state_dtype]
-    tiles = {d: n if d == "C" else tile_extent(n, device, unit) for d, n in sizes.items()}
+        cores = max(device.copies.values())
+        tiles["K"] = tile_extent(sizes["K"], device, cores * device.align // WIDTH[contract.state_dtype])
+        if sizes["K"] <= (least := tiles["K"] // cores):
+            raise ScheduleError(f"head_dim_k: got {sizes['K']}; accepted with states [V, K] of {contract.state_dtype} on "
+                                f"{device.name}: more than {least}, as each of {cores} cores wants columns to turn")
 
     def lies(t: Tensor) -> Tensor:
         return replace(t, strided=contract.strided and t.index == "token" and t.role != "workspace")
