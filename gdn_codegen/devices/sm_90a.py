@@ -8,6 +8,6 @@ SM_90A = Groups(
     part_cost={"chunk": 2.4, "fold": 4.0, "launch": 3.0, "summary": 10.0, "early": 7, "longest": 16, "least": 14},
     state="state", aux="aux", loader="loader", store="store",
     warps={"aux": 4, "loader": 1, "store": 1},
-    registers={"state": 200, "aux": 88, "loader": 24, "store": 24},
+    registers={"state": 192, "aux": 104, "loader": 24, "store": 24},
     rows=64, most=2, slots={"aux": 2, "state": 1},
 )

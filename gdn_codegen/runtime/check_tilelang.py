@@ -20,8 +20,8 @@ SHARED = {"sm_90a": 227 * 1024}
 @dataclass(frozen=True)
 class Compiled:
     """One kernel. shared: dynamic shared memory of a block, in bytes; registers of a thread; spills: bytes that a thread
-    stores and loads because registers ran out; wgmma, tma: whether products and copies became such. error: why it does not
-    build."""
+    stores and loads because registers ran out; wgmma, tma: whether products and copies became such; serialised: whether ptxas
+    has each wgmma wait for the one before (its C7510 to C7519). error: why it does not build."""
 
     kernel: str
     arch: str
@@ -31,12 +31,14 @@ class Compiled:
     spills: int = 0
     wgmma: bool = False
     tma: bool = False
+    serialised: bool = False
     error: str = ""
 
     def __str__(self) -> str:
         if self.error:
             return f"{self.kernel} {self.arch}: {self.error}"
         spilled = f", warning: spills {self.spills} bytes" if self.spills else ""
+        spilled += ", warning: each wgmma waits for the one before" if self.serialised else ""
         return (f"{self.kernel} {self.arch}: {self.shared} bytes shared, {self.registers} registers"
                 f"{', wgmma' if self.wgmma else ''}{', tma' if self.tma else ''}, {self.seconds:.0f} s{spilled}")
 
@@ -69,7 +71,8 @@ def _compile(module: Any, name: str, arch: str) -> Compiled:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cu")
         file.write_text(text, encoding="utf-8")
-        command = ["nvcc", "-std=c++20", "-w", "-O3", f"-gencode=arch=compute_{arch[3:]},code={arch}", "-cubin",
+        fast = ["--use_fast_math"] * module._PASSES[name].get("tl.enable_fast_math", False)
+        command = ["nvcc", "-std=c++20", "-w", "-O3", *fast, f"-gencode=arch=compute_{arch[3:]},code={arch}", "-cubin",
                    f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}", "-Xptxas=-v", "-o", f"{folder}/kernel.cubin",
                    str(file)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -80,7 +83,7 @@ def _compile(module: Any, name: str, arch: str) -> Compiled:
     over = shared > SHARED[arch]
     return Compiled(name, arch, seconds, shared, _number(r"Used (\d+) registers", said),
                     _number(r"(\d+) bytes spill stores", said) + _number(r"(\d+) bytes spill loads", said), "wgmma" in text,
-                    "tma_load" in text,
+                    "tma_load" in text, bool(re.search(r"\(C751\d\).*wgmma", said)),
                     f"needs {shared} bytes of shared memory, a block of {arch} has {SHARED[arch]}" if over else "")
 
 

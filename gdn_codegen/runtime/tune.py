@@ -62,8 +62,8 @@ class Space:
 
 SPACES: dict[str, tuple[Space, ...]] = {
     "tilelang": (
-        Space(("walk",), {"partition": (None, "decay", "exact"), "part_chunks": (0, 16, 32, 64, 128), "early": ("all", "state"),
-                          "stages": (2, 1, 3), "v_block": (0, 64)}, (64,), "sm_90a"),
+        Space(("walk", "fused_walk"), {"partition": (None, "decay", "exact"), "part_chunks": (0, 16, 32, 64),
+                                       "early": ("all", "state"), "stages": (2, 3), "v_block": (0, 64)}, (64,), "sm_90a"),
         Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                           "v_block": (0, 64, 32)})),
     "triton": (

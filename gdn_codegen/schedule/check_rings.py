@@ -3,7 +3,7 @@
 The agents of a kernel that walks the chunks run side by side, the walk unrolled. Barriers count arrivals and phases as the
 device does, and a wait knows a phase by its parity alone. Vector clocks say what each agent may rely on; copies by a unit
 of its own are known to be over only by the barrier that they arrive at. Refused:
-- a slot is read or written by two ops, one writing, that no barrier orders;
+- a slot is read or written by two ops, one writing, that no barrier orders; where they are of one agent, none of its threads;
 - a unit reads what threads wrote without a fence between;
 - a fragment is read by an agent that does not hold it;
 - a wait that a phase could pass by, or that an older phase could end; an arrival that could fall into another phase;
@@ -44,6 +44,16 @@ def reads(k: Kernel) -> dict[int, set[str]]:
         o = defs.get(a)
         return {a} if o is None or o.buffer else {x for y in o.args for x in leaves(y)}
     return {id(o): {x for a in o.args for x in leaves(a)} if o.buffer or not o.out else set() for o in walk(k.body)}
+
+
+def own_buffers(k: Kernel, agent: str) -> set[str]:
+    """The buffers in shared memory that `agent` alone writes and reads."""
+    read, home = reads(k), {o.out: o.buffer for o in walk(k.body) if o.buffer}
+    users: dict[str, set[str]] = {}
+    for o in walk(k.body):
+        for name in (*(home.get(x, x) for x in read[id(o)]), *([o.buffer] if o.buffer else [])):
+            users.setdefault(name, set()).add(o.agent)
+    return {b.name for b in k.buffers if b.space == "shared" and users.get(b.name) == {agent}}
 
 
 def by_threads(p: Program, o: Op) -> bool:
@@ -88,6 +98,8 @@ class _Check:
         self.clocks = Clocks(Cores(device.name, device.target, agents=device.groups, issuer=THREADS,
                                    pipes={a: channels if a == device.loader else {} for a in device.groups}))
         self.threads = {a.name: a.threads for a in k.agents}
+        self.private = set().union(*(own_buffers(k, a.name) for a in k.agents))
+        self.met: dict[str, int] = {}  # agent -> the number of the last barrier of its threads
         self.phases = {(b.name, s): _Phases(b.shape[0]) for b in k.buffers if b.space == BARRIER for s in range(b.slots)}
         self.written: dict[tuple[str, int], _Write] = {}
         self.read: dict[tuple[str, int], list[tuple[Op, int, int]]] = {}
@@ -120,6 +132,8 @@ class _Check:
             return self.wait(turn, o, pipe)
         if o.kind == "signal":
             self.signal(turn, o, pipe)
+        elif o.kind == "barrier":
+            self.met[o.agent] = c.run(pipe)
         elif o.kind == "fence":
             number = c.run(pipe)
             for w in self.written.values():
@@ -189,6 +203,9 @@ class _Check:
             w = self.written.get((name, turn % x.slots))
             if w is None or w.op.out != value or known[w.pipe] < w.number:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in turn {turn} without waiting for it")
+            if name in self.private and not w.number < self.met.get(o.agent, 0):
+                raise self.error(f"{o.out or o.kind} reads {value} in turn {turn}; threads of {o.agent} wrote it, which did not "
+                                 "meet since")
             maker = c.number[w.op.agent, THREADS]
             if w.threads and by_units(self.p, o) and not 0 < w.fence <= known[maker]:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; threads of {w.op.agent} "
@@ -208,7 +225,7 @@ class _Check:
             w = self.written[slot]
             before.append((w.op.out, w.op.agent, w.pipe, w.number))
         for what, agent, i, n in before:
-            if known[i] < n:
+            if known[i] < n or (x.name in self.private and not n < self.met.get(o.agent, 0)):
                 raise self.error(f"{o.out} of {o.agent} is written in turn {turn} before {what} of {agent} is sure to be done "
                                  "with its slot")
         if units is not None:

@@ -1,9 +1,10 @@
 """groups: who computes each op, among warp groups. Requires stage "decomposed"; produces stage "assigned".
 
 Of a kernel that walks the chunks, what depends on a carried value and what stands outside the walk goes to the device's
-`state`, loads to its `loader`, stores to tokens to its `store`, all else to `aux`; a product that another accumulates onto
-goes where that one goes. Values cross by a move to shared memory, or a transpose on the way to memory. A column or row of a
-vector in shared memory is read from a fragment, one for columns and one for rows.
+`state`, loads to its `loader`, stores to tokens to its `store`, all else to `aux`; a product that another accumulates onto goes
+where that one goes. Values cross by a move to shared memory, or a transpose on the way to memory; `aux` moves what it computed
+there for itself, too, where its products or an inverse of blocks read it there. A column or row of a vector in shared memory is
+read from a fragment, one for columns and one for rows.
 
 What leads to the next carried value comes first, since the next turn waits for it; loads come in the order of need.
 """
@@ -18,6 +19,10 @@ from ..ir.ops import OPS
 from .place import VIEWS
 from .schedule import ScheduleError
 from .tools import dead_code, walks
+
+INVERSE = "diag_inverse"
+#: The operand that an op reads from shared memory, whoever computed it.
+NEAR = {"matmul": 1, INVERSE: 0}
 
 
 def groups(p: Program, device: Groups) -> Program:
@@ -105,7 +110,7 @@ class _Assign:
 
     def op(self, o: Op, b: Body) -> None:
         d, agent = self.device, self.agent[id(o)]
-        if o.kind not in ("load", "store", "matmul", "last") and not OPS[o.kind].elementwise:
+        if o.kind not in ("load", "store", "matmul", "last", INVERSE) and not OPS[o.kind].elementwise:
             raise self.error(f"{o.kind} ({o.out}, line {o.line}) has no rule for warp groups; let an earlier kernel compute it")
         if o.kind == "store" and agent == d.store:
             (a,) = o.args
@@ -115,7 +120,19 @@ class _Assign:
                 self.move(a, f"{a}_s", maker, d.operand, b)
             b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})
             return
-        b.op(o.kind, *(self.read(a, agent, b) for a in o.args), name=o.out, line=o.line, agent=agent, **dict(o.attrs))
+        args = [self.read(a, agent, b) for a in o.args]
+        if agent == d.aux and o.kind in NEAR:
+            args[NEAR[o.kind]] = self.near(args[NEAR[o.kind]], agent, b)
+        b.op(o.kind, *args, name=o.out, line=o.line, agent=agent, **dict(o.attrs))
+
+    def near(self, a: str, agent: str, b: Body) -> str:
+        """`a`, or where `agent` computed it in a fragment, what it moves to shared memory."""
+        o = self.defs[a]
+        if o.kind == INVERSE or self.agent[id(o)] != agent:
+            return a
+        if (a, agent, "near") not in self.names:
+            self.names[a, agent, "near"] = self.move(a, f"{a}_op", agent, self.device.operand, b)
+        return self.names[a, agent, "near"]
 
     def read(self, a: str, agent: str, b: Body, view: str = "") -> str:
         """What `agent` reads for the value `a`, under a view of that kind."""

@@ -4,9 +4,10 @@ Each ring has two barriers a slot: ready, on which its producer's threads arrive
 its readers' threads arrive once they are done. Rings with the same producer, readers and slots share them. A reader waits
 before its first read and arrives after its last; the producer waits, `slots` turns back, before its first write. Where a
 product or a store to tokens reads what threads wrote, a fence comes before they arrive: loads of tokens count, since threads
-fill up the last chunk of a sequence. Barriers of rings that only the walk's own part fills count its turns.
+fill up the last chunk of a sequence. Barriers of rings that only the walk's own part fills count its turns. What an agent moves
+to shared memory for itself needs no such pair: its threads meet between a write and a read, and before the next write.
 
-What the rest orders already goes: a wait, an arrival or a barrier without which `check_rings` still proves the kernel.
+What the rest orders already goes: a wait, an arrival, a barrier or a fence without which `check_rings` still proves the kernel.
 """
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from ..devices import Groups
 from ..ir.core import Buffer, Kernel, Loop, Op, Program, loops
 from ..ir.ops import OWN_PART
 from .check import RaceError
-from .check_rings import BARRIER, by_threads, by_units, check_rings, reads
+from .check_rings import BARRIER, by_threads, by_units, check_rings, own_buffers, reads
 from .tools import walks
 
 
@@ -33,16 +34,21 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
     read, count = reads(k), {a.name: a.threads for a in k.agents}
     groups: dict[tuple[str, tuple[str, ...], int], list[Op]] = {}
+    before: dict[int, list[Op]] = {}
+    after: dict[int, list[Op]] = {}
     for o in ops:
         if o.buffer in slots:
             readers = tuple(dict.fromkeys(r.agent for r in ops if o.out in read[id(r)]))
-            groups.setdefault((o.agent, readers, slots[o.buffer]), []).append(o)
-    before: dict[int, list[Op]] = {}
-    after: dict[int, list[Op]] = {}
+            if readers != (o.agent,):
+                groups.setdefault((o.agent, readers, slots[o.buffer]), []).append(o)
+            elif any(by_units(p, r) for r in ops if o.out in read[id(r)]):
+                after.setdefault(id(o), []).append(_sync("fence", o.agent, **_own([o])))
+    for o in _threads_meet(k, ops, read):
+        before.setdefault(id(o), []).append(_sync("barrier", o.agent, **_own([o])))
     copied: dict[int, dict[str, str]] = {}  # load -> where its copy arrives
     barriers = []
     for (producer, consumers, n), writes in groups.items():
-        names, own = {o.out for o in writes}, {OWN_PART: True} if all(o.attr(OWN_PART) for o in writes) else {}
+        names, own = {o.out for o in writes}, _own(writes)
         ready, free = (f"{writes[0].out}_{x}" for x in ("ready", "free"))
         barriers += [Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n),
                      Buffer(free, BARRIER, (sum(count[c] for c in consumers),), "uint64", slots=n)]
@@ -68,12 +74,36 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
             told = replace(o, attrs=tuple(sorted([*o.attrs, *copied.get(id(o), {}).items()])))
             yield from (*before.get(id(o), []), told, *after.get(id(o), []))
 
-    new = replace(loop, body=tuple(body()))
-    return replace(k, buffers=(*k.buffers, *barriers), body=tuple(new if isinstance(s, Loop) else s for s in k.body))
+    return _with_walk(replace(k, buffers=(*k.buffers, *barriers)), replace(loop, body=tuple(body())))
+
+
+def _own(ops: list[Op]) -> dict[str, bool]:
+    """The mark of what only the walk's own part does."""
+    return {OWN_PART: True} if all(o.attr(OWN_PART) for o in ops) else {}
+
+
+def _threads_meet(k: Kernel, ops: list[Op], read: dict[int, set[str]]) -> list[Op]:
+    """The ops before which the threads of their agent meet: they read what other threads wrote, or overwrite what those may
+    still read. Two turns, as the first ops of a turn follow the last of the one before."""
+    home = {o.out: o.buffer for o in ops if o.buffer}
+    out: dict[int, Op] = {}
+    for a in k.agents:
+        written: set[str] = set()
+        used: set[str] = set()
+        mine = [o for o in ops if o.agent == a.name]
+        private = own_buffers(k, a.name)
+        for o in (*mine, *mine):
+            reads_, writes = {home.get(x, "") for x in read[id(o)]} & private, {o.buffer} & private
+            if id(o) in out or reads_ & written or writes & (used | written):
+                out[id(o)] = o
+                written, used = set(), set()
+            written |= writes
+            used |= reads_
+    return list(out.values())
 
 
 def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
-    """The kernel less barriers, then arrivals, then waits, that are not needed."""
+    """The kernel less barriers, then arrivals, then waits, then fences and meetings of threads, that are not needed."""
     (loop,) = loops(k.body)
     syncs = [(o.kind, o.attr("channel"), o.agent) for o in loop.body if isinstance(o, Op) and o.kind in ("signal", "wait")]
     drops = [{s for s in syncs if s[1] == c} for c in dict.fromkeys(c for _, c, _ in syncs)]
@@ -84,7 +114,20 @@ def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
             k = less
         except RaceError:
             pass
+    (loop,) = loops(k.body)
+    for o in (o for o in loop.body if isinstance(o, Op) and o.kind in ("fence", "barrier")):
+        (now,) = loops(k.body)
+        less = _with_walk(k, replace(now, body=tuple(x for x in now.body if x is not o)))
+        try:
+            check_rings(replace(p, kernels=(less,)), device)
+            k = less
+        except RaceError:
+            pass
     return k
+
+
+def _with_walk(k: Kernel, loop: Loop) -> Kernel:
+    return replace(k, body=tuple(loop if isinstance(s, Loop) else s for s in k.body))
 
 
 def without(k: Kernel, drop: set[tuple[str, str, str]]) -> Kernel:
@@ -98,8 +141,7 @@ def without(k: Kernel, drop: set[tuple[str, str, str]]) -> Kernel:
             and any(isinstance(o, Op) and (o.kind, o.attr("channel"), o.agent) == (kind, c, a) for o in loop.body)}
     buffers = tuple(replace(b, shape=(b.shape[0] - sum(n for (c, _), n in gone.items() if c == b.name),))
                     if b.space == BARRIER else b for b in k.buffers if b.space != BARRIER or b.name in used)
-    new = replace(loop, body=body)
-    return replace(k, buffers=buffers, body=tuple(new if isinstance(s, Loop) else s for s in k.body))
+    return _with_walk(replace(k, buffers=buffers), replace(loop, body=body))
 
 
 def _sync(kind: str, agent: str, **attrs: object) -> Op:

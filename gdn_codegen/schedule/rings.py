@@ -1,6 +1,7 @@
 """rings: gives the values of warp groups buffers. Requires stage "assigned"; produces stage "placed".
 
-What `loader` loads and what crosses from agent to agent lies in shared memory, in a ring of slots that turns with the walk.
+What `loader` loads and what crosses from agent to agent lies in shared memory, in a ring of slots that turns with the walk; what
+an agent moves there for itself, in one slot.
 Accumulators, first operands that were computed, tiles read more than once, and vectors under a column or row lie in
 fragments. All else is an expression inside its reader, and a vector or a number always is.
 """
@@ -11,6 +12,7 @@ from math import prod
 
 from ..devices import Groups
 from ..ir.core import Agent, Buffer, Kernel, Loop, Op, Program, Stmt, loops, types, uses, walk
+from .groups import INVERSE
 from .pack import WIDTH
 from .place import VIEWS
 from .schedule import Schedule, ScheduleError
@@ -25,9 +27,9 @@ def rings(p: Program, s: Schedule, device: Groups) -> Program:
     return replace(p, kernels=tuple(_Kernel(p, k, s, device).run() if walks(p, k) else k for k in p.kernels))
 
 
-def crosses(o: Op, device: Groups) -> bool:
-    """Whether `o` fills a ring."""
-    return o.kind == "transpose" or (o.kind == "move" and o.attr("space") == device.operand)
+def moves(o: Op, device: Groups) -> bool:
+    """Whether threads move the value of `o` to shared memory."""
+    return o.kind in ("transpose", INVERSE) or (o.kind == "move" and o.attr("space") == device.operand)
 
 
 class _Kernel:
@@ -59,8 +61,9 @@ class _Kernel:
         for o in self.inside:
             if o.out in owner:
                 continue
-            if o.kind == "load" or crosses(o, self.device):
-                slots = self.s.stages if o.kind == "load" else self.device.slots[o.agent]
+            if o.kind == "load" or moves(o, self.device):
+                own = all(r.agent == o.agent for r, _ in self.readers[o.out])
+                slots = self.s.stages if o.kind == "load" else 1 if own else self.device.slots[o.agent]
                 buffers[o.out] = replace(self.buffer(o.out, o.out, self.device.operand), slots=slots)
                 owner[o.out] = o.out
             elif o.kind == "matmul" and len(o.args) == 3 and self.grown(o.args[2], owner):
@@ -95,7 +98,7 @@ class _Kernel:
         if o.kind in ("matmul", "move"):
             return True
         operand = any(r.kind == "matmul" and n < 2 for r, n in self.readers[o.out])
-        copied = any(crosses(r, self.device) and r.kind == "move" for r, _ in self.readers[o.out])
+        copied = any(moves(r, self.device) and r.kind == "move" for r, _ in self.readers[o.out])
         return self.type[o.out].rank == 2 and 1 not in self.type[o.out].dims and (operand or copied or self.count[o.out] != 1)
 
     def mark(self, body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:
@@ -120,7 +123,7 @@ class _Kernel:
                                  f"multiples of {ROW}: K and V that 8 divides")
             if o.kind == "last" and not (o.args[0] in buffers and buffers[o.args[0]].space == d.operand):
                 raise self.error(f"last of {o.args[0]}, which does not lie in shared memory")
-            if crosses(o, d) and o.kind == "move" and self.type[o.out].rank == 2 and WIDTH[self.type[o.out].dtype] != 2:
+            if moves(o, d) and o.kind == "move" and self.type[o.out].rank == 2 and WIDTH[self.type[o.out].dtype] != 2:
                 raise self.error(f"{o.args[0]} would go from {o.agent} to {d.state} in {self.type[o.out].dtype}; operands in "
                                  "16 bit do")
             if o.kind != "matmul":

@@ -163,10 +163,9 @@ def _prelude(cpu):
                 X[n * size + i, n * size + j] = x[i, j]
 
     @T.macro
-    def block_diag_inverse(A, X, size):
+    def block_diag_inverse(A, X, size, column):
         """A thread a column, by forward substitution."""
         wide = 128 // A.dtype.bits  # elements of A in a load
-        column = T.get_thread_binding()
         for i, j in T.Parallel(X.shape[0], X.shape[1]):
             if i // size != j // size:
                 X[i, j] = 0.0
@@ -185,8 +184,11 @@ def _prelude(cpu):
             for i in T.unroll(size):
                 X[first + i, column] = x[i]
 
-    def diag_inverse(A, X, size):
-        return serial_diag_inverse(A, X, size) if cpu else block_diag_inverse(A, X, size)
+    def diag_inverse(A, X, size, thread=None):
+        """thread: of those that share the work; of the block where it is not said."""
+        if cpu:
+            return serial_diag_inverse(A, X, size)
+        return block_diag_inverse(A, X, size, T.get_thread_binding() if thread is None else thread)
 
     @T.macro
     def widened(src, dst, transpose):
@@ -353,7 +355,7 @@ def o_S_kernel(t):
             U_h = t.fragment((V, C), T.float16)
             mul_h_s = T.alloc_shared((2, C, C), T.float16)
             add_mul = t.fragment((V, C), T.float32)
-            o_h_s = T.alloc_shared((1, C, V), T.float16)
+            o_h_s = T.alloc_shared((C, V), T.float16)
             k_ready = T.alloc_barrier(arrive_count=[32] * 2)
             k_free = T.alloc_barrier(arrive_count=[256] * 2)
             k_tail = T.alloc_barrier(arrive_count=[32] * 1)
@@ -367,7 +369,7 @@ def o_S_kernel(t):
             o_h_s_free = T.alloc_barrier(arrive_count=[32] * 1)
             tx = T.get_thread_binding()
             if tx < 256:
-                T.set_max_nreg(200, 1)
+                T.set_max_nreg(192, 1)
                 for i, j in t.parallel(V, K):
                     S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, j, i], 0)
                 for chunk in T.serial(T.ceildiv(length, C)):
@@ -421,14 +423,14 @@ def o_S_kernel(t):
                     T.barrier_arrive(exp_G_s_free[chunk % 2])
                     T.barrier_wait(o_h_s_free[0], (chunk + 1) % 2)
                     for i, j in t.parallel(V, C):
-                        o_h_s[0, j, i] = T.cast(scale * add_mul[i, j], T.float16)
+                        o_h_s[j, i] = T.cast(scale * add_mul[i, j], T.float16)
                     T.fence_proxy_async()
                     T.barrier_arrive(o_h_s_ready[0])
                 if has_final_state != 0:
                     for i, j in t.parallel(V, K):
                         final_state_out[n, hv, j, i] = S[i, j]
             elif tx < 384:
-                T.set_max_nreg(88, 0)
+                T.set_max_nreg(104, 0)
                 for chunk in T.serial(T.ceildiv(length, C)):
                     T.barrier_wait(G_ready[chunk % 2], chunk // 2 % 2)
                     T.copy(G[chunk % 2, :], G_col)
@@ -508,11 +510,11 @@ def o_S_kernel(t):
                         rows = length - chunk * C
                         T.barrier_wait(o_h_s_ready[0], chunk % 2)
                         if rows >= C:
-                            T.copy(o_h_s[0, :, :], o_out[b, row:row + C, hv, 0:V])
+                            T.copy(o_h_s, o_out[b, row:row + C, hv, 0:V])
                         else:
                             for i in T.serial(rows):
                                 for j in T.Parallel(V):
-                                    o_out[b, row + i, hv, j] = o_h_s[0, i, j]
+                                    o_out[b, row + i, hv, j] = o_h_s[i, j]
                         T.barrier_arrive(o_h_s_free[0])
 
     return o_S_kernel

@@ -177,10 +177,9 @@ def _prelude(cpu):
                 X[n * size + i, n * size + j] = x[i, j]
 
     @T.macro
-    def block_diag_inverse(A, X, size):
+    def block_diag_inverse(A, X, size, column):
         """A thread a column, by forward substitution."""
         wide = 128 // A.dtype.bits  # elements of A in a load
-        column = T.get_thread_binding()
         for i, j in T.Parallel(X.shape[0], X.shape[1]):
             if i // size != j // size:
                 X[i, j] = 0.0
@@ -199,8 +198,11 @@ def _prelude(cpu):
             for i in T.unroll(size):
                 X[first + i, column] = x[i]
 
-    def diag_inverse(A, X, size):
-        return serial_diag_inverse(A, X, size) if cpu else block_diag_inverse(A, X, size)
+    def diag_inverse(A, X, size, thread=None):
+        """thread: of those that share the work; of the block where it is not said."""
+        if cpu:
+            return serial_diag_inverse(A, X, size)
+        return block_diag_inverse(A, X, size, T.get_thread_binding() if thread is None else thread)
 
     @T.macro
     def widened(src, dst, transpose):

@@ -71,7 +71,13 @@ GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
           "bf16-bhtd": Build("tilelang", layout="bhtd", schedule="walk", dtype="bfloat16", arch="sm_90a"),
           "stages": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk3", stages=3), arch="sm_90a"),
           "columns": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk64", v_block=64), arch="sm_90a"),
-          "k64v64": Build("tilelang", schedule="walk", head_dim_k=64, head_dim_v=64, arch="sm_90a")}
+          "k64v64": Build("tilelang", schedule="walk", head_dim_k=64, head_dim_v=64, arch="sm_90a"),
+          "fused": Build("tilelang", schedule="fused_walk", arch="sm_90a"),
+          "fused-parts": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], partition="decay"), arch="sm_90a"),
+          "fused-early": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay",
+                                                            early="state"), arch="sm_90a"),
+          "fused-bf16-bhtd": Build("tilelang", layout="bhtd", schedule="fused_walk", dtype="bfloat16", arch="sm_90a"),
+          "fused-k64v64": Build("tilelang", schedule="fused_walk", head_dim_k=64, head_dim_v=64, arch="sm_90a")}
 
 
 def for_groups(b, lengths, H=2, HV=4, **options):
@@ -114,8 +120,9 @@ def test_warp_groups_keep_sequences_apart(name):
 
 
 @hopper
-def test_warp_groups_give_the_same_bits_every_time():
-    b = GROUPS["f16"]
+@pytest.mark.parametrize("name", ["f16", "fused"])
+def test_warp_groups_give_the_same_bits_every_time(name):
+    b = GROUPS[name]
     fn, x = on_gpu(function(b)), for_groups(b, [1000, 64, 333], gate=-0.05)
     first = call(fn, x)
     for _ in range(50):

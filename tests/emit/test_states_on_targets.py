@@ -271,7 +271,7 @@ def test_bad_states_of_other_contracts():
         run(function(build("triton", "in_place")), {**inputs(), "S": None})
     with pytest.raises(ValueError, match=r"initial_state: got torch\.float32; accepted: torch\.float16"):
         run(function(build("triton", "float16")), inputs(), initial_state=torch.zeros(5, 2, K, V))
-    with pytest.raises(ScheduleError, match="head_dim_k: got 16; accepted with states .* of bfloat16 .*: more than 16"):
+    with pytest.raises(ScheduleError, match=r"head_dim_k: got 16; accepted with states .* of bfloat16 .*: more than 16"):
         render(Build("pto", 16, head_dim_k=16, head_dim_v=32, contract=Contract.parse("state=vk/bfloat16")))
 
 

@@ -19,18 +19,21 @@ BUILDS = {b.name: b for b in (
     Build("tilelang", layout="bhtd", schedule="walk", dtype="bfloat16", arch="sm_90a"),
     Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk64", v_block=64, stages=3), arch="sm_90a"),
     Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walkstate", partition="decay", early="state"), arch="sm_90a"),
+    Build("tilelang", schedule="fused_walk", arch="sm_90a"),
+    Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay", early="state"),
+          arch="sm_90a"),
 )}
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("name", BUILDS)
-def test_compiles_with_few_spills(name, tmp_path):
+def test_compiles_with_few_spills_and_products_side_by_side(name, tmp_path):
     """Shared memory is the rings, none laid over another: agents use theirs at the same time."""
     b = BUILDS[name]
     (tmp_path / f"{name}.py").write_text(render(b))
     (found,) = check_tilelang.compiled(tmp_path / f"{name}.py", ["o_S"])
     assert not found.error and found.wgmma and found.tma
-    assert found.spills <= 256
+    assert found.spills <= 256 and not found.serialised
     rings = [x for k in lowered(b).kernels for x in k.buffers if k.agents and x.space == "shared"]
     assert found.shared >= sum(x.slots * prod(x.shape) * (4 if x.dtype == "float32" else 2) for x in rings)
     assert found.shared <= 227 * 1024
@@ -95,3 +98,8 @@ def test_few_walks_are_split_into_parts(monkeypatch):
 
 def test_other_gpus_and_the_cpu_take_portable_text():
     assert dispatch.architecture(torch.device("cpu")) == ""
+
+
+def test_a_kernel_whose_products_wait_for_each_other_is_warned_of():
+    slow = check_tilelang.Compiled("o_S", "sm_90a", registers=128, wgmma=True, serialised=True)
+    assert str(slow).endswith("warning: each wgmma waits for the one before") and "warning" not in str(replace(slow, serialised=False))

@@ -17,11 +17,12 @@ from gdn_codegen.schedule.mbarriers import mbarriers
 from gdn_codegen.schedule.pipelines import lower
 
 SIZES = {"C": 64, "K": 64, "V": 64}
-SYNC = ("wait", "signal", "fence")
+SYNC = ("wait", "signal", "fence", "barrier")
 OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk")
 #: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
 PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
-         "own": OWN, "early": replace(named("walk"), partition="decay", early="state")}
+         "own": OWN, "early": replace(named("walk"), partition="decay", early="state"), "fused_walk": named("fused_walk"),
+         "fused_early": replace(named("fused_walk"), partition="decay", early="state")}
 
 
 def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16"):
@@ -71,11 +72,11 @@ def test_products_read_fragments_first_and_rings_second(plan):
     p = lowered(plan)
     buffers = {b.name: b for b in walker(p).buffers}
     home = {o.out: buffers[o.buffer] for o in inside(p) if o.buffer}
-    loaded = {o.out for o in inside(p) if o.kind == "load"}
+    there = {o.out for o in inside(p) if o.kind in ("load", "diag_inverse")}
     for o in inside(p):
         if o.kind == "matmul":
             assert home[o.args[1]].space == "shared" and home[o.out].space == "fragment"
-            assert home[o.args[0]].space == "fragment" or o.args[0] in loaded
+            assert home[o.args[0]].space == "fragment" or o.args[0] in there
 
 
 def test_rings_turn_as_the_schedule_says():
@@ -95,7 +96,7 @@ def test_every_wait_arrival_and_fence_is_needed(plan):
     p = lowered(plan)
     ops, spare = inside(p), []
     syncs = [n for n, o in enumerate(ops) if o.kind in SYNC]
-    assert {ops[n].kind for n in syncs} == set(SYNC)
+    assert {ops[n].kind for n in syncs} == set(SYNC) - ({"barrier"} if "fused" not in plan else set())
     for n in syncs:
         try:
             check_rings(with_body(p, ops[:n] + ops[n + 1:]), SM_90A)
@@ -140,6 +141,27 @@ def test_each_stands_where_it_must(kind):
             pass
     # k_free orders all but the last write of that ring, too.
     assert [o.attr("channel") for o in passed] == ["exp_G_s_free"] * (kind == "late wait")
+
+
+@pytest.mark.parametrize("kind", ["late", "early"])
+def test_threads_meet_between_a_write_and_a_read(kind):
+    """Their barrier before the write or after the read: other threads' entries are not there yet."""
+    p = lowered("fused_walk")
+    ops, passed = inside(p), []
+    assert sum(o.kind == "barrier" for o in ops) == 3
+    for n, o in enumerate(ops):
+        if o.kind != "barrier":
+            continue
+        order = range(n + 1, len(ops)) if kind == "late" else range(n - 1, -1, -1)
+        other = next(m for m in order if ops[m].agent == o.agent and ops[m].kind in ("matmul", "diag_inverse", "move")
+                     and (kind == "late" or ops[m].kind != "matmul"))
+        less = ops[:n] + ops[n + 1:]
+        try:
+            check_rings(with_body(p, [*less[:other], o, *less[other:]]), SM_90A)
+            passed.append(o)
+        except RaceError as e:
+            assert "did not meet" in str(e) or "sure to be done" in str(e) or "no fence" in str(e)
+    assert not passed
 
 
 @pytest.mark.parametrize("name, change, message", [

@@ -13,13 +13,15 @@ from .rules import rule as base
 rule = Rules("tilelang", {}, base)
 #: Threads of a warp group, for which registers are set; registers of a block.
 GROUP, REGISTERS = 128, 64 * 1024
+#: Of the barriers of threads, the first that TileLang leaves to others.
+FIRST_BARRIER = 3
 
 
 class GroupsWriter(KernelWriter):
     """Writes one kernel. A buffer in shared memory is a ring that turns with the walk."""
 
     rules = rule
-    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence")
+    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence", "barrier")
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
@@ -43,13 +45,14 @@ class GroupsWriter(KernelWriter):
         if x.space != "shared":
             return super().stored(o_dims, buffer)
         name = self.name(buffer)
-        return Value(o_dims, x.dtype, lambda *index: Text(f"{name}[{', '.join([self.slot(x), *(index or ('0',))])}]"), buffer)
+        ring = [self.slot(x)] * (x.slots > 1)
+        return Value(o_dims, x.dtype, lambda *index: Text(f"{name}[{', '.join([*ring, *(index or ('0',))])}]"), buffer)
 
     def whole(self, buffer: str) -> str:
         """The storage of a buffer as an operand: its slot of this turn."""
         x = self.buffers[buffer]
         name = self.name(buffer)
-        return name if x.space != "shared" else f"{name}[{', '.join([self.slot(x), *[':'] * len(x.shape)])}]"
+        return name if x.space != "shared" or x.slots == 1 else f"{name}[{', '.join([self.slot(x), *[':'] * len(x.shape)])}]"
 
     def tile(self, t: Tensor) -> str:
         """This instance's tile of `t`, as a slice."""
@@ -155,8 +158,8 @@ class GroupsWriter(KernelWriter):
             return f"{x.name} = T.alloc_barrier(arrive_count=[{x.shape[0]}] * {x.slots})"
         if x.space != "shared":
             return super().allocation(x)
-        dims = [str(x.slots), *(self.dim(d) for d in self.buffer_dims(x.name) or (1,))]
-        return f"{self.name(x.name)} = T.alloc_shared(({', '.join(dims)}), {self.dtype(x.dtype)})"
+        dims = [*[str(x.slots)] * (x.slots > 1), *(self.dim(d) for d in self.buffer_dims(x.name) or (1,))]
+        return f"{self.name(x.name)} = T.alloc_shared(({', '.join(dims)}{',' * (len(dims) == 1)}), {self.dtype(x.dtype)})"
 
     def threads(self) -> int:
         return -(-sum(a.threads for a in self.k.agents) // GROUP) * GROUP
@@ -175,6 +178,17 @@ def wait(w: GroupsWriter, o: Op) -> None:
 def signal(w: GroupsWriter, o: Op) -> None:
     x = w.buffers[o.attr("channel")]
     w.line(f"T.barrier_arrive({x.name}[{w.slot(x, o.attr(OWN_PART, False))}])")
+
+
+@rule("barrier")
+def barrier(w: GroupsWriter, o: Op) -> None:
+    agent = w.agent
+    w.line(f"T.sync_threads({FIRST_BARRIER + w.k.agents.index(agent)}, {agent.threads})")
+
+
+@rule("diag_inverse")
+def diag_inverse(w: GroupsWriter, o: Op, x: Value) -> None:
+    w.line(f"t.diag_inverse({w.name(x.buffer)}, {w.name(o.buffer)}, {o.attr('size')}, tx - {w.agent.first})")
 
 
 @rule("fence")
