@@ -37,7 +37,7 @@ def chunk_gated_delta_rule(
         beta_form: str = "given", allow_neg_eigval: bool = False,
         state_v_first: bool = False, state_dtype: torch.dtype | None = None, final_state: State = None,
         state_indices: Tensor | None = None, inplace_final_state: bool | None = None, checkpoint_chunks: int = 0,
-        chunk_indices: Tensor | None = None, chunk_offsets: Tensor | None = None,
+        chunk_indices: Tensor | None = None, chunk_offsets: Tensor | None = None, unit_keys: bool = False,
         target: str = "auto", chunk_size: int | None = None, schedule: str | Schedule | None = None,
         **kwargs: Any) -> tuple[Any, ...]:
     """Gated DeltaNet prefill (arXiv:2412.06464): (o, final state or None).
@@ -57,6 +57,9 @@ def chunk_gated_delta_rule(
     initial_state [slots, ...]; -1 skips a sequence; in place unless inplace_final_state=False or there is a final_state.
     checkpoint_chunks=n: a third result, the states every n chunks.
 
+    unit_keys=True promises that rows of k have norm 1, up to rounding: where a long sequence is split into parts, how far each
+    must begin early then follows from gates and beta alone, and k is read once less. Without it the kernels look at k.
+
     chunk_indices, chunk_offsets: FLA's tables of chunks. The kernels need neither; where values may be read (CPU tensors,
     GDN_CODEGEN_CHECK=1) they are checked against cu_seqlens. target: "auto" picks what runs on q's device. chunk_size, schedule:
     None picks, by device and sizes. Names of other libraries are known, too (docs/contract.md); unknown keywords are ignored
@@ -65,7 +68,7 @@ def chunk_gated_delta_rule(
     t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, final_state, out, chunk_indices,
                 chunk_offsets)
     x = Options(output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
-                state_dtype, inplace_final_state, target, schedule, chunk_size, checkpoint_chunks)
+                state_dtype, inplace_final_state, target, schedule, chunk_size, checkpoint_chunks, unit_keys)
     return _call(t, x, scale, kwargs)
 
 

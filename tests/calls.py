@@ -158,7 +158,7 @@ def made(c: Drawn) -> tuple[dict[str, Any], dict[str, Any]]:
         ends = torch.tensor([0, *torch.tensor(c.lengths).cumsum(0).tolist()], dtype=(torch.int32, torch.int64)[c.seed % 2])
         said["cu_seqlens"] = ends
     if not c.decode:
-        said.update(chunk_size=c.chunk, schedule=c.schedule)
+        said.update(chunk_size=c.chunk, schedule=c.schedule, unit_keys=not c.l2norm and c.seed % 2 > 0)
         if c.checkpoints:
             said["checkpoint_chunks"] = c.checkpoints
     if c.out:

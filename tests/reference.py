@@ -68,7 +68,7 @@ def passed(lengths, H, HV, K, V, forms, dtypes=(), dtype=torch.float16, seed=0):
     x = problem(lengths, H, HV, K, V, dtype, seed=seed)
     more = {}
     for n in ("q", "k"):
-        if n in forms:
+        if forms.get(n) == "l2norm":
             x[n] = (10 * torch.rand(T, H, 1, generator=gen) * r(T, H, K) / K ** 0.5).to(dtype)
             x[n][T // 2:T // 2 + 1] = 0
     if forms.get("g") == "linear":
@@ -83,7 +83,7 @@ def passed(lengths, H, HV, K, V, forms, dtypes=(), dtype=torch.float16, seed=0):
         (more if n in more else x)[n] = (more if n in more else x)[n].to(dtypes[n])
     x["more"], page = more, {n: y.double() if isinstance(y, torch.Tensor) else y for n, y in x.items()}
     for n in ("q", "k"):
-        if n in forms:
+        if forms.get(n) == "l2norm":
             page[n] = page[n] / torch.sqrt((page[n] ** 2).sum(-1, keepdim=True) + 1e-6)
     g, beta = page["g"], page["beta"]
     if forms.get("g") == "raw":

@@ -66,6 +66,7 @@ class Options(NamedTuple):
     schedule: Any
     chunk_size: int | None = None
     checkpoint_chunks: int = 0
+    unit_keys: bool = False
 
 
 class Words(NamedTuple):
@@ -75,6 +76,7 @@ class Words(NamedTuple):
     gate: str
     beta_form: str
     l2norm: bool
+    unit_keys: bool
     state_v_first: bool
     state_dtype: str
     in_place: bool
@@ -256,7 +258,7 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
 
 
 def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, final: Any, same: bool, indices: bool) -> Words:
-    for name in ("output_final_state", "use_qk_l2norm_in_kernel", "head_first", "state_v_first", "allow_neg_eigval"):
+    for name in ("output_final_state", "use_qk_l2norm_in_kernel", "head_first", "state_v_first", "allow_neg_eigval", "unit_keys"):
         _flag(name, getattr(x, name))
     n = x.checkpoint_chunks
     if isinstance(n, bool) or not isinstance(n, int) or n < 0:
@@ -267,7 +269,7 @@ def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, f
         fail("schedule", type(x.schedule).__name__, "a name, a Schedule, or None to choose")
     in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, same, indices)
     return Words(x.output_final_state, _gate(x.gate, a_log, dt_bias), _beta_form(x.beta_form, x.allow_neg_eigval),
-                 x.use_qk_l2norm_in_kernel, x.state_v_first, state_dtype, in_place, n, x.target, x.chunk_size,
+                 x.use_qk_l2norm_in_kernel, x.unit_keys, x.state_v_first, state_dtype, in_place, n, x.target, x.chunk_size,
                  _layout(x.layout, x.head_first), x.schedule, decode)
 
 

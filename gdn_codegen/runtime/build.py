@@ -31,7 +31,8 @@ DEFAULTS = {"sm_90a": "walk"}
 FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log.",
             "raw": "{0} comes raw: the kernels take -exp(A_log) softplus({0} + dt_bias).",
             "sigmoid": "{0} comes as it is before a sigmoid.", "twice_sigmoid": "{0} comes as it is before twice a sigmoid.",
-            "l2norm": "{0} comes as it is: the kernels divide its rows by their norms."}
+            "l2norm": "{0} comes as it is: the kernels divide its rows by their norms.",
+            "unit": "{0} has rows of norm 1: how far a walk begins early is worked out from gates and beta alone."}
 #: What a target's kernels ask of a view `x` of rows of several numbers, beside dense rows.
 VIEWS = {"pto": "x.stride(-1) == 1 and 0 < _strides(x)[1] < 1 << 16", "tilelang": "_fits_units(x, name)"}
 #: File names use the field's short name where there is one.

@@ -28,9 +28,9 @@ DECODE_COLUMNS = 32
 
 
 @lru_cache(maxsize=1024)
-def _contract(gate: str, beta_form: str, l2norm: bool, given: tuple[tuple[str, torch.dtype], ...], state_v_first: bool,
-              state_dtype: str, pool: bool, in_place: bool, checkpoints: bool, strided: bool) -> Contract:
-    inputs = {"g": gate, "beta": beta_form, "q": "l2norm" * l2norm, "k": "l2norm" * l2norm}
+def _contract(gate: str, beta_form: str, l2norm: bool, unit_keys: bool, given: tuple[tuple[str, torch.dtype], ...],
+              state_v_first: bool, state_dtype: str, pool: bool, in_place: bool, checkpoints: bool, strided: bool) -> Contract:
+    inputs = {"g": gate, "beta": beta_form, "q": "l2norm" * l2norm, "k": "l2norm" if l2norm else "unit" * unit_keys}
     dtypes = {n: DTYPES[d] for n, d in given if d in DTYPES and d != torch.float32}
     return Contract(tuple(sorted((n, form) for n, form in inputs.items() if form)), tuple(sorted(dtypes.items())),
                     "vk" if state_v_first else "kv", state_dtype, pool, in_place, checkpoints, strided)
@@ -104,7 +104,7 @@ def _function(t: Tensors, x: Words, strided: bool) -> Callable[..., Any]:
     """The module's function for a call."""
     given = tuple((n, y.dtype) for n, y in (("g", t.g), ("beta", t.beta), ("A_log", t.A_log), ("dt_bias", t.dt_bias))
                   if y is not None)
-    contract = _contract(x.gate, x.beta_form, x.l2norm, given, x.state_v_first, x.state_dtype,
+    contract = _contract(x.gate, x.beta_form, x.l2norm, x.unit_keys, given, x.state_v_first, x.state_dtype,
                          t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, strided)
     sequences = _sequences(t)
 

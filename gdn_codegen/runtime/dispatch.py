@@ -148,6 +148,8 @@ def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
         chosen = _choose(b, architecture(device), names(device), shape_class, few, chunk_size)
+    if chosen.build.plan.partition != "decay":  # nobody else asks
+        chosen = replace(chosen, build=replace(chosen.build, contract=contract.unpromised()))
     chosen = replace(chosen, why=(*chosen.why, ("chunk", "asked for" if chunk_size else "left open")))
     if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
         print(f"gdn_codegen: {chosen}", file=sys.stderr)

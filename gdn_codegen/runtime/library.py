@@ -18,13 +18,13 @@ from .dispatch import DEFAULT_CHUNK
 def gated_delta_rule(
         q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
         initial_state: Tensor | None, state_indices: Tensor | None, cu_seqlens: Tensor | None, scale: float | None,
-        output_final_state: bool, gate: str, beta_form: str, l2norm: bool, state_v_first: bool, state_dtype: str,
-        checkpoint_chunks: int, target: str, chunk_size: int | None, layout: str, schedule: str | None,
+        output_final_state: bool, gate: str, beta_form: str, l2norm: bool, unit_keys: bool, state_v_first: bool,
+        state_dtype: str, checkpoint_chunks: int, target: str, chunk_size: int | None, layout: str, schedule: str | None,
         decode: bool) -> list[Tensor]:
     """o, then the final state where it is wanted, then checkpoints where they are."""
     t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, None, None)
-    x = Words(output_final_state, gate, beta_form, l2norm, state_v_first, state_dtype, False, checkpoint_chunks, target,
-              chunk_size, layout, schedule, decode)
+    x = Words(output_final_state, gate, beta_form, l2norm, unit_keys, state_v_first, state_dtype, False, checkpoint_chunks,
+              target, chunk_size, layout, schedule, decode)
     return [y for y in run(t, x, scale) if y is not None]
 
 
@@ -32,14 +32,14 @@ def gated_delta_rule(
 def gated_delta_rule_into(
         q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
         initial_state: Tensor | None, state_indices: Tensor | None, cu_seqlens: Tensor | None, scale: float | None,
-        output_final_state: bool, gate: str, beta_form: str, l2norm: bool, state_v_first: bool, state_dtype: str,
-        checkpoint_chunks: int, target: str, chunk_size: int | None, layout: str, schedule: str | None, decode: bool,
-        final_state: Tensor | None, out: Tensor, checkpoints: Tensor | None, in_place: bool) -> None:
+        output_final_state: bool, gate: str, beta_form: str, l2norm: bool, unit_keys: bool, state_v_first: bool,
+        state_dtype: str, checkpoint_chunks: int, target: str, chunk_size: int | None, layout: str, schedule: str | None,
+        decode: bool, final_state: Tensor | None, out: Tensor, checkpoints: Tensor | None, in_place: bool) -> None:
     """The same, written to buffers. in_place: final_state holds the initial states, too."""
     t = Tensors(q, k, v, g, beta, A_log, dt_bias, final_state if in_place else initial_state, state_indices, cu_seqlens,
                 None if in_place else final_state, out)
-    x = Words(output_final_state, gate, beta_form, l2norm, state_v_first, state_dtype, in_place, checkpoint_chunks, target,
-              chunk_size, layout, schedule, decode)
+    x = Words(output_final_state, gate, beta_form, l2norm, unit_keys, state_v_first, state_dtype, in_place, checkpoint_chunks,
+              target, chunk_size, layout, schedule, decode)
     run(t, x, scale, checkpoints)
 
 
@@ -59,7 +59,7 @@ def _empty_checkpoints(q: Tensor, v: Tensor, layout: str, v_first: bool, dtype: 
 
 @gated_delta_rule.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Any, dt_bias: Any, initial_state: Any, state_indices: Any,
-      cu_seqlens: Tensor | None, scale: Any, output_final_state: bool, gate: Any, beta_form: Any, l2norm: Any,
+      cu_seqlens: Tensor | None, scale: Any, output_final_state: bool, gate: Any, beta_form: Any, l2norm: Any, unit_keys: Any,
       state_v_first: bool, state_dtype: str, checkpoint_chunks: int, target: Any, chunk_size: Any, layout: str, schedule: Any,
       decode: Any) -> list[Tensor]:
     made = [v.new_empty(v.shape)]
@@ -86,8 +86,8 @@ def compiled(t: Tensors, x: Words, scale: float | None) -> tuple[Tensor, Tensor 
     """What `run` does, as an op that torch.compile takes whole."""
     if x.schedule is not None and not isinstance(x.schedule, str):
         fail("schedule", f"the Schedule {x.schedule.name} under torch.compile", "a name, or None to choose")
-    options = (scale, x.output_final_state, x.gate, x.beta_form, x.l2norm, x.state_v_first, x.state_dtype, x.checkpoint_chunks,
-               x.target, x.chunk_size, x.layout, x.schedule, x.decode)
+    options = (scale, x.output_final_state, x.gate, x.beta_form, x.l2norm, x.unit_keys, x.state_v_first, x.state_dtype,
+               x.checkpoint_chunks, x.target, x.chunk_size, x.layout, x.schedule, x.decode)
     wanted = x.output_final_state and t.final_state is None and not x.in_place
     if not x.in_place and t.final_state is None and (t.out is None or (wanted and t.state_indices is not None)):
         o, *rest = gated_delta_rule(*t[:10], *options)

@@ -54,7 +54,7 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         x, form = torch.randn(shape, generator=gen), b.contract.form(t.name)
         if form in ("raw", "sigmoid", "twice_sigmoid"):
             x = 2 * x
-        elif t.heads == "H" and not form:
+        elif t.heads == "H" and form in ("", "unit"):
             x = torch.nn.functional.normalize(x, dim=-1)
         elif t.index == "token" and len(t.dims) == 1:
             u = torch.rand(shape, generator=gen)
@@ -75,6 +75,8 @@ def read(b: Build, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     out = {n: t.to(F64) for n, t in x.items()}
     for n, form in b.contract.inputs:
         y = out[n]
+        if form == "unit":
+            continue
         if form == "l2norm":
             out[n] = y / torch.sqrt((y * y).sum(-1, keepdim=True) + 1e-6)
         elif form == "linear":

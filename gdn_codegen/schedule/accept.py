@@ -4,7 +4,8 @@ Where the page reads an input x, it reads what the form gives of the tensor:
 - "linear": log(x), of a factor that is taken for the smallest normal float32 where it is less;
 - "raw": -exp(A_log) softplus(x + dt_bias), by two tensors of one number a value head;
 - "sigmoid", "twice_sigmoid": that of x;
-- "l2norm": the rows of x divided by sqrt(their sum of squares + 1e-6): a row scale, which `scale` takes out of products.
+- "l2norm": the rows of x divided by sqrt(their sum of squares + 1e-6): a row scale, which `scale` takes out of products;
+- "unit": x, whose rows' sums of squares are 1: what only they were loaded for need not be.
 What is not zero on padding goes through `valid`.
 """
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any
 from ..ir.builder import Body
 from ..ir.core import Loop, Op, Program, Stmt
 from ..ir.types import Tensor
-from .contract import Contract, ContractError
+from .contract import FORMS, Contract, ContractError
 from .tools import dead_code
 
 EPS = 1e-6  # as in FLA
 TINY = 2.0 ** -126
 #: The tensors that a raw input brings along, and what the host passes for None.
 HEADS = (("A_log", ""), ("dt_bias", "0.0"))
-ROWS = ("l2norm",)
+ROWS = ("l2norm", "unit")
 
 
 def accept(p: Program, c: Contract, narrow: bool = True) -> Program:
@@ -41,7 +42,7 @@ def accept(p: Program, c: Contract, narrow: bool = True) -> Program:
                                 f"is none: {', '.join(x for x, t in tokens.items() if t.dims == ('C',))}")
     for n, form in c.inputs:
         if (form in ROWS) != (len(tokens[n].dims) == 2):
-            fit = [f for f in _FORMS if (f in ROWS) == (len(tokens[n].dims) == 2)]
+            fit = [f for f in FORMS if (f in ROWS) == (len(tokens[n].dims) == 2)]
             raise ContractError(f"inputs: got {n}={form!r}; accepted for {n}, dims {' '.join(map(str, tokens[n].dims))}: "
                                 f"{', '.join(fit)}")
     if [form for _, form in c.inputs].count("raw") > 1:
@@ -61,6 +62,7 @@ class _Accept:
         self.p, self.c = p, c
         self.source: dict[int, str] = {}  # lines that are not the page's have numbers below 0
         self.scales: list[str] = []
+        self.unit: set[str] = set()  # rows of norm 1, and their squares
 
     def run(self) -> Program:
         (kernel,) = self.p.kernels
@@ -72,7 +74,12 @@ class _Accept:
         for o in loop.body:
             assert isinstance(o, Op)
             form = self.c.form(o.attr("tensor", "")) if o.kind == "load" else ""
-            if not form:
+            if form == "unit" or (o.kind == "mul" and o.args[0] == o.args[1] and o.args[0] in self.unit):
+                self.unit.add(o.out)
+            if o.kind == "row_sum" and o.args[0] in self.unit:
+                b.op("full", name=o.out, line=o.line, dims=b.types[o.args[0]].dims[:1], value=1.0)
+                continue
+            if form in ("", "unit"):
                 b.copy(o)
                 continue
             self.line = -len(self.source) - 1

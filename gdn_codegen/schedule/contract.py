@@ -1,11 +1,11 @@
 """How a caller's memory holds what the page computes with. The default is the page's own form, and costs nothing."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 #: How an input comes, where not as the page has it.
-FORMS = ("linear", "raw", "sigmoid", "twice_sigmoid", "l2norm")
+FORMS = ("linear", "raw", "sigmoid", "twice_sigmoid", "l2norm", "unit")
 DTYPES = ("float32", "float16", "bfloat16")
 STATE_WORDS = ("vk", *DTYPES, "pool", "in_place", "checkpoints")
 
@@ -20,7 +20,7 @@ class Contract:
 
     inputs: (input's name, form): "linear" (a gate as the factor exp(g)), "raw" (a gate before -exp(A_log) softplus(x + dt_bias),
       A_log and dt_bias [HV] tensors of the call, zero for dt_bias=None), "sigmoid" and "twice_sigmoid" (the page has that of what
-      comes), "l2norm" (rows that the kernel normalises).
+      comes), "l2norm" (rows that the kernel normalises), "unit" (rows of norm 1, which the caller promises).
     dtypes: (input's name, dtype) of inputs of one number a token and head, and of A_log and dt_bias; float32 where not named,
       to which the host then widens what comes. Those that are named have to come in that dtype.
     state: "kv" or "vk", the order of dims of the states in memory; state_dtype: theirs.
@@ -54,6 +54,10 @@ class Contract:
     def form(self, name: str) -> str:
         """How the input called `name` comes; "" where as the page has it."""
         return dict(self.inputs).get(name, "")
+
+    def unpromised(self) -> Contract:
+        """The contract without promises that rows have norm 1."""
+        return replace(self, inputs=tuple(x for x in self.inputs if x[1] != "unit"))
 
     def dtype(self, name: str) -> str:
         return dict(self.dtypes).get(name, "float32")

@@ -31,8 +31,6 @@ from .tools import dead_code
 
 #: log(1 / part of the state that may be lost at a part's start): a 32nd of what the dtype's rounding takes.
 BOUND = {"float16": 16 * 0.6931471805599453, "bfloat16": 13 * 0.6931471805599453, "float32": 29 * 0.6931471805599453}
-#: Chunks that a walk may begin early, in parts: two summaries and a fold take as long.
-MOST = 2
 
 
 def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
@@ -45,7 +43,7 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     loop = next(loops(first.body)) if first is not None else None
     if first is None or loop is None or len(loop.carried) != 1:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state, which {p.name} has not")
-    parts = _Parts(p, s, first, loop, dtype)
+    parts = _Parts(p, s, first, loop, dtype, _most(device))
     kernels: list[Kernel] = []
     for k in p.kernels:
         if k is first:
@@ -54,8 +52,13 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     return replace(p, kernels=tuple(kernels), tensors=(*p.tensors, *parts.made), forgets="")
 
 
+def _most(device: Device) -> int:
+    """How many parts' chunks a walk may begin early: as long as the two summaries take that it saves."""
+    return round(2 * device.part_cost["summary"] / device.part_cost["chunk"])
+
+
 class _Parts:
-    def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, dtype: str) -> None:
+    def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, dtype: str, most: int) -> None:
         self.p, self.k, self.loop = p, k, loop
         (self.c,) = loop.carried
         self.where = f"schedule {s.name}: partition={s.partition!r}"
@@ -63,7 +66,7 @@ class _Parts:
         if self.c.type.dims[1:] != ("V",) or self.rows == "V":
             raise ScheduleError(f"{self.where} needs a state [K, V], and {self.c.name} is {self.c.type}")
         name = self.c.name
-        bound = {"tensor": f"{p.forgets}_ws", "bound": round(BOUND[dtype], 6), "most": MOST}
+        bound = {"tensor": f"{p.forgets}_ws", "bound": round(BOUND[dtype], 6), "most": most}
         self.forgets: dict[str, Any] = bound if p.forgets else {}
         self.early = Tensor(f"{name}_early", "workspace", "part", "HV", ())
         self.n = Tensor(f"{name}_offset", "workspace", "part", "HV", self.c.type.dims)

@@ -83,6 +83,15 @@ def test_outside_of_tables_the_model_chooses_and_says_why(gpu):
     assert ask(target="triton").build == Build("triton")
 
 
+def test_only_parts_that_begin_early_ask_for_the_promise_of_unit_keys(gpu):
+    unit = Contract.parse("k=unit")
+    assert ask(contract=unit).build.contract == unit
+    assert ask(Extent(16, 16, 8, 32768), contract=unit).build.name == "gdn_c64_bthd_sm90a"
+    assert ask(contract=unit, schedule=varied("walk", partition="exact")).build.contract == Contract()
+    both = Contract.parse("beta=sigmoid,k=unit,q=l2norm")
+    assert str(ask(contract=both, target="triton").build.contract) == "beta=sigmoid,q=l2norm"
+
+
 def test_a_schedule_that_is_asked_for_is_taken(gpu):
     gpu.append(row())
     asked = ask(schedule="staged", chunk=32)

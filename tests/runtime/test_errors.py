@@ -97,6 +97,7 @@ TRIALS = {
     ("dt_bias", "device"): dict(gate="raw", A_log=zeros(HV), dt_bias=torch.zeros(HV, device="meta")),
     ("use_gate_in_kernel", "contradicts gate"): dict(use_gate_in_kernel=True, A_log=zeros(HV), gate="linear"),
     ("beta_form", "not one that there is"): dict(beta_form="tanh"),
+    ("unit_keys", "not a bool"): dict(unit_keys=cu(0, T)),
     ("allow_neg_eigval", "without a sigmoid"): dict(allow_neg_eigval=True),
     ("ssm_state_indices", "beside state_indices"): dict(POOL, ssm_state_indices=cu(0, 1), state_indices=cu(0, 1)),
     ("gk", "a gate a key"): dict(gk=zeros(1, T, HV, K)),

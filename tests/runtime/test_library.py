@@ -23,11 +23,11 @@ def given(lengths=(9, 4), heads=(1, 2), batched=False, **options):
     return x, a, None if batched else torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
 
 
-def words(output_final_state=True, gate="", beta_form="", l2norm=False, state_v_first=False, state_dtype="float32",
-          checkpoint_chunks=0, chunk_size=16, decode=False):
+def words(output_final_state=True, gate="", beta_form="", l2norm=False, unit_keys=False, state_v_first=False,
+          state_dtype="float32", checkpoint_chunks=0, chunk_size=16, decode=False):
     """An op's options after its tensors."""
-    return (0.2, output_final_state, gate, beta_form, l2norm, state_v_first, state_dtype, checkpoint_chunks, "triton", chunk_size,
-            "bthd", None, decode)
+    return (0.2, output_final_state, gate, beta_form, l2norm, unit_keys, state_v_first, state_dtype, checkpoint_chunks, "triton",
+            chunk_size, "bthd", None, decode)
 
 
 @pytest.mark.parametrize("options", [dict(), dict(output_final_state=False), dict(decode=True, chunk_size=None)])

@@ -24,8 +24,8 @@ def given():
 
 
 def words(output_final_state=False, checkpoint_chunks=0, state_v_first=False, state_dtype="float32"):
-    return (None, output_final_state, "", "", False, state_v_first, state_dtype, checkpoint_chunks, "triton", 16, "bthd", None,
-            False)
+    return (None, output_final_state, "", "", False, False, state_v_first, state_dtype, checkpoint_chunks, "triton", 16, "bthd",
+            None, False)
 
 
 def compiled(f):

@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import expected, in_form, passed, rms_error
+from reference import expected, in_form, passed, problem, rms_error
 
 from gdn_codegen import algorithms
 from gdn_codegen.ir.builder import Body, algorithm, carried
 from gdn_codegen.ir.core import Loop, walk
-from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.ir.interpret import Interpreter, Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.schedule import SCHEDULES, ScheduleError
 from gdn_codegen.schedule.accept import accept
@@ -54,6 +54,34 @@ def test_parts(schedule, partition):
     s = replace(SCHEDULES[schedule], partition=partition)
     p = lower(find("gated_delta_rule"), "triton", s, SIZES, "float32", contract=Contract.parse(FULL))
     assert errors(p, FULL, lengths=[70, 5], span=2) < 1e-8
+
+
+def keys_read(contract, schedule="walk"):
+    """The kernels over chunks that load k, of a walk in parts that begin early."""
+    s = replace(SCHEDULES[schedule], partition="decay")
+    p = lower(find("gated_delta_rule"), "triton", s, SIZES, "float32", contract=Contract.parse(contract))
+    return p, [k.name for k in p.kernels if k.grid == "chunks" and any(o.attr("tensor") == "k" for o in walk(k.body))]
+
+
+def test_the_promise_of_unit_keys_saves_reading_them():
+    """F of tokens whose keys have norm 1 is of g and beta alone; parts begin as early as where the kernels look at k."""
+    assert keys_read("", "fused_walk")[1] == ["G_beta_F_chunk"]
+    p, read = keys_read("k=unit", "fused_walk")
+    assert read == [] and errors(p, "k=unit", lengths=[70, 5], span=2) < 1e-8
+    assert keys_read("k=unit")[1] == ["G_Tb_F_chunk"]  # for k @ k.T
+
+
+def test_the_promise_is_what_counts():
+    """With the promise a beta that turns keys over is still seen, and longer keys are not."""
+    x = problem([9 * 16], 1, 1, 16, 16, torch.float64, gate=-0.05)
+    found = {}
+    for how, contract, beta, longer in (("seen", "", 1.0, 3.0), ("not seen", "k=unit", 1.0, 3.0), ("beta", "k=unit", 3.0, 1.0)):
+        p, _ = keys_read(contract, "fused_walk")
+        i = Interpreter(p, Problem(x["lengths"], 1, 1, 2), {"scale": 1.0}, exact=True)
+        i.run({"q": x["q"], "k": longer * x["k"], "v": x["v"], "g": x["g"], "beta": torch.full_like(x["beta"], beta),
+               "initial_state": None})
+        found[how] = i.memory["F_chunk_ws"][:9, 0]
+    assert (found["seen"] > 0).all() and (found["beta"] > 0).all() and (found["not seen"] < 0).all()
 
 
 @pytest.mark.parametrize("page, schedule", [("gated_delta_rule", "fused"), ("gated_delta_rule", "staged"),
@@ -132,7 +160,7 @@ def test_padding_stays_inert(contract):
 def test_a_contract_that_does_not_fit_is_refused():
     for text, what in (("w=raw", r"inputs: got 'w'; accepted: q, k, v, g, beta"), ("w=float16", "dtypes: got 'w'; accepted"),
                        ("g=l2norm", "inputs: got g='l2norm'; accepted for g, dims C: linear, raw, sigmoid, twice_sigmoid"),
-                       ("q=raw", "inputs: got q='raw'; accepted for q, dims C K: l2norm"),
+                       ("q=raw", "inputs: got q='raw'; accepted for q, dims C K: l2norm, unit"),
                        ("k=float16", "dtypes: got k='float16'; accepted: .*: g, beta"),
                        ("beta=raw,g=raw", "got several raw inputs"), ("dt_bias=float16", "dtypes: got 'dt_bias'")):
         with pytest.raises(ContractError, match=what):
