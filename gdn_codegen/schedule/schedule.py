@@ -122,7 +122,7 @@ SCHEDULES = {s.name: s for s in (
     Schedule("replay", (("G", "Tinv"), ("o", "S"))),
     Schedule("walk", (("G", "Tb"), ("o", "S")), form="split", state="vk"),
     Schedule("fused", (("o", "S"),), prefetch="all"),
-    Schedule("fused_walk", (("G", "beta"), ("o", "S")), form="split", state="vk"),
+    Schedule("fused_walk", (("G", "beta"), ("o", "S")), form="split", state="vk", stages=3),
 )}
 
 

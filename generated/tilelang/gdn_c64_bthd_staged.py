@@ -247,7 +247,7 @@ def G_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
-        with t.kernel(slots, HV, threads=128) as (slot, hv):
+        with t.kernel(slots, HV, threads=64) as (slot, hv):
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]

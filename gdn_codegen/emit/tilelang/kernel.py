@@ -392,10 +392,11 @@ class KernelWriter:
 
     def threads(self) -> int:
         """256 where the largest fragment would take more than 64 registers of 128 threads; fewer than 128 where a product
-        has fewer 16 x 16 tiles than that many warps."""
+        has fewer 16 x 16 tiles than that many warps, or no buffer as many entries as threads."""
         large = max((math.prod(x.shape) for x in self.k.buffers if x.space == "fragment"), default=0) > 64 * 128
         tiles = [math.prod(n // 16 for n in self.buffers[o.buffer].shape) for o in walk(self.k.body) if o.kind == "matmul"]
-        return 32 * min([8 if large else 4, *tiles])
+        entries = max((math.prod(x.shape) for x in self.k.buffers), default=1)
+        return 32 * min([8 if large else 4, -(-entries // 32), *tiles])
 
 
 def element(x: Value, dims: tuple[Dim, ...], index: tuple[str, ...]) -> Text:
