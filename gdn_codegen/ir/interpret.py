@@ -61,6 +61,7 @@ class _At:
     turn: int = 0  # of the innermost loop
     part: int = 0
     begin: int = 0  # the chunk at which a part's walk begins
+    share: int = 0
 
 
 class Interpreter:
@@ -132,6 +133,7 @@ class Interpreter:
                 body = s.body
         blocks = full[k.split] // sizes[k.split] if k.split else 1
         chunk, turn = full["C"], count()
+        shares = 1 + any(isinstance(s, Op) and s.kind == "share" for s in k.body)
         for n, length in self.sequences():
             for h in range(0, self.problem.value_heads, k.lanes):
                 for b in range(blocks):
@@ -140,7 +142,8 @@ class Interpreter:
                         continue
                     if k.grid == "parts":
                         for i in self.instances(range(self.problem.parts(n, chunk))):
-                            self.part(k, body, dict(outer), _At(n, h, -1, b, part=i), sizes)
+                            for share in range(shares):
+                                self.part(k, body, dict(outer), _At(n, h, -1, b, part=i, share=share), sizes)
                         continue
                     for c in range(-(-length // chunk)):
                         self.body(k, body, dict(outer), _At(n, h, c, b, next(turn)), sizes)
@@ -207,6 +210,9 @@ class Interpreter:
             env[o.out] = torch.tensor(float(self.reach(attrs, at, sizes)), dtype=self.dtype("float32"))
         elif o.kind == "leave":
             if env[o.args[0]] >= 0:
+                raise _Leave
+        elif o.kind == "share":
+            if (2 * env[o.args[0]] > self.problem.part(sizes["C"]) // sizes["C"]) != (at.share == 0):
                 raise _Leave
         elif o.kind == "store":
             self.store(k, o, env[o.args[0]], self.lane(at, o), sizes)

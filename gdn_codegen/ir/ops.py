@@ -326,6 +326,9 @@ op("reach", "how many chunks before a part a walk has to begin for the sum of `t
    "first part. `later`: of so many parts later, 0 past the last", _scalar, effect="read",
    attrs=("tensor", "bound", "most", "later"))
 op("leave", "the instance ends here unless the number is negative", _leave, effect="write")
+op("share", "each part has two instances, one of the first share and one of the second, which runs after it: that of the first "
+   "ends here unless the number, how many chunks early the part's walk begins, is more than half of the part's own, that of the "
+   "second if it is", _leave, effect="write")
 op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"))
 op("signal", "producer of `channel` says that a buffer is full or free", _effect, effect="sync",
    attrs=("channel", "src", "dst", "id", "loop", "why"))

@@ -54,16 +54,20 @@ class Space:
         """Choices as a table keeps them, with how many changes lead to each; what says how to split implies parts."""
         for chunk, name, *values in product(self.chunks, self.schedules, *self.fields.values()):
             changed = {f: v for (f, known), v in zip(self.fields.items(), values, strict=True) if v != known[0]}
-            split = bool(changed.keys() & {"part_chunks", "early"})
+            split = bool(changed.keys() & {"part_chunks", "early", "longest_first"})
+            how = changed.get("partition")
+            fits = how == "decay" or "longest_first" not in changed and (how or not split)
             steps = len(changed) - split + (chunk != self.chunks[0]) + (name != self.schedules[0])
-            if steps <= MOST and ("partition" in changed or not split):
+            if steps <= MOST and fits:
                 yield steps, {"schedule": name, "set": changed, "chunk": chunk, "arch": self.arch}
 
 
 SPACES: dict[str, tuple[Space, ...]] = {
     "tilelang": (
-        Space(("walk", "fused_walk"), {"partition": (None, "decay", "exact"), "part_chunks": (0, 16, 32, 64),
-                                       "early": ("all", "state"), "stages": (2, 3), "v_block": (0, 64)}, (64,), "sm_90a"),
+        Space(("walk",), {"partition": (None, "decay", "exact"), "part_chunks": (0, 16, 32, 64), "early": ("all", "state"),
+                          "longest_first": (False, True), "stages": (2, 3), "v_block": (0, 64)}, (64,), "sm_90a"),
+        Space(("fused_walk",), {"partition": (None, "decay"), "part_chunks": (0, 16, 32, 64), "early": ("all", "state"),
+                                "longest_first": (False, True), "stages": (3, 2)}, (64,), "sm_90a"),
         Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                           "v_block": (0, 64, 32)})),
     "triton": (

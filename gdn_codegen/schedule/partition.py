@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..devices import Cores, Device
+from ..devices import Cores, Device, Groups
 from ..ir.builder import Body
 from ..ir.core import Carry, Kernel, Loop, Op, Program, Stmt, loops, types
 from ..ir.ops import TypeRuleError
@@ -44,11 +44,12 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     if first is None or loop is None or len(loop.carried) != 1:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state, which {p.name} has not")
     parts = _Parts(p, s, first, loop, dtype, _most(device))
+    longest_first = s.longest_first and isinstance(device, Groups)
     kernels: list[Kernel] = []
     for k in p.kernels:
         if k is first:
             kernels += [parts.offset(), parts.factor(), parts.fold()]
-        kernels += parts.walk(k) if k.grid == "sequences" else [k]
+        kernels += parts.walk(k, longest_first) if k.grid == "sequences" else [k]
     return replace(p, kernels=tuple(kernels), tensors=(*p.tensors, *parts.made), forgets="")
 
 
@@ -169,10 +170,12 @@ class _Parts:
         b.op("store", c.result, tensor=self.start.name)
         return Kernel(self.start.name, "parts", b.finish(), **self.split)  # type: ignore[arg-type]
 
-    def walk(self, k: Kernel) -> list[Kernel]:
+    def walk(self, k: Kernel, longest_first: bool) -> list[Kernel]:
         """The walk over a part's chunks, and the kernel that moves the state to where it began."""
         b = self.body(k)
         early = self.number(b)
+        if longest_first and self.forgets:
+            b.op("share", early)
         before = self.initial(b)
         init = b.op("load", early, before, name=b.fresh(f"{self.c.name}_part"), tensor=self.start.name)
         body, moves = [], []

@@ -57,6 +57,7 @@ class Schedule:
 
     Where warp groups share work (an architecture such as sm_90a):
     early: what a part's walk computes in the chunks before its own: "all" that it does in its own, or the "state" alone.
+    longest_first: of parts that begin early, those that do so by more than half their length are walked first.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Schedule:
     state: str = "kv"
     stages: int = 2
     early: str = "all"
+    longest_first: bool = False
     warps: int = 0
 
     def __post_init__(self) -> None:
@@ -94,6 +96,8 @@ class Schedule:
         if self.part_chunks < 0 or (self.part_chunks and not self.partition):
             raise ScheduleError(f"schedule {self.name}: part_chunks={self.part_chunks}; accepted are 0 and, with a partition, "
                                 "more")
+        if self.longest_first and self.partition != "decay":
+            raise ScheduleError(f"schedule {self.name}: longest_first=True; accepted with partition='decay' alone")
         names = [n for group in self.kernels for n in group]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:

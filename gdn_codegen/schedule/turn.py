@@ -100,7 +100,7 @@ class _Turn:
                 put(x, a, *acc, ta=not tb, tb=not ta)
             else:
                 put(a, x, *acc, ta=ta, tb=tb)
-        elif not self.turns(o.out):
+        elif not o.out or not self.turns(o.out):
             if any(self.turns(a) for a in o.args):
                 raise self.error(o)
             b.copy(o)

@@ -76,6 +76,8 @@ GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
           "fused-parts": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], partition="decay"), arch="sm_90a"),
           "fused-early": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay",
                                                             early="state"), arch="sm_90a"),
+          "fused-longest": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], partition="decay", longest_first=True),
+                                 arch="sm_90a"),
           "fused-bf16-bhtd": Build("tilelang", layout="bhtd", schedule="fused_walk", dtype="bfloat16", arch="sm_90a"),
           "fused-k64v64": Build("tilelang", schedule="fused_walk", head_dim_k=64, head_dim_v=64, arch="sm_90a")}
 

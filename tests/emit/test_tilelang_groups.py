@@ -20,8 +20,8 @@ BUILDS = {b.name: b for b in (
     Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk64", v_block=64, stages=3), arch="sm_90a"),
     Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walkstate", partition="decay", early="state"), arch="sm_90a"),
     Build("tilelang", schedule="fused_walk", arch="sm_90a"),
-    Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay", early="state"),
-          arch="sm_90a"),
+    Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay", early="state",
+                                       longest_first=True), arch="sm_90a"),
 )}
 
 

@@ -22,7 +22,8 @@ OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk")
 #: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
 PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
          "own": OWN, "early": replace(named("walk"), partition="decay", early="state"), "fused_walk": named("fused_walk"),
-         "fused_early": replace(named("fused_walk"), partition="decay", early="state")}
+         "fused_early": replace(named("fused_walk"), partition="decay", early="state"),
+         "longest": replace(named("walk"), partition="decay", longest_first=True)}
 
 
 def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16"):
@@ -260,6 +261,43 @@ def test_early_turns_do_not_change_what_comes_out(early):
         pipelines.observers.remove(see)
     assert [n for n, *_ in seen] == ["partition", "early", "synchronise"]
     assert all(max(e) < 1e-4 for _, *e in seen), seen
+
+
+def test_longest_first_walks_each_part_once():
+    """Stage by stage: parts of two chunks, which begin two early or, in the other head, one."""
+    x = problem([6 * 64 + 5, 64, 0], 1, 2, 64, 64, torch.float32, gate=-0.1)
+    x["g"][:, 1] *= 20  # forgets within a chunk
+    want, seen = expected(x), []
+    given = {**{n: x[n] for n in ("q", "k", "v", "g", "beta")}, "initial_state": x["S"]}
+
+    class Counting(Interpreter):
+        def part(self, k, body, env, at, sizes):
+            super().part(k, body, env, at, sizes)
+            if k.name == "o_S":
+                self.shares.append((at.seq, at.head, at.part, at.share, "S_T" in env))
+
+    def see(name, before, p, c):
+        if name in ("partition", "synchronise"):
+            i = Counting(p, Problem(x["lengths"], 1, 2, 2), {"scale": x["scale"]}, exact=True)
+            i.shares = []
+            got = i.run({t.name: given[t.name] for t in p.role("input")})
+            seen.append((rms_error(got["o"], want[0]), rms_error(got["final_state"], want[1])))
+            walked = [share for *_, share, done in i.shares if done]
+            assert set(walked) == {0, 1} and len(walked) * 2 == len(i.shares)
+    pipelines.observers.append(see)
+    try:
+        lowered("longest")
+    finally:
+        pipelines.observers.remove(see)
+    assert len(seen) == 2 and all(max(e) < 1e-4 for e in seen), seen
+
+
+def test_longest_first_is_for_parts_that_begin_early():
+    for how in (None, "exact"):
+        with pytest.raises(ScheduleError, match="longest_first=True; accepted with partition='decay' alone"):
+            replace(named("walk"), partition=how, longest_first=True)
+    other = lower(find("gated_delta_rule").trace(), "triton", PLANS["longest"], SIZES, "float16")
+    assert not any(o.kind == "share" for k in other.kernels for o in walk(k.body))
 
 
 def test_a_value_that_the_state_needs_cannot_be_left_out():

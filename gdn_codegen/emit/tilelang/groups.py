@@ -21,7 +21,7 @@ class GroupsWriter(KernelWriter):
     """Writes one kernel. A buffer in shared memory is a ring that turns with the walk."""
 
     rules = rule
-    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence", "barrier")
+    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence", "barrier", "share")
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
@@ -73,8 +73,8 @@ class GroupsWriter(KernelWriter):
         super().body(tuple(s for s in body if isinstance(s, Loop) or (s.agent == self.agent.name and not self.known(s))))
 
     def known(self, o: Op) -> bool:
-        """Whether all agents know the number `o`: it stands before they part."""
-        return o in self.k.body and o.type is not None and o.type.rank == 0
+        """Whether `o` stands before agents part: a number that all of them know, or what ends them all."""
+        return o in self.k.body and (o.kind == "share" or (o.type is not None and o.type.rank == 0))
 
     def walk(self, lp: Loop) -> None:
         for c in lp.carried:
@@ -189,6 +189,12 @@ def barrier(w: GroupsWriter, o: Op) -> None:
 @rule("diag_inverse")
 def diag_inverse(w: GroupsWriter, o: Op, x: Value) -> None:
     w.line(f"t.diag_inverse({w.name(x.buffer)}, {w.name(o.buffer)}, {o.attr('size')}, tx - {w.agent.first})")
+
+
+@rule("share")
+def share(w: GroupsWriter, o: Op, early: Value) -> None:
+    w.line(f"if ({early.at()} * 2 > span) == (share == 0):")
+    w.w.indent += 1  # to the kernel's end
 
 
 @rule("fence")

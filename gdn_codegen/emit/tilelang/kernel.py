@@ -36,7 +36,8 @@ from ..base import (
 
 rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
                           "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
-                          "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "transpose": "groups"})
+                          "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "transpose": "groups",
+                          "share": "partition"})
 
 WIDTH = 120
 #: Ops whose rules write lines; those of the others give an expression.
@@ -44,7 +45,7 @@ STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move",
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "checkpoint", EVERY}
+       "begin", "stop", "checkpoint", "both", "share", EVERY}
 
 
 @dataclass(frozen=True)
@@ -353,11 +354,16 @@ class KernelWriter:
         if self.k.split:
             grid.append(f"{self.tiled(self.k.split)} // {self.dim(self.k.split)}")
             index.append("block")
+        shares = any(o.kind == "share" for o in walk(self.k.body))
+        if shares:  # blocks start in order of their last index
+            grid[1], index[1] = "2 * HV", "both"
         for x in touched(self.p, self.k):
             if x.strided:
                 self.line(f"{self.params[x.name]} = {self.view(x)}")
         self.w(f"with t.kernel({', '.join(grid)}, threads={self.threads()}) as ({', '.join(index)}):")
         self.w.indent += 1
+        if shares:
+            self.w("share = T.alloc_var(T.int32, init=T.truncdiv(both, HV))", "hv = T.alloc_var(T.int32, init=both - share * HV)")
         if "h" in self.uses:
             # a variable, lest each address divide anew, in 64 bits
             self.w("h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))")
