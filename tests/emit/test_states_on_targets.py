@@ -241,6 +241,8 @@ BAD = {
     "slots device": (dict(state_indices=torch.zeros(5, dtype=torch.int32, device="meta")), "state_indices: got device meta"),
     "slot past the pool": (dict(state_indices=torch.tensor([0, 1, 2, 3, 7])), "state_indices: .*0 to 6, or -1"),
     "slot below -1": (dict(state_indices=torch.tensor([0, 1, 2, 3, -2])), "state_indices: .*0 to 6, or -1"),
+    "slot twice": (dict(state_indices=torch.tensor([3, -1, 1, -1, 3]), final_state=torch.zeros(7, 2, K, V).bfloat16()),
+                   "state_indices: got slot 3 for sequences 0 and 4; accepted: a slot of its own"),
     "final dtype": (dict(final_state=torch.zeros(7, 2, K, V)), "final_state: got torch.float32"),
     "final shape": (dict(final_state=torch.zeros(7, 2, V, K).bfloat16()), "final_state: got"),
     "slot past the other pool": (dict(final_state=torch.zeros(3, 2, K, V).bfloat16()), "state_indices: .*0 to 2, or -1"),
@@ -264,6 +266,24 @@ def test_bad_input(case, monkeypatch):
     monkeypatch.setitem(fn.__globals__, "_plans", {})
     with pytest.raises(ValueError, match=text):
         run(fn, inputs(), **{**good, **(dict(final_state=pool) if change == "same" else change)})
+
+
+def test_sequences_share_a_slot_that_is_read_but_none_that_is_written():
+    x = inputs()
+    (pool, whole), shared = memory(build("triton", "pool"), x), torch.tensor([4, 4, -1, -1, 4])
+    before = whole.clone()
+    fn = function(build("triton", "pool"))
+    same = run(fn, x, initial_state=pool, state_indices=shared, output_final_state=True)
+    for s in (1, 3):
+        pool[s] = pool[4]
+    apart = run(fn, x, initial_state=pool, state_indices=torch.tensor([4, 1, -1, -1, 3]), output_final_state=True)
+    rows = [*range(34), *range(51, 98)]
+    assert torch.equal(same[0][0, rows], apart[0][0, rows]) and torch.equal(same[1][[0, 1, 4]], apart[1][[0, 1, 4]])
+    whole.copy_(before)
+    fn = function(build("triton", "pool/in_place"))
+    with pytest.raises(ValueError, match="state_indices: got slot 4 for sequences 0 and 1; accepted: a slot of its own"):
+        run(fn, x, initial_state=pool, state_indices=shared)
+    assert torch.equal(whole, before)
 
 
 def test_bad_states_of_other_contracts():

@@ -61,6 +61,7 @@ TRIALS = {
     ("state_indices", "fewer than sequences"): dict(POOL, state_indices=cu(0)),
     ("state_indices", "past the pool (*)"): dict(POOL, state_indices=cu(0, 6)),
     ("state_indices", "below -1 (*)"): dict(POOL, state_indices=cu(-2, 0)),
+    ("state_indices", "two sequences in a slot (*)"): dict(POOL, state_indices=cu(3, 3)),
     ("initial_state", "a pool of tiles that are not dense"): dict(POOL, initial_state=zeros(6, K, HV, V).transpose(1, 2),
                                                                   state_indices=cu(0, 1)),
     ("final_state", "dtype unlike the pool's"): dict(POOL, final_state=half(6, HV, K, V), state_indices=cu(0, 1)),
