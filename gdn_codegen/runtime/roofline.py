@@ -33,22 +33,24 @@ class Ceilings:
         return max(c.bytes / self.bytes, c.flops / self.flops)
 
 
-def costs(p: Program, lengths: Sequence[int], heads: int, value_heads: int, absent: Sequence[str] = ()) -> dict[str, Cost]:
-    """Kernel -> cost of a lowered program. absent: optional tensors that are not given. Walks over parts count as if none
-    began early, and kernels that run only for some parts as nothing."""
+def costs(p: Program, lengths: Sequence[int], heads: int, value_heads: int, absent: Sequence[str] = (),
+          every: int = 1) -> dict[str, Cost]:
+    """Kernel -> cost of a lowered program. absent: optional tensors that are not given; every: chunks from checkpoint to
+    checkpoint. Walks over parts count as if none began early, and kernels that run only for some parts as nothing."""
     def cost(k: Kernel) -> Cost:
         if any(o.kind == "leave" for o in walk(k.body)):
             return Cost(0, 0, 0)
-        return _Walk(p, k, lengths, heads, value_heads, absent).cost()
+        return _Walk(p, k, lengths, heads, value_heads, absent, every).cost()
 
     return {k.name: cost(k) for k in p.kernels}
 
 
 class _Walk:
     def __init__(self, p: Program, k: Kernel, lengths: Sequence[int], heads: int, value_heads: int,
-                 absent: Sequence[str]) -> None:
+                 absent: Sequence[str], every: int) -> None:
         self.p, self.k, self.lengths, self.heads, self.value_heads, self.absent = p, k, lengths, heads, value_heads, absent
         self.chunks = sum(-(-n // p.sizes["C"]) for n in lengths)
+        self.checkpoints = sum(n // (p.sizes["C"] * every) for n in lengths)
         self.types, self.sizes = types(k.body), {**p.sizes, **k.sizes}
         self.blocks = p.sizes[k.split] // k.sizes[k.split] if k.split else 1
         self.moved: dict[tuple[str, str], int] = {}
@@ -87,4 +89,5 @@ class _Walk:
         tile = t.tile.shape(sizes)
         if t.index == "token":
             return sum(self.lengths) * math.prod(tile[1:])
-        return math.prod(tile) * {"slot": self.chunks, "sequence": len(self.lengths), "part": 0}[t.index]
+        return math.prod(tile) * {"slot": self.chunks, "sequence": len(self.lengths), "checkpoint": self.checkpoints,
+                                  "part": 0}[t.index]

@@ -18,6 +18,7 @@ from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.peers import PEERS, Absent, Refused
 from gdn_codegen.runtime.roofline import Ceilings, costs
 from gdn_codegen.schedule import SCHEDULES
+from gdn_codegen.schedule.contract import Contract
 
 ROOT = Path(__file__).parents[2]
 RAGGED = Shape("ragged", (100, 30), 2, 4)
@@ -140,6 +141,17 @@ def test_triton_costs_the_same():
     b = Build("triton", schedule=replace(SCHEDULES["replay"], v_block=128))
     theirs, ours = costs(lowered(b), RAGGED.lens, 2, 4, ["initial_state"]), of("replay")
     assert theirs["o_S"] == ours["o_S"] and theirs["G_Tinv"] == replace(ours["G_Tinv"], flops=ours["G_Tinv"].flops + 6 * SQUARE)
+
+
+@pytest.mark.parametrize("every, rows", [(1, 10), (3, 2), (6, 0)])
+def test_checkpoints_are_stored_after_whole_chunks(every, rows):
+    """Two sequences of five whole chunks and a tail: only the kernel that walks has more to write, a state a checkpoint."""
+    for plan in (SCHEDULES["replay"], replace(SCHEDULES["replay"], v_block=64)):
+        plain, with_ = (costs(lowered(Build("tilelang", schedule=plan, contract=Contract.parse(f"state=bfloat16{more}"))),
+                              (330, 330), 2, 4, every=every) for more in ("", "/checkpoints"))
+        more = rows * 4 * 128 * 128 * 2
+        walk = plain["o_S"]
+        assert with_ == {**plain, "o_S": replace(walk, bytes=walk.bytes + more, asked=walk.asked + more)}
 
 
 def test_share_of_the_roofline():
