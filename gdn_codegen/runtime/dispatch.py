@@ -92,7 +92,8 @@ def names(device: torch.device) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def architecture(device: torch.device) -> str:
     """The architecture of a GPU that some build is made for, or ""."""
-    return {(9, 0): "sm_90a"}.get(torch.cuda.get_device_capability(device), "") if device.type == "cuda" else ""
+    nvidia = device.type == "cuda" and not torch.version.hip  # AMD's gfx90a gives its capability as (9, 0), too
+    return {(9, 0): "sm_90a"}.get(torch.cuda.get_device_capability(device), "") if nvidia else ""
 
 
 @lru_cache(maxsize=64)
@@ -134,7 +135,16 @@ def _choose(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[in
             if not said:
                 return Choice(x, (*why, (f"chosen by {source}", reason)))
             why.append((f"not {x.name}", said))
-    return Choice(b, tuple(why))  # building it says what is wrong
+    return Choice(b, tuple(why))
+
+
+def _check_fits(b: Build, arch: str, few: bool) -> None:
+    """What has no room on the GPU is refused before its kernels compile, naming the chunks that have."""
+    said = unfit(b)
+    if said:
+        chunks = [n for n in CHUNKS if any(fits(x) for x, _ in modelled(replace(b, chunk=n), arch, few))]
+        raise ValueError(f"chunk_size: got {b.chunk}, with K = {b.head_dim_k}, V = {b.head_dim_v} in {b.dtype}; accepted: "
+                         f"{', '.join(map(str, chunks)) or 'none for these K and V'} ({said})")
 
 
 @lru_cache(maxsize=1024)
@@ -144,15 +154,18 @@ def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
     """The build for calls of one kind. heads: for targets that compile them in."""
     b = Build(target, chunk_size or DEFAULT_CHUNK, layout, algorithm, schedule or DEFAULT_SCHEDULE, _NAMES[dtype], head_dim_k,
               head_dim_v, heads, contract=contract)
+    arch = architecture(device)
     if schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        chosen = _choose(b, architecture(device), names(device), shape_class, few, chunk_size)
+        chosen = _choose(b, arch, names(device), shape_class, few, chunk_size)
     if chosen.build.plan.partition != "decay":  # nobody else asks
         chosen = replace(chosen, build=replace(chosen.build, contract=contract.unpromised()))
     chosen = replace(chosen, why=(*chosen.why, ("chunk", "asked for" if chunk_size else "left open")))
     if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
         print(f"gdn_codegen: {chosen}", file=sys.stderr)
+    if schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may take half of what is estimated for Hopper
+        _check_fits(chosen.build, arch, few)
     return chosen
 
 

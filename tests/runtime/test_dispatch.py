@@ -33,9 +33,10 @@ def gpu(monkeypatch, tmp_path):
     return found
 
 
-def ask(extent=LONG, target="tilelang", chunk=None, schedule=None, dtype=torch.float16, contract=PLAIN, V=128, layout="bthd"):
+def ask(extent=LONG, target="tilelang", chunk=None, schedule=None, dtype=torch.float16, contract=PLAIN, K=128, V=128,
+        layout="bthd"):
     shape = lambda h, d: torch.empty(1, extent.tokens, h, d, dtype=dtype, device="meta")
-    key = dispatch.key("gated_delta_rule", shape(extent.H, 128), shape(extent.HV, V), target, chunk, layout, schedule,
+    key = dispatch.key("gated_delta_rule", shape(extent.H, K), shape(extent.HV, V), target, chunk, layout, schedule,
                        extent.sequences, contract)
     return dispatch.explained(*key)
 
@@ -119,14 +120,40 @@ def test_what_does_not_fit_is_passed_over_with_its_reason(gpu):
     assert got.build.arch == "" and got.why[0][0] == f"not {gpu[0].about.name}" and "chosen by model" in str(got)
 
 
-def test_candidates_are_tried_in_order_and_the_last_error_is_the_builds(gpu, monkeypatch):
+def test_candidates_are_tried_in_order(gpu, monkeypatch):
     monkeypatch.setattr(dispatch, "architecture", lambda device: "")
     refused = {"fused": "too large", "fused64": "also too large"}
     monkeypatch.setattr(dispatch, "unfit", lambda b: refused.get(b.plan.name + str(b.plan.v_block or ""), ""))
     got = ask()
     assert got.build.plan == varied("fused", v_block=32)
     assert [reason for what, reason in got.why if what.startswith("not ")] == ["too large", "also too large"]
-    monkeypatch.setattr(dispatch, "unfit", lambda b: "nothing fits")
+
+
+@pytest.mark.parametrize("target, dtype, K, V", [("triton", torch.float16, 256, 256), ("triton", torch.float32, 132, 32),
+                                                 ("tilelang", torch.float32, 256, 256)])
+def test_what_has_no_room_on_hopper_is_refused_with_the_chunks_that_would(gpu, monkeypatch, target, dtype, K, V):
+    x = dict(target=target, dtype=dtype, K=K, V=V)
+    said = rf"^chunk_size: got 128, with K = {K}, V = {V} in {str(dtype)[6:]}; accepted: 16, 32, 64 \(.* bytes"
+    with pytest.raises(ValueError, match=said):
+        ask(chunk=128, **x)
+    assert dispatch.fits(ask(chunk=64, **x).build)
+    assert ask(chunk=128, schedule="staged", **x).build.chunk == 128  # what is asked for is not looked at
+    monkeypatch.setattr(dispatch, "architecture", lambda device: "")  # another GPU or a CPU: building says what is wrong
+    assert ask(chunk=128, **x).build.chunk == 128
+
+
+@pytest.mark.parametrize("capability, hip, want", [((9, 0), None, "sm_90a"), ((9, 0), "7.0", ""), ((10, 0), None, "")])
+def test_which_gpus_are_hopper(capability, hip, want, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert dispatch.architecture.__wrapped__(torch.device("cuda")) == want
+
+
+def test_where_no_chunk_fits_the_sizes_are_said(gpu, monkeypatch):
+    monkeypatch.setattr(dispatch, "unfit", lambda b: "too large")
+    with pytest.raises(ValueError, match=r"V = 128 in float16; accepted: none for these K and V \(too large"):
+        ask()
+    monkeypatch.setattr(dispatch, "architecture", lambda device: "")
     assert ask().build == BASE
 
 
