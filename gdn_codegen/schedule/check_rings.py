@@ -4,7 +4,7 @@ The agents of a kernel that walks the chunks run side by side, the walk unrolled
 device does, and a wait knows a phase by its parity alone. Vector clocks say what each agent may rely on; copies by a unit
 of its own are known to be over only by the barrier that they arrive at. Refused:
 - a slot is read or written by two ops, one writing, that no barrier orders; where they are of one agent, none of its threads;
-- a unit reads what threads wrote without a fence between;
+- a unit reads what threads wrote without a fence between, which each did before they met or arrived;
 - a fragment is read by an agent that does not hold it;
 - a wait that a phase could pass by, or that an older phase could end; an arrival that could fall into another phase;
 - a wait that nobody ends, or arrivals that do not fill a phase.
@@ -46,14 +46,14 @@ def reads(k: Kernel) -> dict[int, set[str]]:
     return {id(o): {x for a in o.args for x in leaves(a)} if o.buffer or not o.out else set() for o in walk(k.body)}
 
 
-def own_buffers(k: Kernel, agent: str) -> set[str]:
-    """The buffers in shared memory that `agent` alone writes and reads."""
+def own_buffers(k: Kernel, agent: str, space: str) -> set[str]:
+    """The buffers of `space` that `agent` alone writes and reads."""
     read, home = reads(k), {o.out: o.buffer for o in walk(k.body) if o.buffer}
     users: dict[str, set[str]] = {}
     for o in walk(k.body):
         for name in (*(home.get(x, x) for x in read[id(o)]), *([o.buffer] if o.buffer else [])):
             users.setdefault(name, set()).add(o.agent)
-    return {b.name for b in k.buffers if b.space == "shared" and users.get(b.name) == {agent}}
+    return {b.name for b in k.buffers if b.space == space and users.get(b.name) == {agent}}
 
 
 def by_threads(p: Program, o: Op) -> bool:
@@ -98,7 +98,7 @@ class _Check:
         self.clocks = Clocks(Cores(device.name, device.target, agents=device.groups, issuer=THREADS,
                                    pipes={a: channels if a == device.loader else {} for a in device.groups}))
         self.threads = {a.name: a.threads for a in k.agents}
-        self.private = set().union(*(own_buffers(k, a.name) for a in k.agents))
+        self.private = set().union(*(own_buffers(k, a.name, device.operand) for a in k.agents))
         self.met: dict[str, int] = {}  # agent -> the number of the last barrier of its threads
         self.phases = {(b.name, s): _Phases(b.shape[0]) for b in k.buffers if b.space == BARRIER for s in range(b.slots)}
         self.written: dict[tuple[str, int], _Write] = {}
@@ -210,6 +210,9 @@ class _Check:
             if w.threads and by_units(self.p, o) and not 0 < w.fence <= known[maker]:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; threads of {w.op.agent} "
                                  "wrote it, and no fence stands between")
+            if w.threads and by_units(self.p, o) and name in self.private and not w.fence < self.met[o.agent]:
+                raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; its threads met before the "
+                                 "fence of each")
         number = c.run(pipe)
         for value in self.reads[id(o)]:
             name = self.home.get(value, value)

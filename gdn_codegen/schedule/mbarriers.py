@@ -43,7 +43,7 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
                 groups.setdefault((o.agent, readers, slots[o.buffer]), []).append(o)
             elif any(by_units(p, r) for r in ops if o.out in read[id(r)]):
                 after.setdefault(id(o), []).append(_sync("fence", o.agent, **_own([o])))
-    for o in _threads_meet(k, ops, read):
+    for o in _threads_meet(k, ops, read, device.operand):
         before.setdefault(id(o), []).append(_sync("barrier", o.agent, **_own([o])))
     copied: dict[int, dict[str, str]] = {}  # load -> where its copy arrives
     barriers = []
@@ -82,7 +82,7 @@ def _own(ops: list[Op]) -> dict[str, bool]:
     return {OWN_PART: True} if all(o.attr(OWN_PART) for o in ops) else {}
 
 
-def _threads_meet(k: Kernel, ops: list[Op], read: dict[int, set[str]]) -> list[Op]:
+def _threads_meet(k: Kernel, ops: list[Op], read: dict[int, set[str]], space: str) -> list[Op]:
     """The ops before which the threads of their agent meet: they read what other threads wrote, or overwrite what those may
     still read. Two turns, as the first ops of a turn follow the last of the one before."""
     home = {o.out: o.buffer for o in ops if o.buffer}
@@ -91,7 +91,7 @@ def _threads_meet(k: Kernel, ops: list[Op], read: dict[int, set[str]]) -> list[O
         written: set[str] = set()
         used: set[str] = set()
         mine = [o for o in ops if o.agent == a.name]
-        private = own_buffers(k, a.name)
+        private = own_buffers(k, a.name, space)
         for o in (*mine, *mine):
             reads_, writes = {home.get(x, "") for x in read[id(o)]} & private, {o.buffer} & private
             if id(o) in out or reads_ & written or writes & (used | written):

@@ -356,14 +356,16 @@ class KernelWriter:
             index.append("block")
         shares = any(o.kind == "share" for o in walk(self.k.body))
         if shares:  # blocks start in order of their last index
-            grid[1], index[1] = "2 * HV", "both"
+            last, many = index[-1], f"({grid[-1]})" if self.k.split else grid[-1]
+            grid[-1], index[-1] = f"2 * {many}", "both"
         for x in touched(self.p, self.k):
             if x.strided:
                 self.line(f"{self.params[x.name]} = {self.view(x)}")
         self.w(f"with t.kernel({', '.join(grid)}, threads={self.threads()}) as ({', '.join(index)}):")
         self.w.indent += 1
         if shares:
-            self.w("share = T.alloc_var(T.int32, init=T.truncdiv(both, HV))", "hv = T.alloc_var(T.int32, init=both - share * HV)")
+            self.w(f"share = T.alloc_var(T.int32, init=T.truncdiv(both, {many}))",
+                   f"{last} = T.alloc_var(T.int32, init=both - share * {many})")
         if "h" in self.uses:
             # a variable, lest each address divide anew, in 64 bits
             self.w("h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))")
