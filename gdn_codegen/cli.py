@@ -225,6 +225,7 @@ def _bench_gpu(a: argparse.Namespace) -> int:
 
 
 def tune(a: argparse.Namespace) -> int:
+    from .runtime import choices
     from .runtime import tune as t
     targets = t.TARGETS if a.target == "all" else (a.target,)
     if a.out and len(targets) > 1:
@@ -232,7 +233,8 @@ def tune(a: argparse.Namespace) -> int:
     shapes, out, failed = _only(a, t.SHAPES), Path(a.out) if a.out else None, False
     device, arch, units = ("", a.compile, 0) if a.compile else t.here()
     for target in targets:
-        about = Build(target, layout=a.layout, dtype=a.dtype, head_dim_k=a.head_dim_k, head_dim_v=a.head_dim_v)
+        about = Build(target, layout=a.layout, dtype=a.dtype, head_dim_k=a.head_dim_k, head_dim_v=a.head_dim_v,
+                      contract=choices.UNIT if a.unit_keys else Contract())
         if a.compile:
             for line in t.compile_candidates(about, shapes, arch):
                 print(line, flush=True)
@@ -306,6 +308,7 @@ def parser() -> argparse.ArgumentParser:
     _inputs_options(p)
     p.add_argument("--shapes", metavar="FILE", help="shapes in JSON, as benchmarks/shapes/serving.json (default: ten)")
     p.add_argument("--only", action="append", default=[], metavar="NAME", help="a shape of these; may be given again")
+    p.add_argument("--unit-keys", action="store_true", help="for callers that promise keys of norm 1")
     p.add_argument("--budget", type=float, metavar="SECONDS", help="begin no measurement later; the same command goes on")
     p.add_argument("--memory", type=float, default=8, metavar="GIB",
                    help="that a candidate may hold between its kernels (default: 8)")

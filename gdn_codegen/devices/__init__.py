@@ -11,7 +11,8 @@ class Device:
     The next fields name the space in which `place` puts a value: an operand of a product, a product's result, what was
     loaded, a vector, another tile, a number. agents: who can run ops; the first also runs what no rule assigns.
     in_place: an accumulator and a carried value may share the storage of what they become. solves: rows of the blocks that
-    a `diag_inverse` takes, 0 where there is none. async_loads: whether loads of tiles run by themselves.
+    a `diag_inverse` takes, 0 where there is none; solves_whole: rows of a whole tile that one takes in 16 bit, and overwrites.
+    async_loads: whether loads of tiles run by themselves.
     staged: dtypes whose tiles pass through the space "staged" on their way to memory, a row at a time there. part_cost: for
     the number of parts, microseconds of a chunk walked, of a part folded, of a launch and of a chunk summed up; chunks that
     walks are taken to begin early, how many more the earliest of them, and chunks of a part below which heads are summed up.
@@ -31,6 +32,7 @@ class Device:
     agents: tuple[str, ...] = ("block",)
     in_place: bool = False
     solves: int = 0
+    solves_whole: int = 0
     async_loads: bool = False
     staged: tuple[str, ...] = ()
     part_cost: dict[str, float] = field(default_factory=dict)
@@ -47,6 +49,7 @@ TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32
 #: (CUDA C++ Programming Guide, compute capability 9.0). Warps share products of 64 rows and columns, or of 16 and 32, evenly.
 HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragment": 0, "local": 0}, operand="shared",
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
+                solves_whole=64,
                 extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"),
                 part_cost={"chunk": 10.0, "fold": 4.0, "launch": 8.0, "summary": 10.0, "early": 6, "longest": 16,
                            "least": 14})
@@ -85,21 +88,24 @@ class Cores(Device):
 class Groups(Device):
     """A device whose thread block may be warp groups. Kernels over chunks keep one agent, `agents`.
 
-    state, aux, loader, store: the agent of what depends on carried values, of what else is computed, of loads, and of
-    stores to tokens. warps: of an agent; `state` has a warp group of four for each `rows` rows of the carried value, `most`
-    at most. registers: of each thread. slots: of a ring that an agent other than `loader` fills.
+    state, aux, loader, store, solve: the agent of what depends on carried values, of what else is computed, of loads, of
+    stores to tokens, and of inverses. warps: of an agent; `state` has a warp group of four for each `rows` rows of the carried
+    value, `most` at most. registers: of each thread. slots: of a ring that an agent other than `loader` fills. solving: both in
+    a kernel that has inverses.
     """
 
     state: str = ""
     aux: str = ""
     loader: str = ""
     store: str = ""
+    solve: str = ""
     warps: dict[str, int] = field(default_factory=dict)
     registers: dict[str, int] = field(default_factory=dict)
     rows: int = 0
     most: int = 0
     slots: dict[str, int] = field(default_factory=dict)
+    solving: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def groups(self) -> tuple[str, ...]:
-        return self.state, self.aux, self.loader, self.store
+        return self.state, self.aux, self.loader, self.store, self.solve

@@ -4,10 +4,12 @@ from . import HOPPER, Groups
 SM_90A = Groups(
     "sm_90a", "tilelang", HOPPER.spaces, operand="shared", product="fragment", loaded="shared", vector="shared",
     tile="fragment", number="local", in_place=True, extents=HOPPER.extents,
-    solves=HOPPER.solves, async_loads=HOPPER.async_loads, staged=HOPPER.staged,
+    solves=HOPPER.solves, solves_whole=HOPPER.solves_whole, async_loads=HOPPER.async_loads, staged=HOPPER.staged,
     part_cost={"chunk": 2.4, "fold": 4.0, "launch": 3.0, "summary": 10.0, "early": 7, "longest": 16, "least": 3},
-    state="state", aux="aux", loader="loader", store="store",
-    warps={"aux": 4, "loader": 1, "store": 1},
-    registers={"state": 192, "aux": 104, "loader": 24, "store": 24},
-    rows=64, most=2, slots={"aux": 2, "state": 1},
+    state="state", aux="aux", loader="loader", store="store", solve="solve",
+    warps={"aux": 4, "loader": 1, "store": 1, "solve": 2},
+    registers={"state": 192, "aux": 104, "loader": 24, "store": 24}, slots={"aux": 2, "state": 1},
+    solving={"registers": {"state": 192, "aux": 80, "loader": 48, "store": 48, "solve": 48},
+             "slots": {"aux": 3, "solve": 3, "state": 1}},
+    rows=64, most=2,
 )

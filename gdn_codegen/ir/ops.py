@@ -151,6 +151,13 @@ def _diagonal(attrs: Attrs, *args: Tile) -> Tile:
     return Tile((_square("diagonal")(attrs, *args).dims[0],), args[0].dtype)
 
 
+def _inverted(attrs: Attrs, *args: Tile) -> Tile:
+    x = _square("diag_inverse")(attrs, *args[:1])
+    _need(len(args) == 1 or [y.dims for y in args[1:]] == [x.dims[:1]],
+          f"diag_inverse scales columns by one vector of {x.dims[:1]}, {', '.join(map(str, args[1:]))} came")
+    return x
+
+
 def _matrix(kind: str) -> Callable[..., Tile]:
     def rule(attrs: Attrs, *args: Tile) -> Tile:
         _arity(kind, 1, args)
@@ -252,13 +259,13 @@ def _inverse(attrs: Attrs, a: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _diag_inverse(attrs: Attrs, a: torch.Tensor) -> torch.Tensor:
+def _diag_inverse(attrs: Attrs, a: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
     wide = a if a.dtype == torch.float64 else a.float()
     out = torch.zeros_like(wide)
     for at in range(0, len(a), attrs["size"]):
         here = slice(at, at + attrs["size"])
         out[here, here] = _inverse(attrs, wide[here, here])
-    return out.to(a.dtype)
+    return (out if scale is None else out * scale).to(a.dtype)
 
 
 def _row_norm(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
@@ -285,7 +292,8 @@ op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",))
 op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True)
 op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True)
 op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",))
-op("matmul", "a @ b (+ accumulator), either side transposed, summed in float32", _matmul, _mm, attrs=("ta", "tb"))
+op("matmul", "a @ b (+ accumulator), either side transposed, summed in float32; `later`: begun, and complete at the "
+   "agent's next drain", _matmul, _mm, attrs=("ta", "tb", "later"))
 op("cumsum", "running sum along tokens", _cumsum, lambda attrs, x: x.cumsum(0))
 op("part", "`size` entries of a vector from `start` on", _part, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
    attrs=("start", "size"))
@@ -308,8 +316,8 @@ op("diag_blocks", "the size x size blocks on the diagonal", _square("diag_blocks
 op("eye", "the identity matrix; with `within`, of as many rows as memory has of that dim, zero beyond",
    lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"))
 op("unit_lower_inverse", "(I + x)^-1 of a strictly lower x", _square("unit_lower_inverse"), _inverse)
-op("diag_inverse", "(I + x)^-1 of each size x size block x on the diagonal of a strictly lower tile, 0 outside of them",
-   _square("diag_inverse"), _diag_inverse, attrs=("size",))
+op("diag_inverse", "(I + x)^-1 of each size x size block on the diagonal, x what lies below its own, 0 outside of them; its "
+   "columns times a vector, where one is given", _inverted, _diag_inverse, attrs=("size",))
 op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",))
 op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
    lambda attrs, x: x, attrs=("given",))
@@ -335,5 +343,6 @@ op("signal", "producer of `channel` says that a buffer is full or free", _effect
 op("wait", "consumer of `channel` holds until it was signalled, this turn of the loop or `back` turns before", _effect,
    effect="sync", attrs=("channel", "src", "dst", "id", "loop", "why", "back"))
 op("fence", "the agent's writes so far are seen by the units that read shared memory by themselves", _effect, effect="sync")
+op("drain", "the products that the agent began are complete", _effect, effect="sync")
 op("barrier", "all of an agent's (or `scope`'s) earlier ops come before its later ones", _effect, effect="sync",
    attrs=("scope", "ids", "why"))

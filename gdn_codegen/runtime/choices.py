@@ -22,6 +22,8 @@ from .build import Build
 
 PACKAGED = Path(__file__).parents[1] / "devices" / "choices"
 PACKAGE, USER = "the package's", "the user's"
+SIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
+UNIT = Contract((("k", "unit"),))
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def power(n: int) -> int:
 @dataclass(frozen=True)
 class Row:
     """A choice that was measured: for which device and inputs (`about`: a build of these, with any schedule) and at what
-    size; ms of a call, and of the model's choice there. source: whose table."""
+    size; ms of a call, and of the model's choice there. source: whose table. float16 and bfloat16 take the same time."""
 
     device: str
     about: Build
@@ -62,8 +64,8 @@ class Row:
 
     def serves(self, b: Build, contract: Contract) -> bool:
         a = self.about
-        return (a.target, a.layout, a.algorithm, a.dtype, a.head_dim_k, a.head_dim_v, a.contract) == (
-            b.target, b.layout, b.algorithm, b.dtype, b.head_dim_k, b.head_dim_v, contract)
+        return (a.target, a.layout, a.algorithm, SIZE[a.dtype], a.head_dim_k, a.head_dim_v, a.contract) == (
+            b.target, b.layout, b.algorithm, SIZE[b.dtype], b.head_dim_k, b.head_dim_v, contract)
 
     def far(self, shape_class: tuple[int, ...]) -> int:
         """Steps from one shape class to another."""
@@ -143,10 +145,10 @@ def rows(devices: Sequence[str], target: str) -> tuple[Row, ...]:
 
 def near(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], chunk: int | None) -> list[Row]:
     """Rows that may choose for calls of `b`'s inputs and a shape class, the best first: rows for the same contract before
-    rows for plain inputs; of these the user's before the package's; of these the same class before those one step away; of these
-    the one that gained most over the model."""
+    those for keys of norm 1, where they are, before rows for plain inputs; of these the user's before the package's; of these
+    the same class before those one step away; of these the one that gained most over the model."""
     found = []
-    for i, contract in enumerate(dict.fromkeys((b.contract, Contract()))):
+    for i, contract in enumerate(dict.fromkeys((b.contract, *[UNIT] * (b.contract.form("k") in ("unit", "l2norm")), Contract()))):
         for r in rows(devices, b.target):
             if r.serves(b, contract) and r.far(shape_class) <= 1 and chunk in (None, r.about.chunk):
                 found.append((i, r.source != USER, r.far(shape_class), r.ms / (r.model_ms or r.ms), r))

@@ -28,6 +28,8 @@ from .targets import choose
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 #: Of calls that leave it open, where no table says better.
 DEFAULT_CHUNK = 64
+#: By architecture: the schedule of whole sequences.
+WHOLE = {"sm_90a": "fused_walk"}
 #: Portable schedules, changed fields: the first that fits sizes and dtype. Where K or V is above SPLIT, V comes in blocks: what
 #: an instance holds of the state is then K x 64 at most.
 PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -113,7 +115,7 @@ def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[i
     """Builds that tables have for such a call, the best first."""
     for r in choices.near(devices, b, shape_class, chunk):
         if r.about.arch in ("", arch) and (partitions() or not r.about.plan.partition):
-            yield replace(r.about, contract=b.contract, heads=b.heads), str(r)
+            yield replace(r.about, contract=b.contract, heads=b.heads, dtype=b.dtype), str(r)
 
 
 def modelled(b: Build, arch: str, few: bool) -> Iterator[tuple[Build, str]]:
@@ -122,7 +124,8 @@ def modelled(b: Build, arch: str, few: bool) -> Iterator[tuple[Build, str]]:
     if (b.target, arch) in ARCHS:
         if few and partitions():
             yield replace(b, schedule=varied(DEFAULTS[arch], partition="decay"), arch=arch), "walks fill half of the GPU at most"
-        yield replace(b, schedule=DEFAULTS[arch], arch=arch), f"made for {arch}"
+        for name in (WHOLE[arch], DEFAULTS[arch]):
+            yield replace(b, schedule=name, arch=arch), f"made for {arch}"
     for name, fields in PORTABLE[max(b.head_dim_k, b.head_dim_v) > SPLIT:]:
         yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
 

@@ -64,10 +64,8 @@ class Space:
 
 SPACES: dict[str, tuple[Space, ...]] = {
     "tilelang": (
-        Space(("walk",), {"partition": (None, "decay", "exact"), "part_chunks": (0, 16, 32, 64), "early": ("all", "state"),
-                          "longest_first": (False, True), "stages": (2, 3), "v_block": (0, 64)}, (64,), "sm_90a"),
-        Space(("fused_walk",), {"partition": (None, "decay"), "part_chunks": (0, 16, 32, 64), "early": ("all", "state"),
-                                "longest_first": (False, True), "stages": (3, 2)}, (64,), "sm_90a"),
+        *(Space((name,), {"partition": (None, "decay"), "part_chunks": (0, 8, 16, 32, 48, 64, 128, 256),
+                          "longest_first": (False, True)}, (64,), "sm_90a") for name in ("walk", "fused_walk")),
         Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                           "v_block": (0, 64, 32)})),
     "triton": (
@@ -127,8 +125,16 @@ def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[J
     every = candidates(about, arch)
     first = {s: model_choice(about, Extent(s.H, s.HV, len(s.lens), sum(s.lens)), arch, units) for s in shapes}
     found = [Job(b, s.H, s.HV, s.lens) for s, b in first.items()] + [
-        Job(b, s.H, s.HV, s.lens) for b in every for s in shapes if b.plan.part_chunks * b.chunk < max(s.lens)]
+        Job(b, s.H, s.HV, s.lens) for b in every for s in shapes if sensible(b, s, units)]
     return list({j.key: j for j in found}.values())
+
+
+def sensible(b: Build, s: Shape, units: int) -> bool:
+    """Whether the parts, if their length is given, are shorter than a sequence, and walks neither half nor six times as many as
+    a GPU has units."""
+    size = b.plan.part_chunks * b.chunk
+    walks = s.HV * sum(-(-n // size) for n in s.lens) if size else units
+    return size < max(s.lens) and units <= 2 * walks <= 12 * units
 
 
 # --- log and table ---------------------------------------------------------------------------------------------------

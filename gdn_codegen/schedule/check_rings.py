@@ -3,8 +3,9 @@
 The agents of a kernel that walks the chunks run side by side, the walk unrolled. Barriers count arrivals and phases as the
 device does, and a wait knows a phase by its parity alone. Vector clocks say what each agent may rely on; copies by a unit
 of its own are known to be over only by the barrier that they arrive at. Refused:
-- a slot is read or written by two ops, one writing, that no barrier orders; where they are of one agent, none of its threads;
-- a unit reads what threads wrote without a fence between, which each did before they met or arrived;
+- a slot is read or written by two ops, one writing, that no barrier orders; a product that was begun reads until it is drained;
+- a product that was begun is read before it is drained;
+- a unit reads what threads wrote without a fence between, which each did before they arrived;
 - a fragment is read by an agent that does not hold it;
 - a wait that a phase could pass by, or that an older phase could end; an arrival that could fall into another phase;
 - a wait that nobody ends, or arrivals that do not fill a phase.
@@ -44,16 +45,6 @@ def reads(k: Kernel) -> dict[int, set[str]]:
         o = defs.get(a)
         return {a} if o is None or o.buffer else {x for y in o.args for x in leaves(y)}
     return {id(o): {x for a in o.args for x in leaves(a)} if o.buffer or not o.out else set() for o in walk(k.body)}
-
-
-def own_buffers(k: Kernel, agent: str, space: str) -> set[str]:
-    """The buffers of `space` that `agent` alone writes and reads."""
-    read, home = reads(k), {o.out: o.buffer for o in walk(k.body) if o.buffer}
-    users: dict[str, set[str]] = {}
-    for o in walk(k.body):
-        for name in (*(home.get(x, x) for x in read[id(o)]), *([o.buffer] if o.buffer else [])):
-            users.setdefault(name, set()).add(o.agent)
-    return {b.name for b in k.buffers if b.space == space and users.get(b.name) == {agent}}
 
 
 def by_threads(p: Program, o: Op) -> bool:
@@ -98,8 +89,7 @@ class _Check:
         self.clocks = Clocks(Cores(device.name, device.target, agents=device.groups, issuer=THREADS,
                                    pipes={a: channels if a == device.loader else {} for a in device.groups}))
         self.threads = {a.name: a.threads for a in k.agents}
-        self.private = set().union(*(own_buffers(k, a.name, device.operand) for a in k.agents))
-        self.met: dict[str, int] = {}  # agent -> the number of the last barrier of its threads
+        self.begun: dict[str, list[tuple[Op, tuple[str, int]]]] = {}  # agent -> products to be drained, with a slot they read
         self.phases = {(b.name, s): _Phases(b.shape[0]) for b in k.buffers if b.space == BARRIER for s in range(b.slots)}
         self.written: dict[tuple[str, int], _Write] = {}
         self.read: dict[tuple[str, int], list[tuple[Op, int, int]]] = {}
@@ -132,8 +122,10 @@ class _Check:
             return self.wait(turn, o, pipe)
         if o.kind == "signal":
             self.signal(turn, o, pipe)
-        elif o.kind == "barrier":
-            self.met[o.agent] = c.run(pipe)
+        elif o.kind == "drain":
+            number = c.run(pipe)
+            for x, slot in self.begun.pop(o.agent, []):
+                self.read.setdefault(slot, []).append((x, pipe, number))
         elif o.kind == "fence":
             number = c.run(pipe)
             for w in self.written.values():
@@ -196,6 +188,9 @@ class _Check:
         for value in self.reads[id(o)]:
             name = self.home.get(value, value)
             x = self.buffers[name]
+            if any(b.out == value for b, _ in self.begun.get(o.agent, [])):
+                raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in turn {turn}, a product that was begun and not "
+                                 "drained")
             if x.space != self.device.operand:
                 if self.holder[name] != o.agent:
                     raise self.error(f"{o.out or o.kind} of {o.agent} reads {value}, a fragment of {self.holder[name]}")
@@ -203,32 +198,32 @@ class _Check:
             w = self.written.get((name, turn % x.slots))
             if w is None or w.op.out != value or known[w.pipe] < w.number:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in turn {turn} without waiting for it")
-            if name in self.private and not w.number < self.met.get(o.agent, 0):
-                raise self.error(f"{o.out or o.kind} reads {value} in turn {turn}; threads of {o.agent} wrote it, which did not "
-                                 "meet since")
             maker = c.number[w.op.agent, THREADS]
             if w.threads and by_units(self.p, o) and not 0 < w.fence <= known[maker]:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; threads of {w.op.agent} "
                                  "wrote it, and no fence stands between")
-            if w.threads and by_units(self.p, o) and name in self.private and not w.fence < self.met[o.agent]:
-                raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; its threads met before the "
-                                 "fence of each")
         number = c.run(pipe)
         for value in self.reads[id(o)]:
             name = self.home.get(value, value)
             x = self.buffers[name]
-            if x.space == self.device.operand:
+            if x.space == self.device.operand and o.attr("later"):
+                self.begun.setdefault(o.agent, []).append((o, (name, turn % x.slots)))
+            elif x.space == self.device.operand:
                 self.read.setdefault((name, turn % x.slots), []).append((o, pipe, number))
         x = self.buffers.get(o.buffer)  # type: ignore[assignment]
         if x is None or x.space != self.device.operand:
             return
         slot = (x.name, turn % x.slots)
+        begun = [b for agent in self.begun.values() for b, read in agent if read == slot]
+        if begun:
+            raise self.error(f"{o.out} of {o.agent} is written in turn {turn} while {begun[0].out} of {begun[0].agent} reads its "
+                             "slot")
         before = [(r.out or r.kind, r.agent, i, n) for r, i, n in self.read.pop(slot, [])]
         if slot in self.written:
             w = self.written[slot]
             before.append((w.op.out, w.op.agent, w.pipe, w.number))
         for what, agent, i, n in before:
-            if known[i] < n or (x.name in self.private and not n < self.met.get(o.agent, 0)):
+            if known[i] < n:
                 raise self.error(f"{o.out} of {o.agent} is written in turn {turn} before {what} of {agent} is sure to be done "
                                  "with its slot")
         if units is not None:

@@ -3,7 +3,7 @@
 unit_lower_inverse, by `inverse`:
 - "substitution": T = diag_inverse of the blocks that the device solves, b rows each; then T <- T - [T A]_b T doubles b, where
   [X]_b is, of each 2b x 2b diagonal block of X, the lower left b x b block. [T A]_b = T [A]_b, but A is one operand for all b.
-  T is rounded after each step. Where the device solves no blocks, "doubling".
+  T is rounded after each step. Where the device solves no blocks, "doubling"; where it solves whole tiles, nothing is merged.
 - "doubling": T = I; for b = 1, 2, 4... T <- T - T A_b T, where A_b holds, of each 2b x 2b diagonal block of A, the lower
   left b x b block. T is then the inverse of I + (A's diagonal 2b-blocks): block forward substitution, all blocks at once.
 - "blocked16": 16-row blocks by (I - X)(I + X^2)(I + X^4)(I + X^8), X the diagonal 16-blocks, then merged as above.
@@ -19,9 +19,11 @@ row_norm becomes x * rsqrt(row_sum(x * x) + eps). softplus(x) is max(x, 0) + log
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ..ir.builder import Body
-from ..ir.core import Op, Program
+from ..ir.core import Op, Program, uses
+from .pack import WIDTH
 from .schedule import Schedule
 from .tools import rebuild_kernel
 
@@ -29,16 +31,17 @@ from .tools import rebuild_kernel
 ARTANH = (2.0, 0.66666322, 0.40024596, 0.27965158, 0.28157782)
 
 
-def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, block: int = 0) -> Program:
-    """Expand the ops named above; products of the inverse take operands in `s.inverse_dtype`. solves: the device's."""
+def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int = 0, block: int = 0) -> Program:
+    """Expand the ops named above; products of the inverse take operands in `s.inverse_dtype`. solves, whole: the device's."""
     operand = dtype if s.inverse_dtype == "input" else "float32"
     size = p.sizes["C"]
     how = "doubling" if s.inverse == "substitution" and not solves else s.inverse
 
-    def rule(o: Op, b: Body) -> str | None:
+    def rule(o: Op, b: Body, count: dict[str, int]) -> str | None:
         if o.kind == "unit_lower_inverse":
             if how == "substitution":
-                return _inverse_by_substitution(o, b, solves, size, operand)
+                alone = size == whole and WIDTH[operand] == 2 and count[o.args[0]] == 1  # it overwrites its operand
+                return _inverse_by_substitution(o, b, whole if alone else solves, size, operand)
             if block and size == 2 * block and how == "doubling":
                 return _inverse_by_blocks(o, b, block, operand)
             return _inverse(o, b, how, size, operand)
@@ -52,7 +55,8 @@ def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, block: int =
             return _softplus(o, b)
         return None
 
-    return replace(p, stage="decomposed", kernels=tuple(rebuild_kernel(p, k, rule) for k in p.kernels))
+    return replace(p, stage="decomposed", kernels=tuple(rebuild_kernel(p, k, partial(rule, count=uses(k.body)))
+                                                          for k in p.kernels))
 
 
 def _inverse(o: Op, b: Body, how: str, size: int, operand: str) -> str:

@@ -1,10 +1,10 @@
 """groups: who computes each op, among warp groups. Requires stage "decomposed"; produces stage "assigned".
 
 Of a kernel that walks the chunks, what depends on a carried value and what stands outside the walk goes to the device's
-`state`, loads to its `loader`, stores to tokens to its `store`, all else to `aux`; a product that another accumulates onto goes
-where that one goes. Values cross by a move to shared memory, or a transpose on the way to memory; `aux` moves what it computed
-there for itself, too, where its products or an inverse of blocks read it there. A column or row of a vector in shared memory is
-read from a fragment, one for columns and one for rows.
+`state`, loads to its `loader`, stores to tokens to its `store`, inverses and what is computed from them to `solve`, all else to
+`aux`; a product that another accumulates onto goes where that one goes. Values cross by a move to shared memory, or a
+transpose on the way to memory; an inverse lies there by itself. A column or row of a vector in shared memory is read from a
+fragment, one for columns and one for rows.
 
 What leads to the next carried value comes first, since the next turn waits for it; loads come in the order of need.
 """
@@ -21,14 +21,21 @@ from .schedule import ScheduleError
 from .tools import dead_code, walks
 
 INVERSE = "diag_inverse"
-#: The operand that an op reads from shared memory, whoever computed it.
-NEAR = {"matmul": 1, INVERSE: 0}
 
 
 def groups(p: Program, device: Groups) -> Program:
     """`p` with an agent on every op of the kernels that walk the chunks."""
     return replace(p, stage="assigned",
                    kernels=tuple(_Assign(p, k, device).run() if walks(p, k) else k for k in p.kernels))
+
+
+def leads(ops: list[Op], kind: str) -> set[str]:
+    """The values that lead to an op of that kind."""
+    out: set[str] = set()
+    for o in reversed(ops):
+        if o.kind == kind or o.out in out:
+            out |= set(o.args)
+    return out
 
 
 class _Assign:
@@ -43,10 +50,13 @@ class _Assign:
     def agents(self) -> dict[int, str]:
         d, out, carried = self.device, {}, {c.name for c in self.loop.carried}
         depends = set(carried)
+        solved: set[str] = set()
         sums: dict[str, Op] = {}  # accumulator -> the product onto it
         for o in self.inside:
             if depends & set(o.args):
                 depends.add(o.out)
+            elif o.kind == INVERSE or solved & set(o.args):
+                solved.add(o.out)
             if o.kind == "matmul" and len(o.args) == 3:
                 sums[o.args[2]] = o
         for o in reversed(self.inside):
@@ -59,7 +69,7 @@ class _Assign:
             elif set(o.args) & depends or (o.kind == "matmul" and o.out in sums and out[id(sums[o.out])] == d.state):
                 out[id(o)] = d.state
             else:
-                out[id(o)] = d.aux
+                out[id(o)] = d.solve if o.out in solved else d.aux
         return out
 
     def run(self) -> Kernel:
@@ -72,22 +82,50 @@ class _Assign:
                 inner.taken = b.taken
                 for o in self.order():
                     self.op(o, inner)
-                b.stmts.append(replace(s, body=self.by_need(dead_code(inner.finish(), {c.next for c in s.carried}))))
+                body = dead_code(inner.finish(), {c.next for c in s.carried})
+                b.stmts.append(replace(s, body=self.by_need(self.begun(body))))
                 b.types.update({c.result: c.type for c in s.carried})
             else:
                 b.op(s.kind, *s.args, name=s.out, line=s.line, agent=self.device.state, **dict(s.attrs))
         return replace(self.k, body=b.finish())
 
     def order(self) -> list[Op]:
-        """Loads, what `aux` computes, what leads to the next carried value, the rest."""
+        """Loads, what `aux` and `solve` compute, what leads to the next carried value, the rest."""
         first = {c.next for c in self.loop.carried}
         for o in reversed(self.inside):
             if o.out in first:
                 first |= set(o.args)
         d = self.device
-        rank = {d.loader: 0, d.aux: 1, d.state: 2, d.store: 4}
+        rank = {d.loader: 0, d.aux: 1, d.solve: 2, d.state: 3, d.store: 5}
         mine = [o for o in self.inside if id(o) in self.agent]
         return sorted(mine, key=lambda o: rank[self.agent[id(o)]] + (self.agent[id(o)] == d.state and o.out not in first))
+
+    def begun(self, body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:
+        """The body in which `aux` begins the products that lead to no inverse once it has computed what does, and reads them
+        last: it moves and computes vectors meanwhile."""
+        ops = [o for o in body if isinstance(o, Op)]
+        early, aux = leads(ops, INVERSE), self.device.aux
+        late = {o.out for o in ops if o.agent == aux and o.kind == "matmul" and o.out not in early}
+        inverted = {a for o in ops if o.kind == INVERSE for a in o.args}
+        given = next((o for o in ops if o.agent == aux and o.out in inverted), None)
+        if given is None or not late:
+            return body
+        after: list[Op] = []  # what reads them
+        rest: list[Op] = []
+        reads = set(late)
+        for o in ops:
+            if o.out in late:
+                continue
+            if o.agent == aux and reads & set(o.args):
+                reads.add(o.out)
+                after.append(o)
+            else:
+                rest.append(o)
+        last = max(n for n, o in enumerate(rest) if o.agent == aux) + 1
+        rest[last:last] = after
+        at = rest.index(given) + 1
+        rest[at:at] = [replace(o, attrs=tuple(sorted([*o.attrs, ("later", True)]))) for o in ops if o.out in late]
+        return tuple(rest)
 
     def by_need(self, body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:
         """The body with its loads in the order in which agents read them, those with the same readers together."""
@@ -100,12 +138,14 @@ class _Assign:
                 first.setdefault(a, {}).setdefault(o.agent, at)
         loads = [o for o in ops if o.kind == "load"]
 
-        def need(o: Op) -> tuple[bool, int, tuple[str, ...], int]:
-            """The place of the group of `o`: those that `state` reads first, in its order."""
+        early = leads(ops, INVERSE)
+
+        def need(o: Op) -> tuple[bool, bool, int, tuple[str, ...], int]:
+            """The place of the group of `o`: what inverses wait for, then those that `state` reads first, in its order."""
             readers = tuple(sorted(first[o.out]))
             agent = self.device.state if self.device.state in readers else readers[0]
             group = min(first[x.out][agent] for x in loads if tuple(sorted(first[x.out])) == readers)
-            return agent != self.device.state, group, readers, first[o.out][agent]
+            return o.out not in early, agent != self.device.state, group, readers, first[o.out][agent]
         return (*sorted(loads, key=need), *(o for o in ops if o.kind != "load"))
 
     def op(self, o: Op, b: Body) -> None:
@@ -121,18 +161,9 @@ class _Assign:
             b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})
             return
         args = [self.read(a, agent, b) for a in o.args]
-        if agent == d.aux and o.kind in NEAR:
-            args[NEAR[o.kind]] = self.near(args[NEAR[o.kind]], agent, b)
         b.op(o.kind, *args, name=o.out, line=o.line, agent=agent, **dict(o.attrs))
-
-    def near(self, a: str, agent: str, b: Body) -> str:
-        """`a`, or where `agent` computed it in a fragment, what it moves to shared memory."""
-        o = self.defs[a]
-        if o.kind == INVERSE or self.agent[id(o)] != agent:
-            return a
-        if (a, agent, "near") not in self.names:
-            self.names[a, agent, "near"] = self.move(a, f"{a}_op", agent, self.device.operand, b)
-        return self.names[a, agent, "near"]
+        if agent == d.aux and any(o.out in x.args and self.agent.get(id(x)) == d.solve for x in self.inside):
+            self.read(o.out, d.solve, b)  # at once: `solve` has the longer way
 
     def read(self, a: str, agent: str, b: Body, view: str = "") -> str:
         """What `agent` reads for the value `a`, under a view of that kind."""
@@ -148,10 +179,10 @@ class _Assign:
         else:
             out, maker, d = a, self.agent[id(o)], self.device
             if maker not in (agent, d.loader):
-                if (maker, agent) != (d.aux, d.state):
+                if (maker, agent) not in ((d.aux, d.state), (d.aux, d.solve), (d.solve, d.state)):
                     raise self.error(f"{a} would go from {maker} to {agent}")
-                out = self.names.get((a, agent)) or self.move(a, f"{a}_s", maker, d.operand, b)
-                self.names[a, agent] = out
+                if o.kind != INVERSE:
+                    out = self.names[a, "", ""] = self.names.get((a, "", "")) or self.move(a, f"{a}_s", maker, d.operand, b)
             if view and maker != agent:
                 out = self.move(out, f"{a}_{view}", agent, d.tile, b)
         self.names[key] = out

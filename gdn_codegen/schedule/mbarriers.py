@@ -4,10 +4,10 @@ Each ring has two barriers a slot: ready, on which its producer's threads arrive
 its readers' threads arrive once they are done. Rings with the same producer, readers and slots share them. A reader waits
 before its first read and arrives after its last; the producer waits, `slots` turns back, before its first write. Where a
 product or a store to tokens reads what threads wrote, a fence comes before they arrive: loads of tokens count, since threads
-fill up the last chunk of a sequence. Barriers of rings that only the walk's own part fills count its turns. What an agent moves
-to shared memory for itself needs no such pair: its threads meet between a write and a read, and before the next write.
+fill up the last chunk of a sequence. Barriers of rings that only the walk's own part fills count its turns. What leads to an
+inverse has barriers of its own, since it is read ahead of the rest. A product that was only begun is drained before it is read.
 
-What the rest orders already goes: a wait, an arrival, a barrier or a fence without which `check_rings` still proves the kernel.
+What the rest orders already goes: a wait, an arrival or a fence without which `check_rings` still proves the kernel.
 """
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ..devices import Groups
 from ..ir.core import Buffer, Kernel, Loop, Op, Program, loops
 from ..ir.ops import OWN_PART
 from .check import RaceError
-from .check_rings import BARRIER, by_threads, by_units, check_rings, own_buffers, reads
+from .check_rings import BARRIER, by_threads, by_units, check_rings, reads
+from .groups import INVERSE, leads
 from .tools import walks
 
 
@@ -33,21 +34,20 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
     ops = [o for o in loop.body if isinstance(o, Op)]
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
     read, count = reads(k), {a.name: a.threads for a in k.agents}
-    groups: dict[tuple[str, tuple[str, ...], int], list[Op]] = {}
+    groups: dict[tuple[str, tuple[str, ...], int, bool], list[Op]] = {}
+    early = leads(ops, INVERSE)
     before: dict[int, list[Op]] = {}
     after: dict[int, list[Op]] = {}
     for o in ops:
         if o.buffer in slots:
             readers = tuple(dict.fromkeys(r.agent for r in ops if o.out in read[id(r)]))
-            if readers != (o.agent,):
-                groups.setdefault((o.agent, readers, slots[o.buffer]), []).append(o)
-            elif any(by_units(p, r) for r in ops if o.out in read[id(r)]):
-                after.setdefault(id(o), []).append(_sync("fence", o.agent, **_own([o])))
-    for o in _threads_meet(k, ops, read, device.operand):
-        before.setdefault(id(o), []).append(_sync("barrier", o.agent, **_own([o])))
+            groups.setdefault((o.agent, readers, slots[o.buffer], o.out in early), []).append(o)
+        if o.attr("later"):
+            reader = next(r for r in ops if o.out in read[id(r)])
+            before.setdefault(id(reader), []).append(_sync("drain", o.agent, **_own([o])))
     copied: dict[int, dict[str, str]] = {}  # load -> where its copy arrives
     barriers = []
-    for (producer, consumers, n), writes in groups.items():
+    for (producer, consumers, n, _), writes in groups.items():
         names, own = {o.out for o in writes}, _own(writes)
         ready, free = (f"{writes[0].out}_{x}" for x in ("ready", "free"))
         barriers += [Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n),
@@ -82,28 +82,8 @@ def _own(ops: list[Op]) -> dict[str, bool]:
     return {OWN_PART: True} if all(o.attr(OWN_PART) for o in ops) else {}
 
 
-def _threads_meet(k: Kernel, ops: list[Op], read: dict[int, set[str]], space: str) -> list[Op]:
-    """The ops before which the threads of their agent meet: they read what other threads wrote, or overwrite what those may
-    still read. Two turns, as the first ops of a turn follow the last of the one before."""
-    home = {o.out: o.buffer for o in ops if o.buffer}
-    out: dict[int, Op] = {}
-    for a in k.agents:
-        written: set[str] = set()
-        used: set[str] = set()
-        mine = [o for o in ops if o.agent == a.name]
-        private = own_buffers(k, a.name, space)
-        for o in (*mine, *mine):
-            reads_, writes = {home.get(x, "") for x in read[id(o)]} & private, {o.buffer} & private
-            if id(o) in out or reads_ & written or writes & (used | written):
-                out[id(o)] = o
-                written, used = set(), set()
-            written |= writes
-            used |= reads_
-    return list(out.values())
-
-
 def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
-    """The kernel less barriers, then arrivals, then waits, then fences and meetings of threads, that are not needed."""
+    """The kernel less barriers, then arrivals, then waits, then fences and drains, that are not needed."""
     (loop,) = loops(k.body)
     syncs = [(o.kind, o.attr("channel"), o.agent) for o in loop.body if isinstance(o, Op) and o.kind in ("signal", "wait")]
     drops = [{s for s in syncs if s[1] == c} for c in dict.fromkeys(c for _, c, _ in syncs)]
@@ -115,7 +95,7 @@ def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
         except RaceError:
             pass
     (loop,) = loops(k.body)
-    for o in (o for o in loop.body if isinstance(o, Op) and o.kind in ("fence", "barrier")):
+    for o in (o for o in loop.body if isinstance(o, Op) and o.kind in ("fence", "drain")):
         (now,) = loops(k.body)
         less = _with_walk(k, replace(now, body=tuple(x for x in now.body if x is not o)))
         try:

@@ -52,7 +52,13 @@ class _Operands:
 
     def staged(self, a: str) -> bool:
         """Whether the stored `a` lies where rows are not whole."""
-        return self.type[a].rank == 2 and self.type[a].dtype in self.device.staged and a not in self.read
+        return self.type[a].rank == 2 and self.type[a].dtype in self.device.staged and a not in self.read and not self.inverse(a)
+
+    def inverse(self, a: str) -> bool:
+        """Whether `a` is an inverse of blocks, which lies in the operands' space, or computed from one by its reader."""
+        o = self.defs.get(a)
+        return o is not None and (o.kind == "diag_inverse" or (OPS[o.kind].elementwise and self.count[a] == 1
+                                                               and any(self.inverse(x) for x in o.args)))
 
     def far(self, a: str) -> bool:
         """Whether `a` has to be computed outside the operands' space."""

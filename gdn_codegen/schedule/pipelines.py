@@ -26,6 +26,7 @@ from .feed import feed
 from .forget import forget
 from .groups import groups
 from .heads import heads
+from .inverses import inverses
 from .launch import launch
 from .masks import masks
 from .mbarriers import mbarriers
@@ -89,7 +90,8 @@ FRONT: tuple[tuple[str, Pass], ...] = (
     ("diagonal", lambda p, c: diagonal(p, c.dtype)),
     ("masks", lambda p, c: masks(p)),
     ("precision", lambda p, c: precision(p, c.schedule, c.dtype, c.contract)),
-    ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device.solves)),
+    ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device.solves, c.device.solves_whole)),
+    ("inverses", lambda p, c: inverses(p) if c.device.solves_whole == p.sizes["C"] else p),
     ("accumulate", lambda p, c: accumulate(p)),
 )
 ONE_AGENT: tuple[tuple[str, Pass], ...] = (

@@ -1,7 +1,6 @@
 """rings: gives the values of warp groups buffers. Requires stage "assigned"; produces stage "placed".
 
-What `loader` loads and what crosses from agent to agent lies in shared memory, in a ring of slots that turns with the walk; what
-an agent moves there for itself, in one slot.
+What `loader` loads and what crosses from agent to agent lies in shared memory, in a ring of slots that turns with the walk.
 Accumulators, first operands that were computed, tiles read more than once, and vectors under a column or row lie in
 fragments. All else is an expression inside its reader, and a vector or a number always is.
 """
@@ -43,6 +42,8 @@ class _Kernel:
             for n, a in enumerate(o.args):
                 self.readers.setdefault(a, []).append((o, n))
         self.inside = list(walk(self.loop.body))
+        self.solves = any(o.agent == device.solve for o in self.inside)
+        self.own = device.solving if self.solves else {"registers": device.registers, "slots": device.slots}
 
     def run(self) -> Kernel:
         buffers: dict[str, Buffer] = {}
@@ -62,9 +63,7 @@ class _Kernel:
             if o.out in owner:
                 continue
             if o.kind == "load" or moves(o, self.device):
-                own = all(r.agent == o.agent for r, _ in self.readers[o.out])
-                slots = self.s.stages if o.kind == "load" else 1 if own else self.device.slots[o.agent]
-                buffers[o.out] = replace(self.buffer(o.out, o.out, self.device.operand), slots=slots)
+                buffers[o.out] = replace(self.buffer(o.out, o.out, self.device.operand), slots=self.slots(o))
                 owner[o.out] = o.out
             elif o.kind == "matmul" and len(o.args) == 3 and self.grown(o.args[2], owner):
                 owner[o.out] = owner[o.args[2]]
@@ -79,9 +78,20 @@ class _Kernel:
         d, first, out = self.device, 0, []
         groups = buffers[self.loop.carried[0].name].shape[0] // d.rows
         for a in d.groups:
-            out.append(Agent(a, first, 32 * d.warps.get(a, 4 * groups), d.registers[a]))
+            if not any(o.agent == a for o in walk(self.k.body)):
+                continue
+            out.append(Agent(a, first, 32 * d.warps.get(a, 4 * groups), self.own["registers"][a]))
             first += out[-1].threads
         return tuple(out)
+
+    def slots(self, o: Op) -> int:
+        """Of the ring of what `o` loads or moves. An inverse is several turns ahead of the state."""
+        readers = {r.agent for r, _ in self.readers[o.out]}
+        if o.kind != "load":
+            return self.own["slots"][o.agent]
+        if not self.solves:
+            return self.s.stages
+        return self.s.stages if readers != {self.device.state} else 2
 
     def buffer(self, name: str, value: str, space: str) -> Buffer:
         t = self.type[value]

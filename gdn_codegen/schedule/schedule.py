@@ -124,9 +124,9 @@ SCHEDULES = {s.name: s for s in (
     Schedule("prepared", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", inverse="blocked16"),
     Schedule("prepared_vk", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", inverse="blocked16", state="vk"),
     Schedule("replay", (("G", "Tinv"), ("o", "S"))),
-    Schedule("walk", (("G", "Tb"), ("o", "S")), form="split", state="vk"),
+    Schedule("walk", (("G", "Tb"), ("o", "S")), form="split", state="vk", early="state"),
     Schedule("fused", (("o", "S"),), prefetch="all"),
-    Schedule("fused_walk", (("G", "beta"), ("o", "S")), form="split", state="vk", stages=3),
+    Schedule("fused_walk", (("G", "beta"), ("o", "S")), form="split", state="vk", stages=3, early="state"),
 )}
 
 

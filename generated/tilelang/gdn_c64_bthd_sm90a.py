@@ -62,6 +62,209 @@ INTS = {"G_Tb": [], "o_S": ["has_initial_state", "has_final_state"]}
 C = 64
 K = 128
 V = 128
+INVERSE = r"""
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+// (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, its columns times `scale` if that is given, by one warp.
+// A row of a tile is eight pieces of 16 bytes; piece p of row r lies at p ^ r % 8. Blocks of 8 on the diagonal are inverted by
+// forward substitution, in float32, a lane two columns; products (mma.sync, sums in float32) join them to blocks of 16, and block
+// forward substitution gives the rest. What does not depend on one another stands side by side, for a warp alone waits for each
+// result.
+template <bool bf16, bool scaled> struct UnitLowerInverse {
+  struct Tile { unsigned x[4]; };  // 16 x 16: quadrants by columns; a lane has entries (lane / 4, 2 (lane % 4)) and the next
+  struct Sum { float x[8]; };
+
+  static __device__ unsigned pack(float lo, float hi) {
+    unsigned out;
+    if constexpr (bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
+    return out;
+  }
+  static __device__ Tile pack(const Sum &s) {
+    return {pack(s.x[0], s.x[1]), pack(s.x[2], s.x[3]), pack(s.x[4], s.x[5]), pack(s.x[6], s.x[7])};
+  }
+  static __device__ float2 unpack(unsigned x) {
+    if constexpr (bf16) return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 *>(&x));
+    else return __half22float2(*reinterpret_cast<__half2 *>(&x));
+  }
+  static __device__ Sum unpack(const Tile &t) {
+    const float2 a = unpack(t.x[0]), b = unpack(t.x[1]), c = unpack(t.x[2]), d = unpack(t.x[3]);
+    return {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
+  }
+  static __device__ void mma(float *d, const Tile &a, unsigned b0, unsigned b1) {
+    if constexpr (bf16)
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+    else
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+  }
+  // acc + a b, with b transposed
+  static __device__ Sum product(const Tile &a, const Tile &bt, Sum acc = {}) {
+    mma(acc.x, a, bt.x[0], bt.x[2]);
+    mma(acc.x + 4, a, bt.x[1], bt.x[3]);
+    return acc;
+  }
+  // Where a lane's part of block (0, 0) lies for ldmatrix, and for its transpose.
+  static __device__ unsigned ldmatrix(const void *tile, unsigned lane) {
+    return base(tile) + lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+  }
+  static __device__ unsigned ldmatrix_turned(const void *tile, unsigned lane) {
+    return base(tile) + (lane % 8 + lane / 16 * 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+  }
+  static __device__ unsigned base(const void *tile) { return static_cast<unsigned>(__cvta_generic_to_shared(tile)); }
+  static __device__ unsigned at(unsigned first, unsigned i, unsigned j) { return first + i * 2048 ^ j * 32; }
+
+  static __device__ Tile load(unsigned first, unsigned i, unsigned j) {
+    Tile t;
+    asm volatile("ldmatrix.sync.aligned.x4.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
+    return t;
+  }
+  static __device__ Tile load_turned(unsigned first, unsigned i, unsigned j) {
+    Tile t;
+    asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
+    return t;
+  }
+  // Block (i, j) of the result, which is s, or -s.
+  static __device__ void store(void *tile, const void *scale, unsigned i, unsigned j, unsigned lane, Sum s, float sign = 1.f) {
+    if constexpr (scaled) {
+      float x[4];
+#pragma unroll
+      for (unsigned n = 0; n < 4; n += 2)
+        asm volatile("ld.shared.v2.f32 { %0, %1}, [%2];" : "=f"(x[n]), "=f"(x[n + 1])
+                     : "r"(base(scale) + (16 * j + 4 * n + lane % 4 * 2) * 4));
+#pragma unroll
+      for (unsigned n = 0; n < 8; ++n) s.x[n] *= x[n / 4 * 2 + n % 2];
+    }
+    const Tile t = sign < 0.f ? minus(pack(s)) : pack(s);
+    const unsigned first = at(base(tile) + lane / 4 * 144 + lane % 4 * 4, i, j);
+#pragma unroll
+    for (unsigned n = 0; n < 4; ++n)
+      asm volatile("st.shared.b32 [%0], %1;" :: "r"((first ^ n / 2 * 16) + n % 2 * 1024), "r"(t.x[n]) : "memory");
+  }
+  static __device__ Tile minus(Tile t) {
+#pragma unroll
+    for (unsigned n = 0; n < 4; ++n) t.x[n] ^= 0x80008000u;
+    return t;
+  }
+  static __device__ unsigned transposed(unsigned x) {
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
+    return x;
+  }
+
+  // The blocks of 16 on the diagonal become their inverses, transposed.
+  static __device__ void diagonal(void *a, unsigned lane) {
+    const unsigned j = lane % 8;
+    float x[2][8];
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h)
+#pragma unroll
+      for (unsigned i = 0; i < 8; ++i) x[h][i] = i == j ? 1.f : 0.f;
+#pragma unroll
+    for (unsigned i = 1; i < 8; ++i)
+#pragma unroll
+      for (unsigned h = 0; h < 2; ++h) {
+        const unsigned first = base(a) + (lane / 8 + 4 * h) * 1040;
+        unsigned m[4];
+        asm volatile("ld.shared.v4.b32 { %0, %1, %2, %3}, [%4];" : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                     : "r"((first ^ i * 16) + i * 128));
+#pragma unroll
+        for (unsigned r = 0; r < i; ++r) {
+          const float2 pair = unpack(m[r / 2]);
+          x[h][i] -= (r % 2 ? pair.y : pair.x) * x[h][r];
+        }
+      }
+    __syncwarp();
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h)
+      asm volatile("st.shared.v4.b32 [%0], { %1, %2, %3, %4};"
+                   :: "r"((base(a) + (lane / 8 + 4 * h) * 1040 ^ j * 16) + j * 128), "r"(pack(x[h][0], x[h][1])),
+                      "r"(pack(x[h][2], x[h][3])), "r"(pack(x[h][4], x[h][5])), "r"(pack(x[h][6], x[h][7])) : "memory");
+    __syncwarp();
+    // Of two blocks of 16: X11, M10 and X00, each an 8 x 8 block of which lanes know a row.
+    const unsigned left = base(a) + j * 128 + lane / 8 % 2 * 2080;
+    unsigned m[2][4], y[2][2];
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h) {
+      asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                   : "=r"(m[h][0]), "=r"(m[h][1]), "=r"(m[h][2]), "=r"(m[h][3])
+                   : "r"(left + h * 4160 + 1024 ^ (lane < 16 ? j ^ 1 : j) * 16) : "memory");
+      asm volatile("ldmatrix.sync.aligned.x2.m8n8.shared.b16 { %0, %1}, [%2];" : "=r"(y[h][0]), "=r"(y[h][1])
+                   : "r"(left + h * 4160 ^ j * 16) : "memory");
+    }
+    float p[2][4] = {}, q[2][4] = {};
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h) mma(p[h], {m[h][0], 0u, 0u, m[h][1]}, m[h][2], m[h][3]);
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h) mma(q[h], {pack(p[h][0], p[h][1]), 0u, 0u, pack(p[h][2], p[h][3])}, y[h][0], y[h][1]);
+    __syncwarp();
+#pragma unroll
+    for (unsigned k = 0; k < 4; ++k) {
+      const unsigned t = transposed(pack(q[k / 2][k % 2 * 2], q[k / 2][k % 2 * 2 + 1]) ^ 0x80008000u);
+      const unsigned row = base(a) + k * 2080 + lane / 4 * 128 + lane % 4 * 4;
+      asm volatile("st.shared.b32 [%0], %1;" :: "r"(row ^ (lane / 4 ^ 1) * 16), "r"(t) : "memory");
+      asm volatile("st.shared.b32 [%0], %1;" :: "r"(row + 1024 ^ lane / 4 * 16), "r"(0) : "memory");
+    }
+    __syncwarp();
+  }
+
+  // The other blocks, from those on the diagonal, which lie transposed in a.
+  static __device__ void rest(const void *a, void *x, const void *scale, unsigned lane) {
+    const unsigned plain = ldmatrix(a, lane), turned = ldmatrix_turned(a, lane);
+    // Block (1, 0), transposed as a second operand is.
+    const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_turned(turned, 1, 1)));
+    store(x, scale, 1, 0, lane,
+          unpack(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
+#pragma unroll
+    for (unsigned r = 2; r < 4; ++r) {
+      Sum y0, y1;
+      {
+        const Tile own = load_turned(turned, r, r);
+        y1 = product(own, load_turned(turned, r, 1));
+        y0 = product(own, load_turned(turned, r, 0));
+        if (r == 3) {
+          const Sum s = product(minus(pack(product(own, load_turned(turned, 3, 2)))), load(plain, 2, 2));
+          const Tile t32 = pack(s);
+          y1 = product(t32, load_turned(turned, 2, 1), y1);
+          y0 = product(t32, load_turned(turned, 2, 0), y0);
+          store(x, scale, 3, 2, lane, s);
+        }
+      }
+      const Tile z1 = pack(y1), z0 = pack(y0);
+      y1 = product(z1, load(plain, 1, 1));
+      y0 = product(z1, t10t, product(z0, load(plain, 0, 0)));
+      store(x, scale, r, 1, lane, y1, -1.f);
+      store(x, scale, r, 0, lane, y0, -1.f);
+    }
+#pragma unroll
+    for (unsigned n = 0; n < 4; ++n) store(x, scale, n, n, lane, unpack(load_turned(turned, n, n)));
+  }
+
+  static __device__ void clear_above(void *x, unsigned lane) {
+    const unsigned first = base(x) + lane / 2 * 128 + (lane % 2 ^ lane / 2 % 8) * 16;
+#pragma unroll
+    for (unsigned i = 0; i < 3; ++i)
+#pragma unroll
+      for (unsigned j = i + 1; j < 4; ++j)
+        asm volatile("st.shared.v4.b32 [%0], { %1, %1, %1, %1};" :: "r"(at(first, i, j)), "r"(0) : "memory");
+  }
+};
+
+// a is overwritten.
+template <bool bf16, bool scaled> static __device__ void unit_lower_inverse(void *a, void *x, const void *scale) {
+  using Inverse = UnitLowerInverse<bf16, scaled>;
+  unsigned lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one turn to the next
+  Inverse::clear_above(x, lane);
+  Inverse::diagonal(a, lane);
+  Inverse::rest(a, x, scale, lane);
+}
+"""
 # tensors that a kernel stores to
 WRITTEN = {
     "G_Tb": ["G_ws", "Tb_ws"],
@@ -74,6 +277,9 @@ def _prelude(cpu):
 
     def kernel(*grid, threads):
         return T.Kernel(*grid) if cpu else T.Kernel(*grid, threads=threads)
+
+    def blocks_at_least(n):
+        return None if cpu else T.annotate_min_blocks_per_sm(n)
 
     def shared(shape, dtype):
         return T.alloc_local(shape, dtype) if cpu else T.alloc_shared(shape, dtype)
@@ -150,7 +356,7 @@ def _prelude(cpu):
         return serial_row_sum(src, dst) if cpu else block_row_sum(src, dst)
 
     @T.macro
-    def serial_diag_inverse(A, X, size):
+    def serial_diag_inverse(A, X, size, scale):
         for i, j in T.grid(X.shape[0], X.shape[1]):
             X[i, j] = 0.0
         x = T.alloc_local((size, size), T.float32)
@@ -160,7 +366,7 @@ def _prelude(cpu):
             for r, j in T.grid(i, size):
                 x[i, j] -= T.cast(A[n * size + i, n * size + r], T.float32) * x[r, j]
             for j in T.serial(size):
-                X[n * size + i, n * size + j] = x[i, j]
+                X[n * size + i, n * size + j] = x[i, j] if scale is None else x[i, j] * scale[n * size + j]
 
     @T.macro
     def block_diag_inverse(A, X, size, column):
@@ -184,11 +390,31 @@ def _prelude(cpu):
             for i in T.unroll(size):
                 X[first + i, column] = x[i]
 
-    def diag_inverse(A, X, size, thread=None):
-        """thread: of those that share the work; of the block where it is not said."""
+    def pointer(x, access):
+        """Of a buffer, or of a slot of one."""
+        if not hasattr(x, "region"):
+            return x.access_ptr(access)
+        return x.buffer.access_ptr(access, offset=x.region[0].min * math.prod(int(n) for n in x.buffer.shape[1:]))
+
+    @T.macro
+    def whole_inverse(A, X, scale, thread, warp):
+        """By one warp."""
+        T.import_source(INVERSE)
+        dtype = (A.buffer if hasattr(A, "region") else A).dtype
+        which = ("true" if x else "false" for x in (dtype == "bfloat16", scale is not None))
+        columns = T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r")
+        if thread // 32 == warp:
+            T.call_extern("handle", f"unit_lower_inverse<{', '.join(which)}>", pointer(A, "rw"), pointer(X, "w"), columns)
+
+    def diag_inverse(A, X, size, scale=None, thread=None, warp=0):
+        """scale: a vector that multiplies the columns. thread: of those that share the work, of the block where it is not said;
+        warp: of theirs, the one that inverts a whole tile."""
         if cpu:
-            return serial_diag_inverse(A, X, size)
-        return block_diag_inverse(A, X, size, T.get_thread_binding() if thread is None else thread)
+            return serial_diag_inverse(A, X, size, scale)
+        thread = T.get_thread_binding() if thread is None else thread
+        if size == 64:
+            return whole_inverse(A, X, scale, thread, warp)
+        return block_diag_inverse(A, X, size, thread)
 
     @T.macro
     def widened(src, dst, transpose):
@@ -217,8 +443,9 @@ def _prelude(cpu):
 
     # The C backend has no bfloat16: there the host widens such tensors.
     bfloat16 = T.float32 if cpu else T.bfloat16
-    return SimpleNamespace(kernel=kernel, shared=shared, staged=staged, fragment=fragment, copy=copy, start_copy=start_copy,
-                           wait_copies=wait_copies, parallel=parallel, cumsum=cumsum, gemm=gemm, row_sum=row_sum,
+    return SimpleNamespace(kernel=kernel, blocks_at_least=blocks_at_least, shared=shared, staged=staged, fragment=fragment,
+                           copy=copy, start_copy=start_copy, wait_copies=wait_copies, parallel=parallel, cumsum=cumsum,
+                           gemm=gemm, row_sum=row_sum,
                            diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16)
 
 
@@ -248,16 +475,10 @@ def G_Tb_kernel(t):
             beta = t.shared((C,), T.float32)
             G = t.shared((C,), T.float32)
             k_k = t.fragment((C, C), T.float32)
-            mul_h = t.fragment((C, C), T.float16)
-            mul_h_op = t.shared((C, C), T.float16)
-            Tinv_d = t.shared((C, C), T.float16)
-            Tinv_p = t.fragment((C, C), T.float32)
-            neg_h = t.shared((C, C), T.float16)
-            Tinv_s = t.fragment((C, C), T.float32)
-            Tinv_p_3 = t.fragment((C, C), T.float32)
-            Tinv = t.fragment((C, C), T.float32)
-            Tb_h = t.fragment((C, C), T.float16)
-            Tb_h_out = t.staged((C, C), T.float16)
+            mul_h_2 = t.fragment((C, C), T.float16)
+            mul_h_2_op = t.staged((C, C), T.float16)
+            Tb_h = t.staged((C, C), T.float16)
+            t.blocks_at_least(8)
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
@@ -279,29 +500,11 @@ def G_Tb_kernel(t):
                 t.gemm(k, k, k_k, transpose_B=True)
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
-                    mul_h[i, j] = beta[i] * k_k[i, j] * T.exp(
-                        T.if_then_else(i > j, G[i] - G[j], -T.infinity(T.float32)),
-                    )
-                t.copy(mul_h, mul_h_op)
-                t.diag_inverse(mul_h_op, Tinv_d, 16)
-                t.gemm(Tinv_d, mul_h_op, Tinv_p)
+                    mul_h_2[i, j] = beta[i] * k_k[i, j] * T.exp(G[i] - G[j])
+                t.copy(mul_h_2, mul_h_2_op)
+                t.diag_inverse(mul_h_2_op, Tb_h, 64, scale=beta)
                 for i, j in t.parallel(C, C):
-                    neg_h[i, j] = -T.if_then_else(T.And(i // 32 == j // 32, i // 16 > j // 16), Tinv_p[i, j], 0.0)
-                for i, j in t.parallel(C, C):
-                    Tinv_s[i, j] = T.cast(Tinv_d[i, j], T.float32)
-                t.gemm(neg_h, Tinv_d, Tinv_s, clear_accum=False)
-                t.copy(Tinv_s, Tinv_d)
-                t.gemm(Tinv_d, mul_h_op, Tinv_p_3)
-                for i, j in t.parallel(C, C):
-                    mul_h_op[i, j] = -T.if_then_else(T.And(i // 64 == j // 64, i // 32 > j // 32), Tinv_p_3[i, j], 0.0)
-                for i, j in t.parallel(C, C):
-                    Tinv[i, j] = T.cast(Tinv_d[i, j], T.float32)
-                t.gemm(mul_h_op, Tinv_d, Tinv, clear_accum=False)
-                for i, j in t.parallel(C, C):
-                    Tb_h[i, j] = Tinv[i, j] * beta[j]
-                t.copy(Tb_h, Tb_h_out)
-                for i, j in t.parallel(C, C):
-                    Tb_ws[slot, hv, i, j] = Tb_h_out[i, j]
+                    Tb_ws[slot, hv, i, j] = Tb_h[i, j]
 
     return G_Tb_kernel
 
@@ -353,7 +556,7 @@ def o_S_kernel(t):
             mul_h_2 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
             U_h = t.fragment((V, C), T.float16)
-            mul_h_s = T.alloc_shared((2, C, C), T.float16)
+            mul_h_s = T.alloc_shared((2 * C, C), T.float16)
             add_mul = t.fragment((V, C), T.float32)
             o_h_s = T.alloc_shared((C, V), T.float16)
             k_ready = T.alloc_barrier(arrive_count=[32] * 2)
@@ -419,7 +622,13 @@ def o_S_kernel(t):
                     t.copy(U0, U_h)
                     for i, j in t.parallel(V, C):
                         add_mul[i, j] = exp_G_row[j] * q_S[i, j]
-                    T.gemm(U_h, mul_h_s[chunk % 2, :, :], add_mul, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(
+                        U_h,
+                        mul_h_s[chunk % 2 * C:(chunk % 2 + 1) * C, :],
+                        add_mul,
+                        transpose_B=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
                     T.barrier_arrive(exp_G_s_free[chunk % 2])
                     T.barrier_wait(o_h_s_free[0], (chunk + 1) % 2)
                     for i, j in t.parallel(V, C):
@@ -459,7 +668,7 @@ def o_S_kernel(t):
                     for i in t.parallel(C):
                         exp_sub_s[chunk % 2, i] = T.exp(G[chunk % 2, C - 1] - G[chunk % 2, i])
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                    T.copy(mul_h, mul_h_s[chunk % 2, :, :])
+                    T.copy(mul_h, mul_h_s[chunk % 2 * C:(chunk % 2 + 1) * C, :])
                     T.fence_proxy_async()
                     T.barrier_arrive(exp_G_s_ready[chunk % 2])
             else:

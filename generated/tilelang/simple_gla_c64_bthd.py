@@ -70,6 +70,9 @@ def _prelude(cpu):
     def kernel(*grid, threads):
         return T.Kernel(*grid) if cpu else T.Kernel(*grid, threads=threads)
 
+    def blocks_at_least(n):
+        return None if cpu else T.annotate_min_blocks_per_sm(n)
+
     def shared(shape, dtype):
         return T.alloc_local(shape, dtype) if cpu else T.alloc_shared(shape, dtype)
 
@@ -145,7 +148,7 @@ def _prelude(cpu):
         return serial_row_sum(src, dst) if cpu else block_row_sum(src, dst)
 
     @T.macro
-    def serial_diag_inverse(A, X, size):
+    def serial_diag_inverse(A, X, size, scale):
         for i, j in T.grid(X.shape[0], X.shape[1]):
             X[i, j] = 0.0
         x = T.alloc_local((size, size), T.float32)
@@ -155,7 +158,7 @@ def _prelude(cpu):
             for r, j in T.grid(i, size):
                 x[i, j] -= T.cast(A[n * size + i, n * size + r], T.float32) * x[r, j]
             for j in T.serial(size):
-                X[n * size + i, n * size + j] = x[i, j]
+                X[n * size + i, n * size + j] = x[i, j] if scale is None else x[i, j] * scale[n * size + j]
 
     @T.macro
     def block_diag_inverse(A, X, size, column):
@@ -179,11 +182,14 @@ def _prelude(cpu):
             for i in T.unroll(size):
                 X[first + i, column] = x[i]
 
-    def diag_inverse(A, X, size, thread=None):
-        """thread: of those that share the work; of the block where it is not said."""
+
+    def diag_inverse(A, X, size, scale=None, thread=None, warp=0):
+        """scale: a vector that multiplies the columns. thread: of those that share the work, of the block where it is not said;
+        warp: of theirs, the one that inverts a whole tile."""
         if cpu:
-            return serial_diag_inverse(A, X, size)
-        return block_diag_inverse(A, X, size, T.get_thread_binding() if thread is None else thread)
+            return serial_diag_inverse(A, X, size, scale)
+        thread = T.get_thread_binding() if thread is None else thread
+        return block_diag_inverse(A, X, size, thread)
 
     @T.macro
     def widened(src, dst, transpose):
@@ -212,8 +218,9 @@ def _prelude(cpu):
 
     # The C backend has no bfloat16: there the host widens such tensors.
     bfloat16 = T.float32 if cpu else T.bfloat16
-    return SimpleNamespace(kernel=kernel, shared=shared, staged=staged, fragment=fragment, copy=copy, start_copy=start_copy,
-                           wait_copies=wait_copies, parallel=parallel, cumsum=cumsum, gemm=gemm, row_sum=row_sum,
+    return SimpleNamespace(kernel=kernel, blocks_at_least=blocks_at_least, shared=shared, staged=staged, fragment=fragment,
+                           copy=copy, start_copy=start_copy, wait_copies=wait_copies, parallel=parallel, cumsum=cumsum,
+                           gemm=gemm, row_sum=row_sum,
                            diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16)
 
 

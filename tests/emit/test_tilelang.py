@@ -173,6 +173,25 @@ def test_compiles_for_hopper(tmp_path):
         assert 0 < found.shared <= 227 * 1024 and 0 < found.registers < 256
 
 
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("schedule, kernel, scaled", [("replay", "G_Tinv", False), ("walk", "G_Tb", True)])
+def test_inverses_of_whole_tiles_compile(schedule, kernel, scaled, dtype, tmp_path):
+    """Each form of templates/tilelang/inverse.cuh; nvcc sees only what is called."""
+    b = Build("tilelang", 64, "bthd", schedule=schedule, dtype=dtype, head_dim_k=64, head_dim_v=64)
+    text = render(b)
+    assert "unit_lower_inverse" in text and bool(re.search(r"t\.diag_inverse\(\w+, \w+, 64, scale=", text)) == scaled
+    (tmp_path / f"{b.name}.py").write_text(text)
+    (found,) = check_tilelang.compiled(tmp_path / f"{b.name}.py", [kernel])
+    assert not found.error and not found.spills and 0 < found.registers < 256
+
+
+def test_only_modules_with_inverses_of_whole_tiles_carry_their_text():
+    for schedule, chunk, dtype in (("replay", 32, "float16"), ("replay", 64, "float32"), ("prepared", 64, "float16")):
+        b = Build("tilelang", chunk, "bthd", schedule=schedule, dtype=dtype, head_dim_k=64, head_dim_v=64)
+        assert "INVERSE" not in render(b) and "whole_inverse" not in render(b)
+
+
 def test_every_op_has_a_rule_or_a_pass_that_removes_it():
     table = emitter.rule
     assert not set(table.table) & set(table.unsupported)

@@ -1,4 +1,5 @@
 """TileLang with warp groups: text, what nvcc makes of it, and what a build refuses."""
+import ast
 import re
 import shutil
 from dataclasses import replace
@@ -21,7 +22,7 @@ BUILDS = {b.name: b for b in (
     Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walkstate", partition="decay", early="state"), arch="sm_90a"),
     Build("tilelang", schedule="fused_walk", arch="sm_90a"),
     Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay", early="state",
-                                       longest_first=True), arch="sm_90a"),
+                                       longest_first=True), dtype="bfloat16", arch="sm_90a"),
 )}
 
 
@@ -41,7 +42,7 @@ def test_compiles_with_few_spills_and_products_side_by_side(name, tmp_path):
 
 def times(b, o):
     """How often an op is written: once more where turns before a walk's own part leave others out."""
-    return 1 + (b.plan.early == "state" and not o.attr("own"))
+    return 1 + (b.plan.partition is not None and b.plan.early == "state" and not o.attr("own"))
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -51,12 +52,58 @@ def test_text(name):
     assert text == render(b) and text.isascii()
     body = text[text.index("def o_S_kernel("):text.index("_KERNELS")]
     assert max(map(len, body.splitlines())) <= 120 and not re.search(r"[ \t]$", text, re.M) and "\n\n\n\n" not in text
-    ops_ = [o for k in lowered(BUILDS[name]).kernels if k.agents for s in k.body if hasattr(s, "body") for o in s.body]
+    (k,) = (k for k in lowered(b).kernels if k.agents)
+    ops_ = [o for s in k.body if hasattr(s, "body") for o in s.body]
     tails = sum(bool(o.attr("tail")) for o in ops_)
     assert body.count("T.barrier_wait(") == tails + sum(times(b, o) for o in ops_ if o.kind == "wait")
     assert body.count("T.fence_proxy_async(") == sum(times(b, o) for o in ops_ if o.kind == "fence")
     assert body.count("if rows >= C:") == tails + 1  # early turns are whole, and store nothing
-    assert len(re.findall(r"if tx < \d+:", body)) == 4
+    assert len(re.findall(r"if tx < \d+:", body)) == len(k.agents)
+    assert body.count("T.wait_wgmma(0)") == sum(times(b, o) for o in ops_ if o.kind == "drain")
+    assert body.count("T.wgmma_gemm(") == sum(times(b, o) for o in ops_ if o.attr("later"))
+
+
+PARTED = {f"{name}{i}": Build("tilelang", schedule=replace(SCHEDULES[name], name=f"{name}{i}", **fields), arch="sm_90a")
+          for name in ("walk", "fused_walk") for i, fields in enumerate((
+              {"early": "all"}, {"partition": "decay", "early": "all"}, {"partition": "decay", "early": "state"},
+              {"partition": "decay", "early": "state", "longest_first": True}))}
+
+
+@pytest.mark.parametrize("name", PARTED)
+def test_a_copy_arrives_where_its_ring_is_waited_for(name):
+    """A copy counts bytes on the barrier that its threads arrive on next, by that name: a slot of another count of turns hangs,
+    or ends a wait too early. In each loop, whoever names a barrier means the same slot."""
+    lines = [x.strip() for x in walk_text(PARTED[name])]
+    copies = [(n, x) for n, x in enumerate(lines) if "T.tma_copy(" in x]
+    assert len(copies) >= 5
+    for n, x in copies:
+        (barrier,) = re.findall(r"^T\.tma_copy\(.*, barrier=(\w+\[.*\])\)$", x)
+        ring = barrier[:barrier.index("[") + 1]
+        after = next(y for y in lines[n + 1:] if y.startswith(("for turn in", "for chunk in", f"T.barrier_arrive({ring}")))
+        assert after == f"T.barrier_arrive({barrier})"
+    slots = {}
+    for x in lines:
+        for ring, slot in re.findall(r"(?:T\.barrier_\w+\(|barrier=)(\w+)\[([^]]*)\]", x):
+            slots.setdefault(ring, set()).add(slot)
+    assert all(len(x) == 1 for x in slots.values()), slots
+
+
+def walk_text(b):
+    """The lines of the kernel that walks, a statement on each."""
+    text = render(b)
+    return ast.unparse(ast.parse(text[text.index("def o_S_kernel("):text.index("_KERNELS")])).splitlines()
+
+
+def test_a_product_that_was_begun_is_fenced_where_it_is_drained():
+    """Registers of the fragment that a thread of `aux` holds; between the start and the drain nothing names the fragment."""
+    for name in ("fused_walk0", "fused_walk2"):
+        lines = [x.strip() for x in walk_text(PARTED[name])]
+        starts = [n for n, x in enumerate(lines) if x.startswith("T.wgmma_gemm(")]
+        assert starts
+        for n in starts:
+            drain = lines.index("T.wait_wgmma(0)", n)
+            assert ", q_k," in lines[n] and not any("q_k" in x or x.startswith("for turn") for x in lines[n + 1:drain])
+            assert lines[drain + 1] == f"T.warpgroup_fence_operand(q_k, num_regs={64 * 64 // 128})"
 
 
 def test_tensors_of_the_cpu_are_refused():
@@ -73,9 +120,10 @@ def test_an_architecture_of_another_target_is_refused():
 
 
 @pytest.mark.parametrize("changes, schedule, name", [
-    ({}, None, "gdn_c64_bthd_sm90a"), ({"chunk_size": 32}, None, "gdn_c32_bthd"),
+    ({}, None, "gdn_c64_bthd_fused_walk_sm90a"), ({"chunk_size": 32}, None, "gdn_c32_bthd"),
     ({"dtype": torch.float32}, None, "gdn_c64_bthd_f32"),
-    ({"K": 64}, None, "gdn_c64_bthd_k64v128_sm90a"), ({"K": 32}, None, "gdn_c64_bthd_k32v128"), ({}, "fused", "gdn_c64_bthd"),
+    ({"K": 64}, None, "gdn_c64_bthd_k64v128_fused_walk_sm90a"), ({"K": 32}, None, "gdn_c64_bthd_k32v128"),
+    ({}, "fused", "gdn_c64_bthd"),
     ({}, "walk", "gdn_c64_bthd_walk"), ({"target": "triton"}, None, "gdn_c64_bthd")])
 def test_ops_pick_the_architecture_of_the_gpu_where_it_fits(monkeypatch, changes, schedule, name):
     monkeypatch.setattr(dispatch, "architecture", lambda device: "sm_90a")
@@ -93,7 +141,7 @@ def test_few_walks_are_split_into_parts(monkeypatch):
     monkeypatch.setattr(dispatch, "choice", dispatch.choice.__wrapped__)
     q, v = torch.empty(2, 3, 2, 128, dtype=torch.float16), torch.empty(2, 3, 4, 128, dtype=torch.float16)
     names = [dispatch.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, n).name for n in (None, 2, 3)]
-    assert names == ["gdn_c64_bthd_decay_sm90a", "gdn_c64_bthd_decay_sm90a", "gdn_c64_bthd_sm90a"]
+    assert names == ["gdn_c64_bthd_decay_sm90a", "gdn_c64_bthd_decay_sm90a", "gdn_c64_bthd_fused_walk_sm90a"]
 
 
 def test_other_gpus_and_the_cpu_take_portable_text():

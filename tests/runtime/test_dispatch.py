@@ -70,24 +70,31 @@ def test_the_nearest_row_wins_then_the_users_then_the_larger_gain(gpu):
     assert ask(LONG).build == PARTS
 
 
-@pytest.mark.parametrize("other", [dict(dtype=torch.bfloat16), dict(V=64), dict(layout="bhtd"), dict(target="triton"),
+@pytest.mark.parametrize("other", [dict(dtype=torch.float32), dict(V=64), dict(layout="bhtd"), dict(target="triton"),
                                    dict(chunk=32)])
 def test_rows_are_for_their_inputs_alone(gpu, other):
     gpu.append(row())
     assert "table" not in str(ask(**other))
 
 
+def test_rows_for_16_bit_serve_both_dtypes_and_those_for_unit_keys_what_normalises_them(gpu):
+    gpu += [row(), row(replace(PARTS, contract=choices.UNIT), ms=0.1)]
+    found = ask(dtype=torch.bfloat16)
+    assert found.build.dtype == "bfloat16" and "table" in str(found)
+    assert "0.1 ms" in str(ask(contract=Contract.parse("k=l2norm,q=l2norm"))) and "0.1 ms" not in str(ask())
+
+
 def test_outside_of_tables_the_model_chooses_and_says_why(gpu):
     few, many = ask(), ask(Extent(16, 16, 8, 32768))
     assert few.build.name == "gdn_c64_bthd_decay_sm90a" and ("chosen by model", "walks fill half of the GPU at most") in few.why
-    assert many.build.name == "gdn_c64_bthd_sm90a"
+    assert many.build.name == "gdn_c64_bthd_fused_walk_sm90a"
     assert ask(target="triton").build == Build("triton")
 
 
 def test_only_parts_that_begin_early_ask_for_the_promise_of_unit_keys(gpu):
     unit = Contract.parse("k=unit")
     assert ask(contract=unit).build.contract == unit
-    assert ask(Extent(16, 16, 8, 32768), contract=unit).build.name == "gdn_c64_bthd_sm90a"
+    assert ask(Extent(16, 16, 8, 32768), contract=unit).build.name == "gdn_c64_bthd_fused_walk_sm90a"
     assert ask(contract=unit, schedule=varied("walk", partition="exact")).build.contract == Contract()
     both = Contract.parse("beta=sigmoid,k=unit,q=l2norm")
     assert str(ask(contract=both, target="triton").build.contract) == "beta=sigmoid,q=l2norm"
@@ -111,7 +118,7 @@ def test_a_chunk_left_open_is_the_rows_or_64(gpu):
 def test_no_parts_in_a_process_that_wants_none(gpu, monkeypatch):
     gpu.append(row())
     monkeypatch.setenv("GDN_CODEGEN_PARTITION", "0")
-    assert ask().build.name == "gdn_c64_bthd_sm90a"
+    assert ask().build.name == "gdn_c64_bthd_fused_walk_sm90a"
 
 
 def test_what_does_not_fit_is_passed_over_with_its_reason(gpu):

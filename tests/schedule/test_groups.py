@@ -7,23 +7,23 @@ from reference import expected, in_form, problem, rms_error
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices.sm_90a import SM_90A
-from gdn_codegen.ir.core import Loop, loops, walk
+from gdn_codegen.ir.core import Loop, Op, loops, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.ir.ops import OWN_PART
 from gdn_codegen.schedule import Schedule, ScheduleError, named, pipelines
 from gdn_codegen.schedule.check import RaceError
-from gdn_codegen.schedule.check_rings import check_rings
+from gdn_codegen.schedule.check_rings import check_rings, reads
 from gdn_codegen.schedule.mbarriers import mbarriers
 from gdn_codegen.schedule.pipelines import lower
 
 SIZES = {"C": 64, "K": 64, "V": 64}
-SYNC = ("wait", "signal", "fence", "barrier")
+SYNC = ("wait", "signal", "fence", "drain")
 OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk")
 #: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
 PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
          "own": OWN, "early": replace(named("walk"), partition="decay", early="state"), "fused_walk": named("fused_walk"),
          "fused_early": replace(named("fused_walk"), partition="decay", early="state"),
-         "longest": replace(named("walk"), partition="decay", longest_first=True)}
+         "longest": replace(named("walk"), partition="decay", early="all", longest_first=True)}
 
 
 def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16"):
@@ -68,6 +68,51 @@ def test_a_group_of_four_warps_for_each_64_rows_of_the_state():
     assert [a.threads for a in walker(lowered("columns")).agents] == [128, 128, 32, 32]
 
 
+@pytest.mark.parametrize("plan", ["fused_walk", "fused_early"])
+def test_inverses_have_warps_of_their_own(plan):
+    p = lowered(plan)
+    k, ops = walker(p), inside(p)
+    mine = {a.name: [o for o in ops if o.agent == a.name and o.kind not in SYNC] for a in k.agents}
+    (inverse,) = mine["solve"]
+    assert (inverse.kind, inverse.attr("size")) == ("diag_inverse", 64)
+    (handed,) = (o for o in mine["aux"] if o.out == inverse.args[0])
+    assert handed.kind == "move" and [o.out for o in mine["aux"] if o.kind == "matmul"] == ["k_k", "q_k"]
+    assert {o.out for o in mine["loader"]} == {"k", "G", "beta", "q", "v"} and inverse.args[1:] == ("beta",)
+    assert {o.agent for o in ops if inverse.out in o.args} == {"state"}
+    assert [(a.name, a.first, a.threads) for a in k.agents] == [("state", 0, 128), ("aux", 128, 128), ("loader", 256, 32),
+                                                                ("store", 288, 32), ("solve", 320, 64)]
+    registers = {a.name: a.registers for a in k.agents}
+    assert registers["loader"] == registers["store"] == registers["solve"]  # of one warp group
+    assert 128 * (registers["state"] + registers["aux"] + registers["solve"]) <= 64 * 1024
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_aux_begins_what_leads_to_no_inverse_once_it_handed_over_what_does(plan):
+    ops = inside(lowered(plan))
+    later = [o.out for o in ops if o.attr("later")]
+    assert later == (["q_k"] if "fused" in plan else [])
+    for name in later:
+        aux = [o for o in ops if o.agent == "aux"]
+        at = {o.out: n for n, o in enumerate(aux) if o.out}
+        (inverse,) = (o for o in ops if o.kind == "diag_inverse")
+        told = next(n for n, o in enumerate(aux) if n > at[inverse.args[0]] and o.kind == "signal")
+        drained = next(n for n, o in enumerate(aux) if o.kind == "drain")
+        assert at["k_k"] < at[inverse.args[0]] < told < at[name] < drained < at["mul_h"]
+        # What else it computes and moves hides the product.
+        assert all(at[name] < at[x] < drained for x in ("exp_G_s", "exp_last_G_s", "exp_sub_s"))
+
+
+def test_what_leads_to_an_inverse_is_loaded_first_and_waited_for_alone():
+    ops = inside(lowered("fused_walk"))
+    loads = {o.out: o.attr("channel") for o in ops if o.kind == "load"}
+    assert list(loads) == ["k", "G", "beta", "q", "v"]
+    assert not {loads[x] for x in ("k", "G", "beta")} & {loads[x] for x in ("q", "v")}
+    (inverse,) = (n for n, o in enumerate(ops) if o.kind == "diag_inverse")
+    waits = [o.attr("channel") for o in ops[:inverse] if o.agent == "solve" and o.kind == "wait"]
+    (told,) = (o.attr("channel") for o in ops if o.kind == "signal" and o.attr("channel") in waits)
+    assert waits == [told] and [o.agent for o in ops if o.attr("channel") == told] == ["aux", "solve"]
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_products_read_fragments_first_and_rings_second(plan):
     p = lowered(plan)
@@ -85,6 +130,13 @@ def test_rings_turn_as_the_schedule_says():
     assert {slots[n] for n in ("k", "q", "v", "Tb", "G")} == {3} and slots["exp_G_s"] == 2 and slots["o_h_s"] == 1
 
 
+def test_an_inverse_is_turns_ahead():
+    """What only `state` reads comes late enough for two slots."""
+    slots = {b.name: b.slots for b in walker(lowered("fused_walk")).buffers if b.space == "shared"}
+    assert slots == {**dict.fromkeys(("k", "q", "G", "beta", "mul_h_3_s", "Tb_h", "exp_G_s", "exp_last_G_s", "exp_sub_s",
+                                      "mul_h_s"), 3), "v": 2, "o_h_s": 1}
+
+
 def test_only_kernels_that_walk_have_groups():
     assert [bool(k.agents) for k in lowered().kernels] == [False, True]
     assert {o.agent for o in walk(lowered().kernels[0].body) if o.kind != "wait"} == {"block"}
@@ -92,12 +144,12 @@ def test_only_kernels_that_walk_have_groups():
 
 # --- barriers --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_wait_arrival_and_fence_is_needed(plan):
+def test_every_wait_arrival_fence_and_drain_is_needed(plan):
     """Take one out, at once or with its other half, and the check fails."""
     p = lowered(plan)
     ops, spare = inside(p), []
     syncs = [n for n, o in enumerate(ops) if o.kind in SYNC]
-    assert {ops[n].kind for n in syncs} == set(SYNC) - ({"barrier"} if "fused" not in plan else set())
+    assert {ops[n].kind for n in syncs} == set(SYNC) - ({"drain"} if "fused" not in plan else set())
     for n in syncs:
         try:
             check_rings(with_body(p, ops[:n] + ops[n + 1:]), SM_90A)
@@ -121,10 +173,11 @@ def test_what_the_rest_orders_has_no_barrier():
     assert [o.agent for o in ops if o.kind == "signal" and o.attr("channel") == "k_free"] == ["state"]
 
 
-@pytest.mark.parametrize("kind", ["late wait", "early signal", "early fence"])
-def test_each_stands_where_it_must(kind):
-    """Move a wait after the op that it guards, or a signal or fence before the op that it follows."""
-    p = lowered()
+@pytest.mark.parametrize("plan", ["walk", "fused_walk", "fused_early"])
+@pytest.mark.parametrize("kind", ["late wait", "late drain", "early signal", "early fence"])
+def test_each_stands_where_it_must(kind, plan):
+    """Move a wait or drain after the op that it guards, or a signal or fence before the op that it follows."""
+    p = lowered(plan)
     ops, passed = inside(p), []
     for n, o in enumerate(ops):
         if o.kind != kind.split()[1] or (o.kind == "fence" and o.agent == "loader"):  # which has a later one
@@ -144,40 +197,61 @@ def test_each_stands_where_it_must(kind):
     assert [o.attr("channel") for o in passed] == ["exp_G_s_free"] * (kind == "late wait")
 
 
-@pytest.mark.parametrize("kind", ["late", "early"])
-def test_threads_meet_between_a_write_and_a_read(kind):
-    """Their barrier before the write or after the read: other threads' entries are not there yet."""
-    p = lowered("fused_walk")
-    ops, passed = inside(p), []
-    assert sum(o.kind == "barrier" for o in ops) == 3
-    for n, o in enumerate(ops):
-        if o.kind != "barrier":
-            continue
-        order = range(n + 1, len(ops)) if kind == "late" else range(n - 1, -1, -1)
-        other = next(m for m in order if ops[m].agent == o.agent and ops[m].kind in ("matmul", "diag_inverse", "move")
-                     and (kind == "late" or ops[m].kind != "matmul"))
-        less = ops[:n] + ops[n + 1:]
-        try:
-            check_rings(with_body(p, [*less[:other], o, *less[other:]]), SM_90A)
-            passed.append(o)
-        except RaceError as e:
-            assert any(x in str(e) for x in ("did not meet", "met before the fence", "sure to be done", "no fence")), e
-    assert not passed
+@pytest.mark.parametrize("plan", ["fused_walk", "fused_early"])
+def test_a_product_that_was_begun_is_drained_before_it_is_read(plan):
+    """Not without its drain, nor with it after the reader or before the product."""
+    p = lowered(plan)
+    ops = inside(p)
+    (n,) = (n for n, o in enumerate(ops) if o.kind == "drain")
+    (product,) = (o for o in ops if o.attr("later"))
+    read = reads(walker(p))
+    reader = next(m for m, o in enumerate(ops) if product.out in read[id(o)])
+    assert product.agent == ops[n].agent == ops[reader].agent and ops.index(product) < n < reader
+    message = f"{ops[reader].out} of aux reads {product.out} in turn 0, a product that was begun and not drained"
+    for body in (ops[:n] + ops[n + 1:], [*ops[:n], *ops[n + 1:reader + 1], ops[n], *ops[reader + 1:]],
+                 [*ops[:ops.index(product)], ops[n], *(o for o in ops[ops.index(product):] if o is not ops[n])]):
+        with pytest.raises(RaceError, match=message if plan == "fused_walk" else message.replace("turn 0", r"turn \d")):
+            check_rings(with_body(p, body), SM_90A)
 
 
-def test_threads_fence_before_they_meet():
-    """A thread's fence covers what it wrote itself: after the barrier others may already read by a unit of its own."""
+def test_a_product_that_is_not_begun_needs_no_drain():
     p = lowered("fused_walk")
-    ops, tried = inside(p), 0
-    for n, o in enumerate(ops):
-        before = next((m for m in range(n - 1, -1, -1) if ops[m].agent == o.agent), None)
-        if o.kind == "barrier" and before is not None and ops[before].kind == "fence":
-            swapped = list(ops)
-            swapped[before], swapped[n] = o, ops[before]
-            with pytest.raises(RaceError, match="its threads met before the fence of each"):
-                check_rings(with_body(p, swapped), SM_90A)
-            tried += 1
-    assert tried == 2
+    whole = [replace(o, attrs=tuple(a for a in o.attrs if a[0] != "later")) for o in inside(p) if o.kind != "drain"]
+    check_rings(with_body(p, whole), SM_90A)
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_what_a_begun_product_reads_is_not_written(drained):
+    """By its own agent, whose ops are in order otherwise."""
+    p, body = lowered("fused_walk"), []
+    for o in inside(p):
+        body.append(o)
+        if o.kind == "drain" if drained else o.attr("later"):
+            body.append(Op("move", "again", ("G_col",), (), None, 0, "aux", "q"))
+    with pytest.raises(RaceError) as e:
+        check_rings(with_body(p, body), SM_90A)
+    assert ("again of aux is written in turn 0 while q_k of aux reads its slot" in str(e.value)) != drained
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_begun_product_frees_its_rings_when_it_is_drained(drained):
+    """Let `aux` alone read q, of one slot, and say so to the loader before the drain or after it."""
+    p, body = lowered("fused_walk"), []
+    ops = inside(p)
+    (frees_k,), (frees_q,) = ([o for o in ops if o.kind == "signal" and o.attr("channel") == c] for c in ("k_free", "q_free"))
+    for o in ops:
+        if o.kind == "wait" and o.attr("channel") == "q_free":
+            o = replace(o, attrs=tuple((n, 1 if n == "back" else x) for n, x in o.attrs))
+        if o is not frees_k and o is not frees_q:
+            body.append(replace(o, args=("S_h", "k")) if o.out == "q_S" else o)
+        body += [frees_k] * (o.out == "q_S")
+        body += [replace(frees_q, agent="aux")] * bool(o.kind == "drain" if drained else o.attr("later"))
+    one = tuple(replace(b, slots=1) if b.name in ("q", "q_ready", "q_free") else b for b in walker(p).buffers)
+    if drained:
+        check_rings(with_body(p, body, buffers=one), SM_90A)
+    else:
+        with pytest.raises(RaceError, match="q of loader is written in turn 1 before q_k of aux is sure"):
+            check_rings(with_body(p, body, buffers=one), SM_90A)
 
 
 @pytest.mark.parametrize("name, change, message", [

@@ -16,6 +16,7 @@ rule = Rules("pto", {
     "unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose", "diag_inverse": "decompose",
     "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise",
     "eye": "vectorise", "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers",
+    "drain": "mbarriers",
     "reach": "partition", "leave": "partition", "share": "partition", "diagonal": "diagonal"})
 
 AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}

@@ -1,6 +1,7 @@
 """Writes one kernel whose agents are warp groups of a block: a branch an agent, each with its own walk over the chunks."""
 from __future__ import annotations
 
+import math
 from itertools import groupby
 
 from ...ir.core import Agent, Buffer
@@ -13,18 +14,22 @@ from .rules import rule as base
 rule = Rules("tilelang", {}, base)
 #: Threads of a warp group, for which registers are set; registers of a block.
 GROUP, REGISTERS = 128, 64 * 1024
-#: Of the barriers of threads, the first that TileLang leaves to others.
-FIRST_BARRIER = 3
 
 
 class GroupsWriter(KernelWriter):
     """Writes one kernel. A buffer in shared memory is a ring that turns with the walk."""
 
     rules = rule
-    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence", "barrier", "share")
+    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence", "drain", "share")
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
+        #: Rings of tiles that threads move: with one slot below the other T.copy stores 8 x 8 matrices, else pairs.
+        self.stacked = {o.buffer for o in walk(self.k.body) if o.kind == "move" and o.type is not None and o.type.rank == 2
+                        and self.buffers[o.buffer].space == "shared" and self.buffers[o.buffer].slots > 1}
+        #: Barriers that count the turns of the walk's own part; others may have loads of that part among theirs.
+        self.own = {o.attr("channel") for o in walk(self.k.body) if o.kind == "signal" and o.attr(OWN_PART)}
+        self.begun: list[str] = []  # fragments of products that run
         self.whole_chunks = False  # in turns before those of the walk's own part
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
 
@@ -46,12 +51,17 @@ class GroupsWriter(KernelWriter):
             return super().stored(o_dims, buffer)
         name = self.name(buffer)
         ring = [self.slot(x)] * (x.slots > 1)
+        if buffer in self.stacked:
+            return Value(o_dims, x.dtype, lambda i, j: Text(f"{name}[{self.slot(x)} * {o_dims[0]} + {i}, {j}]"), buffer)
         return Value(o_dims, x.dtype, lambda *index: Text(f"{name}[{', '.join([*ring, *(index or ('0',))])}]"), buffer)
 
     def whole(self, buffer: str) -> str:
         """The storage of a buffer as an operand: its slot of this turn."""
         x = self.buffers[buffer]
         name = self.name(buffer)
+        if buffer in self.stacked:
+            rows = self.dim(self.buffer_dims(buffer)[0])
+            return f"{name}[{self.slot(x)} * {rows}:({self.slot(x)} + 1) * {rows}, :]"
         return name if x.space != "shared" or x.slots == 1 else f"{name}[{', '.join([self.slot(x), *[':'] * len(x.shape)])}]"
 
     def tile(self, t: Tensor) -> str:
@@ -159,7 +169,10 @@ class GroupsWriter(KernelWriter):
         if x.space != "shared":
             return super().allocation(x)
         dims = [*[str(x.slots)] * (x.slots > 1), *(self.dim(d) for d in self.buffer_dims(x.name) or (1,))]
-        return f"{self.name(x.name)} = T.alloc_shared(({', '.join(dims)}{',' * (len(dims) == 1)}), {self.dtype(x.dtype)})"
+        if x.name in self.stacked:
+            dims = [f"{dims[0]} * {dims[1]}", *dims[2:]]
+        alloc = "t.staged" if x.name in self.inverted else "T.alloc_shared"
+        return f"{self.name(x.name)} = {alloc}(({', '.join(dims)}{',' * (len(dims) == 1)}), {self.dtype(x.dtype)})"
 
     def threads(self) -> int:
         return -(-sum(a.threads for a in self.k.agents) // GROUP) * GROUP
@@ -180,15 +193,18 @@ def signal(w: GroupsWriter, o: Op) -> None:
     w.line(f"T.barrier_arrive({x.name}[{w.slot(x, o.attr(OWN_PART, False))}])")
 
 
-@rule("barrier")
-def barrier(w: GroupsWriter, o: Op) -> None:
-    agent = w.agent
-    w.line(f"T.sync_threads({FIRST_BARRIER + w.k.agents.index(agent)}, {agent.threads})")
+@rule("drain")
+def drain(w: GroupsWriter, o: Op) -> None:
+    w.line("T.wait_wgmma(0)")
+    for x in w.begun:  # lest nvcc reads it before the wait
+        w.line(f"T.warpgroup_fence_operand({w.name(x)}, num_regs={math.prod(w.buffers[x].shape) // w.agent.threads})")
+    w.begun.clear()
 
 
 @rule("diag_inverse")
-def diag_inverse(w: GroupsWriter, o: Op, x: Value) -> None:
-    w.line(f"t.diag_inverse({w.name(x.buffer)}, {w.name(o.buffer)}, {o.attr('size')}, tx - {w.agent.first})")
+def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -> None:
+    tiles = [w.whole(x.buffer), w.whole(o.buffer), str(o.attr("size")), *[f"scale={w.whole(y.buffer)}" for y in [scale] if y]]
+    w.line(f"t.diag_inverse({', '.join(tiles)}, thread=tx - {w.agent.first}, warp={w.turn} % {w.agent.threads // 32})")
 
 
 @rule("share")
@@ -209,7 +225,10 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
         w.fill(w.stored(o.type.dims, o.buffer), acc)
     options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
     options += ["clear_accum=True"] * (acc is None) + ["policy=T.GemmWarpPolicy.FullRow"]
-    w.line(f"T.gemm({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})")
+    if o.attr("later"):
+        w.begun.append(o.buffer)
+    run = "T.wgmma_gemm" if o.attr("later") else "T.gemm"
+    w.line(f"{run}({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})")
 
 
 @rule("load")
@@ -219,12 +238,13 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
         base.of(o)(w, o, *operands)
         return
     x = w.buffers[channel]
+    arrives = f"{x.name}[{w.slot(x, channel in w.own)}]"
     copy = f"T.tma_copy({w.tile(t)}, {w.whole(o.buffer)}, barrier="
     if not tail or w.whole_chunks:
-        w.line(f"{copy}{x.name}[{w.slot(x)}])")
+        w.line(f"{copy}{arrives})")
         return
     w.line(f"if {w.use('rows')} >= C:")
-    w.inner(f"{copy}{x.name}[{w.slot(x)}])")
+    w.inner(f"{copy}{arrives})")
     # Once a sequence: what was copied of other sequences' rows becomes zero.
     w.line("else:")
     w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], 0)",

@@ -36,10 +36,14 @@ from ..base import (
 
 rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
                           "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
-                          "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "transpose": "groups",
-                          "share": "partition"})
+                          "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
+                          "transpose": "groups", "share": "partition"})
 
 WIDTH = 120
+#: Registers of a multiprocessor, and those that a thread of a small kernel gets.
+SM_REGISTERS, SMALL = 64 * 1024, 64
+#: Rows of a tile whose inverse is one call.
+WHOLE = 64
 #: Ops whose rules write lines; those of the others give an expression.
 STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move", "load", "store", "wait", "reach", "leave")
 #: Names of the kernels' own text, which no value may take.
@@ -73,6 +77,9 @@ class KernelWriter:
         self.part = "part"  # the part slot of what is loaded now
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
+        #: What an inverse of a whole tile reads and writes, in CUDA: a fixed layout.
+        self.inverted = {x for o in walk(k.body) if o.kind == "diag_inverse" and o.attr("size") == WHOLE
+                      for x in (o.buffer, next(y.buffer for y in walk(k.body) if y.out == o.args[0]))}
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
         self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n")}
@@ -308,6 +315,8 @@ class KernelWriter:
         self.head()
         for x in self.k.buffers:
             self.w(self.allocation(x))
+        if chunks and self.small():
+            self.w(f"t.blocks_at_least({SM_REGISTERS // (SMALL * self.threads())})")
         self.leave_out()
         if chunks:
             self.w("if chunk * C < length:")
@@ -339,7 +348,7 @@ class KernelWriter:
         dynamic = [", ".join(names) for names in (fixed, [x for x in bare if x.startswith("n_") and x not in long]) if names]
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
                  "long": long,
-                 "written": self.written(), "agents": self.k.agents, "ints": ints}
+                 "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted)}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*self.w.lines, *body]), extra)
 
@@ -390,13 +399,19 @@ class KernelWriter:
             return f"{self.name(x.name)} = T.alloc_var({self.dtype(x.dtype)})"
         dims = [self.dim(d) for d in self.buffer_dims(x.name)]
         shape = f"({', '.join(dims)}{',' * (len(dims) == 1)})"
-        return f"{self.name(x.name)} = t.{x.space}({shape}, {self.dtype(x.dtype)})"
+        return f"{self.name(x.name)} = t.{'staged' if x.name in self.inverted else x.space}({shape}, {self.dtype(x.dtype)})"
 
     def buffer_dims(self, name: str) -> tuple[Dim, ...]:
         for o in walk(self.k.body):
             if o.buffer == name and o.type is not None:
                 return o.type.dims
         return next(c.type.dims for s in self.k.body if isinstance(s, Loop) for c in s.carried if c.name == name)
+
+    def small(self) -> bool:
+        """Whether `SMALL` registers a thread are enough: accumulators take half of them at most. Then more blocks share a
+        multiprocessor, and one computes while another waits for its loads."""
+        fragments = [math.prod(x.shape) for x in self.k.buffers if x.space == "fragment"]
+        return any(o.kind == "matmul" for o in walk(self.k.body)) and 2 * max(fragments, default=0) <= SMALL * self.threads()
 
     def threads(self) -> int:
         """256 where the largest fragment would take more than 64 registers of 128 threads; fewer than 128 where a product

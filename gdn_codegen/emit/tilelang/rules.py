@@ -42,8 +42,9 @@ def diagonal(w: KernelWriter, o: Op, x: Value) -> None:
 
 
 @rule("diag_inverse")
-def diag_inverse(w: KernelWriter, o: Op, x: Value) -> None:
-    w.line(f"t.diag_inverse({_storage(w, o, x)}, {w.name(o.buffer)}, {o.attr('size')})")
+def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -> None:
+    columns = [f"scale={_storage(w, o, scale)}"] if scale else []
+    w.line(f"t.diag_inverse({', '.join([_storage(w, o, x), w.name(o.buffer), str(o.attr('size')), *columns])})")
 
 
 @rule("load")

@@ -1,0 +1,58 @@
+"""inverses: what an inverse of a whole tile does by itself. Requires stage "decomposed"; keeps it.
+
+- cast(cast(diag_inverse(a)) * row(x)) is rounded twice and goes through every entry once more; diag_inverse(a, x) is not and
+  does not. Only where the inverse is read once.
+- It reads what lies below the diagonal alone, so that a mask of the rest is not needed.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.builder import Body
+from ..ir.core import Kernel, Op, Program, types, uses, walk
+from .tools import rebuild_kernel
+
+
+def inverses(p: Program) -> Program:
+    """`p` with scales of columns in its inverses of whole tiles, and without masks before them."""
+    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Inverses(k)) for k in p.kernels))
+
+
+class _Inverses:
+    def __init__(self, k: Kernel) -> None:
+        self.defs, self.count, self.type = {o.out: o for o in walk(k.body) if o.out}, uses(k.body), types(k.body)
+
+    def __call__(self, o: Op, b: Body) -> str | None:
+        found = self.scaled(o.args[0]) if o.kind == "cast" else None
+        if found is not None and self.type[found[0].out] == self.type[o.out]:
+            inverse, vector = found
+            return b.op("diag_inverse", self.bare(inverse.args[0], b), vector, name=o.out, line=o.line, **dict(inverse.attrs))
+        if o.kind == "diag_inverse":
+            return b.op(o.kind, self.bare(o.args[0], b), *o.args[1:], name=o.out, line=o.line, **dict(o.attrs))
+        return None
+
+    def scaled(self, a: str) -> tuple[Op, str] | None:
+        """The inverse of which `a` has the columns scaled, and the vector that scales them."""
+        product = self.defs.get(a)
+        if product is None or product.kind != "mul" or self.count[a] != 1:
+            return None
+        for x, y in (product.args, product.args[::-1]):
+            inverse, view = self.defs.get(x), self.defs.get(y)
+            if inverse is not None and inverse.kind == "cast":
+                inverse = self.defs.get(inverse.args[0])
+            if view is not None and view.kind == "row" and inverse is not None and inverse.kind == "diag_inverse" \
+                    and len(inverse.args) == 1 and self.count[x] == self.count[inverse.out] == 1:
+                return inverse, view.args[0]
+        return None
+
+    def bare(self, a: str, b: Body) -> str:
+        """`a` without its mask; it is read once."""
+        o = self.defs.get(a)
+        if o is None or self.count[a] != 1:
+            return a
+        if o.kind in ("lower", "strictly_lower"):
+            return self.bare(o.args[0], b)
+        if o.kind not in ("cast", "mul", "exp"):
+            return a
+        args = [self.bare(x, b) for x in o.args]
+        return a if args == list(o.args) else b.op(o.kind, *args, line=o.line, **dict(o.attrs))
