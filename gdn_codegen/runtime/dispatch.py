@@ -115,7 +115,10 @@ def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[i
     """Builds that tables have for such a call, the best first."""
     for r in choices.near(devices, b, shape_class, chunk):
         if r.about.arch in ("", arch) and (partitions() or not r.about.plan.partition):
-            yield replace(r.about, contract=b.contract, heads=b.heads, dtype=b.dtype), str(r)
+            plan = r.about.plan
+            if plan.part_chunks and r.far(shape_class):  # measured for its own lengths; for others the host has a model
+                plan = replace(plan, part_chunks=0)
+            yield replace(r.about, schedule=plan, contract=b.contract, heads=b.heads, dtype=b.dtype), str(r)
 
 
 def modelled(b: Build, arch: str, few: bool) -> Iterator[tuple[Build, str]]:

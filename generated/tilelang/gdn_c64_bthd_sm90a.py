@@ -556,7 +556,7 @@ def o_S_kernel(t):
             mul_h_2 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
             U_h = t.fragment((V, C), T.float16)
-            mul_h_s = T.alloc_shared((2 * C, C), T.float16)
+            mul_h_s = T.alloc_shared((2, C, C), T.float16)
             add_mul = t.fragment((V, C), T.float32)
             o_h_s = T.alloc_shared((C, V), T.float16)
             k_ready = T.alloc_barrier(arrive_count=[32] * 2)
@@ -622,13 +622,7 @@ def o_S_kernel(t):
                     t.copy(U0, U_h)
                     for i, j in t.parallel(V, C):
                         add_mul[i, j] = exp_G_row[j] * q_S[i, j]
-                    T.gemm(
-                        U_h,
-                        mul_h_s[chunk % 2 * C:(chunk % 2 + 1) * C, :],
-                        add_mul,
-                        transpose_B=True,
-                        policy=T.GemmWarpPolicy.FullRow,
-                    )
+                    T.gemm(U_h, mul_h_s[chunk % 2, :, :], add_mul, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                     T.barrier_arrive(exp_G_s_free[chunk % 2])
                     T.barrier_wait(o_h_s_free[0], (chunk + 1) % 2)
                     for i, j in t.parallel(V, C):
@@ -668,7 +662,7 @@ def o_S_kernel(t):
                     for i in t.parallel(C):
                         exp_sub_s[chunk % 2, i] = T.exp(G[chunk % 2, C - 1] - G[chunk % 2, i])
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                    T.copy(mul_h, mul_h_s[chunk % 2 * C:(chunk % 2 + 1) * C, :])
+                    T.copy(mul_h, mul_h_s[chunk % 2, :, :])
                     T.fence_proxy_async()
                     T.barrier_arrive(exp_G_s_ready[chunk % 2])
             else:

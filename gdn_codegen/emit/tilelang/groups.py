@@ -24,9 +24,6 @@ class GroupsWriter(KernelWriter):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        #: Rings of tiles that threads move: with one slot below the other T.copy stores 8 x 8 matrices, else pairs.
-        self.stacked = {o.buffer for o in walk(self.k.body) if o.kind == "move" and o.type is not None and o.type.rank == 2
-                        and self.buffers[o.buffer].space == "shared" and self.buffers[o.buffer].slots > 1}
         #: Barriers that count the turns of the walk's own part; others may have loads of that part among theirs.
         self.own = {o.attr("channel") for o in walk(self.k.body) if o.kind == "signal" and o.attr(OWN_PART)}
         self.begun: list[str] = []  # fragments of products that run
@@ -51,17 +48,12 @@ class GroupsWriter(KernelWriter):
             return super().stored(o_dims, buffer)
         name = self.name(buffer)
         ring = [self.slot(x)] * (x.slots > 1)
-        if buffer in self.stacked:
-            return Value(o_dims, x.dtype, lambda i, j: Text(f"{name}[{self.slot(x)} * {o_dims[0]} + {i}, {j}]"), buffer)
         return Value(o_dims, x.dtype, lambda *index: Text(f"{name}[{', '.join([*ring, *(index or ('0',))])}]"), buffer)
 
     def whole(self, buffer: str) -> str:
         """The storage of a buffer as an operand: its slot of this turn."""
         x = self.buffers[buffer]
         name = self.name(buffer)
-        if buffer in self.stacked:
-            rows = self.dim(self.buffer_dims(buffer)[0])
-            return f"{name}[{self.slot(x)} * {rows}:({self.slot(x)} + 1) * {rows}, :]"
         return name if x.space != "shared" or x.slots == 1 else f"{name}[{', '.join([self.slot(x), *[':'] * len(x.shape)])}]"
 
     def tile(self, t: Tensor) -> str:
@@ -169,8 +161,6 @@ class GroupsWriter(KernelWriter):
         if x.space != "shared":
             return super().allocation(x)
         dims = [*[str(x.slots)] * (x.slots > 1), *(self.dim(d) for d in self.buffer_dims(x.name) or (1,))]
-        if x.name in self.stacked:
-            dims = [f"{dims[0]} * {dims[1]}", *dims[2:]]
         alloc = "t.staged" if x.name in self.inverted else "T.alloc_shared"
         return f"{self.name(x.name)} = {alloc}(({', '.join(dims)}{',' * (len(dims) == 1)}), {self.dtype(x.dtype)})"
 
