@@ -17,7 +17,8 @@ class Device:
     the number of parts, microseconds of a chunk walked, of a part folded, of a launch and of a chunk summed up; chunks that
     walks are taken to begin early, how many more the earliest of them, and chunks of a part below which heads are summed up.
     v_block: columns of V that an instance of a walk computes where the schedule leaves it open, 0 for all.
-    extents: those that tiles may have of K and V, in order.
+    extents: those that tiles may have of K and V, in order. abreast: value heads whose instances a block runs side by side where
+    each has one value a token.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Device:
     part_cost: dict[str, float] = field(default_factory=dict)
     v_block: int = 0
     extents: tuple[int, ...] = tuple(range(16, 257, 16))
+    abreast: int = 1
 
 
 #: Triton's compiler allocates registers and shared memory itself.
@@ -50,7 +52,7 @@ TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32
 HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragment": 0, "local": 0}, operand="shared",
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
                 solves_whole=64,
-                extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"),
+                extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"), abreast=16,
                 part_cost={"chunk": 10.0, "fold": 4.0, "launch": 8.0, "summary": 10.0, "early": 6, "longest": 16,
                            "least": 14})
 

@@ -5,6 +5,7 @@ SM_90A = Groups(
     "sm_90a", "tilelang", HOPPER.spaces, operand="shared", product="fragment", loaded="shared", vector="shared",
     tile="fragment", number="local", in_place=True, extents=HOPPER.extents,
     solves=HOPPER.solves, solves_whole=HOPPER.solves_whole, async_loads=HOPPER.async_loads, staged=HOPPER.staged,
+    abreast=HOPPER.abreast,
     part_cost={"chunk": 2.4, "fold": 4.0, "launch": 3.0, "summary": 10.0, "early": 7, "longest": 16, "least": 3},
     state="state", aux="aux", loader="loader", store="store", solve="solve",
     warps={"aux": 4, "loader": 1, "store": 1, "solve": 2},

@@ -97,7 +97,8 @@ class Kernel:
 
     `split` names a dim that the grid cuts into blocks: inside the kernel that dim has the block's size.
     `lanes` instances, of consecutive value heads, are one item: a load or store says which it belongs to, or that it moves
-    the values of all of them ("heads"). `agents`: the threads of each, where they share a block.
+    the values of all of them ("heads"). `agents`: the threads of each, where they share a block. `abreast`: instances, of
+    consecutive value heads, that a block runs side by side; no op knows of it.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Kernel:
     buffers: tuple[Buffer, ...] = ()
     lanes: int = 1
     agents: tuple[Agent, ...] = ()
+    abreast: int = 1
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .core import Kernel, Loop, Op, Program, Stmt
+from .core import Kernel, Loop, Op, Program, Stmt, loops, types
 from .ops import OPS, TypeRuleError, infer
 from .padding import sums_over_padding
 from .types import Tensor, Tile
@@ -60,6 +60,10 @@ class _Kernel:
     def run(self) -> None:
         if self.k.grid not in ("chunks", "sequences", "parts"):
             raise self.fail(None, f"grid {self.k.grid!r} is not chunks, sequences or parts")
+        tiles = [x for x, t in types(self.k.body).items() if t.rank > 1]
+        if self.k.abreast > 1 and (self.k.grid != "chunks" or self.k.split or tiles or any(loops(self.k.body))):
+            raise self.fail(None, f"runs {self.k.abreast} instances abreast: a kernel over chunks does, without loops, blocks of "
+                                  f"a dim or tiles; tiles are {', '.join(tiles) or 'none'}")
         items = any(isinstance(s, Loop) and s.index == "item" for s in self.k.body)
         self.body(self.k.body, inside=self.k.grid == "chunks" and not items)
 

@@ -9,6 +9,7 @@ from ..devices.ascend_a2 import ASCEND_A2
 from ..devices.sm_90a import SM_90A
 from ..ir.core import Program
 from ..ir.verify import verify
+from .abreast import abreast
 from .accept import accept
 from .accumulate import accumulate
 from .arrange import arrange
@@ -98,6 +99,7 @@ ONE_AGENT: tuple[tuple[str, Pass], ...] = (
     *FRONT,
     ("turn", lambda p, c: turn(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
+    ("abreast", lambda p, c: abreast(p, c.device)),
     ("operands", lambda p, c: operands(p, c.device)),
     ("place", lambda p, c: place(p, c.device)),
     ("storage", lambda p, c: storage(p)),
@@ -111,6 +113,7 @@ GROUPS: tuple[tuple[str, Pass], ...] = (
     ("turn", lambda p, c: turn(p, c.schedule)),
     ("assign", lambda p, c: groups(_others(p, assign, c.device), c.groups)),
     ("early", lambda p, c: early(p, c.schedule)),
+    ("abreast", lambda p, c: abreast(p, c.device)),
     ("operands", lambda p, c: _others(p, operands, c.device)),
     ("place", lambda p, c: rings(_others(p, place, c.device), c.schedule, c.groups)),
     ("storage", lambda p, c: storage(p)),

@@ -353,6 +353,30 @@ def _prelude(cpu):
         return serial_cumsum(src, dst) if cpu else T.cumsum(src, dst)
 
     @T.macro
+    def sum_row(src, dst, row, tokens):
+        near = min(tokens, 32)
+        x = T.alloc_local((near,), T.float32)  # as many loads under way at once
+        total = T.alloc_var(T.float32, init=0.0)
+        for n in T.unroll(tokens // near):
+            for i in T.unroll(near):
+                x[i] = src[row, n * near + i]
+            for i in T.unroll(near):
+                total = total + x[i]
+                x[i] = total
+            for i in T.unroll(near):
+                dst[row, n * near + i] = x[i]
+
+    @T.macro
+    def row_cumsum(src, dst, tokens):
+        """Of each row, by one thread."""
+        if cpu:
+            for row in T.serial(src.shape[0]):
+                sum_row(src, dst, row, tokens)
+        else:
+            if T.get_thread_binding() < src.shape[0]:
+                sum_row(src, dst, T.get_thread_binding(), tokens)
+
+    @T.macro
     def serial_row_sum(src, dst):
         for i in T.serial(src.shape[0]):
             dst[i] = 0.0
@@ -460,7 +484,7 @@ def _prelude(cpu):
     return SimpleNamespace(kernel=kernel, blocks_at_least=blocks_at_least, shared=shared, staged=staged, fragment=fragment,
                            copy=copy, start_copy=start_copy, wait_copies=wait_copies, parallel=parallel, cumsum=cumsum,
                            gemm=gemm, row_sum=row_sum,
-                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16)
+                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16, row_cumsum=row_cumsum)
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
@@ -474,23 +498,26 @@ def G_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
-        with t.kernel(slots, HV, threads=64) as (slot, hv):
+        with t.kernel(slots, T.ceildiv(HV, 16), threads=256) as (slot, block):
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
-            g = t.shared((C,), T.float32)
-            G = t.shared((C,), T.float32)
+            hv = block * 16
+            g = t.shared((16, C + 4), T.float32)
+            G = t.shared((16, C + 4), T.float32)
+            t.blocks_at_least(4)
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
-                for i in t.parallel(C):
-                    g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                for i, j in t.parallel(C, 16):
+                    g[j, i] = T.if_then_else(i < rows, T.if_then_else(hv + j < HV, g_in[b, row + i, hv + j], 0), 0)
                 # G = cumsum(g)
-                t.cumsum(g, G)
-                for i in t.parallel(C):
-                    G_ws[slot, hv, i] = G[i]
+                t.row_cumsum(g, G, C)
+                for j, i in t.parallel(16, C):
+                    if hv + j < HV:
+                        G_ws[slot, hv + j, i] = G[j, i]
 
     return G_kernel
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from ..base import Heads, KernelText, Program, no_heads
 from .groups import GroupsWriter
+from .heads import HeadsWriter
 from .kernel import KernelWriter
 from .rules import rule
 
@@ -12,4 +13,5 @@ __all__ = ["emit", "rule"]
 def emit(p: Program, layout: str, heads: Heads = None) -> list[KernelText]:
     """The kernels of a placed program."""
     no_heads("tilelang", heads)
-    return [(GroupsWriter if k.agents else KernelWriter)(p, k, layout).text() for k in p.kernels]
+    return [(GroupsWriter if k.agents else HeadsWriter if k.abreast > 1 else KernelWriter)(p, k, layout).text()
+            for k in p.kernels]

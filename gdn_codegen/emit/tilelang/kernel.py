@@ -67,6 +67,8 @@ class KernelWriter:
 
     rules = rule
     statements: tuple[str, ...] = STATEMENTS
+    across = "HV", "hv"  # what the grid has of heads, and a block's index into it
+    hv = "hv"  # the value head
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
         self.p, self.k, self.layout = p, k, layout
@@ -167,7 +169,7 @@ class KernelWriter:
     def at(self, t: Tensor, cut: list[str], ahead: int = 0) -> str:
         """`t` at indices, or slices, into the dims of its tile, or that of the next part; rows of tokens count from the row's
         start."""
-        head = self.use("h") if t.heads == "H" else "hv"
+        head = self.use("h") if t.heads == "H" else self.hv
         if t.index == "token":
             where = [self.use("b"), *((cut[0], head) if self.layout == "bthd" else (head, cut[0])), *cut[1:]]
         elif t.index == "slot":
@@ -348,7 +350,8 @@ class KernelWriter:
         dynamic = [", ".join(names) for names in (fixed, [x for x in bare if x.startswith("n_") and x not in long]) if names]
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
                  "long": long,
-                 "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted)}
+                 "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted),
+                 "abreast": self.k.abreast > 1}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*self.w.lines, *body]), extra)
 
@@ -359,7 +362,7 @@ class KernelWriter:
     def head(self) -> None:
         """From the block's indices to its head, its sequence and, in a grid over chunks, its chunk."""
         extent, instance = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
-        grid, index = [extent, "HV"], [instance, "hv"]
+        grid, index = [extent, self.across[0]], [instance, self.across[1]]
         if self.k.split:
             grid.append(f"{self.tiled(self.k.split)} // {self.dim(self.k.split)}")
             index.append("block")

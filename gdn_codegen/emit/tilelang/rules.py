@@ -142,7 +142,7 @@ def const(w: KernelWriter, o: Op) -> At:
 @rule("scalar")
 def scalar(w: KernelWriter, o: Op) -> At:
     if o.attr("tensor"):
-        return lambda: Text(f"{w.params[o.attr('tensor')]}[hv]")
+        return lambda: Text(f"{w.params[o.attr('tensor')]}[{w.hv}]")
     return lambda: Text(w.name(o.attr("param")))
 
 

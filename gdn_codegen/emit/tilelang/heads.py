@@ -1,0 +1,76 @@
+"""Writes one kernel whose blocks run the instances of several value heads abreast: each buffer has a row a head, each loop
+goes over heads, too."""
+from __future__ import annotations
+
+from ...ir.core import Buffer
+from ...ir.types import Dim, Tensor
+from ..base import Op, Rules, Text
+from .kernel import KernelWriter, Value
+from .rules import rule as base
+
+rule = Rules("tilelang", {}, base)
+#: Threads of a block: few entries for each, whose loads nvcc begins together. Of a row, elements that nobody reads: with them
+#: the heads of a token lie in other banks, and rows begin where four elements are moved at once.
+THREADS, APART = 256, 4
+
+
+class HeadsWriter(KernelWriter):
+    """Writes one kernel. Heads past the last load zeros and store nothing."""
+
+    rules = rule
+    hv, there = "hv + j", "hv + j < HV"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.across = f"T.ceildiv(HV, {self.k.abreast})", "block"
+        self.by_token = False  # whether heads are neighbours in a loop, rather than tokens
+
+    def head(self) -> None:
+        super().head()
+        self.w(f"hv = block * {self.k.abreast}")
+
+    def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
+        name = self.name(buffer)
+        return Value(o_dims, self.buffers[buffer].dtype, lambda *index: Text(f"{name}[{', '.join(['j', *index])}]"), buffer)
+
+    def loop(self, dims: tuple[Dim, ...]) -> tuple[str, ...]:
+        index, extents = ("i",)[:len(dims)], [self.dim(d) for d in dims]
+        order = slice(None, None, -1 if self.by_token else 1)
+        inside, sizes = ["j", *index][order], [str(self.k.abreast), *extents][order]
+        self.line(f"for {', '.join(inside)} in t.parallel({', '.join(sizes)}):")
+        self.w.indent += 1
+        return index
+
+    def end(self, dims: tuple[Dim, ...]) -> None:
+        self.w.indent -= 1
+
+    def inside(self, t: Tensor, index: tuple[str, ...]) -> list[str]:
+        return [*super().inside(t, index), self.there]
+
+    def allocation(self, x: Buffer) -> str:
+        dims = [str(self.k.abreast), *(f"{self.dim(d)} + {APART}" for d in self.buffer_dims(x.name))]
+        return f"{self.name(x.name)} = t.shared(({', '.join(dims)}{',' * (len(dims) == 1)}), {self.dtype(x.dtype)})"
+
+    def threads(self) -> int:
+        return THREADS
+
+    def small(self) -> bool:
+        return True
+
+
+@rule("load")
+def load(w: HeadsWriter, o: Op) -> None:
+    w.by_token = w.layout == "bthd"  # as memory has them
+    base.of(o)(w, o)
+    w.by_token = False
+
+
+@rule("cumsum")
+def cumsum(w: HeadsWriter, o: Op, x: Value) -> None:
+    w.line(f"t.row_cumsum({w.name(x.buffer)}, {w.name(o.buffer)}, {w.dim(x.dims[0])})")
+
+
+@rule("scalar")
+def scalar(w: HeadsWriter, o: Op) -> object:
+    at = base.of(o)(w, o)
+    return (lambda: Text(f"T.if_then_else({w.there}, {at()}, 0)")) if o.attr("tensor") else at
