@@ -14,8 +14,10 @@ class Device:
     a `diag_inverse` takes, 0 where there is none; solves_whole: rows of a whole tile that one takes in 16 bit, and overwrites.
     async_loads: whether loads of tiles run by themselves.
     staged: dtypes whose tiles pass through the space "staged" on their way to memory, a row at a time there. part_cost: for
-    the number of parts, microseconds of a chunk walked, of a part folded, of a launch and of a chunk summed up; chunks that
-    walks are taken to begin early, how many more the earliest of them, and chunks of a part below which heads are summed up.
+    the number of parts, microseconds of a chunk of 64 tokens walked, of a part folded, of a launch and of a chunk summed up;
+    such chunks that walks are taken to begin early, how many more the earliest of them, and of a part below which heads are
+    summed up; walks that share a unit. shares: whether early turns of walks may be a loop of their own, and parts that have many
+    may come first.
     v_block: columns of V that an instance of a walk computes where the schedule leaves it open, 0 for all.
     extents: those that tiles may have of K and V, in order. abreast: value heads whose instances a block runs side by side where
     each has one value a token.
@@ -37,6 +39,7 @@ class Device:
     async_loads: bool = False
     staged: tuple[str, ...] = ()
     part_cost: dict[str, float] = field(default_factory=dict)
+    shares: bool = False
     v_block: int = 0
     extents: tuple[int, ...] = tuple(range(16, 257, 16))
     abreast: int = 1
@@ -44,8 +47,9 @@ class Device:
 
 #: Triton's compiler allocates registers and shared memory itself.
 TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32, 64, 128, 256),
-                part_cost={"chunk": 10.0, "fold": 10.0, "launch": 8.0, "summary": 10.0, "early": 6, "longest": 16,
-                           "least": 14})
+                shares=True,
+                part_cost={"chunk": 3.9, "fold": 10.0, "launch": 3.0, "summary": 15.0, "early": 7, "longest": 16, "least": 4,
+                           "resident": 2})
 
 #: One thread block; TileLang's compiler lays out fragments and merges shared buffers by lifetime. 227 KiB a block
 #: (CUDA C++ Programming Guide, compute capability 9.0). Warps share products of 64 rows and columns, or of 16 and 32, evenly.
@@ -54,7 +58,7 @@ HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragm
                 solves_whole=64,
                 extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"), abreast=16,
                 part_cost={"chunk": 10.0, "fold": 4.0, "launch": 8.0, "summary": 10.0, "early": 6, "longest": 16,
-                           "least": 14})
+                           "least": 14, "resident": 1})
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ class Body:
         if pure and not name and key in self._seen:
             return self._seen[key]
         if kind == "load":
-            out_type = self.tensors[attrs["tensor"]].moved(attrs.get("heads", 0), bool(attrs.get("transposed")))
+            out_type = self.tensors[attrs["tensor"]].moved(attrs.get("heads", 0), bool(attrs.get("transposed")),
+                                                           bool(attrs.get("last")))
         else:
             missing = [a for a in args if a not in self.types]
             if missing:

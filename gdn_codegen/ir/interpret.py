@@ -194,7 +194,8 @@ class Interpreter:
     def op(self, k: Kernel, o: Op, env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         attrs = dict(o.attrs)
         if attrs.get("ahead"):
-            at = replace(at, chunk=at.chunk + attrs["ahead"], turn=at.turn + attrs["ahead"])
+            before = at.begin - 1 if at.chunk < 0 else at.chunk  # outside of the loop: before its first turn
+            at = replace(at, chunk=before + attrs["ahead"], turn=at.turn + attrs["ahead"])
         past = attrs.get("ahead") and at.chunk * sizes["C"] >= self.problem.lengths[at.seq]
         if past or (attrs.get("own") and at.chunk < self.own(at, sizes)):  # it does nothing, and nobody may read its value
             if o.out:
@@ -302,7 +303,7 @@ class Interpreter:
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
         tile = torch.zeros(t.moved(heads).shape(sizes), dtype=x.dtype)
         tile[tuple(slice(n) for n in x.shape)] = x
-        return tile.T if o.attr("transposed") else tile
+        return tile[-1] if o.attr("last") else tile.T if o.attr("transposed") else tile
 
     def store(self, k: Kernel, o: Op, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
         t, row, col = self.p.tensor(o.attr("tensor")), o.attr("row"), o.attr("col")

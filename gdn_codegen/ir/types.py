@@ -92,9 +92,11 @@ class Tensor:
     def tile(self) -> Tile:
         return Tile(self.dims, self.dtype)
 
-    def moved(self, heads: int = 0, transposed: bool = False) -> Tile:
+    def moved(self, heads: int = 0, transposed: bool = False, last: bool = False) -> Tile:
         """What one load or store moves: a head's tile, or its transpose; or, of a tensor of one value a token, those of
-        `heads` value heads, a column a head where rows are tokens, else a row a head."""
+        `heads` value heads, a column a head where rows are tokens, else a row a head; or only its `last` row, a number."""
+        if last:
+            return Tile((), self.dtype)
         if not heads:
             return self.tile.transposed if transposed else self.tile
         return Tile((*self.dims, heads) if self.index == "token" else (heads, *self.dims), self.dtype)

@@ -90,12 +90,15 @@ class _Kernel:
                                   f"{'parts' if lp.index == 'part' else 'sequences or parts'}, and once")
         if lp.early and (self.k.grid != "parts" or lp.index != "chunk" or self.env.get(lp.early) != Tile(())):
             raise self.fail(None, f"{lp.early} says how early a walk over a part's chunks begins: a number, in a grid over parts")
+        loaded = {o.out for o in lp.body if isinstance(o, Op) and o.kind == "load"}
         for c in lp.carried:
             if self.env.get(c.init) != c.type:
                 raise self.fail(None, f"carried {c.name} starts as {c.init}, which is {self.env.get(c.init)}, not {c.type}")
-            self.define(None, c.name, c.type, False)
+            self.define(None, c.name, c.type, c.next in loaded and self.zero[c.init])
         self.body(lp.body, lp.index == "chunk")
         for c in lp.carried:
+            if self.zero[c.name] and not self.zero[c.next]:
+                raise self.fail(None, f"carried {c.name} starts with zeros on the padding, and {c.next} has others there")
             if self.env.get(c.next) != c.type:
                 raise self.fail(None, f"carried {c.name} becomes {c.next}: {self.env.get(c.next)}, not {c.type}")
             self.define(None, c.result, c.type, False)
@@ -119,9 +122,12 @@ class _Kernel:
             if heads and (heads != self.k.lanes or t.heads != "HV" or len(t.dims) != 1):
                 raise self.fail(o, f"takes {heads} heads at once: a kernel of as many lanes does, of one value a token and "
                                    f"value head; {self.k.name} has {self.k.lanes}, and {name} holds {t.tile} a head of {t.heads}")
-            if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid == "sequences"):
+            if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid != "chunks"):
                 raise self.fail(o, f"tensor {name} has a tile a chunk, and this op stands outside the chunks")
-            moved, turned = t.moved(heads, o.attr("transposed", False)), " transposed" * o.attr("transposed", False)
+            last = o.kind == "load" and o.attr("last", False)
+            if last and len(t.dims) != 1:
+                raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
+            moved, turned = t.moved(heads, o.attr("transposed", False), last), " transposed" * o.attr("transposed", False)
             if t.index == "number" or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
                 raise self.fail(o, f"tensor {name} is of index {t.index}, which no {o.kind} outside a walk's body takes")
             if t.index == "part" and self.k.grid != "parts":
@@ -142,7 +148,7 @@ class _Kernel:
                 raise self.fail(o, f"loads {name} before any kernel wrote it")
             if o.type != moved:
                 raise self.fail(o, f"has type {o.type}, but {name} holds {moved}{turned}")
-            self.define(o, o.out, o.type, t.index == "token" and not turned)
+            self.define(o, o.out, o.type, t.index == "token" and not turned and not last)
             return
         if o.kind == "scalar" and o.attr("tensor") is not None:
             of = self.tensors.get(o.attr("tensor"))

@@ -159,6 +159,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
                + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else "")
                + (f" --accept {b.contract}" if b.contract != PLAIN else "")
                + (f" --arch {b.arch}" if b.arch else ""))
+    reaches = [o for k in p.kernels for o in walk(k.body) if o.kind == "reach"]
     return {"command": command, "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
             "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype,
             "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}}, "padded": bool(p.extents),
@@ -178,7 +179,8 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
             "warps": b.plan.warps, "stages": b.plan.stages,
             "positive": [n for n, form in b.contract.inputs if form == "linear"],
-            "reaches": any(o.kind == "reach" and o.attr("tensor") for k in p.kernels for o in walk(k.body))}
+            "reaches": any(o.attr("tensor") for o in reaches),
+            "parts": 2 + max((o.attr("most", 2) for o in reaches), default=2)}
 
 
 def _named(p: Program, role: str, index: str) -> list[Tensor]:
@@ -215,6 +217,14 @@ def _table(rows: list[tuple[Any, ...]]) -> str:
     return "(\n" + "".join(f"    {row!r},\n" for row in rows).replace("'", '"') + ")"
 
 
+def _part_cost(b: Build) -> dict[str, float]:
+    """The device's, of chunks as long as the build's."""
+    cost = (ARCHS[b.target, b.arch][1] if b.arch else DEVICES[b.target]).part_cost
+    part = b.chunk / 64
+    times = {"chunk": part, "summary": part, "early": 1 / part, "longest": 1 / part, "least": 1 / part}
+    return {n: round(x * times.get(n, 1), 3) for n, x in cost.items()}
+
+
 def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) -> dict[str, str]:
     def shape(t: Tensor, skip: int = 0) -> tuple[int, ...]:
         return p.shape(t)[skip:]
@@ -230,7 +240,7 @@ def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) ->
         "indices": _table([(t.name,) for t in _named(p, "input", "number")]),
         "part_workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "part"]),
         "summaries": repr(tuple(k.name for k in p.kernels if any(o.kind == "leave" for o in walk(k.body)))).replace("'", '"'),
-        "part_cost": repr((ARCHS[b.target, b.arch][1] if b.arch else DEVICES[b.target]).part_cost).replace("'", '"'),
+        "part_cost": repr(_part_cost(b)).replace("'", '"'),
         "scalars": repr(page.scalar_defaults(b.sizes)).replace("'", '"'),
         "kernels": _table([(k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), k.scalars) for k in kernels]),
     }

@@ -30,6 +30,8 @@ _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "
 DEFAULT_CHUNK = 64
 #: By architecture: the schedule of whole sequences.
 WHOLE = {"sm_90a": "fused_walk"}
+#: Triton on a GPU, where K and V are at most SPLIT: fields of `walk` by chunk, the first for calls that leave it open.
+INSTANCES: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
 #: Portable schedules, changed fields: the first that fits sizes and dtype. Where K or V is above SPLIT, V comes in blocks: what
 #: an instance holds of the state is then K x 64 at most.
 PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -121,21 +123,28 @@ def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[i
             yield replace(r.about, schedule=plan, contract=b.contract, heads=b.heads, dtype=b.dtype), str(r)
 
 
-def modelled(b: Build, arch: str, few: bool) -> Iterator[tuple[Build, str]]:
-    """Builds in the order in which the model wants them: kernels of warp groups on the architecture that they are for, in parts
-    where walks fill half of the GPU at most; elsewhere whatever is portable."""
+def modelled(b: Build, arch: str, few: bool | None, chunk: int | None) -> Iterator[tuple[Build, str]]:
+    """Builds in the order in which the model wants them: kernels of warp groups on the architecture that they are for, or
+    Triton's walk, in parts where walks fill half of the GPU at most; elsewhere whatever is portable. few: None without a GPU."""
     if (b.target, arch) in ARCHS:
         if few and partitions():
             yield replace(b, schedule=varied(DEFAULTS[arch], partition="decay"), arch=arch), "walks fill half of the GPU at most"
         for name in (WHOLE[arch], DEFAULTS[arch]):
             yield replace(b, schedule=name, arch=arch), f"made for {arch}"
+    n = chunk or next(iter(INSTANCES))
+    if b.target == "triton" and few is not None and max(b.head_dim_k, b.head_dim_v) <= SPLIT and n in INSTANCES:
+        if few and partitions():
+            plan = varied("walk", partition="decay", longest_first=True, **INSTANCES[n])
+            yield replace(b, schedule=plan, chunk=n), "walks fill half of the GPU at most"
+        yield replace(b, schedule=varied("walk", **INSTANCES[n]), chunk=n), "made for GPUs"
     for name, fields in PORTABLE[max(b.head_dim_k, b.head_dim_v) > SPLIT:]:
         yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
 
 
-def _choose(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], few: bool, chunk: int | None) -> Choice:
+def _choose(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], few: bool | None, chunk: int | None
+            ) -> Choice:
     why: list[tuple[str, str]] = []
-    for source, found in (("table", measured(b, arch, devices, shape_class, chunk)), ("model", modelled(b, arch, few))):
+    for source, found in (("table", measured(b, arch, devices, shape_class, chunk)), ("model", modelled(b, arch, few, chunk))):
         for x, reason in found:
             said = unfit(x)
             if not said:
@@ -144,11 +153,11 @@ def _choose(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[in
     return Choice(b, tuple(why))
 
 
-def _check_fits(b: Build, arch: str, few: bool) -> None:
+def _check_fits(b: Build, arch: str, few: bool | None) -> None:
     """What has no room on the GPU is refused before its kernels compile, naming the chunks that have."""
     said = unfit(b)
     if said:
-        chunks = [n for n in CHUNKS if any(fits(x) for x, _ in modelled(replace(b, chunk=n), arch, few))]
+        chunks = [n for n in CHUNKS if any(fits(x) for x, _ in modelled(replace(b, chunk=n), arch, few, n))]
         raise ValueError(f"chunk_size: got {b.chunk}, with K = {b.head_dim_k}, V = {b.head_dim_v} in {b.dtype}; accepted: "
                          f"{', '.join(map(str, chunks)) or 'none for these K and V'} ({said})")
 
@@ -156,7 +165,7 @@ def _check_fits(b: Build, arch: str, few: bool) -> None:
 @lru_cache(maxsize=1024)
 def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple[int, int] | None, head_dim_k: int,
            head_dim_v: int, target: str, chunk_size: int | None, layout: str, schedule: str | Schedule | None,
-           contract: Contract, shape_class: tuple[int, int, int], few: bool) -> Choice:
+           contract: Contract, shape_class: tuple[int, int, int], few: bool | None) -> Choice:
     """The build for calls of one kind. heads: for targets that compile them in."""
     b = Build(target, chunk_size or DEFAULT_CHUNK, layout, algorithm, schedule or DEFAULT_SCHEDULE, _NAMES[dtype], head_dim_k,
               head_dim_v, heads, contract=contract)
@@ -202,7 +211,7 @@ def explained(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple
     target = choose(device.type) if target == "auto" else target
     tokens, head = (1, 2) if layout == "bthd" else (2, 1)
     x = Extent(q[head], v[head], sequences or q[0], q[0] * q[tokens])
-    few = 2 * x.walks <= units(device)
+    few = 2 * x.walks <= units(device) if units(device) else None
     return choice(algorithm, dtype, device, (x.H, x.HV) if target == "pto" else None, q[3], v[3], target, chunk_size, layout,
                   schedule, contract, x.shape_class, few)
 

@@ -35,20 +35,23 @@ MARGIN = 0.98
 #: Fields that a candidate may have other than the first of its space.
 MOST = 2
 #: What is tuned for where nothing is asked: what prompts of 2 to 128 thousand tokens come to.
-SHAPES = tuple(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv) for n, t, h, hv in (
+SHAPES = (*(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv) for n, t, h, hv in (
     (1, 2048, 16, 32), (1, 8192, 4, 16), (1, 32768, 4, 16), (8, 4096, 4, 16), (1, 32768, 16, 16), (4, 8192, 16, 64),
-    (1, 131072, 16, 16), (1, 8192, 16, 32), (8, 1024, 16, 32), (1, 131072, 32, 32)))
+    (1, 131072, 16, 16), (1, 8192, 16, 32), (8, 1024, 16, 32), (1, 131072, 32, 32), (1, 65536, 16, 16))),
+    Shape("4096 + 28672, 4/16", (4096, 28672), 4, 16))
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Space:
-    """Candidates: chunks, schedules, and values of their fields, the expected best first. arch: for this architecture alone."""
+    """Candidates: chunks, schedules, and values of their fields, the expected best first. arch: for this architecture alone.
+    base: fields of all of them."""
 
     schedules: tuple[str, ...]
     fields: dict[str, tuple[Any, ...]]
     chunks: tuple[int, ...] = (64, 32, 128)
     arch: str = ""
+    base: dict[str, Any] = field(default_factory=dict)
 
     def plans(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Choices as a table keeps them, with how many changes lead to each; what says how to split implies parts."""
@@ -59,35 +62,40 @@ class Space:
             fits = how == "decay" or "longest_first" not in changed and (how or not split)
             steps = len(changed) - split + (chunk != self.chunks[0]) + (name != self.schedules[0])
             if steps <= MOST and fits:
-                yield steps, {"schedule": name, "set": changed, "chunk": chunk, "arch": self.arch}
+                yield steps, {"schedule": name, "set": {**self.base, **changed}, "chunk": chunk, "arch": self.arch}
 
 
 SPACES: dict[str, tuple[Space, ...]] = {
     "tilelang": (
-        *(Space((name,), {"partition": (None, "decay"), "part_chunks": (0, 8, 16, 32, 48, 64, 128, 256),
+        *(Space((name,), {"partition": (None, "decay"), "part_chunks": (0, 8, 10, 16, 24, 32, 34, 40, 64, 128, 256),
                           "longest_first": (False, True)}, (64,), "sm_90a") for name in ("walk", "fused_walk")),
         Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                           "v_block": (0, 64, 32)})),
     "triton": (
-        Space(("prepared", "prepared_vk", "replay", "staged", "fused", "walk"), {
-            "partition": (None, "decay", "exact"), "part_chunks": (0, 32), "v_block": (0, 128, 32), "warps": (0, 8),
-            "stages": (2, 3)}),),
+        Space(("walk",), {"partition": (None, "decay"), "part_chunks": (0, 16, 32, 64, 68, 128), "longest_first": (False, True),
+                          "v_block": (0, 128)}, (32,), base={"stages": 3}),
+        Space(("walk", "prepared"), {"partition": (None, "decay"), "part_chunks": (0, 8, 16, 32, 64),
+                                     "longest_first": (False, True)}, (64,))),
 }
 
 
 def candidates(about: Build, arch: str) -> list[Build]:
-    """The builds to try for inputs of a kind, those that differ least from what is expected to be best first."""
-    found = []
-    for i, space in enumerate(s for s in SPACES[about.target] if s.arch in ("", arch)):
-        for steps, c in space.plans():
-            schedule = varied(c["schedule"], **c["set"]) if c["set"] else c["schedule"]
-            found.append((i + steps, replace(about, schedule=schedule, chunk=c["chunk"], arch=c["arch"])))
+    """The builds to try for inputs of a kind, those that differ least from what is expected to be best first: those made for
+    the architecture where one of them fits, else those for any."""
+    found: list[tuple[int, Build]] = []
+    for here in (arch, "") if arch else ("",):
+        for i, space in enumerate(s for s in SPACES[about.target] if s.arch == here):
+            for steps, c in space.plans():
+                schedule = varied(c["schedule"], **c["set"]) if c["set"] else c["schedule"]
+                found.append((i + steps, replace(about, schedule=schedule, chunk=c["chunk"], arch=c["arch"])))
+        if any(dispatch.fits(b) for _, b in found):
+            break
     return [b for _, b in sorted(found, key=lambda x: x[0])]
 
 
 def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
     """What a call gets that no table serves."""
-    return next((b for b, _ in dispatch.modelled(about, arch, 2 * x.walks <= units) if dispatch.fits(b)), about)
+    return next((b for b, _ in dispatch.modelled(about, arch, 2 * x.walks <= units, None) if dispatch.fits(b)), about)
 
 
 @dataclass(frozen=True)
@@ -256,7 +264,8 @@ class Gpu:
         return int(size(sum(s.lens), len(s.lens), s.HV, *(["cuda"] if b.plan.partition else [])))
 
     def time(self, b: Build, s: Shape) -> dict[str, Any]:
-        x, want = _inputs(s, b.dtype, b.head_dim_k, b.head_dim_v)
+        about = s, b.dtype, b.head_dim_k, b.head_dim_v
+        x, want = _inputs(*about), _reference(*about)
         row = bench_gpu.measured({}, lambda: bench_gpu.ours(b, x), want, self.runs, {}, None, TOLERANCE[b.dtype])
         self.alive()
         return {"dropped": row["error"]} if "error" in row else {"ms": row["device_ms"], "wall_ms": row["wall_ms"]}
@@ -275,9 +284,13 @@ def in_short_parts(b: Build) -> Build:
 
 
 @lru_cache(maxsize=4)
-def _inputs(s: Shape, dtype: str, K: int, V: int) -> tuple[Problem, bench_gpu.Reference]:
-    x = bench_gpu.problem(s, dtype, K, V)
-    return x, bench_gpu.reference(x)
+def _inputs(s: Shape, dtype: str, K: int, V: int) -> Problem:
+    return bench_gpu.problem(s, dtype, K, V)
+
+
+@lru_cache(maxsize=16)  # two heads of each shape, which take longer to compute than to hold
+def _reference(s: Shape, dtype: str, K: int, V: int) -> bench_gpu.Reference:
+    return bench_gpu.reference(_inputs(s, dtype, K, V))
 
 
 @dataclass

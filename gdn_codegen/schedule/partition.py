@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..devices import Cores, Device, Groups
+from ..devices import Cores, Device
 from ..ir.builder import Body
 from ..ir.core import Carry, Kernel, Loop, Op, Program, Stmt, loops, types
 from ..ir.ops import TypeRuleError
@@ -44,7 +44,7 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     if first is None or loop is None or len(loop.carried) != 1:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state, which {p.name} has not")
     parts = _Parts(p, s, first, loop, dtype, _most(device))
-    longest_first = s.longest_first and isinstance(device, Groups)
+    longest_first = s.longest_first and device.shares
     kernels: list[Kernel] = []
     for k in p.kernels:
         if k is first:

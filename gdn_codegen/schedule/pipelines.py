@@ -29,6 +29,7 @@ from .groups import groups
 from .heads import heads
 from .inverses import inverses
 from .launch import launch
+from .lookahead import lookahead
 from .masks import masks
 from .mbarriers import mbarriers
 from .memory import memory
@@ -108,6 +109,19 @@ ONE_AGENT: tuple[tuple[str, Pass], ...] = (
     ("check", lambda p, c: check(p, c.device)),
     ("launch", lambda p, c: launch(p, c.schedule, c.device)),
 )
+INSTANCES: tuple[tuple[str, Pass], ...] = (
+    *FRONT,
+    ("turn", lambda p, c: turn(p, c.schedule)),
+    ("lookahead", lambda p, c: lookahead(p)),
+    ("assign", lambda p, c: assign(p, c.device)),
+    ("early", lambda p, c: early(p, c.schedule)),
+    ("operands", lambda p, c: operands(p, c.device)),
+    ("place", lambda p, c: place(p, c.device)),
+    ("storage", lambda p, c: storage(p)),
+    ("synchronise", lambda p, c: synchronise(p, c.device)),
+    ("check", lambda p, c: check(p, c.device)),
+    ("launch", lambda p, c: launch(p, c.schedule, c.device)),
+)
 GROUPS: tuple[tuple[str, Pass], ...] = (
     *FRONT,
     ("turn", lambda p, c: turn(p, c.schedule)),
@@ -137,7 +151,7 @@ CORES: tuple[tuple[str, Pass], ...] = (
     ("check", lambda p, c: check(p, c.device)),
     ("launch", lambda p, c: launch(p, c.schedule, c.device)),
 )
-PIPELINES: dict[str, tuple[tuple[str, Pass], ...]] = {"triton": ONE_AGENT, "tilelang": ONE_AGENT, "pto": CORES}
+PIPELINES: dict[str, tuple[tuple[str, Pass], ...]] = {"triton": INSTANCES, "tilelang": ONE_AGENT, "pto": CORES}
 DEVICES: dict[str, Device] = {"triton": TRITON, "tilelang": HOPPER, "pto": ASCEND_A2}
 #: target, architecture -> passes and device, where a build is for one architecture.
 ARCHS: dict[tuple[str, str], tuple[tuple[tuple[str, Pass], ...], Device]] = {("tilelang", "sm_90a"): (GROUPS, SM_90A)}

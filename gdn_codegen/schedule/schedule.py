@@ -53,11 +53,10 @@ class Schedule:
     l0_slots: operands of products that each of L0A and L0B holds at a time.
 
     stages: turns that loads may run ahead of those who read them: warp groups (an architecture such as sm_90a), Triton.
+    early: what a part's walk computes in the chunks before its own, there too: "all" that it does in its own, or the "state"
+      alone.
+    longest_first: of parts that begin early, those that do so by more than half their length are walked first, there too.
     warps: warps of a kernel instance, counted in 32 threads (Triton); 0 for what its largest tile needs.
-
-    Where warp groups share work (an architecture such as sm_90a):
-    early: what a part's walk computes in the chunks before its own: "all" that it does in its own, or the "state" alone.
-    longest_first: of parts that begin early, those that do so by more than half their length are walked first.
     """
 
     name: str

@@ -101,9 +101,17 @@ def o_S_kernel(
     S = tl.zeros([K, BV], dtype=tl.float32)
     if has_initial_state:
         S = tl.load(initial_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
+    row_next = start
+    valid_next = i_C < length
+    g = tl.load(g_ptr + (row_next * HV + hv) + i_C * HV, mask=valid_next, other=0.0)
+    beta = tl.load(beta_ptr + (row_next * HV + hv) + i_C * HV, mask=valid_next, other=0.0)
     for t in range(0, length, C):
         row = start + t
         valid = i_C < length - t
+        row_next = start + t + C
+        valid_next = t + C + i_C < length
+        g_next = tl.load(g_ptr + (row_next * HV + hv) + i_C * HV, mask=valid_next, other=0.0)
+        beta_next = tl.load(beta_ptr + (row_next * HV + hv) + i_C * HV, mask=valid_next, other=0.0)
         q = tl.load(q_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
         k = tl.load(k_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
         v = tl.load(
@@ -111,8 +119,6 @@ def o_S_kernel(
             mask=valid[:, None],
             other=0.0,
         )
-        g = tl.load(g_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
-        beta = tl.load(beta_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
         # G = cumsum(g)
         G = tl.cumsum(g, axis=0)
         # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
@@ -192,6 +198,8 @@ def o_S_kernel(
             (scale * add_mul).to(tl.float16),
             mask=valid[:, None],
         )
+        g = g_next
+        beta = beta_next
     if has_final_state:
         tl.store(final_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
 

@@ -73,7 +73,7 @@ SCHEDULE = "staged"
 SIZES = {"C": 64, "K": 128, "V": 128}
 # columns a program computes of a split dim, and warps of 32 threads, by kernel; how far ahead loops load
 BLOCKS = {"S_U": {"BV": 64}}
-NUM_WARPS = {"G": 4, "A": 4, "Tinv": 4, "W_U0": 4, "S_U": 4, "o": 8}
+NUM_WARPS = {"G": 2, "A": 4, "Tinv": 4, "W_U0": 4, "S_U": 4, "o": 4}
 NUM_STAGES = 2
 
 _VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
@@ -315,11 +315,16 @@ def S_U_kernel(
     S = tl.zeros([K, BV], dtype=tl.float32)
     if has_initial_state:
         S = tl.load(initial_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
+    slot_next = start // C + n
+    G = tl.load(G_ws_ptr + (slot_next * HV + hv) * C + i_C)
+    last_G = tl.load(G_ws_ptr + (slot_next * HV + hv) * C + (C - 1))
     for t in range(0, length, C):
         row = start + t
         valid = i_C < length - t
         slot = start // C + n + t // C
-        G = tl.load(G_ws_ptr + (slot * HV + hv) * C + i_C)
+        slot_next = start // C + n + tl.minimum(t + C, tl.maximum(length - 1, 0)) // C
+        G_next = tl.load(G_ws_ptr + (slot_next * HV + hv) * C + i_C)
+        last_G_next = tl.load(G_ws_ptr + (slot_next * HV + hv) * C + (C - 1))
         U0 = tl.load(U0_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :])
         W = tl.load(W_ws_ptr + (slot * HV + hv) * (C * K) + i_C[:, None] * K + i_K[None, :])
         S_h = S.to(tl.float16)
@@ -330,8 +335,9 @@ def S_U_kernel(
         U = U0 - W_S
         tl.store(U_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :], U.to(tl.float16))
         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-        last_G = tl.sum(tl.where(i_C == C - 1, G, 0.0), axis=0)
         S = tl.dot(tl.trans(k), (tl.exp(last_G - G)[:, None] * U).to(tl.float16), acc=tl.exp(last_G) * S)
+        G = G_next
+        last_G = last_G_next
     if has_final_state:
         tl.store(final_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
 

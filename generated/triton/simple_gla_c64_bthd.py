@@ -99,9 +99,15 @@ def o_S_kernel(
     S = tl.zeros([K, BV], dtype=tl.float32)
     if has_initial_state:
         S = tl.load(initial_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
+    row_next = start
+    valid_next = i_C < length
+    g = tl.load(g_ptr + (row_next * HV + hv) + i_C * HV, mask=valid_next, other=0.0)
     for t in range(0, length, C):
         row = start + t
         valid = i_C < length - t
+        row_next = start + t + C
+        valid_next = t + C + i_C < length
+        g_next = tl.load(g_ptr + (row_next * HV + hv) + i_C * HV, mask=valid_next, other=0.0)
         q = tl.load(q_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
         k = tl.load(k_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
         v = tl.load(
@@ -109,7 +115,6 @@ def o_S_kernel(
             mask=valid[:, None],
             other=0.0,
         )
-        g = tl.load(g_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
         # G = cumsum(g)
         G = tl.cumsum(g, axis=0)
         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
@@ -130,6 +135,7 @@ def o_S_kernel(
             (scale * add_mul).to(tl.float16),
             mask=valid[:, None],
         )
+        g = g_next
     if has_final_state:
         tl.store(final_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
 

@@ -18,7 +18,7 @@ from gdn_codegen.schedule import SCHEDULES
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 HERE = [t for t in TARGETS if t != "pto" and runs(t, "cuda")]
 #: float32 operands pass the matrix units of a GPU as tf32 under TileLang.
-TOLERANCE = {("triton", "float32"): 1e-5, ("tilelang", "float32"): 2e-3}
+TOLERANCE = {("triton", "float32"): 1e-5, ("tilelang", "float32"): 3e-3}
 
 
 def on_gpu(fn):

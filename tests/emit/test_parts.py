@@ -22,13 +22,14 @@ from gdn_codegen.schedule import SCHEDULES, named
 TIGHT = {"float16": 1e-3, "bfloat16": 5e-3, "float32": 1e-6}
 
 
-def build(target, schedule, partition, dtype="float16", v_block=0, **options):
-    return Build(target, 16, schedule=replace(named(schedule), partition=partition, v_block=v_block), dtype=dtype, head_dim_k=16,
-                 head_dim_v=32, **options)
+def build(target, schedule, partition, dtype="float16", v_block=0, longest_first=False, **options):
+    plan = replace(named(schedule), partition=partition, v_block=v_block, longest_first=longest_first)
+    return Build(target, 16, schedule=plan, dtype=dtype, head_dim_k=16, head_dim_v=32, **options)
 
 
 BUILDS = [build("triton", *x) for x in (("replay", "decay"), ("fused", "exact", "bfloat16"), ("fused", "decay", "bfloat16"),
-                                        ("staged", "decay", "float16", 16), ("prepared", "exact", "float32"))]
+                                        ("staged", "decay", "float16", 16), ("prepared", "exact", "float32"),
+                                        ("walk", "decay", "float16", 16, True), ("walk", "decay", "bfloat16"))]
 #: A kernel takes seconds to compile: one module each.
 BUILDS += [build("tilelang", "replay", "decay", layout="bhtd"), build("tilelang", "fused", "exact", v_block=16)]
 
@@ -73,7 +74,7 @@ def built(request):
 
 def test_parts_packs_tails_and_states(built):
     fn, options = function(built), {"tolerance": TIGHT[built.dtype], "layout": built.layout}
-    for chunks, lengths in ((1, [67, 0, 16, 1]), (2, [0, 81, 32]), (3, [49]), (0, [33, 3])):
+    for chunks, lengths in ((1, [179, 0, 16, 1]), (2, [0, 81, 32]), (3, [49]), (0, [33, 3])):
         x = mixed(lengths, built.dtype, seed=chunks, initial=chunks != 3)
         check(in_parts(fn, chunks), x, cu_dtype=torch.int64 if chunks % 2 else torch.int32, **options)
     check(in_parts(fn, 1), mixed([33, 33], built.dtype, 2), batched=True, **options)
@@ -121,8 +122,8 @@ def test_number_of_parts(monkeypatch):
         space = in_parts(function(Build("triton", schedule=replace(named("replay"), v_block=128, partition=how))), 0).__globals__
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
         span, gpu = space["_span"], torch.device("cuda", 0)
-        assert span(32768, 1, 16, gpu) * 8 == 512
-        assert span(32768, 8, 16, gpu) == span(32768, 8, 16, torch.device("cpu")) == 513
+        assert span(32768, 1, 16, gpu) * 16 == 512  # two walks share a multiprocessor
+        assert span(32768, 16, 16, gpu) == span(32768, 16, 16, torch.device("cpu")) == 513
         assert span(2048, 1, 16, gpu) <= 33 and span(0, 1, 16, gpu) == 1 and span(64, 3, 1, gpu) == 2
         parts = 32768 // (64 * span(32768, 1, 16, gpu)) + 1
         held = 4 * 64 + 2 * 64 * 64 + 4 * (how == "decay")
@@ -176,6 +177,11 @@ MUTATIONS = {
         "a warm-up that stores": (r"if t >= first:", "if True:"),
         "no fallback": (r"if early < 0:", "if False:"),
     },
+    ("triton", "longest first"): {
+        "one share for two": (r"instances \*= .*", "pass"),
+        "long walks of no share": (r"(\(2 \* early > span\)) != \(share == 0\)", r"\1 | (share != 0)"),
+        "one turn of the warm-up for all": (r"range\(begin, first, C\)", "range(begin, first - C, C)"),
+    },
     ("tilelang", "decay"): {
         "a warm-up that stores": (r"if chunk >= first:", "if chunk >= 0:"),
         "no fallback": (r"if early < 0:(?=\n.*\n +S\[i, j\] = S_start)", "if early < -5.0:"),
@@ -186,10 +192,13 @@ MUTATIONS = {
 @pytest.mark.parametrize("target, how, what", [(*key, what) for key, all_ in MUTATIONS.items() for what in all_])
 def test_mutation_fails(target, how, what):
     pytest.importorskip(target)
-    b = build(target, "replay", how, **({"layout": "bhtd"} if target == "tilelang" else {}))
+    if how == "longest first":
+        b = build(target, "walk", "decay", longest_first=True)
+    else:
+        b = build(target, "replay", how, **({"layout": "bhtd"} if target == "tilelang" else {}))
     text, n = re.subn(*MUTATIONS[target, how][what], render(b))
     assert n
-    x = mixed([6 * 16, 3])
+    x = mixed([12 * 16, 3])  # more parts than a walk may begin early
     x["g"][:, 1] = -0.6
     want = expected(x)
     o, S = call(in_parts(module(text).chunk_gated_delta_rule, 1), x, layout=b.layout)

@@ -92,6 +92,15 @@ def test_outside_of_tables_the_model_chooses_and_says_why(gpu):
     few, many = ask(), ask(Extent(16, 16, 8, 32768))
     assert few.build.name == "gdn_c64_bthd_decay_sm90a" and ("chosen by model", "walks fill half of the GPU at most") in few.why
     assert many.build.name == "gdn_c64_bthd_fused_walk_sm90a"
+    parts = varied("walk", partition="decay", longest_first=True, stages=3)
+    assert ask(target="triton").build == Build("triton", 32, schedule=parts)
+    assert ask(Extent(16, 16, 8, 32768), target="triton").build == Build("triton", 32, schedule=varied("walk", stages=3))
+    assert ask(target="triton", chunk=128).build == Build("triton", 128)
+    assert ask(target="triton", K=256, V=256).build.plan.v_block == 64
+
+
+def test_triton_without_a_gpu_is_one_kernel_of_the_usual_chunk(gpu, monkeypatch):
+    monkeypatch.setattr(dispatch, "units", lambda device: 0)
     assert ask(target="triton").build == Build("triton")
 
 
@@ -101,7 +110,7 @@ def test_only_parts_that_begin_early_ask_for_the_promise_of_unit_keys(gpu):
     assert ask(Extent(16, 16, 8, 32768), contract=unit).build.name == "gdn_c64_bthd_fused_walk_sm90a"
     assert ask(contract=unit, schedule=varied("walk", partition="exact")).build.contract == Contract()
     both = Contract.parse("beta=sigmoid,k=unit,q=l2norm")
-    assert str(ask(contract=both, target="triton").build.contract) == "beta=sigmoid,q=l2norm"
+    assert str(ask(contract=both, target="triton", chunk=128).build.contract) == "beta=sigmoid,q=l2norm"
 
 
 def test_a_schedule_that_is_asked_for_is_taken(gpu):
@@ -111,10 +120,10 @@ def test_a_schedule_that_is_asked_for_is_taken(gpu):
     assert asked.why == (("schedule", "asked for"), ("chunk", "asked for"))
 
 
-def test_a_chunk_left_open_is_the_rows_or_64(gpu):
-    assert ask(target="triton").build.chunk == 64
-    gpu.append(row(Build("triton", 32, schedule="replay")))
-    assert ask(target="triton").build.chunk == 32 and ask(target="triton", chunk=64).build.chunk == 64
+def test_a_chunk_left_open_is_the_rows_or_the_models(gpu):
+    assert ask().build.chunk == 64 and ask(target="triton").build.chunk == 32
+    gpu.append(row(Build("triton", 16, schedule="replay")))
+    assert ask(target="triton").build.chunk == 16 and ask(target="triton", chunk=64).build.chunk == 64
     with pytest.raises(ValueError, match=r"chunk_size: got 48; accepted: 16, 32, 64, 128, None"):
         ask(chunk=48)
 

@@ -18,14 +18,14 @@ ABOUT = Build("tilelang")
 SHAPES = (Shape("long", (32768,), 16, 16), Shape("many", (4096,) * 16, 4, 16))
 GPU = ("NVIDIA H200", "sm_90a", 132)
 PARTS = {"partition": (None, "decay"), "part_chunks": (0, 32), "stages": (2, 3)}
-SPACE = {"tilelang": (tune.Space(("walk",), PARTS, (64,), "sm_90a"),
-                      tune.Space(("fused", "replay"), {"v_block": (0, 64)}, (64, 32)))}
+BLOCKS = ("fused", "replay"), {"v_block": (0, 64)}, (64, 32)
+SPACE = {"tilelang": (tune.Space(("walk",), PARTS, (64,), "sm_90a"), tune.Space(*BLOCKS, "sm_90a"), tune.Space(*BLOCKS))}
 
 
 def speed(b, s):
-    """The best: parts of 32 chunks where sequences are few, three stages elsewhere, portable ones last."""
+    """The best: parts of 32 chunks where sequences are few, three stages elsewhere, others than `walk` last."""
     few = len(s.lens) * s.HV <= 66
-    ms = 1.0 if b.arch else 2.0
+    ms = 1.0 if b.plan.name == "walk" else 2.0
     ms *= 0.5 if few and b.plan.partition else 1.0
     ms *= 0.9 if few and b.plan.part_chunks == 32 else 1.0
     ms *= 0.8 if b.plan.name == "walk" and b.plan.stages == 3 and not few else 1.0
@@ -98,8 +98,21 @@ def test_the_table_has_the_fastest_of_each_shape_and_chunk(run):
     best = {(r.extent.sequences, r.about.chunk): r for r in run.rows()}
     assert best[1, 64].about.name == "gdn_c64_bthd_decay32_sm90a" and best[1, 64].ms == 0.45 and best[1, 64].model_ms == 0.5
     assert best[16, 64].about.name == "gdn_c64_bthd_walk_stages3_sm90a" and best[16, 64].ms == 0.8
-    assert best[1, 32].about.name == "gdn_c32_bthd" and len(best) == 4
+    assert best[1, 32].about.name == "gdn_c32_bthd_fused_sm90a" and len(best) == 4
     assert len(meter.seen) == len(set(meter.seen)) == len(tune.jobs(ABOUT, SHAPES, *GPU[1:]))
+
+
+def test_portable_candidates_are_for_inputs_that_nothing_made_for_the_gpu_fits(monkeypatch):
+    assert {b.arch for b in tune.candidates(ABOUT, "sm_90a")} == {"sm_90a"}
+    assert {b.arch for b in tune.candidates(ABOUT, "")} == {""}
+    monkeypatch.setattr(dispatch, "unfit", lambda b: b.arch)
+    assert {b.arch for b in tune.candidates(ABOUT, "sm_90a")} == {"sm_90a", ""}
+
+
+def test_candidates_of_a_space_share_its_base(monkeypatch):
+    monkeypatch.setattr(tune, "SPACES", {"triton": (tune.Space(("walk",), PARTS, (32,), base={"stages": 4}),)})
+    plans = [b.plan for b in tune.candidates(Build("triton"), "sm_90a")]
+    assert varied("walk", stages=4) in plans and varied("walk", stages=4, partition="decay", part_chunks=32) in plans
 
 
 def test_calls_choose_from_what_tune_wrote(run, monkeypatch):
@@ -111,7 +124,7 @@ def test_calls_choose_from_what_tune_wrote(run, monkeypatch):
     monkeypatch.setattr(choices, "own_path", lambda device, target: run.path)
     choices.rows.cache_clear()
     q = torch.empty(1, 32768, 16, 128, dtype=torch.float16, device="meta")
-    for chunk, name in ((None, "gdn_c64_bthd_decay32_sm90a"), (32, "gdn_c32_bthd")):
+    for chunk, name in ((None, "gdn_c64_bthd_decay32_sm90a"), (32, "gdn_c32_bthd_fused_sm90a")):
         assert dispatch.build_for("gated_delta_rule", q, q, "tilelang", chunk, "bthd", None).name == name
     choices.rows.cache_clear()
 
@@ -189,8 +202,8 @@ def test_candidates_that_hold_too_much_or_do_not_fit_are_dropped(run, monkeypatc
     monkeypatch.setattr(dispatch, "unfit", lambda b: "has no room" if b.plan.v_block else "")
     meter = Fake(bytes=3 * 2**30)
     _, said = run(meter, memory=2**30)
-    assert any("replay: dropped: holds 3.0 GiB between its kernels, 1.0 are allowed" in x for x in said)
-    assert any("vblock64: dropped: has no room" in x for x in said)
+    assert any("replay_sm90a: dropped: holds 3.0 GiB between its kernels, 1.0 are allowed" in x for x in said)
+    assert any("vblock64_sm90a: dropped: has no room" in x for x in said)
     assert not any("replay" in name or "vblock" in name for name, _ in meter.seen)
 
 
@@ -317,9 +330,9 @@ def test_candidates_are_compiled_where_there_is_no_gpu(monkeypatch, capsys):
     assert cli.main(["tune", "--target", "tilelang", "--compile", "sm_90a"]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[1] for line in lines]
-    assert len(names) == len(set(names)) and {"gdn_c64_bthd_decay2_sm90a:", "gdn_c64_bthd:"} <= set(names)
+    assert len(names) == len(set(names)) and {"gdn_c64_bthd_decay2_sm90a:", "gdn_c64_bthd_fused_sm90a:"} <= set(names)
     assert compiled == [("a", "sm_90a"), ("b", "sm_90a")] * len(lines)
-    monkeypatch.setitem(tune.SPACES, "triton", tune.SPACES["tilelang"][1:])
+    monkeypatch.setitem(tune.SPACES, "triton", tune.SPACES["tilelang"][2:])
     assert cli.main(["tune", "--target", "triton", "--compile", "gfx942", "--only", "1 x 2048, 16/32"]) == 0
     assert set(map(str, asked)) == {"('gfx942', [(2, 4), (16, 32)])"}
 

@@ -3,7 +3,10 @@ from __future__ import annotations
 
 import keyword
 import math
+from itertools import groupby
 
+from ...ir.core import loops
+from ...ir.ops import AHEAD, OWN_PART
 from ...ir.types import Dim, Tensor, Tile
 from ..base import (
     EVERY,
@@ -22,6 +25,7 @@ from ..base import (
     numbers,
     strides,
     touched,
+    walk,
     wrapped,
 )
 
@@ -29,13 +33,13 @@ rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompos
                         "diag_inverse": "decompose", "move": "place", "part": "vectorise", "join": "vectorise",
                         "block": "decompose", "quad": "decompose",
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
-                        "fence": "mbarriers", "drain": "mbarriers", "transpose": "groups", "share": "partition"})
+                        "fence": "mbarriers", "drain": "mbarriers", "transpose": "groups"})
 
 WIDTH = 120
 #: Names of the kernels' own text, which no value may take.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
-       "cu_seqlens", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded", "reach", "span", "size", "part",
-       "earlier", "first", "begin", "stop", "checkpoint", EVERY}
+       "cu_seqlens", "row_next", "valid_next", "slot_next", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded",
+       "reach", "span", "size", "part", "earlier", "first", "begin", "stop", "checkpoint", "share", EVERY}
 
 
 class KernelWriter:
@@ -48,6 +52,8 @@ class KernelWriter:
         self.type: dict[str, Tile] = {}
         self.uses: dict[str, None] = {}
         self.part = "part"  # the part slot of what is loaded now
+        self.which = ""  # "_next" for the chunk that follows
+        self.own_alone = False  # whether a loop has no turns but those of the walk's own part
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
         self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
         marks = (("", "_ptr"), ("has_", ""), ("", "_stride"), ("", "_n"))
@@ -90,17 +96,18 @@ class KernelWriter:
         return f"[{', '.join(self.dim(d) for d in t.dims)}]"
 
     # --- addresses ---
-    def pointers(self, t: Tensor, turned: bool, ahead: int = 0) -> str:
-        """Pointers to this instance's tile of `t`, or to that of the next part; or to its transpose."""
+    def pointers(self, t: Tensor, turned: bool, ahead: int = 0, last: bool = False) -> str:
+        """Pointers to this instance's tile of `t`, or to that of the next part; or to its transpose, or its last row."""
         parts = [f"{t.over or t.name}_ptr"]
         head, heads = (self.use("h"), self.use("H")) if t.heads == "H" else ("hv", "HV")
         if t.strided:
             batch, token, far = (self.use(x) for x in strides(t))
-            parts.append(f"({self.use('b')} * {batch} + {self.use('row')} * {token} + {head}.to(tl.int64) * {far})")
+            row = self.use(f"row{self.which}")
+            parts.append(f"({self.use('b')} * {batch} + {row} * {token} + {head}.to(tl.int64) * {far})")
             parts.append(f"{self.index(t.dims[0], int(turned), len(t.dims))}.to(tl.int64) * {token}")
             parts += [self.index(d, 1 - turned, 2) for d in t.dims[1:]]
         elif t.index == "token":
-            row, width = self.use("row"), [self.extent(t, d) for d in t.dims[1:]]
+            row, width = self.use(f"row{self.which}"), [self.extent(t, d) for d in t.dims[1:]]
             at = f"({row} * {heads} + {head})" if self.layout == "bthd" else f"(({self.use('b')} * {heads} + {head}) * T + {row})"
             parts.append(" * ".join([at, *width]))
             stride = ([heads] if self.layout == "bthd" else []) + width
@@ -109,16 +116,16 @@ class KernelWriter:
             parts += [self.index(d, 1 - turned, 2) for d in t.dims[1:]]
         elif t.index in ("slot", "part", "sequence", "checkpoint"):
             size = [self.extent(t, d) for d in t.dims]
-            at = {"slot": "slot", "part": f"({self.part} + 1)" if ahead else self.part, "sequence": "n.to(tl.int64)",
+            at = {"slot": f"slot{self.which}", "part": f"({self.part} + 1)" if ahead else self.part, "sequence": "n.to(tl.int64)",
                   "checkpoint": "checkpoint"}[t.index]
             if t.index in ("slot", "checkpoint"):
-                self.use(t.index)
+                self.use(at)
             if t.at:
                 parts.append(f"{t.at}_n * {t.over or t.name}_stride")
             at = "hv" if t.at else f"({at} * HV + hv)"
             parts.append(" * ".join([at, f"({' * '.join(size)})"] if len(size) > 1 else [at, *size]))
             for axis, d in enumerate(t.dims):
-                i = self.index(d, axis ^ turned, len(t.dims))
+                i = f"({self.dim(d)} - 1)" if last else self.index(d, axis ^ turned, len(t.dims))
                 parts.append(f"{i} * {size[1]}" if axis == 0 and len(size) == 2 else i)
         else:
             raise EmitError(f"triton has no address for tensor {t.name}: index {t.index}")
@@ -132,7 +139,7 @@ class KernelWriter:
             if padded:
                 out.append(f"({self.use(f'i_{d}')} < {self.use(str(d))}){along}")
             elif n == 0 and t.index == "token":
-                out.append(self.use("valid") + along)
+                out.append(self.use(f"valid{self.which}") + along)
         return " & ".join(out)
 
     def when(self, t: Tensor, o: Op) -> list[str]:
@@ -143,13 +150,21 @@ class KernelWriter:
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "first + size >= length")
             if o.attr("later") and self.part == "part":
                 out.append("first + size < length")
-            if o.kind == "store" and t.index in ("token", "slot", "checkpoint") and self.early:
+            if o.kind == "store" and t.index in ("token", "slot", "checkpoint") and self.early and not self.own_alone:
                 out.append("t >= first")
         if t.index == "checkpoint":
             out += [f"(t // {self.use('C')} + 1) % {self.use(EVERY)} == 0", f"t + C <= {self.use('length')}"]
         return out
 
     # --- statements ---
+    def instance(self, body: tuple[Stmt, ...]) -> None:
+        """All of the kernel."""
+        for ahead, group in groupby(body, lambda s: isinstance(s, Op) and bool(s.attr(AHEAD))):
+            if ahead:
+                self.first_turn(tuple(group))
+            else:
+                self.body(tuple(group))
+
     def body(self, body: tuple[Stmt, ...]) -> None:
         for s in body:
             if isinstance(s, Loop):
@@ -158,9 +173,11 @@ class KernelWriter:
             emit = rule.of(s)
             if s.type is not None:
                 self.type[s.out] = s.type
-            if s.kind in ("load", "store", "leave"):
+            if s.kind in ("load", "store", "leave", "share"):
                 self.w.at(s)
+                self.which = "_next" if s.attr(AHEAD) else ""
                 emit(self, s)
+                self.which = ""
                 self.begins(s.out)
                 continue
             text = emit(self, s, *(self.env[a] for a in s.args))
@@ -185,26 +202,38 @@ class KernelWriter:
             self.env[c.name] = self.env[c.result] = name
         if lp.index == "part":
             self.part = "earlier"
-            self.w("for earlier in range(part - first // size, part):")
-        elif self.k.grid == "parts":
-            self.w(f"for t in range({self.use('begin')}, {self.use('stop')}, {self.use('C')}):")
-        else:
-            self.w(f"for t in range(0, {self.use('length')}, {self.use('C')}):")
+            self.turns(lp, lp.body, "earlier", "part - first // size", "part")
+            self.part = "part"
+            return
+        begin, stop = ("begin", "stop") if self.k.grid == "parts" else ("0", "length")
+        if begin == "begin":
+            self.use(begin)
+        always = tuple(o for o in lp.body if isinstance(o, Op) and not o.attr(OWN_PART))
+        self.own_alone = len(always) < len(lp.body)
+        if self.own_alone:
+            self.turns(lp, always, "t", begin, "first")
+            begin = "first"
+        self.turns(lp, lp.body, "t", begin, self.use(stop))
+        self.own_alone = False
+
+    def turns(self, lp: Loop, body: tuple[Stmt, ...], index: str, begin: str, stop: str) -> None:
+        """A loop over `body`, and what is known of each of its chunks."""
+        over = f"{begin}, {stop}" if index == "earlier" else f"{begin}, {stop}, {self.use('C')}"
+        self.w(f"for {index} in range({over}):")
         self.w.indent += 1
         first = len(self.w.lines)
-        self.body(lp.body)
+        self.body(body)
         for c in lp.carried:
             if self.env[c.next].code != self.env[c.name].code:
                 self.line(f"{self.env[c.name]} = {self.env[c.next]}")
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
-        self.w(*(self.chunk() if lp.index == "chunk" else []))
+        self.w(*([*self.chunk(), *self.following("t + C")] if index == "t" else []))
         self.w.lines += after
         self.w.indent -= 1
-        self.part = "part"
 
     def chunk(self) -> list[str]:
         """What is known of the chunk whose first token is t."""
-        lines = {"row": "row = start - b * T + t" if "b" in self.uses else "row = start + t",
+        lines = {"row": f"row = {self.origin()} + t",
                  "valid": f"valid = {self.index('C', 0, 1) if 'valid' in self.uses else ''} < length - t",
                  "slot": "slot = start // C + n + t // C",
                  "checkpoint": f"checkpoint = start // (C * {EVERY}) + (t // C + 1) // {EVERY} - 1"}
@@ -212,12 +241,34 @@ class KernelWriter:
             del lines["slot"]
         return [text for name, text in lines.items() if name in self.uses]
 
+    def following(self, t: str) -> list[str]:
+        """What is known of the chunk for which loads work a turn ahead, whose first token is `t` ("" for
+        none); past the last chunk its slot again, which is there."""
+        near = f"tl.minimum({t}, tl.maximum(length - 1, 0)) // C" if t else ""
+        lines = {"row_next": " + ".join(["row_next = " + self.origin(), *[t] * bool(t)]),
+                 "valid_next": f"valid_next = {' + '.join([*[t] * bool(t), 'i_C'])} < length",
+                 "slot_next": " + ".join(["slot_next = start // C + n", *[near] * bool(t)])}
+        return [text for name, text in lines.items() if name in self.uses]
+
+    def origin(self) -> str:
+        """The row of a sequence's first token."""
+        return "start - b * T" if "b" in self.uses else "start"
+
+    def first_turn(self, ops: tuple[Stmt, ...]) -> None:
+        """What works a turn ahead, for the first turn."""
+        begin = self.use("begin") if self.k.grid == "parts" else ""
+        first = len(self.w.lines)
+        self.body(ops)
+        after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
+        self.w(*self.following(begin))
+        self.w.lines += after
+
     def line(self, text: str) -> None:
         self.w(*wrapped(text, WIDTH - 4 * self.w.indent))
 
     # --- the whole ---
     def text(self) -> KernelText:
-        self.body(self.k.body)
+        self.instance(self.k.body)
         chunk = self.chunk() if self.k.grid == "chunks" else []
         head = Writer(self.p, "#", 1)
         head(*self.head(), *chunk)
@@ -234,19 +285,21 @@ class KernelWriter:
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*head.lines, *self.w.lines]),
                           {"params": params, "sizes": sizes, "block": block, "warps": self.warps(), "ints": ints,
-                           "rounds": "OPERAND" in self.uses})
+                           "shares": self.shares(), "rounds": "OPERAND" in self.uses})
 
     def head(self) -> list[str]:
         """From the program id to the head, the sequence and, in a grid over chunks, the chunk."""
         split = self.k.split
         out = ["pid = tl.program_id(0)"]
+        if self.shares():
+            out += ["share = pid // (tl.num_programs(0) // 2)", "pid = pid % (tl.num_programs(0) // 2)"]
         if split:
             count = f"({self.use(self.tiled(split))} // {self.use(f'B{split}')})"
             out += [f"block = pid % {count}", f"pid = pid // {count}"]
         out.append(f"hv = pid % {self.use('HV')}")
         if "h" in self.uses:
             out.append(f"h = hv // (HV // {self.use('H')})")
-        ragged = {"row", "valid", "slot", "length", "checkpoint"} & set(self.uses)
+        ragged = {"row", "valid", "slot", "length", "checkpoint", "row_next", "slot_next"} & set(self.uses)
         if self.k.grid == "chunks":
             out += ["slot = (pid // HV).to(tl.int64)", f"n = find_sequence(cu_seqlens, slot, {self.use('N')}, {self.use('C')})"]
             ragged = {"length"}
@@ -273,7 +326,7 @@ class KernelWriter:
                     "if first >= tl.maximum(length, 1):", "    return"]
             out += ["stop = tl.minimum(first + size, length)"] * ("stop" in self.uses)
             out += ["begin = first"] * ("begin" in self.uses and not self.early)
-        if "valid" in self.uses:
+        if {"valid", "valid_next"} & set(self.uses):
             self.use("i_C")
         for d in self.p.sizes:
             if f"i_{d}" in self.uses:
@@ -281,6 +334,15 @@ class KernelWriter:
                            else f"i_{d} = tl.arange(0, {self.dim(d)})")
         return out
 
+    def shares(self) -> bool:
+        return any(o.kind == "share" for o in walk(self.k.body))
+
     def warps(self) -> int:
-        """Warps for the largest tile: about 64 float32 registers a thread."""
-        return 8 if max((math.prod(b.shape) for b in self.k.buffers), default=0) >= 128 * 128 else 4
+        """Eight where what a walk carries has 128 x 128 entries, about 64 float32 registers a thread; two where no product has
+        more than 32 x 32, which more would only hand to each other; else four."""
+        sizes = {**self.p.sizes, **self.k.sizes}
+        carried = [math.prod(c.type.shape(sizes)) for lp in loops(self.k.body) for c in lp.carried]
+        products = [math.prod(o.type.shape(sizes)) for o in walk(self.k.body) if o.kind == "matmul" and o.type]
+        if max(carried, default=0) >= 128 * 128:
+            return 8
+        return 2 if max(products, default=32 * 32) <= 32 * 32 else 4

@@ -149,7 +149,8 @@ def load(w: KernelWriter, o: Op) -> None:
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
     turned = o.attr("transposed", False)
     mask = w.mask(t, turned)
-    text = f"{name} = tl.load({w.pointers(t, turned, o.attr('later', 0))}{f', mask={mask}, other=0.0' if mask else ''})"
+    at = w.pointers(t, turned, o.attr("later", 0), o.attr("last", False))
+    text = f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''})"
     dtype = f"tl.{t.dtype}"
     if t.dtype == "bfloat16" and len(t.dims) > 1:  # one number a token is widened by what reads it
         dtype = w.use("OPERAND")
@@ -193,4 +194,10 @@ def reach(w: KernelWriter, o: Op) -> Text:
 @rule("leave")
 def leave(w: KernelWriter, o: Op) -> None:
     w.line(f"if {w.env[o.args[0]]} >= 0:")
+    w.line("    return")
+
+
+@rule("share")
+def share(w: KernelWriter, o: Op) -> None:
+    w.line(f"if (2 * {w.env[o.args[0]]} > {w.use('span')}) != (share == 0):")
     w.line("    return")
