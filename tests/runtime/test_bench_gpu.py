@@ -137,10 +137,12 @@ def test_what_instances_ask_for():
 
 
 def test_triton_costs_the_same():
-    """But for the inverse: it solves no tile, and merges five times."""
+    """But for the inverse, where it solves no tile and merges five times; the last entry of G is asked for once more."""
     b = Build("triton", schedule=replace(SCHEDULES["replay"], v_block=128))
     theirs, ours = costs(lowered(b), RAGGED.lens, 2, 4, ["initial_state"]), of("replay")
-    assert theirs["o_S"] == ours["o_S"] and theirs["G_Tinv"] == replace(ours["G_Tinv"], flops=ours["G_Tinv"].flops + 10 * SQUARE)
+    assert theirs["o_S"].asked > ours["o_S"].asked
+    assert replace(theirs["o_S"], asked=0) == replace(ours["o_S"], asked=0)
+    assert theirs["G_Tinv"] == replace(ours["G_Tinv"], flops=ours["G_Tinv"].flops + 10 * SQUARE)
 
 
 @pytest.mark.parametrize("every, rows", [(1, 10), (3, 2), (6, 0)])
