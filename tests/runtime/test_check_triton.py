@@ -43,11 +43,11 @@ def test_a_table_of_kernels_and_architectures(tmp_path):
 
 
 def test_waves_of_64_lanes_are_half_as_many_but_four(tmp_path):
-    """A tile of 128 x 128 takes 8 warps of 32."""
+    """A walk that carries 128 x 128 takes 8 warps of 32."""
     from gdn_codegen.runtime.load import import_path
-    m = import_path(written(tmp_path, Build("triton", schedule="staged")))
-    assert m.NUM_WARPS["o"] == 8 and m.NUM_WARPS["A"] == 4
-    assert [m._warps(n, lanes) for n in ("o", "A") for lanes in (32, 64)] == [8, 4, 4, 4]
+    m = import_path(written(tmp_path, Build("triton", schedule=replace(SCHEDULES["staged"], v_block=128))))
+    assert m.NUM_WARPS["S_U"] == 8 and m.NUM_WARPS["o"] == m.NUM_WARPS["A"] == 4
+    assert [m._warps(n, lanes) for n in ("S_U", "A") for lanes in (32, 64)] == [8, 4, 4, 4]
     few = import_path(written(tmp_path, Build("triton", schedule=replace(SCHEDULES["staged"], name="few", warps=2))))
     assert [few._warps("o", lanes) for lanes in (32, 64)] == [2, 2]
     many = import_path(written(tmp_path, Build("triton", schedule=replace(SCHEDULES["staged"], name="many", warps=16))))
