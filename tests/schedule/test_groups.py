@@ -385,8 +385,10 @@ def test_longest_first_is_for_parts_that_begin_early():
     for how in (None, "exact"):
         with pytest.raises(ScheduleError, match="longest_first=True; accepted with partition='decay' alone"):
             replace(named("walk"), partition=how, longest_first=True)
-    other = lower(find("gated_delta_rule").trace(), "triton", PLANS["longest"], SIZES, "float16")
-    assert not any(o.kind == "share" for k in other.kernels for o in walk(k.body))
+    shares = {at: any(o.kind == "share" for k in lower(find("gated_delta_rule").trace(), at[0], PLANS["longest"], SIZES,
+                                                       "float16", at[1]).kernels for o in walk(k.body))
+              for at in (("tilelang", "sm_90a"), ("tilelang", ""), ("triton", ""))}
+    assert shares == {("tilelang", "sm_90a"): True, ("tilelang", ""): False, ("triton", ""): True}
 
 
 def test_a_value_that_the_state_needs_cannot_be_left_out():
