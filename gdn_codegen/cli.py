@@ -41,7 +41,7 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
                    help="a field of the schedule, as lanes=1; may be given again")
     _inputs_options(p)
     p.add_argument("--accept", default="", metavar="WORDS",
-                   help="what callers pass where it differs: g=raw|linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm, "
+                   help="what callers pass where it differs: g=raw|linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, "
                         "g=float16 and so on, state=vk|DTYPE|pool|in_place|checkpoints (joined by /), strided; joined by commas")
     p.add_argument("--arch", default="", metavar="NAME", help="the architecture to build for: "
                    f"{', '.join(f'{a} ({t})' for t, a in ARCHS)} (default: any)" + ("; triton: those that --check compiles for, "
@@ -185,7 +185,8 @@ def verify(a: argparse.Namespace) -> int:
 
 
 def bench(a: argparse.Namespace) -> int:
-    a.chunk = a.chunk or (128 if a.target == "pto" else 64)
+    if a.target == "pto":
+        a.chunk = a.chunk or 128
     return _bench_pto(a) if a.target == "pto" else _bench_gpu(a)
 
 
@@ -216,9 +217,18 @@ def _bench_gpu(a: argparse.Namespace) -> int:
     given = _heads(a.heads if "/" in a.heads else f"{a.heads}/{a.value_heads or a.heads}")
     todo = _only(a, [bench_gpu.Shape(f"1 x {a.tokens}, {given[0]}/{given[1]}", (a.tokens,), *given)])
     targets = bench_gpu.TARGETS if a.target == "all" else (a.target,)
-    names = SCHEDULES if a.schedule == "all" else () if a.schedule == "none" else (a.schedule,)
-    builds = [b for t in targets for n in names
-              for b in _builds(argparse.Namespace(**{**vars(a), "target": t, "schedule": n, "heads": None}))]
+    names = SCHEDULES if a.schedule == "all" else () if a.schedule in ("none", "auto") else (a.schedule,)
+    builds: list[Build | bench_gpu.Auto] = [
+        b for t in targets for n in names
+        for b in _builds(argparse.Namespace(**{**vars(a), "chunk": a.chunk or 64, "target": t, "schedule": n, "heads": None}))]
+    if a.schedule == "auto":
+        told = {"partition": a.partition, "set": a.set, "arch": a.arch, "accept": a.accept.replace("k=unit", ""),
+                "algorithm": a.algorithm.replace("gated_delta_rule", "")}
+        for name, value in told.items():
+            if value:
+                raise ValueError(f"{name}: got {value!r} with --schedule auto; accepted: "
+                                 + ("k=unit, or none" if name == "accept" else "none, the op chooses"))
+        builds = [bench_gpu.Auto(t, a.chunk, a.layout, a.accept == "k=unit") for t in targets]
     return bench_gpu.bench(builds, todo, bench_gpu.rivals(a.peers), gates=a.gates, seed=a.seed, runs=a.runs, dtype=a.dtype,
                            dims=(a.head_dim_k, a.head_dim_v), command=shlex.join(["gdn_codegen", *a.words]), json_to=a.json,
                            plot_to=a.plot, detail=a.detail)
@@ -283,7 +293,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--report", metavar="DIR", help="instead run many lengths, and write DIR/report.md, report.json and plots")
     p.set_defaults(run=verify)
     p = sub.add_parser("bench", help="time on a GPU, beside peers; target pto: simulated cycles of a stage and a pipe")
-    _build_options(p, several=True, extra=("all", "none"))
+    _build_options(p, several=True, extra=("all", "none", "auto"))
     p.set_defaults(target="pto", chunk=None)
     p.add_argument("--heads", default="16", metavar="N|H/HV",
                    help="query and key heads, or these and value heads (pto: compiled in) (default: 16)")

@@ -50,6 +50,8 @@ class Rules:
 
 #: Chunks from checkpoint to checkpoint.
 EVERY = "checkpoint_chunks"
+#: Whether the host launches the kernels that sum up parts.
+SUMMED = "summed"
 
 #: How tightly operators of emitted Python bind.
 ATOM, UNARY, PRODUCT, SUM = 4, 3, 2, 1
@@ -144,7 +146,7 @@ def no_heads(target: str, heads: Heads) -> None:
 def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
     """The tensors that a kernel loads or stores, and the numbers that say where they lie and what is left out, in the program's
     order: its pointer parameters."""
-    named = {o.attr("tensor") for o in walk(k.body) if o.kind in ("load", "store", "reach", "scalar")}
+    named = {o.attr(x) for o in walk(k.body) if o.kind in ("load", "store", "reach", "scalar") for x in ("tensor", "kept")}
     used = [t for t in p.tensors if t.name in named]
     names = {t.over or t.name for t in used} | {t.at for t in used} | {p.skips}
     return tuple(t for t in p.tensors if t.name in names)
@@ -167,11 +169,12 @@ def stride_unit(p: Program, t: Tensor) -> int:
 
 def integers(p: Program, k: Kernel) -> tuple[str, ...]:
     """The whole numbers that a kernel gets from the host, beside the sizes: whether optional tensors are there, how far apart
-    tiles lie that numbers name, chunks from checkpoint to checkpoint, strides."""
+    tiles lie that numbers name, chunks from checkpoint to checkpoint, whether parts are summed up, strides."""
     tensors = touched(p, k)
     stored = [p.tensor(o.attr("tensor")) for o in walk(k.body) if o.kind == "store"]
     return (*(f"has_{t.name}" for t in tensors if t.optional), *(f"{t.name}_stride" for t in tensors if t.at),
-            *[EVERY] * any(t.index == "checkpoint" for t in stored), *(x for t in tensors for x in strides(t)))
+            *[EVERY] * any(t.index == "checkpoint" for t in stored),
+            *[SUMMED] * any(o.attr("kept") for o in walk(k.body)), *(x for t in tensors for x in strides(t)))
 
 
 def blocks(p: Program, k: Kernel) -> int:
@@ -183,6 +186,7 @@ __all__ = [
     "EVERY",
     "PRODUCT",
     "SUM",
+    "SUMMED",
     "UNARY",
     "EmitError",
     "Heads",

@@ -331,8 +331,8 @@ op("store", "a tile to global memory", _effect, effect="write",
    attrs=("tensor", "lane", "heads", "row", "col", "transposed", "columns"))
 op("reach", "how many chunks before a part a walk has to begin for the sum of `tensor` over them to be -`bound` or less, or to "
    "begin at the sequence's first; -1 where that is more than `most` times the chunks of a part. Without `tensor`: -1 but in the "
-   "first part. `later`: of so many parts later, 0 past the last", _scalar, effect="read",
-   attrs=("tensor", "bound", "most", "later"))
+   "first part. `later`: of so many parts later, 0 past the last. `kept`: where an earlier kernel wrote it, if that one ran",
+   _scalar, effect="read", attrs=("tensor", "bound", "most", "later", "kept"))
 op("leave", "the instance ends here unless the number is negative", _leave, effect="write")
 op("share", "each part has two instances, one of the first share and one of the second, which runs after it: that of the first "
    "ends here unless the number, how many chunks early the part's walk begins, is more than half of the part's own, that of the "

@@ -154,6 +154,9 @@ class _Kernel:
             of = self.tensors.get(o.attr("tensor"))
             if of is None or (of.index, of.dtype) != ("head", o.attr("dtype", "float32")):
                 raise self.fail(o, f"takes a number of the value head; {o.attr('tensor')} is {of and (of.index, of.dtype)}")
+        kept = o.attr("kept")
+        if kept is not None and (kept not in self.stored or (self.tensors[kept].index, self.tensors[kept].dims) != ("part", ())):
+            raise self.fail(o, f"is kept in {kept}, which is no number a part that an earlier kernel wrote")
         try:
             want = infer(o.kind, args, dict(o.attrs))
         except TypeRuleError as e:

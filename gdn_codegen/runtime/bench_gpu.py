@@ -1,8 +1,8 @@
 """`gdn_codegen bench` on a GPU: our builds and the peers installed here, on the same tensors.
 
 Device time is the sum of kernel durations (CUPTI through torch.profiler), with a cold L2, the median of the runs; wall time
-that between two CUDA events around a call; host time how long the call takes to return. Errors are RMSE over RMS against a
-float64 recurrence by chunks, on some heads.
+that between two CUDA events around a call; graph time that around the replay of a CUDA graph of it; host time how long the
+call takes to return. Errors are RMSE over RMS against a float64 recurrence by chunks, on some heads.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,11 @@ import torch
 import torch.nn.functional as F
 
 from ..ir.interpret import TORCH
-from . import cache
-from .build import Build, lowered
+from ..schedule.contract import PLAIN
+from . import cache, choices
+from .bench_table import table
+from .build import LAYOUTS, Build, lowered
+from .dispatch import build_for
 from .load import function
 from .peers import PEERS, Absent, Peer, Problem, Refused, Run
 from .plots import gpu_plots, pyplot
@@ -208,6 +211,19 @@ def wall_and_host_time(run: Run, n: int) -> tuple[float, float]:
     return statistics.median(wall), statistics.median(host)
 
 
+def graph_time(run: Run, n: int) -> float:
+    """ms between events around a replay of a CUDA graph of the call, with the flush of L2 before it."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    taken = []
+    for _ in range(n):
+        flush.zero_()
+        taken.append(_between_events(graph.replay))
+    return statistics.median(taken)
+
+
 def ceilings() -> Ceilings:
     """What a copy of 1 GiB and a float16 product of side 8192 reach here."""
     def seconds(f: Callable[[], object]) -> float:
@@ -222,9 +238,30 @@ def ceilings() -> Ceilings:
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
-def ours(b: Build, x: Problem) -> Run:
-    """A call of a build, on tensors in its layout."""
-    op = function(b)
+@dataclass(frozen=True)
+class Auto:
+    """The package's own op, which chooses a build by target, device and shape. chunk: None leaves it open, too."""
+
+    target: str
+    chunk: int | None = None
+    layout: str = "bthd"
+    unit_keys: bool = False
+
+    def build(self, x: Problem) -> Build:
+        """What the op runs on these tensors."""
+        q, v = (t if LAYOUTS[self.layout] == "bthd" else t.transpose(1, 2) for t in (x.q, x.v))
+        return build_for("gated_delta_rule", q, v, self.target, self.chunk, self.layout, None, len(x.lengths),
+                         choices.UNIT if self.unit_keys else PLAIN)
+
+    def op(self) -> Callable[..., Any]:
+        from ..ops import chunk_gated_delta_rule
+        return partial(chunk_gated_delta_rule, target=self.target, chunk_size=self.chunk, layout=self.layout,
+                       unit_keys=self.unit_keys)
+
+
+def ours(b: Build, x: Problem, op: Callable[..., Any] | None = None) -> Run:
+    """A call of a build's function, or of `op`, on tensors in the build's layout."""
+    op = op or function(b)
     given = [t if b.layout == "bthd" else t.transpose(1, 2).contiguous() for t in (x.q, x.k, x.v, x.g, x.beta)]
     ends = x.ends if len(x.lengths) > 1 else None
 
@@ -234,11 +271,8 @@ def ours(b: Build, x: Problem) -> Run:
     return run
 
 
-_program = lru_cache(maxsize=64)(lowered)
-
-
 def our_costs(b: Build, s: Shape) -> dict[str, Cost]:
-    return costs(_program(b), s.lens, s.H, s.HV, absent=["initial_state"])
+    return costs(lowered(b), s.lens, s.H, s.HV, absent=["initial_state"])
 
 
 def kernel_rows(times: dict[str, float], known: dict[str, Cost], top: Ceilings | None) -> list[dict[str, Any]]:
@@ -261,8 +295,9 @@ def row(s: Shape, who: str, version: str, note: str = "") -> dict[str, Any]:
 
 @torch.no_grad()
 def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, runs: int, known: dict[str, Cost],
-             top: Ceilings | None, limit: float | None) -> dict[str, Any]:
-    """The row with its figures, or with what kept it from having any. limit: the error that our own rows may reach."""
+             top: Ceilings | None, limit: float | None, graphs: bool = False) -> dict[str, Any]:
+    """The row with its figures, or with what kept it from having any. limit: the error that our own rows may reach. graphs:
+    whether the call is captured in a graph, too; nobody says that peers' can be."""
     try:
         started = time.perf_counter()
         run = prepare()
@@ -275,6 +310,7 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
             run()
         device, each = device_time(run, runs)
         wall, host = wall_and_host_time(run, runs)
+        graph = graph_time(run, runs) if graphs else None
     except Absent as e:
         return base | {"absent": str(e)}
     except Refused as e:
@@ -282,41 +318,12 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
     except Exception as e:  # a row that stops is a finding, and the others still run
         return base | {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}
     out = base | {"device_ms": round(device, 5), "wall_ms": round(wall, 5), "host_us": round(host, 2),
-                  "first_call_s": round(first, 2), "error_o": error_o, "error_state": error_state,
+                  "graph_ms": graph and round(graph, 5), "first_call_s": round(first, 2), "error_o": error_o,
+                  "error_state": error_state,
                   "kernels": kernel_rows(each, known, top)}
     if limit is not None and not (error_o <= limit and error_state <= limit):
         out["error"] = f"off by {error_o:.1e} (o) and {error_state:.1e} (state); at most {limit:g}"
     return out
-
-
-def best_peer(rows: Sequence[dict[str, Any]], shape: str) -> float | None:
-    """ms of the fastest peer at a shape."""
-    return min((r["device_ms"] for r in rows if r["shape"] == shape and r["who"] in PEERS and "device_ms" in r), default=None)
-
-
-def table(data: dict[str, Any], detail: bool = False) -> list[str]:
-    """The lines that `bench` prints: a block a shape, best peer first where one has a time; detail: each kernel."""
-    lines = []
-    for name in dict.fromkeys(r["shape"] for r in data["rows"]):
-        here = [r for r in data["rows"] if r["shape"] == name]
-        best, width = best_peer(here, name), max(20, *(len(r["who"]) for r in here))
-        lines += ["", f"{name:{width + 2}} {'device ms':>10} {'wall ms':>9} {'host us':>8} {'err o':>8} {'err S':>8} "
-                      f"{'x best':>7}"]
-        for r in here:
-            why = next((r[n] for n in ("absent", "refused", "error") if n in r), r["note"])
-            if "device_ms" not in r:
-                lines.append(f"  {r['who']:{width}} {why}")
-                continue
-            ratio = f"{best / r['device_ms']:.2f}" if best else "-"
-            lines.append(f"  {r['who']:{width}} {r['device_ms']:10.4f} {r['wall_ms']:9.4f} {r['host_us']:8.1f} "
-                         f"{r['error_o']:8.1e} {r['error_state']:8.1e} {ratio:>7}  {why}".rstrip())
-            for k in r["kernels"]:
-                if "flops" in k and k["ms"]:
-                    lines.append(f"    {k['name']:{width - 2}} {k['ms']:10.4f}  {k['bytes'] / k['ms'] / 1e9:.2f} TB/s, "
-                                 f"{k['flops'] / k['ms'] / 1e9:.0f} TFLOP/s, {100 * k['share']:.0f}% of the roofline")
-                elif detail:
-                    lines.append(f"    {k['name'][:width - 2]:{width - 2}} {k['ms']:10.4f}")
-    return lines
 
 
 # --- facts -----------------------------------------------------------------------------------------------------------
@@ -349,12 +356,12 @@ def rivals(names: str) -> list[Peer]:
     return [PEERS[n] for n in asked]
 
 
-def bench(builds: Sequence[Build], todo: Sequence[Shape], peers: Sequence[Peer], *, gates: str = "layer", seed: int = 0,
+def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, gates: str = "layer", seed: int = 0,
           runs: int = 15, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
           json_to: str | None = None, plot_to: str | None = None, detail: bool = False) -> int:
     """Run all, printing and writing each shape as it is there; 1 where a row of ours failed."""
     for b in builds:
-        if b.page.name != "gated_delta_rule":
+        if isinstance(b, Build) and b.page.name != "gated_delta_rule":
             raise ValueError(f"algorithm: got {b.page.name!r}; accepted: gated_delta_rule on a GPU")
     if not torch.cuda.is_available():
         raise ValueError("target: got one for a GPU; accepted: pto, since torch sees no GPU here")
@@ -377,13 +384,14 @@ def bench(builds: Sequence[Build], todo: Sequence[Shape], peers: Sequence[Peer],
     return int(any("error" in r for r in data["rows"] if r["who"] not in PEERS))
 
 
-def shape_rows(s: Shape, x: Problem, builds: Sequence[Build], peers: Sequence[Peer], runs: int,
+def shape_rows(s: Shape, x: Problem, builds: Sequence[Build | Auto], peers: Sequence[Peer], runs: int,
                top: Ceilings) -> list[dict[str, Any]]:
     """The rows of a shape: the peers', then ours."""
     want, rows = reference(x), []
     for p in peers:
         rows.append(measured(row(s, p.name, p.version, p.note), partial(p.prepare, x), want, runs, {}, top, None))
-    for b in builds:
-        base = row(s, f"{b.target} {b.plan.name} c{b.chunk}", "", b.name)
-        rows.append(measured(base, partial(ours, b, x), want, runs, our_costs(b, s), top, TOLERANCE[b.dtype]))
+    for wish in builds:
+        b, op = (wish, None) if isinstance(wish, Build) else (wish.build(x), wish.op())
+        base = row(s, f"{b.target} {b.plan.name} c{b.chunk}" if op is None else f"{b.target} auto", "", b.name)
+        rows.append(measured(base, partial(ours, b, x, op), want, runs, our_costs(b, s), top, TOLERANCE[b.dtype], True))
     return rows

@@ -116,6 +116,7 @@ class Build:
         return f"chunk_{self.page.name}"
 
 
+@lru_cache(maxsize=256)
 def lowered(b: Build) -> Program:
     """The program that `b`'s emitter prints."""
     return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract)
@@ -180,7 +181,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "warps": b.plan.warps, "stages": b.plan.stages,
             "positive": [n for n, form in b.contract.inputs if form == "linear"],
             "reaches": any(o.attr("tensor") for o in reaches),
-            "parts": 2 + max((o.attr("most", 2) for o in reaches), default=2)}
+            "most": max((o.attr("most", 0) for o in reaches), default=0)}
 
 
 def _named(p: Program, role: str, index: str) -> list[Tensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..emit.base import EVERY
+from ..emit.base import EVERY, SUMMED
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
              **{f"has_{t}": 1 for t in tensors}}
     types = {f"{t}_ptr": f"*{SHORT[dtype[t]]}" for t in tensors} | {"cu_seqlens": "*i32"}
     positional = [*types]
-    types |= {"N": "i32", "T": "i32", "batched": "i32", "span": "i32", EVERY: "i32"}
+    types |= {"N": "i32", "T": "i32", "batched": "i32", "span": "i32", EVERY: "i32", SUMMED: "i32"}
     strides = [n for n in kernel.arg_names if "_stride" in n]
     types |= dict.fromkeys(strides, "i32")
     types |= dict.fromkeys(kernel.arg_names[len(positional): len(positional) + len(scalars)], "fp32")

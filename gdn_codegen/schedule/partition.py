@@ -173,7 +173,8 @@ class _Parts:
     def walk(self, k: Kernel, longest_first: bool) -> list[Kernel]:
         """The walk over a part's chunks, and the kernel that moves the state to where it began."""
         b = self.body(k)
-        early = self.number(b)
+        # where the host makes no summaries nobody else has found it
+        early = b.op("reach", name=b.fresh("early"), **self.forgets, kept=self.early.name) if self.forgets else self.number(b)
         if longest_first and self.forgets:
             b.op("share", early)
         before = self.initial(b)

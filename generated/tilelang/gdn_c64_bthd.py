@@ -781,6 +781,14 @@ def _check_out(name, x, shape, dtype, device):
         _fail(name, f"strides {x.stride()}", "a last dim that is dense, and no element in two places")
 
 
+#: A tensor with the kind of another. From its kin, a number that looks like it, this takes half the time of `torch.empty`.
+_new = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+
+
+def _kin(shape, dtype, device):
+    return torch.empty(1, dtype=dtype, device=device).expand(shape)
+
+
 def _plan(given, states, outs, cu_seqlens, buffers, wanted):
     """Check the arguments; a function that does the call for all of these shapes, strides, dtypes and this device."""
     batch, tokens, heads, value_heads, device = _check_inputs(given)
@@ -808,6 +816,8 @@ def _plan(given, states, outs, cu_seqlens, buffers, wanted):
             _check_out("out" if len(OUTPUTS) == 1 else f"out_{name}", x, shape, dtype, device)
         fits.append(x is not None and _is_plain(x, dtype))
     made += [((slots, value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in WORKSPACES]
+    kin = [_kin(shape, dtype, device) for shape, dtype in made]
+    state_kin = [(absent, _kin(shape, _STATE, device)) for _, shape, absent in lent]
     sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
     ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
     ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
@@ -829,11 +839,10 @@ def _plan(given, states, outs, cu_seqlens, buffers, wanted):
             _check_ends(cu_seqlens, tokens)
         memory = [absent if x is None else x if plain and x.data_ptr() % aligned == 0 else _plain(x, dtype)
                   for x, (absent, plain, aligned, dtype) in zip((*given, *states), expected)]
-        held = [torch.empty(shape, dtype=_STATE, device=device) if x is None and absent is None else absent if x is None else x
-                for x, (_, shape, absent) in zip(buffers, lent)]
+        held = [x if x is not None else _new(like) if absent is None else absent for x, (absent, like) in zip(buffers, state_kin)]
         memory += [x if plain and x.data_ptr() % 16 == 0 else _plain(x, _STATE)
                    for x, plain in zip(held, as_they_are)]
-        memory += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made]
+        memory += map(_new, kin)
         if POISON:
             for x, buffer in itertools.zip_longest(memory[_FINAL.start:], buffers):
                 if buffer is None:

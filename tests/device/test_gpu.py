@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from calls import checked, drawn, elsewhere
-from reference import call, check, problem
+from reference import call, check, in_parts, problem
 
 from gdn_codegen.ops import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime import ahead, choices, tune
@@ -99,6 +99,20 @@ def test_warp_groups(name):
         check(fn, for_groups(b, [200], gate=gate), layout=b.layout)
     check(fn, for_groups(b, [70, 70, 70], initial=False), batched=True, layout=b.layout)
     check(fn, for_groups(b, [3, 3]), batched=True, layout=b.layout)
+
+
+@hopper
+@pytest.mark.parametrize("name", [n for n, b in GROUPS.items() if b.plan.partition])
+def test_warp_groups_in_parts(name):
+    """Heads that forget at once, that begin early, and that never forget: where no summaries are made, and where some are."""
+    b = GROUPS[name]
+    fn = on_gpu(in_parts(function(b), 1))
+    for lengths in ([9 * 64], [9 * 64 + 1], [130, 0, 12 * 64 + 5, 1]):
+        x = for_groups(b, lengths)
+        for h, gate in enumerate((-3.0, -0.05, -0.01, 0.0)):
+            x["g"][:, h] = gate
+        check(fn, x, layout=b.layout)
+    in_parts(function(b), 0)
 
 
 @hopper

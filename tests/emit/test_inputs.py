@@ -1,7 +1,4 @@
 """Inputs in the forms and dtypes of a contract, in generated modules; each against the recurrence in float64."""
-import os
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,15 +14,6 @@ FULL = "beta=sigmoid,g=raw,k=l2norm,q=l2norm"
 NARROW = "beta=sigmoid/float16,dt_bias=bfloat16,g=raw/bfloat16,k=l2norm,q=l2norm"
 OTHER = "beta=twice_sigmoid/bfloat16,g=linear/float16"
 RAGGED = [1, 17, 0, 65]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compilers_leave_nothing(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TILELANG_CACHE_DIR", str(Path(os.environ["GDN_CODEGEN_CACHE"]) / "tilelang"))
-    patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("compilers")))
-    yield
-    patch.undo()
 
 
 def agrees(target, accept, schedule="fused", lengths=RAGGED, dtype="float16", layout="bthd", page="gated_delta_rule", seed=0):

@@ -4,14 +4,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from reference import call, check, expected, module, problem, rms_error
+from reference import call, check, expected, in_parts, module, problem, rms_error
 
 from gdn_codegen.cli import main
 from gdn_codegen.runtime.build import Build, render
@@ -32,24 +30,6 @@ BUILDS = [build("triton", *x) for x in (("replay", "decay"), ("fused", "exact", 
                                         ("walk", "decay", "float16", 16, True), ("walk", "decay", "bfloat16"))]
 #: A kernel takes seconds to compile: one module each.
 BUILDS += [build("tilelang", "replay", "decay", layout="bhtd"), build("tilelang", "fused", "exact", v_block=16)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compilers_leave_nothing(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TILELANG_CACHE_DIR", str(Path(os.environ["GDN_CODEGEN_CACHE"]) / "tilelang"))
-    patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("compilers")))
-    yield
-    patch.undo()
-
-
-def in_parts(fn, chunks):
-    """`fn`, of whose module a part has so many chunks; 0: what the module chooses."""
-    space = fn.__globals__
-    space["PART_CHUNKS"] = chunks
-    space["_span"].cache_clear()
-    space["_plans"].clear()
-    return fn
 
 
 def mixed(lengths, dtype="float16", heads=1, seed=0, **options):
@@ -105,15 +85,23 @@ def test_keys_and_gates_against_the_bound(norm, beta, gate):
         assert rms_error(got, ref) < 2 * rms_error(one, ref) + 1e-6
 
 
-def test_a_part_each_costs_no_summary(monkeypatch):
-    fn = in_parts(function(build("triton", "replay", "decay")), 0)
+@pytest.mark.parametrize("how, most", [("decay", 8), ("exact", 0)])
+def test_summaries_are_made_where_a_walk_may_need_them(how, most, monkeypatch):
+    """Not where the longest sequence there can be has so few parts that each may begin at its start."""
+    fn = function(build("triton", "replay", how))
     launched, launcher = [], fn.__globals__["_launcher"]
     monkeypatch.setitem(fn.__globals__, "_launcher", lambda name, *a: (launched.append(name), launcher(name, *a))[1])
-    check(fn, mixed([40, 20]))
-    assert launched == ["G_Tinv_F_chunk", "o_S"]
-    launched.clear()
-    check(in_parts(fn, 1), mixed([40, 20]))
-    assert launched == ["G_Tinv_F_chunk", "S_offset", "S_factor", "S_start", "o_S"]
+    whole = ["G_Tinv" + "_F_chunk" * (how == "decay"), "o_S"]
+    sums = [*whole[:1], "S_offset", "S_factor", "S_start", *whole[1:]]
+    assert fn.__globals__["MOST"] == most
+    for chunks, lengths, batched, want in ((0, [40, 20], False, whole), (1, [16 * most + 16] * 2, True, whole),
+                                           (1, [16 * most + 17] * 2, True, sums), (1, [16 * most + 16, 1], False, sums)):
+        launched.clear()
+        check(in_parts(fn, chunks), mixed(lengths, heads=1), batched=batched)
+        assert launched == want, lengths
+    size = fn.__globals__["workspace_bytes"]
+    one, more = (size(tokens, 1, 1, "cpu") for tokens in (16 * most + 16, 16 * most + 17))
+    assert more - one > (most + 2) * 16 * 32 * 4  # a chunk slot of tiles more would be less
 
 
 def test_number_of_parts(monkeypatch):
@@ -176,6 +164,7 @@ MUTATIONS = {
         "a warm-up of a chunk less": (r"begin = first - tl\.maximum\(early, 0\)", "begin = first - tl.maximum(early - 1, 0)"),
         "a warm-up that stores": (r"if t >= first:", "if True:"),
         "no fallback": (r"if early < 0:", "if False:"),
+        "no summaries": (r"if name in SUMMARIES and not summed:", "ints['summed'] = 0\n        if name in SUMMARIES:"),
     },
     ("triton", "longest first"): {
         "one share for two": (r"instances \*= .*", "pass"),

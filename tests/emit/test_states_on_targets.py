@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import TOLERANCE, expected, module, problem, rms_error
+from reference import TOLERANCE, expected, in_parts, module, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.runtime.build import Build, render
@@ -96,13 +96,6 @@ POOLS = [("triton", "pool", "replay", None), ("triton", ALL, "fused", None),
          ("tilelang", ALL, "fused", None), ("tilelang", "pool", "fused", None), ("pto", ALL, "fused", None)]
 
 
-def in_parts(fn, chunks=1):
-    fn.__globals__["PART_CHUNKS"] = chunks
-    if "_span" in fn.__globals__:
-        fn.__globals__["_span"].cache_clear()
-    return fn
-
-
 def pool_is_right(b, fn, monkeypatch):
     """Whether a pool's slots and rows of o are what the recurrence says, and all else is as it was, to the bit."""
     x = inputs()
@@ -145,7 +138,7 @@ def pool_is_right(b, fn, monkeypatch):
 @pytest.mark.parametrize("target, text, schedule, how", POOLS)
 def test_pools(target, text, schedule, how, monkeypatch):
     b = build(target, text, schedule, how)
-    fn = in_parts(function(b))
+    fn = in_parts(function(b), 1)
     assert pool_is_right(b, fn, monkeypatch)
     if not b.contract.in_place:  # without memory of a caller, a tensor a sequence
         x = inputs()
@@ -162,7 +155,7 @@ def test_pools(target, text, schedule, how, monkeypatch):
 def test_in_place_is_separate_to_the_bit(target, schedule, how):
     x = inputs()
     x["g"][:, 0] = -0.5
-    apart, fn = (in_parts(function(build(target, text, schedule, how))) for text in ("float16", "float16/in_place"))
+    apart, fn = (in_parts(function(build(target, text, schedule, how)), 1) for text in ("float16", "float16/in_place"))
     S = x["S"].half()
     o, want = run(apart, x, initial_state=S, output_final_state=True)
     here = torch.full((len(LENGTHS), 3, K, V), 2.0, dtype=torch.float16)
@@ -178,7 +171,7 @@ def test_in_place_is_separate_to_the_bit(target, schedule, how):
     ("pto", ALL, "fused", None)])
 def test_checkpoints_are_final_states_of_prefixes(target, text, schedule, how):
     b = build(target, text, schedule, how)
-    fn = in_parts(function(b))
+    fn = in_parts(function(b), 1)
     x, given = states_of(b, inputs([1, 31, 32, 33, 66]))
     x["g"][:, 0] = -1.0
     for every in (1, 3) if target == "tilelang" else (2,):

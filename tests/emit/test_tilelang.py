@@ -4,9 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,16 +36,6 @@ BUILDS = {b.name: b for b in (
           head_dim_k=16, head_dim_v=32),
     Build("tilelang", 64, "bthd", schedule="fused", head_dim_k=128, head_dim_v=128),
 )}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compilers_leave_nothing(tmp_path_factory):
-    """TileLang's C backend leaves files in the folder for temporaries; its disk cache is ours."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TILELANG_CACHE_DIR", str(Path(os.environ["GDN_CODEGEN_CACHE"]) / "tilelang"))
-    patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("compilers")))
-    yield
-    patch.undo()
 
 
 def given(b, lengths, **options):

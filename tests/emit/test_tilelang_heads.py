@@ -1,14 +1,11 @@
 """TileLang: kernels whose blocks run several value heads abreast, on CPU tensors, and compiled for sm_90a."""
-import os
 import re
 import shutil
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from reference import TOLERANCE, check, expected, module, passed, problem
+from reference import TOLERANCE, check, expected, in_parts, module, passed, problem
 
 from gdn_codegen.runtime import check_tilelang
 from gdn_codegen.runtime.build import Build, render
@@ -21,15 +18,6 @@ RAGGED = [33, 0, 64, 1, 0, 70]
 HEADS = [1, 3, 16, 17, 20]
 RAW = "beta=sigmoid/float16,dt_bias=bfloat16,g=raw/float16"
 UNIT = replace(named("fused_walk"), partition="decay")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compilers_leave_nothing(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TILELANG_CACHE_DIR", str(Path(os.environ["GDN_CODEGEN_CACHE"]) / "tilelang"))
-    patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("compilers")))
-    yield
-    patch.undo()
 
 
 def build(layout="bthd", schedule="fused_walk", accept="", **options):
@@ -69,14 +57,11 @@ def test_strided_views():
 
 def test_a_number_of_each_chunk_and_head():
     """What a chunk forgets, by which walks of parts begin early."""
-    fn = function(build(schedule=UNIT, accept="k=unit"))
-    fn.__globals__["PART_CHUNKS"] = 1
+    fn = in_parts(function(build(schedule=UNIT, accept="k=unit")), 1)
     for HV in HEADS:
         x = problem([97, 0, 33], 1, HV, 32, 32)
         for h, g in enumerate((-3.0, -0.6, 0.0)):
             x["g"][:, h::3] = g
-        fn.__globals__["_span"].cache_clear()
-        fn.__globals__["_plans"].clear()
         check(fn, x)
 
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 from reference import expected
 
+from gdn_codegen import ops
 from gdn_codegen.cli import main
-from gdn_codegen.runtime import bench_gpu, plots
-from gdn_codegen.runtime.bench_gpu import Shape, attribute, errors, medians, problem, reference, shapes, table
+from gdn_codegen.runtime import bench_gpu, choices, dispatch, plots
+from gdn_codegen.runtime.bench_gpu import Shape, attribute, errors, medians, problem, reference, shapes
+from gdn_codegen.runtime.bench_table import table
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.peers import PEERS, Absent, Refused
 from gdn_codegen.runtime.roofline import Ceilings, costs
@@ -304,6 +306,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(bench_gpu, "ceilings", lambda: TOP)
     monkeypatch.setattr(bench_gpu, "device_time", lambda run, n: (0.3, {"o_S_kernel": 0.2, "elementwise": 0.1}))
     monkeypatch.setattr(bench_gpu, "wall_and_host_time", lambda run, n: (0.31, 12.5))
+    monkeypatch.setattr(bench_gpu, "graph_time", lambda run, n: 0.305)
     for n, f in dict(is_available=lambda: True, synchronize=lambda: None, empty_cache=lambda: None,
                      get_device_name=lambda: "a GPU").items():
         monkeypatch.setattr(torch.cuda, n, f)
@@ -327,9 +330,39 @@ def test_bench_end_to_end(gpu, tmp_path, capsys):
     assert [(r["shape"], r["who"]) for r in data["rows"]] == [
         (s, w) for s in ("one", "two") for w in (*PEERS, "triton fused c16")]
     mine = data["rows"][4]
-    assert mine["device_ms"] == 0.3 and mine["host_us"] == 12.5 and mine["error_o"] < 5e-3 and mine["error_state"] < 5e-3
+    assert (mine["device_ms"], mine["host_us"], mine["graph_ms"]) == (0.3, 12.5, 0.305)
+    assert mine["error_o"] < 5e-3 and mine["error_state"] < 5e-3
     assert mine["kernels"][0]["name"] == "o_S" and 0 < mine["kernels"][0]["share"] < 1
     assert sorted(p.name for p in tmp_path.glob("*.png")) == ["p_kernels.png", "p_roofline.png", "p_time.png"]
+
+
+def test_auto_is_what_the_op_chooses(gpu, monkeypatch, tmp_path, capsys):
+    """The package's op is timed, its row names the build, and promises reach both."""
+    called = []
+    real = ops.chunk_gated_delta_rule
+    monkeypatch.setattr(ops, "chunk_gated_delta_rule", lambda *a, **o: (called.append(o), real(*a, **o))[1])
+    words = ["bench", "--target", "triton", "--schedule", "auto", "--accept", "k=unit", "--head-dim-k", "32",
+             "--head-dim-v", "32", "--tokens", "20", "--heads", "1", "--peers", "none", "--json",
+             str(tmp_path / "out.json"), "--layout", "bhtd"]
+    assert main(words) == 0
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    x = small(Shape("a", (20,), 1, 1), K=32, V=32)
+    q, v = (t.transpose(1, 2) for t in (x.q, x.v))
+    want = dispatch.build_for("gated_delta_rule", q, v, "triton", None, "bhtd", None, 1, choices.UNIT)
+    assert (row["who"], row["note"]) == ("triton auto", want.name) and "bhtd" in want.name and "error" not in row
+    assert row["kernels"][0]["name"] in [k.name for k in lowered(want).kernels]
+    told = {tuple(o[n] for n in ("target", "layout", "chunk_size", "unit_keys")) for o in called}
+    assert told == {("triton", "bhtd", None, True)}
+    assert main([*words, "--chunk", "16"]) == 0 and {o["chunk_size"] for o in called} == {None, 16}
+
+
+@pytest.mark.parametrize("more, why", [
+    (["--partition", "decay"], "partition: got 'decay' with --schedule auto; accepted: none, the op chooses"),
+    (["--accept", "g=raw"], "accept: got 'g=raw' with --schedule auto; accepted: k=unit, or none"),
+    (["--algorithm", "simple_gla"], "algorithm: got 'simple_gla'"), (["--set", "stages=3"], "set: got")])
+def test_auto_refuses_what_the_op_chooses(more, why, gpu, capsys):
+    assert main(["bench", "--target", "triton", "--schedule", "auto", *more]) == 2
+    assert why in capsys.readouterr().err
 
 
 def test_a_wrong_result_fails_the_run(gpu, monkeypatch, capsys):
@@ -375,7 +408,7 @@ def recorded():
                                  "flops": 8 * 10**10 * scale, "share": 0.4}]
     rows = [done("32K", 32768, "fla", 1.287, [{"name": f"k{i}", "ms": 1.287 / 9} for i in range(9)]),
             {**done("32K", 32768, "tileops", 0, []), "refused": "heads: got 4/16"},
-            done("32K", 32768, "tilelang replay c64", 0.4, mine(0.4, 1)),
+            done("32K", 32768, "tilelang replay c64", 0.4, mine(0.4, 1), graph_ms=0.41),
             done("64K", 65536, "fla", 2.566, [{"name": "k", "ms": 2.566}]),
             done("64K", 65536, "tilelang replay c64", 0.8, mine(0.8, 2), error="off by 1.0e+00")]
     for n in ("device_ms", "wall_ms", "host_us", "kernels"):
@@ -387,7 +420,8 @@ def test_table(recorded):
     lines = table(recorded)
     text = "\n".join(lines)
     line = next(x for x in lines if "tilelang replay" in x).split()
-    assert line[3:9] == ["0.4000", "0.4200", "20.0", "3.0e-04", "2.0e-04", "3.22"]
+    assert line[3:10] == ["0.4000", "0.4200", "0.4100", "20.0", "3.0e-04", "2.0e-04", "3.22"]
+    assert next(x for x in lines if x.startswith("  fla")).split()[1:5] == ["1.2870", "1.3514", "-", "20.0"]
     assert "tileops              heads: got 4/16" in text and "off by 1.0e+00" in text
     assert "1.00 TB/s, 100 TFLOP/s, 50% of the roofline" in text and "1.67 TB/s, 267 TFLOP/s, 40% of the roofline" in text
     assert "k3" not in text and "k3" in "\n".join(table(recorded, detail=True))

@@ -73,7 +73,7 @@ def test_a_second_call_allocates_what_it_writes_and_does_nothing_else(target, pa
     with Count() as count:
         m.chunk_gated_delta_rule(**x)
     # a final state that nobody asked for is none
-    assert count.seen == {"empty.memory_format": len(m.OUTPUTS) + len(m.WORKSPACES)}
+    assert count.seen == {"empty_like.default": len(m.OUTPUTS) + len(m.WORKSPACES)}
     names = [n for n, *_ in m.KERNELS]
     assert [n for n, *_ in launched] == 2 * names
 

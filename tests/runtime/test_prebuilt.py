@@ -108,7 +108,7 @@ def test_tritons_cache_has_what_calls_look_up(schedule, tmp_path, monkeypatch):
     b = Build("triton", schedule=schedule, layout="bhtd", **SMALL)  # whose kernels take T
     path = write(b, tmp_path)
     if schedule != "fused":  # one kernel over parts is enough
-        one = 'KERNELS = tuple(row for row in KERNELS if row[0] == "S_start")\n# --- host'
+        one = 'KERNELS = tuple(row for row in KERNELS if row[0] == "o_S")\n# --- host'
         path.write_text(path.read_text().replace("# --- host", one))
     lines = list(compile_ahead(b, path, "sm_90a", [(1, 2)]))
     assert len(lines) == len(fresh(path).KERNELS)

@@ -14,6 +14,7 @@ from ...ir.ops import OWN_PART
 from ...ir.types import Dim, Tensor
 from ..base import (
     EVERY,
+    SUMMED,
     EmitError,
     Kernel,
     KernelText,
@@ -49,7 +50,7 @@ STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move",
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "checkpoint", "both", "share", EVERY}
+       "begin", "stop", "checkpoint", "both", "share", EVERY, SUMMED}
 
 
 @dataclass(frozen=True)
@@ -205,9 +206,9 @@ class KernelWriter:
         elif t.index == "head":
             lead = ["HV"]
         else:
-            # A tensor that the caller left out comes with no sequences.
-            own = t.optional or t.index == "checkpoint"
-            lead = [{"slot": "slots", "part": "parts"}.get(t.index, f"n_{t.name}" if own else "ends - 1"), t.heads]
+            # A tensor that the caller left out comes with no sequences, one that nobody writes with no parts.
+            own = t.optional or t.index in ("checkpoint", "part")
+            lead = ["slots" if t.index == "slot" else f"n_{t.name}" if own else "ends - 1", t.heads]
         return f"({', '.join([*lead, *dims])}{',' * (t.index == 'head')})"
 
     def view(self, t: Tensor) -> str:
@@ -340,14 +341,17 @@ class KernelWriter:
         """The kernel's head, which is written, and its body, with what a template is told."""
         tensors = touched(self.p, self.k)
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
-        params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32", *["span: T.int32"] * (self.k.grid == "parts")]
+        params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32",
+                   *["parts: T.int32", "span: T.int32"] * (self.k.grid == "parts")]
         ints = integers(self.p, self.k)
         params += [f"{x}: {'T.int64' if '_stride' in x else 'T.int32'}" for x in ints]
         params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]
         bare = [*dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].rstrip(",").split(", ")), "ends"]
         long = [f"n_{x.name}" for x in tensors if x.at]  # elements of a pool
-        fixed = [x for x in ("B", "L", "H", "HV", "slots", "parts", "ends") if x in bare]
-        dynamic = [", ".join(names) for names in (fixed, [x for x in bare if x.startswith("n_") and x not in long]) if names]
+        fixed = [x for x in ("B", "L", "H", "HV", "slots", "ends") if x in bare]
+        parts = [f"n_{x.name}" for x in tensors if x.index == "part"]
+        own = [x for x in bare if x.startswith("n_") and x not in (*long, *parts)]
+        dynamic = [", ".join(names) for names in (fixed, own, parts) if names]
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
                  "long": long,
                  "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted),

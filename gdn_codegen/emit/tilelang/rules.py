@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..base import ATOM, PRODUCT, SUM, UNARY, EmitError, Op, Text
+from ..base import ATOM, PRODUCT, SUM, SUMMED, UNARY, EmitError, Op, Text
 from .kernel import KernelWriter, Value, element, rule
 
 __all__ = ["rule"]
@@ -115,7 +115,13 @@ def reach(w: KernelWriter, o: Op) -> None:
     else:
         chunks = f"T.if_then_else({later}, first + span, 0)" if ahead else "first"
         text = (f"t.reach({w.params[name]}, start // C + n, hv, {chunks}, {o.attr('most')} * span, {o.attr('bound')})")
+    if o.attr("kept"):
+        w.line(f"if {SUMMED} != 0:")
+        w.line(f"    {w.name(o.buffer)} = {w.address(w.p.tensor(o.attr('kept')), ())}")
+        w.line("else:")
+    w.w.indent += bool(o.attr("kept"))
     w.line(f"{w.name(o.buffer)} = {text}")
+    w.w.indent -= bool(o.attr("kept"))
 
 
 @rule("leave")

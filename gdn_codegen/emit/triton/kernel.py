@@ -10,6 +10,7 @@ from ...ir.ops import AHEAD, OWN_PART
 from ...ir.types import Dim, Tensor, Tile
 from ..base import (
     EVERY,
+    SUMMED,
     EmitError,
     Kernel,
     KernelText,
@@ -39,7 +40,7 @@ WIDTH = 120
 #: Names of the kernels' own text, which no value may take.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
        "cu_seqlens", "row_next", "valid_next", "slot_next", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded",
-       "reach", "span", "size", "part", "earlier", "first", "begin", "stop", "checkpoint", "share", EVERY}
+       "reach", "span", "size", "part", "earlier", "first", "begin", "stop", "checkpoint", "share", EVERY, SUMMED}
 
 
 class KernelWriter:
@@ -183,7 +184,8 @@ class KernelWriter:
             text = emit(self, s, *(self.env[a] for a in s.args))
             if s.buffer:
                 self.w.at(s)
-                self.line(f"{self.name(s.buffer)} = {text}")
+                if text.code != self.name(s.buffer):  # else it lies there already
+                    self.line(f"{self.name(s.buffer)} = {text}")
                 text = Text(self.name(s.buffer))
             self.env[s.out] = text
             self.begins(s.out)
@@ -278,7 +280,7 @@ class KernelWriter:
         tiles = [f"P{d}" for d, _ in self.p.extents]
         shape = [x for x in ("H", "HV", *self.p.sizes, *tiles, f"B{self.k.split}") if x in self.uses]
         plain = [f"{t.name}_ptr" for t in tensors] + ["cu_seqlens", *(self.name(s) for s in numbers(self.k))]
-        sizes = [x for x in ("N", "T", "batched", "span", EVERY) if x in self.uses]
+        sizes = [x for x in ("N", "T", "batched", "span", EVERY, SUMMED) if x in self.uses]
         fixed = [*flags, *shape, *(["OPERAND"] if "OPERAND" in self.uses else [])]
         block = {f"B{d}": n for d, n in self.k.dims}
         params = [*plain, *sizes, *far, *(f"{x}: tl.constexpr" for x in fixed)]

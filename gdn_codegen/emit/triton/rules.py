@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 
-from ..base import ATOM, PRODUCT, SUM, UNARY, Op, Text
+from ..base import ATOM, PRODUCT, SUM, SUMMED, UNARY, Op, Text
 from .kernel import KernelWriter, rule
 
 __all__ = ["rule"]
@@ -188,7 +188,16 @@ def reach(w: KernelWriter, o: Op) -> Text:
         return Text(f"tl.where({'first + size < length' if ahead else 'first > 0'}, -1.0, 0.0)")
     chunks = "tl.where(first + size < length, (first + size) // C, 0)" if ahead else "first // C"
     at = f"{name}_ptr + ((start // {w.use('C')} + n) * HV + hv)"
-    return Text(f"reach({at}, HV, {chunks}, {o.attr('most')} * span, {o.attr('bound')})")
+    found = f"reach({at}, HV, {chunks}, {o.attr('most')} * span, {o.attr('bound')})"
+    if not o.attr("kept"):
+        return Text(found)
+    w.line(f"if {w.use(SUMMED)} != 0:")
+    w.line(f"    {w.name(o.buffer)} = tl.load({w.pointers(w.p.tensor(o.attr('kept')), False)})")
+    w.line("else:")
+    w.w.indent += 1
+    w.line(f"{w.name(o.buffer)} = {found}")
+    w.w.indent -= 1
+    return Text(w.name(o.buffer))
 
 
 @rule("leave")
