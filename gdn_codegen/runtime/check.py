@@ -12,7 +12,7 @@ from .build import Build
 #: Packages and programs without which a target's modules cannot be compiled.
 NEEDS = {"triton": (("triton",), ()), "tilelang": (("tilelang",), ("nvcc",)), "pto": ((), ("g++",))}
 #: Targets whose text runs on any GPU, and the architectures for which it can be compiled here.
-ARCHES = {"triton": ("sm_90", "gfx942", "gfx950")}
+ARCHES = {"triton": ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950")}
 
 
 def check(b: Build, path: Path, arches: Sequence[str] = ()) -> list[tuple[str, bool]]:

@@ -29,10 +29,14 @@ class Unit:
         return min(self.most, self.file // (self.lanes * warps))
 
 
-#: H100 and H200 (CUDA C++ Programming Guide, compute capability 9.0); MI300 and MI350 (CDNA 3 and CDNA 4 ISA: LDS, and the
-#: vector registers of four SIMD units, accumulation registers among them).
-UNITS = {"sm_90": Unit(227 * 1024, 64 * 1024, 255, 32), "gfx942": Unit(64 * 1024, 128 * 1024, 512, 64),
-         "gfx950": Unit(160 * 1024, 128 * 1024, 512, 64)}
+#: A100; L4, L40S and RTX 40; H100 and H200; B200; RTX 50 (CUDA C++ Programming Guide, technical specifications by compute
+#: capability); MI200, MI300 and MI350 (CDNA 2, 3 and 4 ISA: LDS, and the vector registers of four SIMD units, accumulation
+#: registers among them).
+UNITS = {**{arch: Unit(shared * 1024, 64 * 1024, 255, 32)
+            for arch, shared in (("sm_80", 163), ("sm_89", 99), ("sm_90", 227), ("sm_100", 227), ("sm_120", 99))},
+         **{arch: Unit(shared * 1024, 128 * 1024, 512, 64) for arch, shared in (("gfx90a", 64), ("gfx942", 64), ("gfx950", 160))}}
+#: For which modules are compiled where nobody says.
+USUAL = ("sm_90", "gfx942", "gfx950")
 SHORT = {"int32": "i32", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -75,7 +79,7 @@ class Compiled:
 HEAD = ("kernel", "architecture", "warps", "shared bytes", "registers", "accumulators", "scalars", "spilled bytes")
 
 
-def check(path: Path, arches: Sequence[str] = tuple(UNITS)) -> list[tuple[str, bool]]:
+def check(path: Path, arches: Sequence[str] = USUAL) -> list[tuple[str, bool]]:
     """Lines of a table, a kernel and architecture each, then errors and warnings; a line of the latter has the verdict."""
     found = compiled(path, arches)
     rows = [HEAD, *(c.row for c in found)]
@@ -84,7 +88,7 @@ def check(path: Path, arches: Sequence[str] = tuple(UNITS)) -> list[tuple[str, b
     return [(x, True) for x in lines] + [(c.remark, not c.error) for c in found if c.remark]
 
 
-def compiled(path: Path, arches: Sequence[str] = tuple(UNITS), kernels: Sequence[str] = (), heads: int = 16,
+def compiled(path: Path, arches: Sequence[str] = USUAL, kernels: Sequence[str] = (), heads: int = 16,
              value_heads: int = 32) -> list[Compiled]:
     """The kernels of the module at `path` (all, or those named), each compiled for each of `arches`."""
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -11,6 +11,7 @@ from gdn_codegen import cli
 from gdn_codegen.runtime import bench_gpu, choices, dispatch, tune
 from gdn_codegen.runtime.bench_gpu import Shape
 from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.tune import Job, Log, Tuner
 from gdn_codegen.schedule import varied
 
@@ -287,6 +288,12 @@ SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)
 def test_a_candidate_is_checked_against_float64_in_parts_and_tails(cpu, monkeypatch):
     b = tune.in_short_parts(Build("triton", schedule=varied("replay", partition="decay", part_chunks=64), **SMALL))
     assert cpu.wrong(b) == ""
+    space = function(b).__globals__
+    with monkeypatch.context() as m:  # what is summed up shows
+        m.setitem(space, "KERNELS", tuple(row for row in space["KERNELS"] if row[0] != "S_start"))
+        space["_plans"].clear()
+        assert cpu.wrong(b) != ""
+    space["_plans"].clear()
     ours = bench_gpu.ours
     monkeypatch.setattr(bench_gpu, "ours", lambda b, x: lambda: tuple(t * 1.1 for t in ours(b, x)()))
     assert cpu.wrong(b).startswith("off by 1")
