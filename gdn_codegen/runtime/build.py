@@ -161,6 +161,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
                + (f" --accept {b.contract}" if b.contract != PLAIN else "")
                + (f" --arch {b.arch}" if b.arch else ""))
     reaches = [o for k in p.kernels for o in walk(k.body) if o.kind == "reach"]
+    most = max((o.attr("most", 0) for o in reaches), default=0)
     return {"command": command, "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
             "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype,
             "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}}, "padded": bool(p.extents),
@@ -181,7 +182,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "warps": b.plan.warps, "stages": b.plan.stages,
             "positive": [n for n, form in b.contract.inputs if form == "linear"],
             "reaches": any(o.attr("tensor") for o in reaches),
-            "most": max((o.attr("most", 0) for o in reaches), default=0)}
+            "most": most, "parts": max(most + 2, 4)}
 
 
 def _named(p: Program, role: str, index: str) -> list[Tensor]:
