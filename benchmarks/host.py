@@ -1,4 +1,7 @@
-"""CPU time of a call on the host, us, with launches stubbed: python benchmarks/host.py [TARGET]. Runs without a GPU."""
+"""CPU time of a call on the host, us, with launches stubbed: python benchmarks/host.py [TARGET]. Runs without a GPU.
+
+A call of a kind that was called before, and one with a number of tokens that no call had, as in a server's every prefill.
+"""
 import sys
 import time
 from collections.abc import Callable
@@ -8,30 +11,39 @@ import torch
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function
+from gdn_codegen.schedule import Schedule, named, varied
+
+HEADS = 16, 32
+SCHEDULES = {"fused": named("fused"), "walk, parts": varied("walk", partition="decay"), "staged": named("staged")}
 
 
-def microseconds(f: Callable[[], object], n: int = 300, repeats: int = 60) -> float:
-    """The best of `repeats` means of n calls."""
+def tensors(tokens: int) -> list[torch.Tensor]:
+    q, k, v = (torch.zeros(1, tokens, n, 128, dtype=torch.float16) for n in (HEADS[0], *HEADS))
+    return [q, k, v, *(torch.zeros(1, tokens, HEADS[1]) for _ in range(2))]
+
+
+def microseconds(f: Callable[..., object], calls: list[list[torch.Tensor]], repeats: int) -> float:
+    """The best mean of `repeats` runs through the calls."""
     best = float("inf")
     for _ in range(repeats):
         start = time.thread_time()
-        for _ in range(n):
-            f()
-        best = min(best, (time.thread_time() - start) / n)
+        for x in calls:
+            f(*x, output_final_state=True)
+        best = min(best, (time.thread_time() - start) / len(calls))
     return best * 1e6
 
 
 def main(target: str = "tilelang") -> None:
-    T, H, HV = 2048, 16, 32
-    q, k, v = (torch.zeros(1, T, n, 128, dtype=torch.float16) for n in (H, H, HV))
-    g, beta = torch.zeros(1, T, HV), torch.zeros(1, T, HV)
-    for schedule in ("fused", "replay", "staged"):
-        op = function(Build(target, schedule=schedule))
+    for name, plan in SCHEDULES.items():
+        op = function(Build(target, schedule=plan))
         op.__globals__["_launcher"] = lambda *a: lambda *b: None
-        module = microseconds(lambda op=op: op(q, k, v, g, beta, output_final_state=True))
-        package = microseconds(lambda s=schedule: chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True,
-                                                                         target=target, schedule=s))
-        print(f"{target} {schedule:8} {len(op.__globals__['KERNELS'])} kernels: module {module:5.1f}, package {package:5.1f}")
+
+        def package(*x: torch.Tensor, plan: Schedule = plan, **options: bool) -> object:
+            return chunk_gated_delta_rule(*x, target=target, schedule=plan, chunk_size=64, **options)
+        again = [microseconds(f, [tensors(2048)] * 300, 60) for f in (op, package)]
+        new = min(microseconds(package, [tensors(n) for n in range(first, first + 25)], 1) for first in range(100, 600, 25))
+        print(f"{target} {name:12} {len(op.__globals__['KERNELS'])} kernels: module {again[0]:5.1f}, package {again[1]:5.1f}, "
+              f"of a new length {new:5.1f}")
 
 
 if __name__ == "__main__":

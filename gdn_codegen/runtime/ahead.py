@@ -99,7 +99,7 @@ def _triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator
     try:
         for name, _, _, tensors, scalars in module.KERNELS:
             start = time.perf_counter()
-            given = [getattr(torch, dtype[t]) for t in tensors]
+            given = [torch.empty(0, dtype=getattr(torch, dtype[t]), device="meta") for t in tensors]
             for pair in heads:
                 for sizes, flags in _variants(module, name, pair):
                     module._launcher(name, 1, sizes, flags, _Device())(given, torch.int32, [0.5] * len(scalars))

@@ -243,6 +243,7 @@ def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) ->
         "part_workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "part"]),
         "summaries": repr(tuple(k.name for k in p.kernels if any(o.kind == "leave" for o in walk(k.body)))).replace("'", '"'),
         "part_cost": repr(_part_cost(b)).replace("'", '"'),
+        "unspecialised": repr(tuple(sorted({n for k in kernels for n in k.extra.get("sizes", ())}))).replace("'", '"'),
         "scalars": repr(page.scalar_defaults(b.sizes)).replace("'", '"'),
         "kernels": _table([(k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), k.scalars) for k in kernels]),
     }

@@ -2994,8 +2994,17 @@ def _check_buffers(buffers, shapes, device):
     return [x is None or _is_plain(x, _STATE) for x in buffers]
 
 
+def _dense(shape):
+    """The strides of what torch makes in this shape."""
+    out, far = [], 1
+    for n in reversed(shape):
+        out.append(far)
+        far *= n or 1
+    return tuple(reversed(out))
+
+
 def _is_plain(x, dtype):
-    return x.dtype == dtype and x.stride() == torch.empty(x.shape, device="meta").stride()
+    return x.dtype == dtype and x.stride() == _dense(x.shape)
 
 
 def _plain(x, dtype):
@@ -3032,8 +3041,14 @@ def _check_out(name, x, shape, dtype, device):
 _new = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
+@functools.lru_cache(maxsize=256)
+def _made(shape, dtype, device):
+    """A tensor for calls to share: nobody writes to it."""
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
 def _kin(shape, dtype, device):
-    return torch.empty(1, dtype=dtype, device=device).expand(shape)
+    return _made((1,), dtype, device).expand(shape)
 
 
 def _plan(given, states, outs, cu_seqlens, buffers, wanted):
@@ -3048,13 +3063,13 @@ def _plan(given, states, outs, cu_seqlens, buffers, wanted):
     for (name, dims), x in zip(INITIAL, states):
         if x is not None:
             _check_state(name, x, (sequences, value_heads, *dims), device, tuple(_FLOATS.values()))
-        absent = torch.empty(0, value_heads, *dims, dtype=_STATE, device=device)
+        absent = _made((0, value_heads, *dims), _STATE, device)
         expected.append((absent, x is None or _is_plain(x, _STATE), 16, _STATE))
     rows = (batch, tokens, value_heads) if LAYOUT == "bthd" else (batch, value_heads, tokens)
     # name, shape, what stands for one that nobody wants
     lent = [(name, (sequences, value_heads, *dims), None) for name, dims in FINAL]
     if not wanted:
-        lent = [(name, shape, torch.empty(0, *shape[1:], dtype=_STATE, device=device)) for name, shape, _ in lent]
+        lent = [(name, shape, _made((0, *shape[1:]), _STATE, device)) for name, shape, _ in lent]
     as_they_are = _check_buffers(buffers, lent, device)
     made = [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in OUTPUTS]
     fits = []  # whether a caller's buffer for an output takes it as it is

@@ -83,7 +83,7 @@ def test_kernels_that_are_wrong_are_refused_again_and_again(wrong, suspect):
 
 def test_launches_ask_first(monkeypatch):
     m, asked = module(text()), []
-    gpu = type("Gpu", (), {"type": "cuda"})()
+    gpu = type("Gpu", (), {"type": "cuda", "index": 0})()
     monkeypatch.setattr(m, "_prove", lambda *a: asked.append(a))
     monkeypatch.setattr(m, "_lanes", lambda: 32)
     for suspect in (False, True):

@@ -204,17 +204,21 @@ SIZES = (1, 40, 1, 2, 4, 2)  # sequences, tokens, batched, H, HV, slots
 
 
 def test_triton_looks_a_kernel_up_once(monkeypatch):
-    """The first launch compiles; the next ones run what it gave, on the same arguments in the order of the signature."""
+    """The first launch compiles; the next ones, for other sizes too, run what it gave, on the same arguments in the order of the
+    signature. What it was not compiled for compiles anew: an absent state, a tensor that is not aligned, another GPU."""
     m = module(source("triton", "replay"))
-    name, _, _, tensors, scalars = m.KERNELS[-1]
-    seen = []
+    seen, compiled = [], []
 
     class Compiled:
+        def __init__(self):
+            compiled.append(self)
+
         def __getitem__(self, grid):
             return lambda *a: seen.append((grid, a))
 
     class Kernel:
-        arg_names = m._KERNELS[name].arg_names
+        def __init__(self, arg_names):
+            self.arg_names = arg_names
 
         def __getitem__(self, grid):
             def run(*a, num_warps, num_stages, enable_fp_fusion, **options):
@@ -224,14 +228,31 @@ def test_triton_looks_a_kernel_up_once(monkeypatch):
                 return Compiled()
             return run
 
-    monkeypatch.setitem(m._KERNELS, name, Kernel())
+    monkeypatch.setattr(m, "_KERNELS", {n: Kernel(k.arg_names) for n, k in m._KERNELS.items()})
     monkeypatch.setattr(m, "_is_suspect", lambda device: False)
     monkeypatch.setattr(m, "_lanes", lambda: 32)
-    launch = m._launcher(name, 7, SIZES, [0, 1], Gpu())
-    for _ in range(3):
-        launch([f"t{i}" for i in range(len(tensors))], "cu", [0.5] * len(scalars))
-    assert len(seen) == 3 and seen[0] == seen[1] == seen[2] and seen[0][0] == (7, 1, 1)
-    assert len(seen[0][1]) == len(Kernel.arg_names)
+    over_chunks, walk = m.KERNELS
+
+    def launch(row, instances, sizes, ints, device, memory=None, times=1):
+        run, x = m._launcher(row[0], instances, sizes, ints, device), memory or [torch.zeros(64) for _ in row[3]]
+        for _ in range(times):
+            run(x, "cu", [0.5] * len(row[4]))
+        return dict(zip(m._KERNELS[row[0]].arg_names, seen[-1][1], strict=True))
+
+    memory, other = [torch.zeros(64) for _ in walk[3]], Gpu()
+    other.index = 1
+    launch(walk, 7, SIZES, [0, 1], Gpu(), memory, 3)
+    assert len(compiled) == 1 and seen[0] == seen[1] == seen[2] and seen[0][0] == (7, 1, 1)
+    launch(walk, 7, SIZES, [1, 1], Gpu(), memory)
+    launch(walk, 7, SIZES, [0, 1], Gpu(), [x[1:] for x in memory])
+    launch(walk, 7, SIZES, [0, 1], other, memory)
+    launch(walk, 7, SIZES, [0, 1], Gpu(), memory)
+    assert len(compiled) == 4
+    for n, (sequences, grid) in enumerate(((1, 7), (3, 9), (1, 7))):
+        got = launch(over_chunks, grid, (sequences, 40 + n, *SIZES[2:]), [], Gpu())
+        assert got["N"] == sequences and seen[-1][0] == (grid, 1, 1) and len(compiled) == 5
+    launch(over_chunks, 7, (*SIZES[:4], 8, SIZES[5]), [], Gpu())  # value heads are compiled in
+    assert len(compiled) == 6
 
 
 @pytest.mark.parametrize("cached", [False, True])

@@ -87,6 +87,7 @@ def call_in_all_ways(m):
     m._launcher = lambda name, instances, sizes, flags, device: launcher(name, instances, sizes, flags, Gpu())
     m._is_suspect = lambda device: False
     m._KERNELS = {n: ahead._Compiles(k) for n, k in m._KERNELS.items()}
+    m._compiled = type("Nothing", (dict,), {"__setitem__": lambda self, *a: None})()  # what compiled cannot be launched
     m.PART_CHUNKS = 2
     make = lambda *shape, dtype=torch.float16: torch.empty(shape, dtype=dtype, device="meta")
     try:
