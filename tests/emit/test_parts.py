@@ -15,6 +15,7 @@ from gdn_codegen.cli import main
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import SCHEDULES, named
+from gdn_codegen.schedule.partition import BOUND
 
 #: Closer than TOLERANCE: what is forgotten must not show.
 TIGHT = {"float16": 1e-3, "bfloat16": 5e-3, "float32": 1e-6}
@@ -102,6 +103,45 @@ def test_summaries_are_made_where_a_walk_may_need_them(how, most, monkeypatch):
     size = fn.__globals__["workspace_bytes"]
     one, more = (size(tokens, 1, 1, "cpu") for tokens in (16 * most + 16, 16 * most + 17))
     assert more - one > (most + 2) * 16 * 32 * 4  # a chunk slot of tiles more would be less
+
+
+@pytest.mark.parametrize("target, span", [("triton", 5), ("tilelang", 20)])
+def test_how_early_walks_begin(target, span, monkeypatch):
+    """Against sums in float64: at once, many chunks early, at the sequence's start, and not without a summary."""
+    pytest.importorskip(target)
+    b = build(target, "replay", "decay", **({"layout": "bhtd"} if target == "tilelang" else {}))
+    fn, early = in_parts(function(b), span), {}
+    space = fn.__globals__
+    launcher = space["_launcher"]
+
+    def first_kernels(name, *a):
+        row = next(r for r in space["KERNELS"] if r[0] == name)
+        run = launcher(name, *a) if row[1] == "chunks" or name == "S_offset" else lambda *_: None
+
+        def launch(tensors, *rest):
+            run(tensors, *rest)
+            if name == "S_offset":
+                early["S"] = dict(zip(row[3], tensors, strict=True))["S_early"]
+        return launch
+    monkeypatch.setitem(space, "_launcher", first_kernels)
+    lengths = [62 * 16 - 3, 30 * 16]
+    x = problem(lengths, 1, 3, 16, 32)
+    for h, g in enumerate((-3.0, -0.0201, -0.01)):
+        x["g"][:, h] = g * (0.5 + torch.rand(len(x["g"])))
+    call(fn, x, layout=b.layout)
+    bound, most, start, seen = BOUND["float16"], space["MOST"] * span, 0, set()
+    for n, length in enumerate(lengths):
+        sums = torch.stack([y.double().sum(0) for y in x["g"][start:start + length].split(16)])
+        for part in range(-(-len(sums) // span)):
+            for h in range(3):
+                back = sums[:part * span, h].flip(0).cumsum(0)
+                need = int((back > -bound).sum()) + 1
+                want = need if need <= min(len(back), most) else len(back) if len(back) <= most else -1
+                assert early["S"][start // (16 * span) + n + part, h] == want
+                seen.add(want)
+        start += length
+    assert {0, 1, -1} < seen and any(32 < w < most and w % span for w in seen)
+    space["_plans"].clear()
 
 
 def test_number_of_parts(monkeypatch):
