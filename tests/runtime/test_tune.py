@@ -192,7 +192,7 @@ def test_progress_says_how_far_what_was_found_and_what_is_left(run):
 
 def test_wrong_candidates_are_dropped_with_their_reason_everywhere(run):
     """Kernels are checked once, in parts of which a short sequence has several."""
-    meter = Fake(bad=("gdn_c64_bthd_decay2_sm90a", "gdn_c64_bthd_walk_stages3_decay2_sm90a"))
+    meter = Fake(bad=("gdn_c64_bthd_decay1_sm90a", "gdn_c64_bthd_walk_stages3_decay1_sm90a"))
     _, said = run(meter)
     for name, shapes in (("gdn_c64_bthd_decay_sm90a", 2), ("gdn_c64_bthd_decay32_sm90a", 2)):
         assert sum(f"{name}: dropped: off by 0.5" in x for x in said) == shapes
@@ -337,7 +337,7 @@ def test_candidates_are_compiled_where_there_is_no_gpu(monkeypatch, capsys):
     assert cli.main(["tune", "--target", "tilelang", "--compile", "sm_90a"]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[1] for line in lines]
-    assert len(names) == len(set(names)) and {"gdn_c64_bthd_decay2_sm90a:", "gdn_c64_bthd_fused_sm90a:"} <= set(names)
+    assert len(names) == len(set(names)) and {"gdn_c64_bthd_decay1_sm90a:", "gdn_c64_bthd_fused_sm90a:"} <= set(names)
     assert compiled == [("a", "sm_90a"), ("b", "sm_90a")] * len(lines)
     monkeypatch.setitem(tune.SPACES, "triton", tune.SPACES["tilelang"][2:])
     assert cli.main(["tune", "--target", "triton", "--compile", "gfx942", "--only", "1 x 2048, 16/32"]) == 0
