@@ -115,8 +115,8 @@ def test_ids_are_the_devices(name):
 
 
 # --- places ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("size", [(16, 64, 64), (64, 128, 128), (128, 64, 64), (128, 128, 128)])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("size", [(16, 64, 64), (128, 128, 128)])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ON_CORES)
 def test_schedules_fit(_unchecked, name, form, size, dtype):
