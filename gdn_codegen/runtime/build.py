@@ -34,7 +34,7 @@ FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log
             "l2norm": "{0} comes as it is: the kernels divide its rows by their norms.",
             "unit": "{0} has rows of norm 1: how far a walk begins early is worked out from gates and beta alone."}
 #: What a target's kernels ask of a view `x` of rows of several numbers, beside dense rows.
-VIEWS = {"pto": "x.stride(-1) == 1 and 0 < _strides(x)[1] < 1 << 16", "tilelang": "_fits_units(x, name)"}
+VIEWS = {"pto": "x.stride(-1) == 1 and 0 < _strides(x.stride())[1] < 1 << 16", "tilelang": "_fits_units(x, name)"}
 #: File names use the field's short name where there is one.
 SHORT = {"gated_delta_rule": "gdn"}
 
