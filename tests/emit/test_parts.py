@@ -125,9 +125,9 @@ def test_how_early_walks_begin(target, span, monkeypatch):
         return launch
     monkeypatch.setitem(space, "_launcher", first_kernels)
     lengths = [62 * 16 - 3, 30 * 16]
-    x = problem(lengths, 1, 3, 16, 32)
-    for h, g in enumerate((-3.0, -0.0201, -0.01)):
-        x["g"][:, h] = g * (0.5 + torch.rand(len(x["g"])))
+    x, gen = problem(lengths, 1, 3, 16, 32), torch.Generator().manual_seed(0)
+    for h, g in enumerate((-3.0, -0.021, -0.01)):
+        x["g"][:, h] = g * (0.5 + torch.rand(len(x["g"]), generator=gen))
     call(fn, x, layout=b.layout)
     bound, most, start, seen = BOUND["float16"], space["MOST"] * span, 0, set()
     for n, length in enumerate(lengths):
@@ -140,7 +140,7 @@ def test_how_early_walks_begin(target, span, monkeypatch):
                 assert early["S"][start // (16 * span) + n + part, h] == want
                 seen.add(want)
         start += length
-    assert {0, 1, -1} < seen and any(32 < w < most and w % span for w in seen)
+    assert {0, 1, -1} < seen and any(32 < w < most and w % span for w in seen), seen
     space["_plans"].clear()
 
 
