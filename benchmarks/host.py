@@ -1,10 +1,12 @@
 """CPU time of a call on the host, us, with launches stubbed: python benchmarks/host.py [TARGET]. Runs without a GPU.
 
-A call of a kind that was called before, and one with a number of tokens that no call had, as in a server's every prefill.
+A call of a kind that was called before, and one with a number of tokens that no call had, as in a server's every prefill; then
+how long the model of parts takes for one, as if there were a GPU of 132 multiprocessors, and a tensor to be made.
 """
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 
@@ -33,6 +35,17 @@ def microseconds(f: Callable[..., object], calls: list[list[torch.Tensor]], repe
     return best * 1e6
 
 
+def cpu_time(f: Callable[[int], object], n: int, repeats: int = 20) -> float:
+    """us of f(i), the best mean of n."""
+    best = float("inf")
+    for r in range(repeats):
+        start = time.thread_time()
+        for i in range(n):
+            f(r * n + i)
+        best = min(best, (time.thread_time() - start) / n)
+    return best * 1e6
+
+
 def main(target: str = "tilelang") -> None:
     for name, plan in SCHEDULES.items():
         op = function(Build(target, schedule=plan))
@@ -44,6 +57,14 @@ def main(target: str = "tilelang") -> None:
         new = min(microseconds(package, [tensors(n) for n in range(first, first + 25)], 1) for first in range(100, 600, 25))
         print(f"{target} {name:12} {len(op.__globals__['KERNELS'])} kernels: module {again[0]:5.1f}, package {again[1]:5.1f}, "
               f"of a new length {new:5.1f}")
+    torch.cuda.get_device_properties = lambda _: SimpleNamespace(multi_processor_count=132)
+    span, gpu = function(Build(target, schedule=SCHEDULES["walk, parts"])).__globals__["_span"], torch.device("cuda", 0)
+    print(f"parts of 1 x 32000, 16 value heads: {cpu_time(lambda i: span(32000 + i, 1, 16, gpu), 10):.1f}")
+    shape = (1, 16, 16, 8)
+    like = torch.empty(1).expand(shape)
+    for name, make in (("torch.empty", lambda _: torch.empty(shape, dtype=torch.float32, device="cpu")),
+                       ("torch.empty_like", lambda _: torch.empty_like(like))):
+        print(f"{name}: {cpu_time(make, 1000):.1f}")
 
 
 if __name__ == "__main__":

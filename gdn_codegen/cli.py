@@ -222,13 +222,14 @@ def _bench_gpu(a: argparse.Namespace) -> int:
         b for t in targets for n in names
         for b in _builds(argparse.Namespace(**{**vars(a), "chunk": a.chunk or 64, "target": t, "schedule": n, "heads": None}))]
     if a.schedule == "auto":
-        told = {"partition": a.partition, "set": a.set, "arch": a.arch, "accept": a.accept.replace("k=unit", ""),
-                "algorithm": a.algorithm.replace("gated_delta_rule", "")}
-        for name, value in told.items():
-            if value:
+        from .ops import chunk_gated_delta_rule
+        plain: dict[str, tuple[Any, ...]] = {"partition": (None,), "set": ([],), "arch": ("",), "accept": ("", "k=unit"),
+                                             "algorithm": ("gated_delta_rule",)}
+        for name, accepted in plain.items():
+            if (value := getattr(a, name)) not in accepted:
                 raise ValueError(f"{name}: got {value!r} with --schedule auto; accepted: "
                                  + ("k=unit, or none" if name == "accept" else "none, the op chooses"))
-        builds = [bench_gpu.Auto(t, a.chunk, a.layout, a.accept == "k=unit") for t in targets]
+        builds = [bench_gpu.Auto(chunk_gated_delta_rule, t, a.chunk, a.layout, a.accept == "k=unit") for t in targets]
     return bench_gpu.bench(builds, todo, bench_gpu.rivals(a.peers), gates=a.gates, seed=a.seed, runs=a.runs, dtype=a.dtype,
                            dims=(a.head_dim_k, a.head_dim_v), command=shlex.join(["gdn_codegen", *a.words]), json_to=a.json,
                            plot_to=a.plot, detail=a.detail)

@@ -240,8 +240,9 @@ def ceilings() -> Ceilings:
 # --- rows ------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Auto:
-    """The package's own op, which chooses a build by target, device and shape. chunk: None leaves it open, too."""
+    """An op that chooses a build by target, device and shape. chunk: None leaves it open, too."""
 
+    op: Callable[..., Any]
     target: str
     chunk: int | None = None
     layout: str = "bthd"
@@ -253,10 +254,8 @@ class Auto:
         return build_for("gated_delta_rule", q, v, self.target, self.chunk, self.layout, None, len(x.lengths),
                          choices.UNIT if self.unit_keys else PLAIN)
 
-    def op(self) -> Callable[..., Any]:
-        from ..ops import chunk_gated_delta_rule
-        return partial(chunk_gated_delta_rule, target=self.target, chunk_size=self.chunk, layout=self.layout,
-                       unit_keys=self.unit_keys)
+    def called(self) -> Callable[..., Any]:
+        return partial(self.op, target=self.target, chunk_size=self.chunk, layout=self.layout, unit_keys=self.unit_keys)
 
 
 def ours(b: Build, x: Problem, op: Callable[..., Any] | None = None) -> Run:
@@ -391,7 +390,7 @@ def shape_rows(s: Shape, x: Problem, builds: Sequence[Build | Auto], peers: Sequ
     for p in peers:
         rows.append(measured(row(s, p.name, p.version, p.note), partial(p.prepare, x), want, runs, {}, top, None))
     for wish in builds:
-        b, op = (wish, None) if isinstance(wish, Build) else (wish.build(x), wish.op())
+        b, op = (wish, None) if isinstance(wish, Build) else (wish.build(x), wish.called())
         base = row(s, f"{b.target} {b.plan.name} c{b.chunk}" if op is None else f"{b.target} auto", "", b.name)
         rows.append(measured(base, partial(ours, b, x, op), want, runs, our_costs(b, s), top, TOLERANCE[b.dtype], True))
     return rows

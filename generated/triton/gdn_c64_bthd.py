@@ -324,8 +324,8 @@ def _launcher(name, instances, sizes, ints, device):
 
     def launch(tensors, cu, scalars):
         nonlocal compiled
-        if compiled is None:  # for other sizes it may be there, but pointers are compiled for their alignment
-            mine = (*kind, *(x.data_ptr() % 16 == 0 for x in tensors))
+        if compiled is None:  # for other sizes it may be there; of pointers alignment is compiled in, on AMD also 32-bit offsets
+            mine = (*kind, *((x.data_ptr() % 16 == 0, x.untyped_storage().nbytes() < 1 << 31) for x in tensors))
             compiled = _compiled.get(mine)
             if compiled is None:
                 compiled = _compiled[mine] = kernel[(instances,)](*tensors, cu, *scalars, **options, **how)

@@ -205,7 +205,8 @@ SIZES = (1, 40, 1, 2, 4, 2)  # sequences, tokens, batched, H, HV, slots
 
 def test_triton_looks_a_kernel_up_once(monkeypatch):
     """The first launch compiles; the next ones, for other sizes too, run what it gave, on the same arguments in the order of the
-    signature. What it was not compiled for compiles anew: an absent state, a tensor that is not aligned, another GPU."""
+    signature. What it was not compiled for compiles anew: a state that is not there, a tensor that is not aligned or has 2 GiB,
+    another GPU."""
     m = module(source("triton", "replay"))
     seen, compiled = [], []
 
@@ -246,13 +247,15 @@ def test_triton_looks_a_kernel_up_once(monkeypatch):
     launch(walk, 7, SIZES, [1, 1], Gpu(), memory)
     launch(walk, 7, SIZES, [0, 1], Gpu(), [x[1:] for x in memory])
     launch(walk, 7, SIZES, [0, 1], other, memory)
+    large = torch.empty(1 << 29, device="meta")
+    launch(walk, 7, SIZES, [0, 1], Gpu(), [large, *memory[1:]])  # 2 GiB: AMD's compiler is told which tensors have less
     launch(walk, 7, SIZES, [0, 1], Gpu(), memory)
-    assert len(compiled) == 4
+    assert len(compiled) == 5
     for n, (sequences, grid) in enumerate(((1, 7), (3, 9), (1, 7))):
         got = launch(over_chunks, grid, (sequences, 40 + n, *SIZES[2:]), [], Gpu())
-        assert got["N"] == sequences and seen[-1][0] == (grid, 1, 1) and len(compiled) == 5
+        assert got["N"] == sequences and seen[-1][0] == (grid, 1, 1) and len(compiled) == 6
     launch(over_chunks, 7, (*SIZES[:4], 8, SIZES[5]), [], Gpu())  # value heads are compiled in
-    assert len(compiled) == 6
+    assert len(compiled) == 7
 
 
 @pytest.mark.parametrize("cached", [False, True])
