@@ -181,6 +181,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
             "warps": b.plan.warps, "stages": b.plan.stages,
             "positive": [n for n, form in b.contract.inputs if form == "linear"],
+            "value_heads": max(k.lanes for k in p.kernels) if b.target == "tilelang" else 1,
             "reaches": any(o.attr("tensor") for o in reaches),
             "most": most, "parts": max(most + 2, 4)}
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,11 @@ class Extent:
     @property
     def walks(self) -> int:
         return self.sequences * self.HV
+
+    @property
+    def shared(self) -> int:
+        """Value heads of a key head that a kernel may take together: 4, 2 or 1."""
+        return gcd(self.HV // max(self.H, 1), 4)
 
     @property
     def shape_class(self) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import torch
@@ -112,25 +112,28 @@ def partitions() -> bool:
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------
-def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], chunk: int | None
+def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
              ) -> Iterator[tuple[Build, str]]:
-    """Builds that tables have for such a call, the best first."""
+    """Builds that tables have for such a call, the best first. shared: how many value heads a kernel may take together."""
     for r in choices.near(devices, b, shape_class, chunk):
         if r.about.arch in ("", arch) and (partitions() or not r.about.plan.partition):
             plan = r.about.plan
             if plan.part_chunks and r.far(shape_class):  # measured for its own lengths; for others the host has a model
                 plan = replace(plan, part_chunks=0)
+            if shared % plan.value_heads:  # of 3 value heads a key head, say
+                plan = replace(plan, value_heads=gcd(shared, plan.value_heads))
             yield replace(r.about, schedule=plan, contract=b.contract, heads=b.heads, dtype=b.dtype), str(r)
 
 
-def modelled(b: Build, arch: str, few: bool | None, chunk: int | None) -> Iterator[tuple[Build, str]]:
+def modelled(b: Build, arch: str, few: bool | None, chunk: int | None, shared: int = 1) -> Iterator[tuple[Build, str]]:
     """Builds in the order in which the model wants them: kernels of warp groups on the architecture that they are for, or
     Triton's walk, in parts where walks fill half of the GPU at most; elsewhere whatever is portable. few: None without a GPU."""
     if (b.target, arch) in ARCHS:
         if few and partitions():
-            yield replace(b, schedule=varied(DEFAULTS[arch], partition="decay"), arch=arch), "walks fill half of the GPU at most"
-        for name in (WHOLE[arch], DEFAULTS[arch]):
-            yield replace(b, schedule=name, arch=arch), f"made for {arch}"
+            plan = varied(DEFAULTS[arch], partition="decay", value_heads=shared)
+            yield replace(b, schedule=plan, arch=arch), "walks fill half of the GPU at most"
+        for plan in (varied(WHOLE[arch]), varied(DEFAULTS[arch], value_heads=shared)):
+            yield replace(b, schedule=plan, arch=arch), f"made for {arch}"
     n = chunk or next(iter(INSTANCES))
     if b.target == "triton" and few is not None and max(b.head_dim_k, b.head_dim_v) <= SPLIT and n in INSTANCES:
         if few and partitions():
@@ -141,10 +144,11 @@ def modelled(b: Build, arch: str, few: bool | None, chunk: int | None) -> Iterat
         yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
 
 
-def _choose(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], few: bool | None, chunk: int | None
-            ) -> Choice:
+def _choose(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], few: bool | None, chunk: int | None,
+            shared: int) -> Choice:
     why: list[tuple[str, str]] = []
-    for source, found in (("table", measured(b, arch, devices, shape_class, chunk)), ("model", modelled(b, arch, few, chunk))):
+    for source, found in (("table", measured(b, arch, devices, shape_class, chunk, shared)),
+                          ("model", modelled(b, arch, few, chunk, shared))):
         for x, reason in found:
             said = unfit(x)
             if not said:
@@ -165,7 +169,7 @@ def _check_fits(b: Build, arch: str, few: bool | None) -> None:
 @lru_cache(maxsize=1024)
 def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple[int, int] | None, head_dim_k: int,
            head_dim_v: int, target: str, chunk_size: int | None, layout: str, schedule: str | Schedule | None,
-           contract: Contract, shape_class: tuple[int, int, int], few: bool | None) -> Choice:
+           contract: Contract, shape_class: tuple[int, int, int], few: bool | None, shared: int = 1) -> Choice:
     """The build for calls of one kind. heads: for targets that compile them in."""
     b = Build(target, chunk_size or DEFAULT_CHUNK, layout, algorithm, schedule or DEFAULT_SCHEDULE, _NAMES[dtype], head_dim_k,
               head_dim_v, heads, contract=contract)
@@ -173,7 +177,7 @@ def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
     if schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        chosen = _choose(b, arch, names(device), shape_class, few, chunk_size)
+        chosen = _choose(b, arch, names(device), shape_class, few, chunk_size, shared)
     if chosen.build.plan.partition != "decay":  # nobody else asks
         chosen = replace(chosen, build=replace(chosen.build, contract=contract.unpromised()))
     chosen = replace(chosen, why=(*chosen.why, ("chunk", "asked for" if chunk_size else "left open")))
@@ -213,7 +217,7 @@ def explained(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple
     x = Extent(q[head], v[head], sequences or q[0], q[0] * q[tokens])
     few = 2 * x.walks <= units(device) if units(device) else None
     return choice(algorithm, dtype, device, (x.H, x.HV) if target == "pto" else None, q[3], v[3], target, chunk_size, layout,
-                  schedule, contract, x.shape_class, few)
+                  schedule, contract, x.shape_class, few, x.shared)
 
 
 def build(*wanted: Any) -> Build:

@@ -60,15 +60,18 @@ class Space:
             split = bool(changed.keys() & {"part_chunks", "early", "longest_first"})
             how = changed.get("partition")
             fits = how == "decay" or "longest_first" not in changed and (how or not split)
-            steps = len(changed) - split + (chunk != self.chunks[0]) + (name != self.schedules[0])
+            steps = len(changed.keys() - {"value_heads"}) - split + (chunk != self.chunks[0]) + (name != self.schedules[0])
             if steps <= MOST and fits:
                 yield steps, {"schedule": name, "set": {**self.base, **changed}, "chunk": chunk, "arch": self.arch}
 
 
+#: Of a schedule, how many value heads a kernel may take together; where it has no kernel that does, one.
+HEADS = {"walk": (1, 4, 2), "fused_walk": (1,)}
 SPACES: dict[str, tuple[Space, ...]] = {
     "tilelang": (
         *(Space((name,), {"partition": (None, "decay"), "part_chunks": (0, 8, 10, 16, 24, 32, 34, 40, 64, 128, 256),
-                          "longest_first": (False, True)}, (64,), "sm_90a") for name in ("walk", "fused_walk")),
+                          "longest_first": (False, True), "value_heads": HEADS[name]}, (64,), "sm_90a")
+          for name in ("walk", "fused_walk")),
         Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                           "v_block": (0, 64, 32)})),
     "triton": (
@@ -95,7 +98,7 @@ def candidates(about: Build, arch: str) -> list[Build]:
 
 def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
     """What a call gets that no table serves."""
-    return next((b for b, _ in dispatch.modelled(about, arch, 2 * x.walks <= units, None) if dispatch.fits(b)), about)
+    return next((b for b, _ in dispatch.modelled(about, arch, 2 * x.walks <= units, None, x.shared) if dispatch.fits(b)), about)
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,9 @@ def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[J
 
 def sensible(b: Build, s: Shape, units: int) -> bool:
     """Whether the parts, if their length is given, are shorter than a sequence, and walks neither half nor six times as many as
-    a GPU has units."""
+    a GPU has units; and heads come one by one or all that may come together."""
+    if b.plan.value_heads not in (1, Extent(s.H, s.HV, len(s.lens), sum(s.lens)).shared):
+        return False
     size = b.plan.part_chunks * b.chunk
     walks = s.HV * sum(-(-n // size) for n in s.lens) if size else units
     return size < max(s.lens) and units <= 2 * walks <= 12 * units
@@ -250,7 +255,7 @@ class Gpu:
 
     def wrong(self, b: Build) -> str:
         """Against float64, on sequences of several chunks, with a tail, and shorter than a chunk; a head forgets nothing."""
-        s = Shape("small", (11 * b.chunk + 3, b.chunk // 2 + 1, 2 * b.chunk), 2, 4)
+        s = Shape("small", (11 * b.chunk + 3, b.chunk // 2 + 1, 2 * b.chunk), 2, 8)
         x = bench_gpu.problem(s, b.dtype, b.head_dim_k, b.head_dim_v)
         x.g[:, :, 0] = 0.0
         try:
@@ -398,7 +403,7 @@ def listing(about: Build, shapes: Sequence[Shape], device: str, arch: str, units
 def compile_candidates(about: Build, shapes: Sequence[Shape], arch: str) -> Iterator[str]:
     """Fill the toolchains' caches (TILELANG_CACHE_DIR, TRITON_CACHE_DIR) with what a run on such a GPU would compile; a line for
     each build. Needs no GPU."""
-    heads = sorted({(2, 4), *((s.H, s.HV) for s in shapes)})  # those of the check, too
+    heads = sorted({(2, 8), *((s.H, s.HV) for s in shapes)})  # those of the check, too
     todo = [b for b in dict.fromkeys(map(in_short_parts, candidates(about, arch))) if dispatch.fits(b)]
     for i, b in enumerate(todo, 1):
         start = time.monotonic()

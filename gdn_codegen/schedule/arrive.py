@@ -1,7 +1,8 @@
 """arrive: copies that run by themselves, and the waits for them. Requires stage "placed"; keeps it.
 
-On a device that has such copies, loads of tiles are some: they are marked by a channel. Before the first op that reads one, or
-fills its buffer anew, a wait holds until all that were started have arrived.
+On a device that has such copies, loads of tiles are some, and of a number a token where it has four bytes, the least that is
+copied: they are marked by a channel. Before the first op that reads one, or fills its buffer anew, a wait holds until all that
+were started have arrived. Kernels whose blocks take several heads abreast load them side by side, and have none.
 """
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def arrive(p: Program, device: Device) -> Program:
     """`p` with waits for copies, where `device` has them."""
     if not device.async_loads:
         return p
-    return replace(p, kernels=tuple(replace(k, body=_Arrive(p, k).body(k.body)) for k in p.kernels))
+    return replace(p, kernels=tuple(k if k.abreast > 1 else replace(k, body=_Arrive(p, k).body(k.body)) for k in p.kernels))
 
 
 class _Arrive:
@@ -48,9 +49,12 @@ class _Arrive:
         return tuple(out)
 
     def copied(self, o: Op) -> bool:
-        """Whether the load is of a whole tile as it lies; one that the caller may leave out is not, nor is one with padding."""
+        """Whether the load is of a whole tile as it lies, or of numbers of tokens; one that the caller may leave out is not, nor
+        is one with padding."""
         t = self.tensors[o.attr("tensor")]
         whole = not t.optional and not any(self.p.padded(t))
+        if len(t.dims) == 1:
+            return t.index == "token" and t.dtype == "float32"
         return len(t.dims) == 2 and t.index in ("token", "slot") and whole and not o.attr("transposed")
 
     def touched(self, o: Op) -> set[str]:

@@ -218,7 +218,7 @@ class _Check:
         if begun:
             raise self.error(f"{o.out} of {o.agent} is written in turn {turn} while {begun[0].out} of {begun[0].agent} reads its "
                              "slot")
-        before = [(r.out or r.kind, r.agent, i, n) for r, i, n in self.read.pop(slot, [])]
+        before = [(r.out or r.kind, r.agent, i, n) for r, i, n in self.read.pop(slot, []) if r is not o]
         if slot in self.written:
             w = self.written[slot]
             before.append((w.op.out, w.op.agent, w.pipe, w.number))

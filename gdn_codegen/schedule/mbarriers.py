@@ -1,7 +1,8 @@
 """mbarriers: derives the waits among warp groups. Requires stage "placed"; produces stage "synchronised".
 
 Each ring has two barriers a slot: ready, on which its producer's threads arrive once the slot is written, and free, on which
-its readers' threads arrive once they are done. Rings with the same producer, readers and slots share them. A reader waits
+its readers' threads arrive once they are done. Rings with the same producer, readers and slots share them. A slot of which one
+agent overwrites what another wrote is ready twice a turn, and free when the last value's readers are done. A reader waits
 before its first read and arrives after its last; the producer waits, `slots` turns back, before its first write. Where a
 product or a store to tokens reads what threads wrote, a fence comes before they arrive: loads of tokens count, since threads
 fill up the last chunk of a sequence. Barriers of rings that only the walk's own part fills count its turns. What leads to an
@@ -34,40 +35,46 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
     ops = [o for o in loop.body if isinstance(o, Op)]
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
     read, count = reads(k), {a.name: a.threads for a in k.agents}
-    groups: dict[tuple[str, tuple[str, ...], int, bool], list[Op]] = {}
+    groups: dict[tuple[object, ...], list[Op]] = {}
+    final = {o.buffer: o for o in ops if o.buffer in slots}  # the last value of a turn in a slot
+    given = {o.buffer: o for o in reversed(ops) if o.buffer in slots}  # and the first
     early = leads(ops, INVERSE)
     before: dict[int, list[Op]] = {}
     after: dict[int, list[Op]] = {}
     for o in ops:
         if o.buffer in slots:
-            readers = tuple(dict.fromkeys(r.agent for r in ops if o.out in read[id(r)]))
-            groups.setdefault((o.agent, readers, slots[o.buffer], o.out in early), []).append(o)
+            readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read[id(r)])) for x in (o, final[o.buffer]))
+            first = o is given[o.buffer]
+            groups.setdefault((o.agent, readers, last if first else (), slots[o.buffer], o.out in early), []).append(o)
         if o.attr("later"):
             reader = next(r for r in ops if o.out in read[id(r)])
             before.setdefault(id(reader), []).append(_sync("drain", o.agent, **_own([o])))
     copied: dict[int, dict[str, str]] = {}  # load -> where its copy arrives
     barriers = []
-    for (producer, consumers, n, _), writes in groups.items():
-        names, own = {o.out for o in writes}, _own(writes)
+    for writes in groups.values():
+        producer, n, own = writes[0].agent, slots[writes[0].buffer], _own(writes)
         ready, free = (f"{writes[0].out}_{x}" for x in ("ready", "free"))
-        barriers += [Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n),
-                     Buffer(free, BARRIER, (sum(count[c] for c in consumers),), "uint64", slots=n)]
+        barriers.append(Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n))
         for o in writes:
             if o.kind == "load":
                 copied[id(o)] = {"channel": ready}
                 if p.tensor(o.attr("tensor")).index == "token" and o.type is not None and o.type.rank == 2:
                     copied[id(o)]["tail"] = f"{o.out}_tail"
                     barriers.append(Buffer(f"{o.out}_tail", BARRIER, (count[producer],), "uint64"))
-        before.setdefault(id(writes[0]), []).append(_sync("wait", producer, channel=free, back=n, **own))
-        users = [r for r in ops if read[id(r)] & names]
+        users = [r for r in ops if read[id(r)] & {o.out for o in writes}]
+        done = [r for r in ops if read[id(r)] & {final[o.buffer].out for o in writes}]
+        if writes[0] is given[writes[0].buffer]:
+            before.setdefault(id(writes[0]), []).append(_sync("wait", producer, channel=free, back=n, **own))
+            ends = {r.agent: r for r in done}
+            barriers.append(Buffer(free, BARRIER, (sum(count[c] for c in ends),), "uint64", slots=n))
+            for c, r in ends.items():
+                after.setdefault(id(r), []).append(_sync("signal", c, channel=free, **own))
         fenced = {o.out for o in writes if by_threads(p, o)}
         if any(by_units(p, r) and read[id(r)] & fenced for r in users):
             after.setdefault(id(writes[-1]), []).append(_sync("fence", producer, **own))
         after.setdefault(id(writes[-1]), []).append(_sync("signal", producer, channel=ready, **own))
-        for c in consumers:
-            mine = [r for r in users if r.agent == c]
-            before.setdefault(id(mine[0]), []).append(_sync("wait", c, channel=ready, **own))
-            after.setdefault(id(mine[-1]), []).append(_sync("signal", c, channel=free, **own))
+        for c, r in {r.agent: r for r in reversed(users)}.items():
+            before.setdefault(id(r), []).append(_sync("wait", c, channel=ready, **own))
 
     def body() -> Iterable[Op]:
         for o in ops:

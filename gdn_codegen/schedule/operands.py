@@ -2,7 +2,8 @@
 
 On a device whose products read one space and write another, an operand (of a product or of `diag_inverse`) that was computed
 in the second moves to the first: a product's result, a carried value, and what is computed from values that lie in the first
-space already. That last move is for speed: reading a space while writing it costs a wait an element. So is one of a tile that
+space already. That last move is for speed: reading a space while writing it costs a wait an element. What an inverse overwrites
+moves where others read it, too. For speed is also the move of a tile that
 leaves for memory in a dtype that the device stages: a row of it at a time, rather than the few entries that a thread holds; but
 not of a state, which leaves once in many chunks.
 """
@@ -14,7 +15,7 @@ from ..devices import Device
 from ..ir.builder import Body
 from ..ir.core import Kernel, Op, Program, loops, types, uses, walk
 from ..ir.ops import OPS
-from .place import OPERANDS, VIEWS
+from .place import OPERANDS, VIEWS, over
 from .tools import rebuild_kernel
 
 
@@ -42,13 +43,19 @@ class _Operands:
         if o.kind not in OPERANDS:
             return None
         n = OPERANDS[o.kind]
-        sides = [self.move(a, o, b) if self.far(a) else a for a in o.args[:n]]
+        if over(o, self.device) and self.count[o.args[0]] > 1:
+            sides = [self.copy(o.args[0], o, b)]
+        else:
+            sides = [self.move(a, o, b) if self.far(a) else a for a in o.args[:n]]
         return b.op(o.kind, *sides, *o.args[n:], name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
 
     def move(self, a: str, o: Op, b: Body) -> str:
         if a not in self.moved:
-            self.moved[a] = b.op("move", a, name=b.fresh(f"{a}_op"), line=o.line, agent=o.agent, space=self.device.operand)
+            self.moved[a] = self.copy(a, o, b)
         return self.moved[a]
+
+    def copy(self, a: str, o: Op, b: Body) -> str:
+        return b.op("move", a, name=b.fresh(f"{a}_op"), line=o.line, agent=o.agent, space=self.device.operand)
 
     def staged(self, a: str) -> bool:
         """Whether the stored `a` lies where rows are not whole."""

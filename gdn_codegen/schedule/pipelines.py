@@ -45,6 +45,7 @@ from .schedule import Schedule
 from .states import states
 from .storage import storage
 from .synchronise import synchronise
+from .together import together
 from .tools import walks
 from .transfer import transfer
 from .turn import turn
@@ -102,6 +103,7 @@ ONE_AGENT: tuple[tuple[str, Pass], ...] = (
     ("assign", lambda p, c: assign(p, c.device)),
     ("abreast", lambda p, c: abreast(p, c.device)),
     ("operands", lambda p, c: operands(p, c.device)),
+    ("together", lambda p, c: together(p, c.schedule)),
     ("place", lambda p, c: place(p, c.device)),
     ("storage", lambda p, c: storage(p)),
     ("arrive", lambda p, c: arrive(p, c.device)),
@@ -129,6 +131,7 @@ GROUPS: tuple[tuple[str, Pass], ...] = (
     ("early", lambda p, c: early(p, c.schedule)),
     ("abreast", lambda p, c: abreast(p, c.device)),
     ("operands", lambda p, c: _others(p, operands, c.device)),
+    ("together", lambda p, c: together(p, c.schedule)),
     ("place", lambda p, c: rings(_others(p, place, c.device), c.schedule, c.groups)),
     ("storage", lambda p, c: storage(p)),
     ("arrive", lambda p, c: _others(p, arrive, c.device)),

@@ -2,13 +2,15 @@
 
 A value without a buffer is an expression inside the op that reads it: cheap elementwise ops read once, numbers, and
 row and column views. The others get a buffer in the space that the device names for their kind. Where the device allows
-it, a product shares the buffer of its accumulator, a carried value the buffer of what it becomes, and values of one shape
+it, a product shares the buffer of its accumulator, a carried value the buffer of what it becomes, the inverse of a whole tile
+that of the tile, and values of one shape
 that are never alive together one buffer of a limited space, if nobody reads the old value afterwards.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 
 from ..devices import Device
@@ -19,6 +21,13 @@ from .schedule import ScheduleError
 VIEWS = ("const", "scalar", "col", "row", "eye", "full", "expand")
 #: Ops that read their first operands where products do; how many.
 OPERANDS = {"matmul": 2, "diag_inverse": 1}
+#: Ops of which several in a row may run at the same time.
+SIDE_BY_SIDE = ("cumsum", "diag_inverse")
+
+
+def over(o: Op, device: Device) -> bool:
+    """Whether the result of `o` takes the place of its first operand, which nobody else reads."""
+    return o.kind == "diag_inverse" and o.attr("size") == device.solves_whole
 
 
 def place(p: Program, device: Device) -> Program:
@@ -53,6 +62,7 @@ class _Kernel:
         if self.device.in_place:
             owner |= {o.args[1]: owner[o.out] for o in self.ops if o.kind == "load" and o.args[1:]}
             self.share_accumulators(owner)
+            owner |= {o.args[0]: o.out for o in self.ops if over(o, self.device)}
             self.share_storage(owner)
         buffers: dict[str, Buffer] = {}
         for value, name in owner.items():
@@ -133,6 +143,9 @@ class _Kernel:
         """Values of limited spaces that are never alive together share a buffer of their shape and dtype."""
         region = next(loops(self.k.body), self.k).body
         order = {id(o): n for n, o in enumerate(region)}
+        for after, o in pairwise(reversed(region)):  # side by side
+            if isinstance(o, Op) and isinstance(after, Op) and o.kind == after.kind and o.kind in SIDE_BY_SIDE:
+                order[id(o)] = order[id(after)]
         alive: dict[str, tuple[int, int]] = {}  # buffer -> first definition, last reader
         for o in region:
             if isinstance(o, Op) and o.out in owner and o.out not in self.carried:

@@ -11,9 +11,8 @@ from math import prod
 
 from ..devices import Groups
 from ..ir.core import Agent, Buffer, Kernel, Loop, Op, Program, Stmt, loops, types, uses, walk
-from .groups import INVERSE
 from .pack import WIDTH
-from .place import VIEWS
+from .place import VIEWS, over
 from .schedule import Schedule, ScheduleError
 from .tools import walks
 
@@ -28,7 +27,7 @@ def rings(p: Program, s: Schedule, device: Groups) -> Program:
 
 def moves(o: Op, device: Groups) -> bool:
     """Whether threads move the value of `o` to shared memory."""
-    return o.kind in ("transpose", INVERSE) or (o.kind == "move" and o.attr("space") == device.operand)
+    return o.kind == "transpose" or (o.kind == "move" and o.attr("space") == device.operand)
 
 
 class _Kernel:
@@ -62,7 +61,9 @@ class _Kernel:
         for o in self.inside:
             if o.out in owner:
                 continue
-            if o.kind == "load" or moves(o, self.device):
+            if over(o, self.device):
+                owner[o.out] = owner[o.args[0]]
+            elif o.kind == "load" or moves(o, self.device):
                 buffers[o.out] = replace(self.buffer(o.out, o.out, self.device.operand), slots=self.slots(o))
                 owner[o.out] = o.out
             elif o.kind == "matmul" and len(o.args) == 3 and self.grown(o.args[2], owner):
@@ -86,12 +87,7 @@ class _Kernel:
 
     def slots(self, o: Op) -> int:
         """Of the ring of what `o` loads or moves. An inverse is several turns ahead of the state."""
-        readers = {r.agent for r, _ in self.readers[o.out]}
-        if o.kind != "load":
-            return self.own["slots"][o.agent]
-        if not self.solves:
-            return self.s.stages
-        return self.s.stages if readers != {self.device.state} else 2
+        return self.s.stages if o.kind == "load" else self.own["slots"][o.agent]
 
     def buffer(self, name: str, value: str, space: str) -> Buffer:
         t = self.type[value]

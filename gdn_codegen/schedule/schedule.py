@@ -56,6 +56,8 @@ class Schedule:
     early: what a part's walk computes in the chunks before its own, there too: "all" that it does in its own, or the "state"
       alone.
     longest_first: of parts that begin early, those that do so by more than half their length are walked first, there too.
+    value_heads: value heads of one key head that an instance of a kernel over chunks computes, where it has products; HV is
+      such a multiple of H (TileLang).
     warps: warps of a kernel instance, counted in 32 threads (Triton); 0 for what its largest tile needs.
     """
 
@@ -80,6 +82,7 @@ class Schedule:
     early: str = "all"
     longest_first: bool = False
     warps: int = 0
+    value_heads: int = 1
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("form", self.form, FORMS), ("inverse", self.inverse, INVERSES),
@@ -89,7 +92,8 @@ class Schedule:
                                        ("prefetch", self.prefetch, PREFETCHES),
                                        ("channel_slots", self.channel_slots, (1, 2)), ("l0_slots", self.l0_slots, (1, 2)),
                                        ("state", self.state, STATES), ("stages", self.stages, (1, 2, 3, 4)),
-                                       ("early", self.early, EARLY), ("warps", self.warps, (0, 1, 2, 4, 8, 16))):
+                                       ("early", self.early, EARLY), ("warps", self.warps, (0, 1, 2, 4, 8, 16)),
+                                       ("value_heads", self.value_heads, (1, 2, 4))):
             if value not in accepted:
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
         if self.part_chunks < 0 or (self.part_chunks and not self.partition):

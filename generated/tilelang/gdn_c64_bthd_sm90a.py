@@ -62,11 +62,11 @@ INTS = {"G_Tb": [], "o_S": ["has_initial_state", "has_final_state"]}
 C = 64
 K = 128
 V = 128
-INVERSE = r"""
+HELPERS = r"""
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, its columns times `scale` if that is given, by one warp.
+// (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, over A, its columns times `scale` if that is given, by one warp.
 // A row of a tile is eight pieces of 16 bytes; piece p of row r lies at p ^ r % 8. Blocks of 8 on the diagonal are inverted by
 // forward substitution, in float32, a lane two columns; products (mma.sync, sums in float32) join them to blocks of 16, and block
 // forward substitution gives the rest. What does not depend on one another stands side by side, for a warp alone waits for each
@@ -130,7 +130,7 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
     return t;
   }
-  // Block (i, j) of the result, which is s, or -s.
+  // Block (i, j) of the result, which is s, or -s. What lies there all lanes have read.
   static __device__ void store(void *tile, const void *scale, unsigned i, unsigned j, unsigned lane, Sum s, float sign = 1.f) {
     if constexpr (scaled) {
       float x[4];
@@ -213,15 +213,16 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
     __syncwarp();
   }
 
-  // The other blocks, from those on the diagonal, which lie transposed in a.
-  static __device__ void rest(const void *a, void *x, const void *scale, unsigned lane) {
+  // The other blocks, from those on the diagonal, which lie transposed; these at last.
+  static __device__ void rest(void *a, const void *scale, unsigned lane) {
     const unsigned plain = ldmatrix(a, lane), turned = ldmatrix_turned(a, lane);
     // Block (1, 0), transposed as a second operand is.
     const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_turned(turned, 1, 1)));
-    store(x, scale, 1, 0, lane,
+    __syncwarp();
+    store(a, scale, 1, 0, lane,
           unpack(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
 #pragma unroll
-    for (unsigned r = 2; r < 4; ++r) {
+    for (unsigned r = 3; r > 1; --r) {  // row 3 reads what lies in row 2
       Sum y0, y1;
       {
         const Tile own = load_turned(turned, r, r);
@@ -232,21 +233,28 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
           const Tile t32 = pack(s);
           y1 = product(t32, load_turned(turned, 2, 1), y1);
           y0 = product(t32, load_turned(turned, 2, 0), y0);
-          store(x, scale, 3, 2, lane, s);
+          __syncwarp();
+          store(a, scale, 3, 2, lane, s);
+        } else {
+          __syncwarp();
         }
       }
       const Tile z1 = pack(y1), z0 = pack(y0);
       y1 = product(z1, load(plain, 1, 1));
       y0 = product(z1, t10t, product(z0, load(plain, 0, 0)));
-      store(x, scale, r, 1, lane, y1, -1.f);
-      store(x, scale, r, 0, lane, y0, -1.f);
+      store(a, scale, r, 1, lane, y1, -1.f);
+      store(a, scale, r, 0, lane, y0, -1.f);
     }
 #pragma unroll
-    for (unsigned n = 0; n < 4; ++n) store(x, scale, n, n, lane, unpack(load_turned(turned, n, n)));
+    for (unsigned n = 0; n < 4; ++n) {
+      const Tile t = load_turned(turned, n, n);
+      __syncwarp();
+      store(a, scale, n, n, lane, unpack(t));
+    }
   }
 
-  static __device__ void clear_above(void *x, unsigned lane) {
-    const unsigned first = base(x) + lane / 2 * 128 + (lane % 2 ^ lane / 2 % 8) * 16;
+  static __device__ void clear_above(void *a, unsigned lane) {
+    const unsigned first = base(a) + lane / 2 * 128 + (lane % 2 ^ lane / 2 % 8) * 16;
 #pragma unroll
     for (unsigned i = 0; i < 3; ++i)
 #pragma unroll
@@ -255,14 +263,22 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
   }
 };
 
-// a is overwritten.
-template <bool bf16, bool scaled> static __device__ void unit_lower_inverse(void *a, void *x, const void *scale) {
+template <bool bf16, bool scaled> static __device__ void unit_lower_inverse(void *a, const void *scale) {
   using Inverse = UnitLowerInverse<bf16, scaled>;
   unsigned lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one turn to the next
-  Inverse::clear_above(x, lane);
+  Inverse::clear_above(a, lane);
   Inverse::diagonal(a, lane);
-  Inverse::rest(a, x, scale, lane);
+  Inverse::rest(a, scale, lane);
+}
+
+// Each of up to four tiles by another warp, from warp 0 on: one text of the above. All warps call it, so that a barrier that TileLang
+// puts before is all warps' barrier.
+template <bool bf16, bool scaled> static __device__ void unit_lower_inverses(
+    int warp, void *a, const void *s, void *b = nullptr, const void *t = nullptr, void *c = nullptr, const void *u = nullptr,
+    void *d = nullptr, const void *v = nullptr) {
+  if (warp >= 0 && warp < (c ? 4 : b ? 2 : 1))
+    unit_lower_inverse<bf16, scaled>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
 }
 """
 # tensors that a kernel stores to
@@ -357,15 +373,16 @@ def _prelude(cpu):
 
     @T.macro
     def serial_diag_inverse(A, X, size, scale):
-        for i, j in T.grid(X.shape[0], X.shape[1]):
-            X[i, j] = 0.0
         x = T.alloc_local((size, size), T.float32)
-        for n, i in T.grid(X.shape[0] // size, size):
-            for j in T.serial(size):
-                x[i, j] = T.if_then_else(i == j, 1.0, 0.0)
-            for r, j in T.grid(i, size):
-                x[i, j] -= T.cast(A[n * size + i, n * size + r], T.float32) * x[r, j]
-            for j in T.serial(size):
+        for n in T.serial(X.shape[0] // size):
+            for i in T.serial(size):
+                for j in T.serial(size):
+                    x[i, j] = T.if_then_else(i == j, 1.0, 0.0)
+                for r, j in T.grid(i, size):
+                    x[i, j] -= T.cast(A[n * size + i, n * size + r], T.float32) * x[r, j]
+            for i, j in T.grid(size, X.shape[1]):
+                X[n * size + i, j] = 0.0
+            for i, j in T.grid(size, size):
                 X[n * size + i, n * size + j] = x[i, j] if scale is None else x[i, j] * scale[n * size + j]
 
     @T.macro
@@ -397,14 +414,14 @@ def _prelude(cpu):
         return x.buffer.access_ptr(access, offset=x.region[0].min * math.prod(int(n) for n in x.buffer.shape[1:]))
 
     @T.macro
-    def whole_inverse(A, X, scale, thread, warp):
-        """By one warp."""
-        T.import_source(INVERSE)
-        dtype = (A.buffer if hasattr(A, "region") else A).dtype
-        which = ("true" if x else "false" for x in (dtype == "bfloat16", scale is not None))
-        columns = T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r")
-        if thread // 32 == warp:
-            T.call_extern("handle", f"unit_lower_inverse<{', '.join(which)}>", pointer(A, "rw"), pointer(X, "w"), columns)
+    def whole_inverses(tiles, scales, warp):
+        """Of as many tiles as scales, each by a warp, that of number 0 and the next; all warps come here."""
+        T.import_source(HELPERS)
+        dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
+        which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None))
+        each = [x for A, scale in zip(tiles, scales)
+                for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
+        T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
 
     def diag_inverse(A, X, size, scale=None, thread=None, warp=0):
         """scale: a vector that multiplies the columns. thread: of those that share the work, of the block where it is not said;
@@ -413,7 +430,7 @@ def _prelude(cpu):
             return serial_diag_inverse(A, X, size, scale)
         thread = T.get_thread_binding() if thread is None else thread
         if size == 64:
-            return whole_inverse(A, X, scale, thread, warp)
+            return whole_inverses((A,), (scale,), thread // 32 - warp)
         return block_diag_inverse(A, X, size, thread)
 
     @T.macro
@@ -476,7 +493,6 @@ def G_Tb_kernel(t):
             G = t.shared((C,), T.float32)
             k_k = t.fragment((C, C), T.float32)
             mul_h_2 = t.fragment((C, C), T.float16)
-            mul_h_2_op = t.staged((C, C), T.float16)
             Tb_h = t.staged((C, C), T.float16)
             t.blocks_at_least(8)
             if chunk * C < length:
@@ -484,25 +500,27 @@ def G_Tb_kernel(t):
                 rows = length - chunk * C
                 if rows >= C:
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
+                    t.start_copy(g_in[b, row:row + C, hv], g)
+                    t.start_copy(beta_in[b, row:row + C, hv], beta)
                 else:
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                for i in t.parallel(C):
-                    g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
-                for i in t.parallel(C):
-                    beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
+                    for i in t.parallel(C):
+                        g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                    for i in t.parallel(C):
+                        beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
+                t.wait_copies()
                 # G = cumsum(g)
                 t.cumsum(g, G)
                 for i in t.parallel(C):
                     G_ws[slot, hv, i] = G[i]
-                t.wait_copies()
                 # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
                 t.gemm(k, k, k_k, transpose_B=True)
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
                     mul_h_2[i, j] = beta[i] * k_k[i, j] * T.exp(G[i] - G[j])
-                t.copy(mul_h_2, mul_h_2_op)
-                t.diag_inverse(mul_h_2_op, Tb_h, 64, scale=beta)
+                t.copy(mul_h_2, Tb_h)
+                t.diag_inverse(Tb_h, Tb_h, 64, scale=beta)
                 for i, j in t.parallel(C, C):
                     Tb_ws[slot, hv, i, j] = Tb_h[i, j]
 
@@ -560,9 +578,9 @@ def o_S_kernel(t):
             add_mul = t.fragment((V, C), T.float32)
             o_h_s = T.alloc_shared((C, V), T.float16)
             k_ready = T.alloc_barrier(arrive_count=[32] * 2)
-            k_free = T.alloc_barrier(arrive_count=[256] * 2)
             k_tail = T.alloc_barrier(arrive_count=[32] * 1)
             q_tail = T.alloc_barrier(arrive_count=[32] * 1)
+            k_free = T.alloc_barrier(arrive_count=[256] * 2)
             Tb_ready = T.alloc_barrier(arrive_count=[32] * 2)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
             G_ready = T.alloc_barrier(arrive_count=[32] * 2)

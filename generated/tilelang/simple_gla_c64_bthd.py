@@ -149,15 +149,16 @@ def _prelude(cpu):
 
     @T.macro
     def serial_diag_inverse(A, X, size, scale):
-        for i, j in T.grid(X.shape[0], X.shape[1]):
-            X[i, j] = 0.0
         x = T.alloc_local((size, size), T.float32)
-        for n, i in T.grid(X.shape[0] // size, size):
-            for j in T.serial(size):
-                x[i, j] = T.if_then_else(i == j, 1.0, 0.0)
-            for r, j in T.grid(i, size):
-                x[i, j] -= T.cast(A[n * size + i, n * size + r], T.float32) * x[r, j]
-            for j in T.serial(size):
+        for n in T.serial(X.shape[0] // size):
+            for i in T.serial(size):
+                for j in T.serial(size):
+                    x[i, j] = T.if_then_else(i == j, 1.0, 0.0)
+                for r, j in T.grid(i, size):
+                    x[i, j] -= T.cast(A[n * size + i, n * size + r], T.float32) * x[r, j]
+            for i, j in T.grid(size, X.shape[1]):
+                X[n * size + i, j] = 0.0
+            for i, j in T.grid(size, size):
                 X[n * size + i, n * size + j] = x[i, j] if scale is None else x[i, j] * scale[n * size + j]
 
     @T.macro
@@ -273,28 +274,25 @@ def o_S_kernel(t):
                 rows = length - chunk * C
                 if rows >= C:
                     t.start_copy(q_in[b, row:row + C, h, 0:K], q)
+                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
+                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
+                    t.start_copy(g_in[b, row:row + C, hv], g)
                 else:
                     for i, j in t.parallel(C, K):
                         q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
-                if rows >= C:
-                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                else:
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                if rows >= C:
-                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
-                else:
                     for i, j in t.parallel(C, V):
                         v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
-                for i in t.parallel(C):
-                    g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                    for i in t.parallel(C):
+                        g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                t.wait_copies()
                 # G = cumsum(g)
                 t.cumsum(g, G)
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
                 for i in t.parallel(C):
                     g[i] = T.exp(G[i])
                 t.copy(S, S_h)
-                t.wait_copies()
                 t.gemm(q, S_h, q_S)
                 t.gemm(q, k, q_k, transpose_B=True)
                 for i, j in t.parallel(C, C):

@@ -1,7 +1,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, its columns times `scale` if that is given, by one warp.
+// (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, over A, its columns times `scale` if that is given, by one warp.
 // A row of a tile is eight pieces of 16 bytes; piece p of row r lies at p ^ r % 8. Blocks of 8 on the diagonal are inverted by
 // forward substitution, in float32, a lane two columns; products (mma.sync, sums in float32) join them to blocks of 16, and block
 // forward substitution gives the rest. What does not depend on one another stands side by side, for a warp alone waits for each
@@ -65,7 +65,7 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
     return t;
   }
-  // Block (i, j) of the result, which is s, or -s.
+  // Block (i, j) of the result, which is s, or -s. What lies there all lanes have read.
   static __device__ void store(void *tile, const void *scale, unsigned i, unsigned j, unsigned lane, Sum s, float sign = 1.f) {
     if constexpr (scaled) {
       float x[4];
@@ -148,15 +148,16 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
     __syncwarp();
   }
 
-  // The other blocks, from those on the diagonal, which lie transposed in a.
-  static __device__ void rest(const void *a, void *x, const void *scale, unsigned lane) {
+  // The other blocks, from those on the diagonal, which lie transposed; these at last.
+  static __device__ void rest(void *a, const void *scale, unsigned lane) {
     const unsigned plain = ldmatrix(a, lane), turned = ldmatrix_turned(a, lane);
     // Block (1, 0), transposed as a second operand is.
     const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_turned(turned, 1, 1)));
-    store(x, scale, 1, 0, lane,
+    __syncwarp();
+    store(a, scale, 1, 0, lane,
           unpack(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
 #pragma unroll
-    for (unsigned r = 2; r < 4; ++r) {
+    for (unsigned r = 3; r > 1; --r) {  // row 3 reads what lies in row 2
       Sum y0, y1;
       {
         const Tile own = load_turned(turned, r, r);
@@ -167,21 +168,28 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
           const Tile t32 = pack(s);
           y1 = product(t32, load_turned(turned, 2, 1), y1);
           y0 = product(t32, load_turned(turned, 2, 0), y0);
-          store(x, scale, 3, 2, lane, s);
+          __syncwarp();
+          store(a, scale, 3, 2, lane, s);
+        } else {
+          __syncwarp();
         }
       }
       const Tile z1 = pack(y1), z0 = pack(y0);
       y1 = product(z1, load(plain, 1, 1));
       y0 = product(z1, t10t, product(z0, load(plain, 0, 0)));
-      store(x, scale, r, 1, lane, y1, -1.f);
-      store(x, scale, r, 0, lane, y0, -1.f);
+      store(a, scale, r, 1, lane, y1, -1.f);
+      store(a, scale, r, 0, lane, y0, -1.f);
     }
 #pragma unroll
-    for (unsigned n = 0; n < 4; ++n) store(x, scale, n, n, lane, unpack(load_turned(turned, n, n)));
+    for (unsigned n = 0; n < 4; ++n) {
+      const Tile t = load_turned(turned, n, n);
+      __syncwarp();
+      store(a, scale, n, n, lane, unpack(t));
+    }
   }
 
-  static __device__ void clear_above(void *x, unsigned lane) {
-    const unsigned first = base(x) + lane / 2 * 128 + (lane % 2 ^ lane / 2 % 8) * 16;
+  static __device__ void clear_above(void *a, unsigned lane) {
+    const unsigned first = base(a) + lane / 2 * 128 + (lane % 2 ^ lane / 2 % 8) * 16;
 #pragma unroll
     for (unsigned i = 0; i < 3; ++i)
 #pragma unroll
@@ -190,12 +198,20 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
   }
 };
 
-// a is overwritten.
-template <bool bf16, bool scaled> static __device__ void unit_lower_inverse(void *a, void *x, const void *scale) {
+template <bool bf16, bool scaled> static __device__ void unit_lower_inverse(void *a, const void *scale) {
   using Inverse = UnitLowerInverse<bf16, scaled>;
   unsigned lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one turn to the next
-  Inverse::clear_above(x, lane);
+  Inverse::clear_above(a, lane);
   Inverse::diagonal(a, lane);
-  Inverse::rest(a, x, scale, lane);
+  Inverse::rest(a, scale, lane);
+}
+
+// Each of up to four tiles by another warp, from warp 0 on: one text of the above. All warps call it, so that a barrier that TileLang
+// puts before is all warps' barrier.
+template <bool bf16, bool scaled> static __device__ void unit_lower_inverses(
+    int warp, void *a, const void *s, void *b = nullptr, const void *t = nullptr, void *c = nullptr, const void *u = nullptr,
+    void *d = nullptr, const void *v = nullptr) {
+  if (warp >= 0 && warp < (c ? 4 : b ? 2 : 1))
+    unit_lower_inverse<bf16, scaled>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
 }

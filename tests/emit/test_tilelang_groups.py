@@ -135,13 +135,17 @@ def test_ops_pick_the_architecture_of_the_gpu_where_it_fits(monkeypatch, changes
 
 
 def test_few_walks_are_split_into_parts(monkeypatch):
-    """Where sequences times value heads fill half of the GPU at most."""
+    """Where sequences times value heads fill half of the GPU at most; value heads of one key head come together."""
     monkeypatch.setattr(dispatch, "architecture", lambda device: "sm_90a")
     monkeypatch.setattr(dispatch, "units", lambda device: 16)
     monkeypatch.setattr(dispatch, "choice", dispatch.choice.__wrapped__)
     q, v = torch.empty(2, 3, 2, 128, dtype=torch.float16), torch.empty(2, 3, 4, 128, dtype=torch.float16)
     names = [dispatch.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, n).name for n in (None, 2, 3)]
-    assert names == ["gdn_c64_bthd_decay_sm90a", "gdn_c64_bthd_decay_sm90a", "gdn_c64_bthd_fused_walk_sm90a"]
+    two = "gdn_c64_bthd_walk_valueheads2_decay_sm90a"
+    assert names == [two, two, "gdn_c64_bthd_fused_walk_sm90a"]
+    v = torch.empty(2, 3, 6, 128, dtype=torch.float16)  # three a key head
+    assert dispatch.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, 1).name == \
+        "gdn_c64_bthd_decay_sm90a"
 
 
 def test_other_gpus_and_the_cpu_take_portable_text():

@@ -50,6 +50,7 @@ def test_which_versions_and_devices(version, capability, hip, want, monkeypatch)
                                      {"schedule": "staged"},
                                      {"contract": Contract.parse("beta=sigmoid,g=raw/float16,k=l2norm")},
                                      {"contract": Contract.parse("g=linear")},
+                                     {"contract": Contract.parse("beta=twice_sigmoid,k=unit"), "partition": "decay"},
                                      {"contract": Contract.parse("state=vk/bfloat16/pool/in_place/checkpoints")},
                                      {"contract": Contract.parse("state=float16/pool"), "partition": "decay"},
                                      {"contract": Contract.parse("state=in_place,strided")}], ids=str)

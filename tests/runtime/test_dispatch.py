@@ -188,6 +188,16 @@ def test_rows_for_the_contract_come_before_plain_ones_which_still_serve(gpu):
     assert first.contract == raw
 
 
+@pytest.mark.parametrize("shared, want", [(4, 4), (2, 2), (1, 1)])
+def test_a_row_takes_as_many_value_heads_together_as_a_key_head_has(gpu, shared, want):
+    """A class of shapes has 3 value heads a key head beside 4."""
+    gpu.append(row(replace(PARTS, schedule=replace(PARTS.plan, value_heads=4))))
+    chosen = next(dispatch.measured(BASE, "sm_90a", H200, LONG.shape_class, None, shared))[0]
+    assert chosen.plan == replace(PARTS.plan, value_heads=want)
+    assert [choices.Extent(h, hv, 1, 64).shared for h, hv in ((1, 1), (1, 3), (2, 4), (1, 6), (4, 16), (1, 8), (1, 12))] == \
+        [1, 1, 2, 2, 4, 4, 4]
+
+
 def test_debug_prints_one_line_a_kind_of_call(gpu, monkeypatch, capsys):
     gpu.append(row())
     monkeypatch.setenv("GDN_DEBUG", "1")

@@ -50,7 +50,7 @@ STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move",
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "checkpoint", "both", "share", EVERY, SUMMED}
+       "begin", "stop", "checkpoint", "both", "share", "group", EVERY, SUMMED}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class KernelWriter:
     rules = rule
     statements: tuple[str, ...] = STATEMENTS
     across = "HV", "hv"  # what the grid has of heads, and a block's index into it
-    hv = "hv"  # the value head
+    hv = "hv"  # the value head of an op
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
         self.p, self.k, self.layout = p, k, layout
@@ -79,6 +79,8 @@ class KernelWriter:
         self.uses: dict[str, None] = {}
         self.part = "part"  # the part slot of what is loaded now
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
+        if k.lanes > 1:
+            self.across = f"T.truncdiv(HV, {k.lanes})", "group"
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
         #: What an inverse of a whole tile reads and writes, in CUDA: a fixed layout.
         self.inverted = {x for o in walk(k.body) if o.kind == "diag_inverse" and o.attr("size") == WHOLE
@@ -233,6 +235,11 @@ class KernelWriter:
         return out
 
     # --- statements ---
+    def turn_to(self, o: Op) -> None:
+        """Address tensors of the value head that `o` is of."""
+        if self.k.lanes > 1:
+            self.hv = f"hv + {o.attr('lane')}" if o.attr("lane") else "hv"
+
     def body(self, body: tuple[Stmt, ...]) -> None:
         for s in body:
             if isinstance(s, Loop):
@@ -240,6 +247,7 @@ class KernelWriter:
                 continue
             write = self.rules.of(s)
             args = [self.env[a] for a in s.args]
+            self.turn_to(s)
             if s.kind in self.statements:
                 self.w.at(s)
                 write(self, s, *args)
@@ -319,7 +327,7 @@ class KernelWriter:
         for x in self.k.buffers:
             self.w(self.allocation(x))
         if chunks and self.small():
-            self.w(f"t.blocks_at_least({SM_REGISTERS // (SMALL * self.threads())})")
+            self.w(f"t.blocks_at_least({(0, 8, 8, 0, 6)[self.k.lanes]})")
         self.leave_out()
         if chunks:
             self.w("if chunk * C < length:")
@@ -355,7 +363,7 @@ class KernelWriter:
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
                  "long": long,
                  "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted),
-                 "abreast": self.k.abreast > 1}
+                 "abreast": self.k.abreast > 1, "together": self.k.lanes > 1}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*self.w.lines, *body]), extra)
 
@@ -382,6 +390,8 @@ class KernelWriter:
         if shares:
             self.w(f"share = T.alloc_var(T.int32, init=T.truncdiv(both, {many}))",
                    f"{last} = T.alloc_var(T.int32, init=both - share * {many})")
+        if self.k.lanes > 1:
+            self.w(f"hv = group * {self.k.lanes}")
         if "h" in self.uses:
             # a variable, lest each address divide anew, in 64 bits
             self.w("h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))")

@@ -4,8 +4,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..base import ATOM, PRODUCT, SUM, SUMMED, UNARY, EmitError, Op, Text
-from .kernel import KernelWriter, Value, element, rule
+from ..base import ATOM, PRODUCT, SUM, SUMMED, UNARY, EmitError, Op, Text, walk
+from .kernel import WHOLE, KernelWriter, Value, element, rule
 
 __all__ = ["rule"]
 
@@ -28,9 +28,43 @@ def matmul(w: KernelWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
     w.line(f"t.gemm({', '.join([_storage(w, o, a), _storage(w, o, b), w.name(o.buffer), *options])})")
 
 
-@rule("cumsum", "row_sum")
-def helper(w: KernelWriter, o: Op, x: Value) -> None:
-    w.line(f"t.{o.kind}({_storage(w, o, x)}, {w.name(o.buffer)})")
+@rule("row_sum")
+def row_sum(w: KernelWriter, o: Op, x: Value) -> None:
+    w.line(f"t.row_sum({_storage(w, o, x)}, {w.name(o.buffer)})")
+
+
+def _in_a_row(w: KernelWriter, o: Op) -> list[Op]:
+    """The ops of its kind among which `o` stands, with nothing between."""
+    body = list(walk(w.k.body))
+    first = last = next(n for n, x in enumerate(body) if x is o)
+    while first and body[first - 1].kind == o.kind:
+        first -= 1
+    while last + 1 < len(body) and body[last + 1].kind == o.kind:
+        last += 1
+    return body[first:last + 1]
+
+
+def _side_by_side(w: KernelWriter, o: Op) -> list[Op]:
+    """For the last of ops in a row that each take a warp: all of these; for the others none. Where warps are too few, `o`."""
+    row = _in_a_row(w, o)
+    if len(row) > w.threads() // 32:
+        return [o]
+    home = {x.out: x.buffer for x in walk(w.k.body)}
+    for x in row:
+        if any(home[a] == x.buffer for y in row if y is not x for a in y.args):
+            raise EmitError(f"tilelang: {x.out} (line {x.line}) overwrites what is read side by side with it")
+    return row if row[-1] is o else []
+
+
+@rule("cumsum")
+def cumsum(w: KernelWriter, o: Op, x: Value) -> None:
+    row = [o] if w.sizes["C"] % 32 else _side_by_side(w, o)
+    if len(row) == 1:
+        w.line(f"t.cumsum({_storage(w, o, x)}, {w.name(o.buffer)})")
+    elif row:
+        sources = ", ".join(w.name(w.env[y.args[0]].buffer) for y in row)
+        sums = ", ".join(w.name(y.buffer) for y in row)
+        w.line(f"t.cumsums(({sources}), ({sums}))")
 
 
 @rule("diagonal")
@@ -43,24 +77,47 @@ def diagonal(w: KernelWriter, o: Op, x: Value) -> None:
 
 @rule("diag_inverse")
 def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -> None:
-    columns = [f"scale={_storage(w, o, scale)}"] if scale else []
-    w.line(f"t.diag_inverse({', '.join([_storage(w, o, x), w.name(o.buffer), str(o.attr('size')), *columns])})")
+    row = _side_by_side(w, o) if o.attr("size") == WHOLE else [o]
+    if len(row) == 1:
+        columns = [f"scale={_storage(w, o, scale)}"] if scale else []
+        w.line(f"t.diag_inverse({', '.join([_storage(w, o, x), w.name(o.buffer), str(o.attr('size')), *columns])})")
+    elif row:
+        tiles = ", ".join(w.name(y.buffer) for y in row)
+        scales = ", ".join(w.name(w.env[y.args[1]].buffer) if scale else "None" for y in row)
+        w.line(f"t.diag_inverses(({tiles}), ({scales}))")
 
 
 @rule("load")
 def load(w: KernelWriter, o: Op, *operands: Value) -> None:
-    assert o.type is not None
-    t, to = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer)
-    if o.attr("channel"):
-        if t.index == "token":
-            w.line(f"if {w.use('rows')} >= {w.dim(t.dims[0])}:")
-            w.w.indent += 1
-        w.line(f"t.start_copy({w.tile(t)}, {w.name(o.buffer)})")
-        if t.index != "token":
-            return
+    if not o.attr("channel"):
+        fill(w, o, *operands)
+        return
+    row = [x for x in _in_a_row(w, o) if x.attr("channel") and w.p.tensor(x.attr("tensor")).index == "token"]
+    if o not in row:
+        _copy(w, o)
+    elif o is row[-1]:  # one question for all of them
+        w.line(f"if {w.use('rows')} >= {w.dim('C')}:")
+        w.w.indent += 1
+        for x in row:
+            _copy(w, x)
         w.w.indent -= 1
         w.line("else:")
         w.w.indent += 1
+        for x in row:
+            fill(w, x)
+        w.w.indent -= 1
+
+
+def _copy(w: KernelWriter, o: Op) -> None:
+    w.turn_to(o)
+    w.line(f"t.start_copy({w.tile(w.p.tensor(o.attr('tensor')))}, {w.name(o.buffer)})")
+
+
+def fill(w: KernelWriter, o: Op, *operands: Value) -> None:
+    """A load, element by element."""
+    assert o.type is not None
+    w.turn_to(o)
+    t, to = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer)
     when = w.when(t, o) + [f"{x.at()} < 0" for x in operands[:1]]
     if operands[1:]:  # which lies there already, if need be
         if operands[1].buffer != o.buffer:
@@ -74,7 +131,7 @@ def load(w: KernelWriter, o: Op, *operands: Value) -> None:
         text = f"T.if_then_else({x}, {text}, 0)"
     w.line(f"{to.at(*index)} = {text}")
     w.end(to.dims)
-    w.w.indent -= bool(o.attr("channel")) + bool(operands[1:])
+    w.w.indent -= bool(operands[1:])
 
 
 @rule("wait")
@@ -148,7 +205,8 @@ def const(w: KernelWriter, o: Op) -> At:
 @rule("scalar")
 def scalar(w: KernelWriter, o: Op) -> At:
     if o.attr("tensor"):
-        return lambda: Text(f"{w.params[o.attr('tensor')]}[{w.hv}]")
+        text = f"{w.params[o.attr('tensor')]}[{w.hv}]"
+        return lambda: Text(text)
     return lambda: Text(w.name(o.attr("param")))
 
 
