@@ -140,7 +140,8 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
     return t;
   }
-  // Block (i, j) of the result, which is s, or -s. What lies there all lanes have read.
+  // Block (i, j) of the result, which is s, or -s. What lies there all lanes have read:
+  // ldmatrix.sync waits for them (PTX ISA, ldmatrix); a __syncwarp more makes a walk spill.
   static __device__ void store(void *tile, const void *scale, unsigned i, unsigned j, unsigned lane, Sum s, float sign = 1.f) {
     if constexpr (scaled) {
       float x[4];
@@ -228,7 +229,6 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
     const unsigned plain = ldmatrix(a, lane), turned = ldmatrix_turned(a, lane);
     // Block (1, 0), transposed as a second operand is.
     const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_turned(turned, 1, 1)));
-    __syncwarp();
     store(a, scale, 1, 0, lane,
           unpack(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
 #pragma unroll
@@ -243,10 +243,7 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
           const Tile t32 = pack(s);
           y1 = product(t32, load_turned(turned, 2, 1), y1);
           y0 = product(t32, load_turned(turned, 2, 0), y0);
-          __syncwarp();
           store(a, scale, 3, 2, lane, s);
-        } else {
-          __syncwarp();
         }
       }
       const Tile z1 = pack(y1), z0 = pack(y0);
@@ -256,11 +253,7 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
       store(a, scale, r, 0, lane, y0, -1.f);
     }
 #pragma unroll
-    for (unsigned n = 0; n < 4; ++n) {
-      const Tile t = load_turned(turned, n, n);
-      __syncwarp();
-      store(a, scale, n, n, lane, unpack(t));
-    }
+    for (unsigned n = 0; n < 4; ++n) store(a, scale, n, n, lane, unpack(load_turned(turned, n, n)));
   }
 
   static __device__ void clear_above(void *a, unsigned lane) {
