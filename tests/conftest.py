@@ -71,6 +71,8 @@ def check_pass(name, before, after, context):
         return
     parts = context.schedule.partition is not None
     near = 1e-7 if any(o.kind == "softplus" for k in before.kernels for o in walk(k.body)) else 1e-9
+    if name == "partition" and context.schedule.partition == "decay":  # what a walk that begins early may leave out
+        near = 1e-6
     want, got = _run(before, parts), _run(after, parts)
     for n in want:
         there = ~want[n].isnan()  # a pool has tiles that are no sequence's, checkpoints have rows that are none's
