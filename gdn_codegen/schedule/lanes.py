@@ -6,10 +6,30 @@ last head repeats the last head, and writes the same again.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.core import Kernel, Loop, Op, Program
 from ..ir.types import Tensor
+
+
+class Copies:
+    """Ops as each of `n` lanes has them: values of the further lanes have names of their own, accesses say whose they are."""
+
+    def __init__(self, ops: Sequence[Op], n: int) -> None:
+        self.taken = {o.out for o in ops}
+        self.names: list[dict[str, str]] = [{} for _ in range(n)]
+
+    def of(self, o: Op, lane: int) -> Op:
+        if not lane:
+            return o
+        name, mine = o.out, self.names[lane]
+        while name and name in self.taken:
+            name += f"_{'bcdefgh'[lane - 1]}"
+        self.taken.add(name)
+        mine[o.out] = name
+        attrs = (*o.attrs, ("lane", lane)) if o.attr("tensor") else o.attrs
+        return replace(o, out=name, args=tuple(mine.get(a, a) for a in o.args), attrs=tuple(sorted(attrs)))
 
 
 def lanes(p: Program, k: Kernel, n: int) -> tuple[Kernel, list[Tensor]]:
@@ -18,26 +38,16 @@ def lanes(p: Program, k: Kernel, n: int) -> tuple[Kernel, list[Tensor]]:
         return k, []
     (items,) = (s for s in k.body if isinstance(s, Loop))
     index = {t.name: t.index for t in p.tensors}
-    taken = {o.out for o in items.body if isinstance(o, Op)}
     made: dict[str, Tensor] = {}
-    names: list[dict[str, str]] = [{} for _ in range(n)]
+    copies = Copies([o for o in items.body if isinstance(o, Op)], n)
 
     def copy(o: Op, lane: int) -> Op:
-        out = o.out
-        if lane and out:
-            while out in taken:
-                out += f"_{'bcdefgh'[lane - 1]}"
-            taken.add(out)
-            names[lane][o.out] = out
-        attrs = dict(o.attrs)
-        tensor = attrs.get("tensor", "")
-        if tensor and index[tensor] == "block":
-            attrs["tensor"] = f"{tensor}{lane or ''}"
-            if lane:
-                made[attrs["tensor"]] = replace(p.tensor(tensor), name=attrs["tensor"])
-        elif tensor and lane:
-            attrs["lane"] = lane
-        return replace(o, out=out, args=tuple(names[lane].get(a, a) for a in o.args), attrs=tuple(sorted(attrs.items())))
+        done, tensor = copies.of(o, lane), o.attr("tensor", "")
+        if not lane or not tensor or index[tensor] != "block":
+            return done
+        own = f"{tensor}{lane}"
+        made[own] = replace(p.tensor(tensor), name=own)
+        return replace(done, attrs=tuple(sorted((dict(o.attrs) | {"tensor": own}).items())))
 
     def shared(o: Op) -> bool:
         of = o.attr("tensor")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.core import Kernel, Op, Program
+from .lanes import Copies
 from .schedule import Schedule
 
 WAITS = ("load", "cumsum", "row_sum", "diag_inverse")
@@ -27,24 +28,12 @@ def _fits(k: Kernel) -> bool:
 
 def _widened(p: Program, k: Kernel, n: int) -> Kernel:
     ops = [o for o in k.body if isinstance(o, Op)]
-    taken, common = {o.out for o in ops}, set[str]()
-    names: list[dict[str, str]] = [{} for _ in range(n)]
+    copies, common = Copies(ops, n), set[str]()
     out: list[Op] = []
     run: list[Op] = []  # of one head after the other
 
-    def copy(o: Op, lane: int) -> Op:
-        if lane and o.out:
-            name = o.out
-            while name in taken:
-                name += f"_{'bcdefgh'[lane - 1]}"
-            taken.add(name)
-            names[lane][o.out] = name
-        attrs = (*o.attrs, ("lane", lane)) if lane and o.attr("tensor") else o.attrs
-        return replace(o, out=names[lane].get(o.out, o.out), args=tuple(names[lane].get(a, a) for a in o.args),
-                       attrs=tuple(sorted(attrs)))
-
     def flush() -> None:
-        out.extend(copy(o, lane) for lane in range(n) for o in run)
+        out.extend(copies.of(o, lane) for lane in range(n) for o in run)
         run.clear()
 
     for o in ops:
@@ -55,7 +44,7 @@ def _widened(p: Program, k: Kernel, n: int) -> Kernel:
             out.append(o)
         elif o.kind in WAITS:
             flush()
-            out.extend(copy(o, lane) for lane in range(n))
+            out.extend(copies.of(o, lane) for lane in range(n))
         else:
             run.append(o)
     flush()

@@ -12,6 +12,8 @@ rule = Rules("tilelang", {}, base)
 #: Threads of a block: few entries for each, whose loads nvcc begins together. Of a row, elements that nobody reads: with them
 #: the heads of a token lie in other banks, and rows begin where four elements are moved at once.
 THREADS, APART = 256, 4
+#: Of a thread: eight blocks share a multiprocessor.
+REGISTERS = 32
 
 
 class HeadsWriter(KernelWriter):
@@ -53,6 +55,9 @@ class HeadsWriter(KernelWriter):
 
     def threads(self) -> int:
         return THREADS
+
+    def registers(self) -> int:
+        return REGISTERS
 
     def small(self) -> bool:
         return True

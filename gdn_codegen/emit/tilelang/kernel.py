@@ -41,8 +41,8 @@ rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decomp
                           "transpose": "groups", "share": "partition"})
 
 WIDTH = 120
-#: Registers of a multiprocessor, and those that a thread of a small kernel gets.
-SM_REGISTERS, SMALL = 64 * 1024, 64
+#: Registers of a multiprocessor, and those that a thread of a small kernel gets; with four heads together it would spill.
+SM_REGISTERS, SMALL, SMALL_TOGETHER = 64 * 1024, 64, 80
 #: Rows of a tile whose inverse is one call.
 WHOLE = 64
 #: Ops whose rules write lines; those of the others give an expression.
@@ -327,7 +327,7 @@ class KernelWriter:
         for x in self.k.buffers:
             self.w(self.allocation(x))
         if chunks and self.small():
-            self.w(f"t.blocks_at_least({(0, 8, 8, 0, 6)[self.k.lanes]})")
+            self.w(f"t.blocks_at_least({SM_REGISTERS // (self.registers() * self.threads())})")
         self.leave_out()
         if chunks:
             self.w("if chunk * C < length:")
@@ -429,6 +429,10 @@ class KernelWriter:
         multiprocessor, and one computes while another waits for its loads."""
         fragments = [math.prod(x.shape) for x in self.k.buffers if x.space == "fragment"]
         return any(o.kind == "matmul" for o in walk(self.k.body)) and 2 * max(fragments, default=0) <= SMALL * self.threads()
+
+    def registers(self) -> int:
+        """Of a thread of a small kernel."""
+        return SMALL_TOGETHER if self.k.lanes > 2 else SMALL
 
     def threads(self) -> int:
         """256 where the largest fragment would take more than 64 registers of 128 threads; fewer than 128 where a product

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ...ir.core import loops
 from ..base import ATOM, PRODUCT, SUM, SUMMED, UNARY, EmitError, Op, Text, walk
 from .kernel import WHOLE, KernelWriter, Value, element, rule
 
@@ -35,7 +36,8 @@ def row_sum(w: KernelWriter, o: Op, x: Value) -> None:
 
 def _in_a_row(w: KernelWriter, o: Op) -> list[Op]:
     """The ops of its kind among which `o` stands, with nothing between."""
-    body = list(walk(w.k.body))
+    bodies = (w.k.body, *(lp.body for lp in loops(w.k.body)))
+    body = next([x for x in b if isinstance(x, Op)] for b in bodies if any(x is o for x in b))
     first = last = next(n for n, x in enumerate(body) if x is o)
     while first and body[first - 1].kind == o.kind:
         first -= 1
