@@ -178,7 +178,7 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
 
 
 def blocks(p: Program, k: Kernel) -> int:
-    return p.sizes[k.split] // k.sizes[k.split] if k.split else 1
+    return k.slices * (p.sizes[k.split] // k.sizes[k.split] if k.split else 1)
 
 
 __all__ = [

@@ -98,7 +98,8 @@ class Kernel:
     `split` names a dim that the grid cuts into blocks: inside the kernel that dim has the block's size.
     `lanes` instances, of consecutive value heads, are one item: a load or store says which it belongs to, or that it moves
     the values of all of them ("heads"). `agents`: the threads of each, where they share a block. `abreast`: instances, of
-    consecutive value heads, that a block runs side by side; no op knows of it.
+    consecutive value heads, that a block runs side by side; no op knows of it. `slices`: instances that share the turns of a
+    loop over chunks "before" a part, each of which takes every so-manieth.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Kernel:
     lanes: int = 1
     agents: tuple[Agent, ...] = ()
     abreast: int = 1
+    slices: int = 1
 
     @property
     def sizes(self) -> dict[str, int]:

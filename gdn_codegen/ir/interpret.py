@@ -62,6 +62,7 @@ class _At:
     part: int = 0
     begin: int = 0  # the chunk at which a part's walk begins
     share: int = 0
+    before: bool = False  # the part
 
 
 class Interpreter:
@@ -174,6 +175,8 @@ class Interpreter:
         """Where the turns of a loop stand."""
         if lp.index == "part":
             return [replace(at, part=i) for i in range(at.part)]
+        if lp.index == "before":
+            return [replace(at, chunk=i, turn=i, before=True) for i in range(max(at.begin, 0), self.own(at, sizes))]
         stop = -(-self.problem.lengths[at.seq] // sizes["C"])
         if k.grid == "parts":
             stop = min(stop, self.own(replace(at, part=at.part + 1), sizes))
@@ -317,7 +320,7 @@ class Interpreter:
             self.channel[slot] = whole
             return
         if k.grid == "parts" and (at.part + 1 < self.problem.parts(at.seq, sizes["C"]) if t.index == "sequence" else
-                                  0 <= at.chunk < self.own(at, sizes)):
+                                  0 <= at.chunk < self.own(at, sizes) and not at.before):
             return
         if t.index == "checkpoint" and ((at.chunk + 1) % self.problem.every or self.rows(at, sizes) < sizes["C"]):
             return

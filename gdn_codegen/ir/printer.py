@@ -60,6 +60,8 @@ def kernel_text(k: Kernel) -> str:
         kw["lanes"] = k.lanes
     if k.abreast != 1:
         kw["abreast"] = k.abreast
+    if k.slices != 1:
+        kw["slices"] = k.slices
     if k.agents:
         kw["agents"] = {a.name: (a.first, a.threads, a.registers) for a in k.agents}
     out = [f"with {_call('kernel', [repr(k.name)], **kw)}:"]

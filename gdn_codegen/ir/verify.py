@@ -88,14 +88,16 @@ class _Kernel:
         if inside or self.k.grid == "chunks" or (lp.index == "part" and self.k.grid != "parts"):
             raise self.fail(None, f"a loop over {lp.index}s stands only in a kernel over "
                                   f"{'parts' if lp.index == 'part' else 'sequences or parts'}, and once")
-        if lp.early and (self.k.grid != "parts" or lp.index != "chunk" or self.env.get(lp.early) != Tile(())):
+        if lp.early and (self.k.grid != "parts" or lp.index == "part" or self.env.get(lp.early) != Tile(())):
             raise self.fail(None, f"{lp.early} says how early a walk over a part's chunks begins: a number, in a grid over parts")
+        if lp.index == "before" and (not lp.early or lp.carried):
+            raise self.fail(None, "a loop over the chunks before a part says how early it begins, and carries nothing")
         loaded = {o.out for o in lp.body if isinstance(o, Op) and o.kind == "load"}
         for c in lp.carried:
             if self.env.get(c.init) != c.type:
                 raise self.fail(None, f"carried {c.name} starts as {c.init}, which is {self.env.get(c.init)}, not {c.type}")
             self.define(None, c.name, c.type, c.next in loaded and self.zero[c.init])
-        self.body(lp.body, lp.index == "chunk")
+        self.body(lp.body, lp.index in ("chunk", "before"))
         for c in lp.carried:
             if self.zero[c.name] and not self.zero[c.next]:
                 raise self.fail(None, f"carried {c.name} starts with zeros on the padding, and {c.next} has others there")

@@ -1,8 +1,9 @@
 """`gdn_codegen bench` on a GPU: our builds and the peers installed here, on the same tensors.
 
 Device time is the sum of kernel durations (CUPTI through torch.profiler), with a cold L2, the median of the runs; wall time
-that between two CUDA events around a call; graph time that around the replay of a CUDA graph of it; host time how long the
-call takes to return. Errors are RMSE over RMS against a float64 recurrence by chunks, on some heads.
+that between two CUDA events around a call, of calls that queue, so that the GPU never waits for the host unless it is the
+slower; graph time that around the replay of a CUDA graph of it; host time how long a call takes to return, with nothing queued.
+Errors are RMSE over RMS against a float64 recurrence by chunks, on some heads.
 """
 from __future__ import annotations
 
@@ -187,50 +188,46 @@ def device_time(run: Run, n: int) -> tuple[float, dict[str, float]]:
     return total / 1e3, {name: us / 1e3 for name, us in each.items()}
 
 
-def _between_events(f: Callable[[], object]) -> float:
-    """ms from an event before the call to one after it."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    f()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end))
-
-
-def wall_and_host_time(run: Run, n: int) -> tuple[float, float]:
-    """ms between events around a call, with the flush of L2 before it; us until a call returns, with nothing queued."""
+def wall_time(f: Callable[[], object], n: int) -> float:
+    """The median ms from an event before a call to one after it, of calls that queue one after the other, with a flush of L2
+    before each."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    wall, host = [], []
-    for _ in range(n):
+    ends = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(n)]  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    for start, end in ends:
         flush.zero_()
-        wall.append(_between_events(run))
+        start.record()
+        f()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(float(start.elapsed_time(end)) for start, end in ends)
+
+
+def host_time(run: Run, n: int) -> float:
+    """The median us until a call returns, with nothing queued."""
+    taken = []
+    for _ in range(n):
+        torch.cuda.synchronize()
         before = time.perf_counter()
         run()
-        host.append((time.perf_counter() - before) * 1e6)
-        torch.cuda.synchronize()
-    return statistics.median(wall), statistics.median(host)
+        taken.append((time.perf_counter() - before) * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(taken)
 
 
 def graph_time(run: Run, n: int) -> float:
-    """ms between events around a replay of a CUDA graph of the call, with the flush of L2 before it."""
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    """ms between events around a replay of a CUDA graph of the call."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    taken = []
-    for _ in range(n):
-        flush.zero_()
-        taken.append(_between_events(graph.replay))
-    return statistics.median(taken)
+    return wall_time(graph.replay, n)
 
 
 def ceilings() -> Ceilings:
     """What a copy of 1 GiB and a float16 product of side 8192 reach here."""
     def seconds(f: Callable[[], object]) -> float:
-        taken = []
-        for _ in range(8):
-            taken.append(_between_events(f) / 1e3)
-        return statistics.median(taken[3:])
+        f()
+        return wall_time(f, 5) / 1e3
     a, b = (torch.empty(2**30, dtype=torch.int8, device="cuda") for _ in range(2))
     copied = 2 * 2**30 / seconds(lambda: b.copy_(a))
     x, y, z = (torch.randn(8192, 8192, device="cuda").half() for _ in range(3))
@@ -308,7 +305,7 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
         for _ in range(3):
             run()
         device, each = device_time(run, runs)
-        wall, host = wall_and_host_time(run, runs)
+        wall, host = wall_time(run, runs), host_time(run, runs)
         graph = graph_time(run, runs) if graphs else None
     except Absent as e:
         return base | {"absent": str(e)}

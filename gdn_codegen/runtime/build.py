@@ -1,6 +1,7 @@
 """A build: options -> name and text of a generated module."""
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from .. import algorithms
 from ..emit import EMITTERS
 from ..emit.base import Heads, KernelText, heads_tag, stride_unit
 from ..ir.builder import Algorithm
-from ..ir.core import Program, walk
+from ..ir.core import Kernel, Program, walk
 from ..ir.types import Tensor
 from ..schedule import Schedule, changes, named
 from ..schedule.contract import PLAIN, Contract
@@ -220,6 +221,12 @@ def _table(rows: list[tuple[Any, ...]]) -> str:
     return "(\n" + "".join(f"    {row!r},\n" for row in rows).replace("'", '"') + ")"
 
 
+def _names(kernels: Iterable[Kernel]) -> str:
+    """As a tuple's text, "" for none."""
+    names = tuple(k.name for k in kernels)
+    return repr(names).replace("'", '"') if names else ""
+
+
 def _part_cost(b: Build) -> dict[str, float]:
     """The device's, of chunks as long as the build's."""
     cost = (ARCHS[b.target, b.arch][1] if b.arch else DEVICES[b.target]).part_cost
@@ -242,7 +249,8 @@ def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) ->
         "end_workspaces": _table([(t.name, shape(t), t.dtype) for t in _named(p, "workspace", "sequence")]),
         "indices": _table([(t.name,) for t in _named(p, "input", "number")]),
         "part_workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "part"]),
-        "summaries": repr(tuple(k.name for k in p.kernels if any(o.kind == "leave" for o in walk(k.body)))).replace("'", '"'),
+        "summaries": _names(k for k in p.kernels if any(o.kind == "leave" for o in walk(k.body))) or "()",
+        "bounds": _names(k for k in p.kernels if k.slices > 1),
         "part_cost": repr(_part_cost(b)).replace("'", '"'),
         "unspecialised": repr(tuple(sorted({n for k in kernels for n in k.extra.get("sizes", ())}))).replace("'", '"'),
         "scalars": repr(page.scalar_defaults(b.sizes)).replace("'", '"'),

@@ -75,8 +75,8 @@ SPACES: dict[str, tuple[Space, ...]] = {
         Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                           "v_block": (0, 64, 32)})),
     "triton": (
-        Space(("walk",), {"partition": (None, "decay"), "part_chunks": (0, 16, 32, 64, 68, 128), "longest_first": (False, True),
-                          "v_block": (0, 128)}, (32,), base={"stages": 3}),
+        Space(("walk",), {"partition": (None, "decay"), "part_chunks": (0, 10, 16, 32, 64, 68, 128),
+                          "longest_first": (False, True), "v_block": (0, 128)}, (32,), base={"stages": 3}),
         Space(("walk", "prepared"), {"partition": (None, "decay"), "part_chunks": (0, 8, 16, 32, 64),
                                      "longest_first": (False, True)}, (64,))),
 }

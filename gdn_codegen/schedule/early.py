@@ -17,7 +17,7 @@ def early(p: Program, s: Schedule) -> Program:
     if s.early == "all":
         return p
     return replace(p, kernels=tuple(replace(k, body=tuple(
-        _marked(x) if isinstance(x, Loop) and x.early else x for x in k.body)) for k in p.kernels))
+        _marked(x) if isinstance(x, Loop) and x.early and x.index == "chunk" else x for x in k.body)) for k in p.kernels))
 
 
 def _marked(loop: Loop) -> Loop:

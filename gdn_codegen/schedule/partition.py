@@ -43,7 +43,7 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     loop = next(loops(first.body)) if first is not None else None
     if first is None or loop is None or len(loop.carried) != 1:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state, which {p.name} has not")
-    parts = _Parts(p, s, first, loop, dtype, _most(device))
+    parts = _Parts(p, s, first, loop, begins(f"{p.forgets}_ws", device, dtype) if p.forgets else {})
     longest_first = s.longest_first and device.shares
     kernels: list[Kernel] = []
     for k in p.kernels:
@@ -53,13 +53,18 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     return replace(p, kernels=tuple(kernels), tensors=(*p.tensors, *parts.made), forgets="")
 
 
+def begins(tensor: str, device: Device, dtype: str) -> dict[str, Any]:
+    """Attributes of `reach`: what it sums, what is enough, and how far it looks."""
+    return {"tensor": tensor, "bound": round(BOUND[dtype], 6), "most": _most(device)}
+
+
 def _most(device: Device) -> int:
     """How many parts' chunks a walk may begin early: as long as the two summaries take that it saves."""
     return round(2 * device.part_cost["summary"] / device.part_cost["chunk"])
 
 
 class _Parts:
-    def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, dtype: str, most: int) -> None:
+    def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, forgets: dict[str, Any]) -> None:
         self.p, self.k, self.loop = p, k, loop
         (self.c,) = loop.carried
         self.where = f"schedule {s.name}: partition={s.partition!r}"
@@ -67,8 +72,7 @@ class _Parts:
         if self.c.type.dims[1:] != ("V",) or self.rows == "V":
             raise ScheduleError(f"{self.where} needs a state [K, V], and {self.c.name} is {self.c.type}")
         name = self.c.name
-        bound = {"tensor": f"{p.forgets}_ws", "bound": round(BOUND[dtype], 6), "most": most}
-        self.forgets: dict[str, Any] = bound if p.forgets else {}
+        self.forgets = forgets
         self.early = Tensor(f"{name}_early", "workspace", "part", "HV", ())
         self.n = Tensor(f"{name}_offset", "workspace", "part", "HV", self.c.type.dims)
         self.m = Tensor(f"{name}_factor", "workspace", "part", "HV", (self.rows, self.rows))

@@ -33,6 +33,7 @@ from .lookahead import lookahead
 from .masks import masks
 from .mbarriers import mbarriers
 from .memory import memory
+from .near import near
 from .operands import operands
 from .pack import pack
 from .partition import partition
@@ -89,6 +90,7 @@ FRONT: tuple[tuple[str, Pass], ...] = (
     ("forget", lambda p, c: forget(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), c.device.v_block, apart=isinstance(c.device, Cores))),
+    ("near", lambda p, c: near(p, c.device, c.dtype)),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
     ("diagonal", lambda p, c: diagonal(p, c.dtype)),
     ("masks", lambda p, c: masks(p)),

@@ -86,7 +86,7 @@ def with_tensors(p: Program, *more: Tensor) -> Program:
 def walks(p: Program, k: Kernel) -> bool:
     """Whether `k` walks the chunks for what it stores of them, and not for the state after a part."""
     index = {t.name: t.index for t in p.tensors}
-    if not any(isinstance(s, Loop) for s in k.body):
+    if not any(isinstance(s, Loop) and s.index != "before" for s in k.body):
         return False
     return k.grid == "sequences" or (k.grid == "parts" and any(
         o.kind == "store" and index[o.attr("tensor")] in ("token", "slot") for o in walk(k.body)))

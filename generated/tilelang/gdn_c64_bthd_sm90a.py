@@ -65,15 +65,17 @@ V = 128
 HELPERS = r"""
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <type_traits>
 
 // (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, over A, its columns times `scale` if that is given, by one warp.
 // A row of a tile is eight pieces of 16 bytes; piece p of row r lies at p ^ r % 8. Blocks of 8 on the diagonal are inverted by
-// forward substitution, in float32, a lane two columns; products (mma.sync, sums in float32) join them to blocks of 16, and block
-// forward substitution gives the rest. What does not depend on one another stands side by side, for a warp alone waits for each
+// forward substitution, in float32, a lane two columns; products (mma.sync) join them to blocks of 16, and block forward
+// substitution gives the rest. In bfloat16 their sums are float32; in float16 they are what they are rounded to anyway. What does not depend on one another stands side by side, for a warp alone waits for each
 // result.
 template <bool bf16, bool scaled> struct UnitLowerInverse {
   struct Tile { unsigned x[4]; };  // 16 x 16: quadrants by columns; a lane has entries (lane / 4, 2 (lane % 4)) and the next
-  struct Sum { float x[8]; };
+  struct Wide { float x[8]; };
+  using Sum = std::conditional_t<bf16, Wide, Tile>;
 
   static __device__ unsigned pack(float lo, float hi) {
     unsigned out;
@@ -81,16 +83,19 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
     else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
     return out;
   }
-  static __device__ Tile pack(const Sum &s) {
+  static __device__ Tile pack(const Wide &s) {
     return {pack(s.x[0], s.x[1]), pack(s.x[2], s.x[3]), pack(s.x[4], s.x[5]), pack(s.x[6], s.x[7])};
   }
+  static __device__ Tile pack(const Tile &s) { return s; }
   static __device__ float2 unpack(unsigned x) {
     if constexpr (bf16) return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 *>(&x));
     else return __half22float2(*reinterpret_cast<__half2 *>(&x));
   }
-  static __device__ Sum unpack(const Tile &t) {
-    const float2 a = unpack(t.x[0]), b = unpack(t.x[1]), c = unpack(t.x[2]), d = unpack(t.x[3]);
-    return {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
+  static __device__ Sum sum(const Tile &t) {
+    if constexpr (bf16) {
+      const float2 a = unpack(t.x[0]), b = unpack(t.x[1]), c = unpack(t.x[2]), d = unpack(t.x[3]);
+      return {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
+    } else return t;
   }
   static __device__ void mma(float *d, const Tile &a, unsigned b0, unsigned b1) {
     if constexpr (bf16)
@@ -102,10 +107,14 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
           : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
           : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
   }
+  static __device__ void mma(unsigned *d, const Tile &a, unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 { %0, %1}, { %2, %3, %4, %5}, { %6, %7}, { %0, %1};"
+        : "+r"(d[0]), "+r"(d[1]) : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+  }
   // acc + a b, with b transposed
   static __device__ Sum product(const Tile &a, const Tile &bt, Sum acc = {}) {
     mma(acc.x, a, bt.x[0], bt.x[2]);
-    mma(acc.x + 4, a, bt.x[1], bt.x[3]);
+    mma(acc.x + (bf16 ? 4 : 2), a, bt.x[1], bt.x[3]);
     return acc;
   }
   // Where a lane's part of block (0, 0) lies for ldmatrix, and for its transpose.
@@ -130,8 +139,7 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
     return t;
   }
-  // Block (i, j) of the result, which is s, or -s. What lies there all lanes have read:
-  // ldmatrix.sync waits for them (PTX ISA, ldmatrix); a __syncwarp more makes a walk spill.
+  // Block (i, j) of the result, which is s, or -s.
   static __device__ void store(void *tile, const void *scale, unsigned i, unsigned j, unsigned lane, Sum s, float sign = 1.f) {
     if constexpr (scaled) {
       float x[4];
@@ -139,14 +147,22 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
       for (unsigned n = 0; n < 4; n += 2)
         asm volatile("ld.shared.v2.f32 { %0, %1}, [%2];" : "=f"(x[n]), "=f"(x[n + 1])
                      : "r"(base(scale) + (16 * j + 4 * n + lane % 4 * 2) * 4));
+      if constexpr (bf16)
 #pragma unroll
-      for (unsigned n = 0; n < 8; ++n) s.x[n] *= x[n / 4 * 2 + n % 2];
+        for (unsigned n = 0; n < 8; ++n) s.x[n] *= x[n / 4 * 2 + n % 2];
+      else
+#pragma unroll
+        for (unsigned n = 0; n < 4; ++n) s.x[n] = times(s.x[n], pack(x[n / 2 * 2], x[n / 2 * 2 + 1]));
     }
     const Tile t = sign < 0.f ? minus(pack(s)) : pack(s);
     const unsigned first = at(base(tile) + lane / 4 * 144 + lane % 4 * 4, i, j);
 #pragma unroll
     for (unsigned n = 0; n < 4; ++n)
       asm volatile("st.shared.b32 [%0], %1;" :: "r"((first ^ n / 2 * 16) + n % 2 * 1024), "r"(t.x[n]) : "memory");
+  }
+  static __device__ unsigned times(unsigned x, unsigned y) {
+    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(x) : "r"(y));
+    return x;
   }
   static __device__ Tile minus(Tile t) {
 #pragma unroll
@@ -214,13 +230,18 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
     __syncwarp();
   }
 
+  // All lanes have come here with what they read, which a store may overwrite. Without a clobber of memory, as __syncwarp has:
+  // volatile statements keep their order by themselves.
+  static __device__ void together() { asm volatile("bar.warp.sync 0xffffffff;"); }
+
   // The other blocks, from those on the diagonal, which lie transposed; these at last.
   static __device__ void rest(void *a, const void *scale, unsigned lane) {
     const unsigned plain = ldmatrix(a, lane), turned = ldmatrix_turned(a, lane);
     // Block (1, 0), transposed as a second operand is.
     const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_turned(turned, 1, 1)));
+    together();
     store(a, scale, 1, 0, lane,
-          unpack(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
+          sum(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
 #pragma unroll
     for (unsigned r = 3; r > 1; --r) {  // row 3 reads what lies in row 2
       Sum y0, y1;
@@ -233,17 +254,24 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
           const Tile t32 = pack(s);
           y1 = product(t32, load_turned(turned, 2, 1), y1);
           y0 = product(t32, load_turned(turned, 2, 0), y0);
+          together();
           store(a, scale, 3, 2, lane, s);
         }
       }
       const Tile z1 = pack(y1), z0 = pack(y0);
       y1 = product(z1, load(plain, 1, 1));
       y0 = product(z1, t10t, product(z0, load(plain, 0, 0)));
+      together();
       store(a, scale, r, 1, lane, y1, -1.f);
       store(a, scale, r, 0, lane, y0, -1.f);
     }
 #pragma unroll
-    for (unsigned n = 0; n < 4; ++n) store(a, scale, n, n, lane, unpack(load_turned(turned, n, n)));
+    for (unsigned n = 0; n < 4; n += 2) {
+      const Tile x = load_turned(turned, n, n), y = load_turned(turned, n + 1, n + 1);
+      together();
+      store(a, scale, n, n, lane, sum(x));
+      store(a, scale, n + 1, n + 1, lane, sum(y));
+    }
   }
 
   static __device__ void clear_above(void *a, unsigned lane) {

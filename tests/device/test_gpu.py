@@ -105,14 +105,17 @@ def test_warp_groups(name):
 @hopper
 @pytest.mark.parametrize("name", [n for n, b in GROUPS.items() if b.plan.partition])
 def test_warp_groups_in_parts(name):
-    """Heads that forget at once, that begin early, and that never forget: where no summaries are made, and where some are."""
+    """Heads that forget at once, that begin early, and that never forget: where no summaries are made, and where some are. Keys
+    of norm 1, and such that hold memory up, so that walks begin further back than gates say."""
     b = GROUPS[name]
     fn = on_gpu(in_parts(function(b), 1))
-    for lengths in ([9 * 64], [9 * 64 + 1], [130, 0, 12 * 64 + 5, 1]):
-        x = for_groups(b, lengths)
-        for h, gate in enumerate((-3.0, -0.05, -0.01, 0.0)):
-            x["g"][:, h] = gate
-        check(fn, x, layout=b.layout)
+    for norm in (1.0, 1.5):
+        for lengths in ([9 * 64], [9 * 64 + 1], [130, 0, 12 * 64 + 5, 1]):
+            x = for_groups(b, lengths)
+            x["k"] *= norm
+            for h, gate in enumerate((-3.0, -0.05, -0.01, 0.0)):
+                x["g"][:, h] = gate
+            check(fn, x, layout=b.layout)
     in_parts(function(b), 0)
 
 

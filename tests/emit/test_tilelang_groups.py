@@ -34,7 +34,7 @@ def test_compiles_with_few_spills_and_products_side_by_side(name, tmp_path):
     (tmp_path / f"{name}.py").write_text(render(b))
     (found,) = check_tilelang.compiled(tmp_path / f"{name}.py", ["o_S"])
     assert not found.error and found.wgmma and found.tma
-    assert found.spills <= 400 and not found.serialised
+    assert found.spills <= 480 and not found.serialised
     rings = [x for k in lowered(b).kernels for x in k.buffers if k.agents and x.space == "shared"]
     assert found.shared >= sum(x.slots * prod(x.shape) * (4 if x.dtype == "float32" else 2) for x in rings)
     assert found.shared <= 227 * 1024

@@ -304,7 +304,8 @@ def gpu(monkeypatch):
     monkeypatch.setattr(bench_gpu, "problem", lambda *a: real(*a, device="cpu"))
     monkeypatch.setattr(bench_gpu, "ceilings", lambda: TOP)
     monkeypatch.setattr(bench_gpu, "device_time", lambda run, n: (0.3, {"o_S_kernel": 0.2, "elementwise": 0.1}))
-    monkeypatch.setattr(bench_gpu, "wall_and_host_time", lambda run, n: (0.31, 12.5))
+    monkeypatch.setattr(bench_gpu, "wall_time", lambda run, n: 0.31)
+    monkeypatch.setattr(bench_gpu, "host_time", lambda run, n: 12.5)
     monkeypatch.setattr(bench_gpu, "graph_time", lambda run, n: 0.305)
     for n, f in dict(is_available=lambda: True, synchronize=lambda: None, empty_cache=lambda: None,
                      get_device_name=lambda: "a GPU").items():

@@ -308,7 +308,8 @@ def test_times_are_those_that_bench_takes(cpu, monkeypatch):
     assert cpu.workspace(b, s) > 0
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(bench_gpu, "device_time", lambda run, n: (0.25, {}))
-    monkeypatch.setattr(bench_gpu, "wall_and_host_time", lambda run, n: (0.5, 9.0))
+    monkeypatch.setattr(bench_gpu, "wall_time", lambda run, n: 0.5)
+    monkeypatch.setattr(bench_gpu, "host_time", lambda run, n: 9.0)
     assert cpu.time(b, s) == {"ms": 0.25, "wall_ms": 0.5}
     monkeypatch.setattr(bench_gpu, "device_time", lambda run, n: 1 / 0)
     assert cpu.time(b, s) == {"dropped": "ZeroDivisionError: division by zero"}

@@ -30,7 +30,8 @@ def together(p):
     ({"schedule": "fused_walk", "arch": "sm_90a", "accept": "beta=sigmoid/bfloat16,dt_bias=bfloat16,g=raw/float16,strided"},
      ["G_beta"]),
     ({"schedule": "fused_walk", "arch": "sm_90a", "partition": "decay", "accept": "k=unit"}, ["G_beta_F_chunk"]),
-    ({"schedule": "fused_walk", "arch": "sm_90a", "partition": "decay"}, []),  # which reads k
+    ({"schedule": "fused_walk", "arch": "sm_90a", "partition": "decay"}, ["G_beta_F_chunk_least"]),
+    ({"schedule": "walk", "arch": "sm_90a", "partition": "decay"}, []),  # which reads k
     ({"schedule": "prepared"}, []), ({"schedule": "walk", "arch": "sm_90a"}, []), ({"schedule": "fused"}, []),
     ({"target": "triton"}, []), ({"target": "pto"}, [])])
 def test_kernels_of_vectors_alone(options, names):

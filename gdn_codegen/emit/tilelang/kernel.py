@@ -50,7 +50,7 @@ STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move",
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "checkpoint", "both", "share", "group", EVERY, SUMMED}
+       "begin", "stop", "nth", "checkpoint", "both", "share", "group", EVERY, SUMMED}
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class KernelWriter:
         self.uses: dict[str, None] = {}
         self.part = "part"  # the part slot of what is loaded now
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
+        self.before = any(isinstance(s, Loop) and s.index == "before" for s in k.body)
         if k.lanes > 1:
             self.across = f"T.truncdiv(HV, {k.lanes})", "group"
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
@@ -228,7 +229,8 @@ class KernelWriter:
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "(first + span) * C >= length")
             if o.attr("later") and self.part == "part":
                 out.append("(first + span) * C < length")
-            if o.kind == "store" and t.index in ("token", "slot", "checkpoint") and self.early and not o.attr(OWN_PART):
+            own = self.early and not self.before and not o.attr(OWN_PART)
+            if o.kind == "store" and t.index in ("token", "slot", "checkpoint") and own:
                 out.append("chunk >= first")
         if t.index == "checkpoint":
             out += [f"T.truncmod(chunk + 1, {EVERY}) == 0", f"{self.use('rows')} >= C"]
@@ -254,8 +256,7 @@ class KernelWriter:
                 if s.out:
                     assert s.type is not None
                     self.env[s.out] = self.stored(s.type.dims, s.buffer)
-                if s.out and s.out == self.early:
-                    self.w(f"begin = first - T.max(T.cast({self.env[s.out].at()}, T.int32), 0)")
+                self.begins(s.out)
                 continue
             assert s.type is not None
             x = Value(s.type.dims, s.type.dtype, write(self, s, *args))
@@ -268,6 +269,12 @@ class KernelWriter:
                     self.fill(to, x)
                 x = to
             self.env[s.out] = x
+            self.begins(s.out)
+
+    def begins(self, value: str) -> None:
+        """Once it is known how early the walk of a part begins, say where."""
+        if value and value == self.early:
+            self.line(f"begin = first - T.max(T.cast({self.env[value].at()}, T.int32), 0)")
 
     def walk(self, lp: Loop) -> None:
         """The walk over chunks. Carried values live in the buffer of their name."""
@@ -294,12 +301,14 @@ class KernelWriter:
         self.use("length")
         if lp.index == "part":
             self.w("for earlier in T.serial(part - T.truncdiv(first, span), part):")
+        elif lp.index == "before":
+            self.w(f"for chunk in T.serial(T.max({self.use('begin')}, 0) + nth, first, {self.k.slices}):")
         elif self.k.grid == "parts":
             self.w(f"for chunk in T.serial({self.use('begin')}, stop):")
         else:
             self.w("for chunk in T.serial(T.ceildiv(length, C)):")
         self.w.indent += 1
-        for text in self.chunk() if lp.index == "chunk" else []:
+        for text in self.chunk() if lp.index != "part" else []:
             self.line(text)
         self.w.indent -= 1
         self.w.lines += after
@@ -378,6 +387,9 @@ class KernelWriter:
         if self.k.split:
             grid.append(f"{self.tiled(self.k.split)} // {self.dim(self.k.split)}")
             index.append("block")
+        if self.k.slices > 1:
+            grid.append(str(self.k.slices))
+            index.append("nth")
         shares = any(o.kind == "share" for o in walk(self.k.body))
         if shares:  # blocks start in order of their last index
             last, many = index[-1], f"({grid[-1]})" if self.k.split else grid[-1]

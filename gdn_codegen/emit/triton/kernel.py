@@ -40,7 +40,7 @@ WIDTH = 120
 #: Names of the kernels' own text, which no value may take.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
        "cu_seqlens", "row_next", "valid_next", "slot_next", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded",
-       "reach", "span", "size", "part", "earlier", "first", "begin", "stop", "checkpoint", "share", EVERY, SUMMED}
+       "reach", "span", "size", "part", "earlier", "first", "begin", "stop", "nth", "checkpoint", "share", EVERY, SUMMED}
 
 
 class KernelWriter:
@@ -56,6 +56,7 @@ class KernelWriter:
         self.which = ""  # "_next" for the chunk that follows
         self.own_alone = False  # whether a loop has no turns but those of the walk's own part
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
+        self.before = any(isinstance(s, Loop) and s.index == "before" for s in k.body)
         self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
         marks = (("", "_ptr"), ("has_", ""), ("", "_stride"), ("", "_n"))
         self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in marks}
@@ -151,7 +152,8 @@ class KernelWriter:
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "first + size >= length")
             if o.attr("later") and self.part == "part":
                 out.append("first + size < length")
-            if o.kind == "store" and t.index in ("token", "slot", "checkpoint") and self.early and not self.own_alone:
+            own = self.early and not self.before and not self.own_alone
+            if o.kind == "store" and t.index in ("token", "slot", "checkpoint") and own:
                 out.append("t >= first")
         if t.index == "checkpoint":
             out += [f"(t // {self.use('C')} + 1) % {self.use(EVERY)} == 0", f"t + C <= {self.use('length')}"]
@@ -207,6 +209,9 @@ class KernelWriter:
             self.turns(lp, lp.body, "earlier", "part - first // size", "part")
             self.part = "part"
             return
+        if lp.index == "before":
+            self.turns(lp, lp.body, "t", f"tl.maximum({self.use('begin')}, 0) + nth * {self.use('C')}", "first", self.k.slices)
+            return
         begin, stop = ("begin", "stop") if self.k.grid == "parts" else ("0", "length")
         if begin == "begin":
             self.use(begin)
@@ -218,9 +223,10 @@ class KernelWriter:
         self.turns(lp, lp.body, "t", begin, self.use(stop))
         self.own_alone = False
 
-    def turns(self, lp: Loop, body: tuple[Stmt, ...], index: str, begin: str, stop: str) -> None:
-        """A loop over `body`, and what is known of each of its chunks."""
-        over = f"{begin}, {stop}" if index == "earlier" else f"{begin}, {stop}, {self.use('C')}"
+    def turns(self, lp: Loop, body: tuple[Stmt, ...], index: str, begin: str, stop: str, step: int = 1) -> None:
+        """A loop over `body`, and what is known of each of its chunks, or of every so-manieth."""
+        size = self.use("C") + f" * {step}" * (step > 1)
+        over = f"{begin}, {stop}" if index == "earlier" else f"{begin}, {stop}, {size}"
         self.w(f"for {index} in range({over}):")
         self.w.indent += 1
         first = len(self.w.lines)
@@ -298,6 +304,8 @@ class KernelWriter:
         if split:
             count = f"({self.use(self.tiled(split))} // {self.use(f'B{split}')})"
             out += [f"block = pid % {count}", f"pid = pid // {count}"]
+        if self.k.slices > 1:
+            out += [f"nth = pid % {self.k.slices}", f"pid = pid // {self.k.slices}"]
         out.append(f"hv = pid % {self.use('HV')}")
         if "h" in self.uses:
             out.append(f"h = hv // (HV // {self.use('H')})")

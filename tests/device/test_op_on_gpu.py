@@ -1,0 +1,103 @@
+"""The package's op on a CUDA GPU, with what it chooses: torch's checks, graphs, streams. Run with: pytest -m device"""
+import pytest
+import torch
+from reference import expected, problem, rms_error
+
+from gdn_codegen.ops import chunk_gated_delta_rule
+from gdn_codegen.runtime.build import TARGETS
+from gdn_codegen.runtime.library import gated_delta_rule
+from gdn_codegen.runtime.targets import runs
+
+pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+HERE = [t for t in TARGETS if t != "pto" and runs(t, "cuda")]
+NAMES = ("q", "k", "v", "g", "beta")
+LENGTHS = (130, 64, 1, 300)
+
+
+def given(lengths=LENGTHS, seed=0, **options):
+    """A problem and its tensors on the GPU: inputs, state, cu_seqlens."""
+    x = problem(list(lengths), 2, 4, 128, 128, gate=-0.05, seed=seed, **options)
+    ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    return x, [x[n][None].cuda() for n in NAMES], x["S"].cuda(), ends.cuda()
+
+
+def run(target, a, S, ends):
+    return chunk_gated_delta_rule(*a, initial_state=S, output_final_state=True, cu_seqlens=ends, target=target)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("target", HERE)
+def test_opcheck(target, packed):
+    _, a, S, ends = given((64, 64))
+    if not packed:
+        a, ends = [t.view(2, 64, *t.shape[2:]) for t in a], None
+    options = (128 ** -0.5, True, "", "", False, False, False, "float32", 0, target, None, "bthd", None, False)
+    torch.library.opcheck(gated_delta_rule, (*a, None, None, S, None, ends, *options))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("target", HERE)
+def test_compiled_whole_and_equal(target, backend):
+    def model(a, S, ends):
+        o, final = run(target, [a[0] * 1, *a[1:]], S, ends)
+        return o * 1, final * 1
+
+    torch._dynamo.reset()
+    for seed in (0, 1):
+        x, *there = given(seed=seed)
+        want, got = model(*there), torch.compile(model, fullgraph=True, backend=backend)(*there)
+        assert all(torch.equal(w, c) for w, c in zip(want, got, strict=True))
+        o, S = expected(x)
+        assert rms_error(got[0][0].cpu(), o) < 5e-3 and rms_error(got[1].cpu(), S) < 5e-3
+
+
+@pytest.mark.parametrize("tokens", [495, 9000])  # of the latter a sequence in parts
+@pytest.mark.parametrize("target", HERE)
+def test_a_graph_holds_a_packed_call(target, tokens):
+    """Captured after one call, and replayed on other values and other lengths."""
+    lengths = (*LENGTHS[:3], tokens - 195)
+    _, a, S, ends = given(lengths)
+    run(target, a, S, ends)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(target, a, S, ends)
+    for shift in (1, 77):
+        for t in a:
+            t.copy_(t.roll(shift, 1))
+        ends[1:-1] -= shift // 7
+        want = run(target, a, S, ends)
+        graph.replay()
+        assert all(torch.equal(x, y) for x, y in zip(captured, want, strict=True)) and want[0].isfinite().all()
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_the_same_bits_on_any_stream_and_in_any_place(target):
+    """Inputs stay as they are, and a sequence gives what it gives in another place of its pack."""
+    _, a, S, ends = given((300, 300, 300))
+    kept = [t.clone() for t in (*a, S, ends)]
+    want = run(target, a, S, ends)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    for stream in streams * 3:
+        with torch.cuda.stream(stream):
+            got = run(target, a, S, ends)
+        torch.cuda.synchronize()
+        assert all(torch.equal(w, x) for w, x in zip(want, got, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip((*a, S, ends), kept, strict=True))
+    order = torch.tensor([2, 0, 1], device="cuda")
+    turned = [t.view(1, 3, 300, *t.shape[2:])[:, order].reshape(t.shape) for t in a]
+    o, final = run(target, turned, S[order], ends)
+    assert torch.equal(o.view(3, 300, *o.shape[2:]), want[0].view(3, 300, *o.shape[2:])[order])
+    assert torch.equal(final, want[1][order])
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_nan_stays_in_its_sequence(target):
+    _, a, S, ends = given((130, 64, 70, 9000))
+    want = run(target, a, S, ends)
+    for t in a[:3]:
+        t[:, 130:194] = float("nan")
+    o, final = run(target, a, S, ends)
+    assert torch.equal(o[:, :130], want[0][:, :130]) and torch.equal(o[:, 194:], want[0][:, 194:])
+    assert torch.equal(final[[0, 2, 3]], want[1][[0, 2, 3]]) and o[:, 130:194].isnan().all()
