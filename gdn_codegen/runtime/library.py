@@ -90,9 +90,9 @@ def compiled(t: Tensors, x: Words, scale: float | None) -> tuple[Tensor, Tensor 
                x.checkpoint_chunks, x.target, x.chunk_size, x.layout, x.schedule, x.decode)
     wanted = x.output_final_state and t.final_state is None and not x.in_place
     if not x.in_place and t.final_state is None and (t.out is None or (wanted and t.state_indices is not None)):
-        o, *rest = gated_delta_rule(*t[:10], *options)
-        final = rest.pop(0) if wanted else None
-        return o if t.out is None else t.out.copy_(o), final, rest.pop() if rest else None
+        made = gated_delta_rule(*t[:10], *options)
+        o, final, checkpoints = made[0], made[1] if wanted else None, made[-1] if x.checkpoint_chunks else None
+        return o if t.out is None else t.out.copy_(o), final, checkpoints
     out = t.v.new_empty(t.v.shape) if t.out is None else t.out
     final = t.initial_state if x.in_place else t.final_state
     if wanted:

@@ -77,6 +77,7 @@ SPACES: dict[str, tuple[Space, ...]] = {
     "triton": (
         Space(("walk",), {"partition": (None, "decay"), "part_chunks": (0, 10, 16, 32, 64, 68, 128),
                           "longest_first": (False, True), "v_block": (0, 128)}, (32,), base={"stages": 3}),
+        Space(("walk",), {}, (32,), base={"stages": 4, "partition": "decay", "part_chunks": 10, "longest_first": True}),
         Space(("walk", "prepared"), {"partition": (None, "decay"), "part_chunks": (0, 8, 16, 32, 64),
                                      "longest_first": (False, True)}, (64,))),
 }
