@@ -24,6 +24,7 @@ def kernels_text(b: Build) -> str:
         reads = dict.fromkeys(o.attr("tensor") for o in ops if o.kind == "load")
         writes = dict.fromkeys(o.attr("tensor") for o in ops if o.kind == "store")
         grid = {"chunks": "parallel over chunks", "parts": "walks a part's chunks"}.get(k.grid, "walks a sequence's chunks")
+        grid = "looks at chunks before a part" if k.slices > 1 else grid
         lines += [f"{k.name}: {grid}", f"  reads     {', '.join(reads)}", f"  writes    {', '.join(writes)}",
                   f"  products  {sum(o.kind == 'matmul' for o in ops)}"]
     return "\n".join(lines)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
-from ..devices import Device
+from ..devices import Cores, Device
 from ..ir.builder import Body
 from ..ir.core import Kernel, Loop, Program, Stmt, walk
 from ..ir.types import Tensor
@@ -26,7 +27,7 @@ ROOM = 0.25
 
 def near(p: Program, device: Device, dtype: str) -> Program:
     """`p` with the bound in a kernel of its own, where that reads less."""
-    if not p.forgets:
+    if not p.forgets or isinstance(device, Cores):  # which partition refuses
         return p
     at = f"{p.forgets}_ws"
     i, k = next((i, k) for i, k in enumerate(p.kernels) if any(o.attr("tensor") == at for o in walk(k.body)))
@@ -45,15 +46,20 @@ def near(p: Program, device: Device, dtype: str) -> Program:
     b.tensors[t.name] = t
     b.op("store", least, tensor=t.name)
     b.op("store", b.op("const", value=inf), tensor=at)
-    before = Body(b.tensors)
-    before.taken |= {o.out for o in walk(bound)}
-    enough = before.op("reach", **begins(t.name, device, dtype))  # -1: then it is not, whatever norms say
-    more = before.op("mul", enough, before.op("const", value=1 + ROOM))
-    early = before.op("add", more, before.op("const", value=1.0), name=before.fresh("early"))
-    before.stmts.append(Loop("before", (), bound, early))
-    kernels = (replace(k, name=k.name.replace(p.forgets, t.name.removesuffix("_ws")), body=b.finish()),
-               Kernel(p.forgets, "parts", before.finish(), slices=SLICES))
-    return replace(p, tensors=(*p.tensors, t), kernels=(*p.kernels[:i], *kernels, *p.kernels[i + 1:]))
+    first = replace(k, name=k.name.replace(p.forgets, t.name.removesuffix("_ws")), body=b.finish())
+    second = _before(p.forgets, b.tensors, bound, begins(t.name, device, dtype))
+    return replace(p, tensors=(*p.tensors, t), kernels=(*p.kernels[:i], first, second, *p.kernels[i + 1:]))
+
+
+def _before(name: str, tensors: dict[str, Tensor], body: tuple[Stmt, ...], begins: dict[str, Any]) -> Kernel:
+    """A kernel that does `body` for the chunks before a part."""
+    b = Body(tensors)
+    b.taken |= {o.out for o in walk(body)}
+    enough = b.op("reach", **begins)  # -1: then it is not, whatever norms say
+    more = b.op("mul", enough, b.op("const", value=1 + ROOM))
+    early = b.op("add", more, b.op("const", value=1.0), name=b.fresh("early"))
+    b.stmts.append(Loop("before", (), body, early))
+    return Kernel(name, "parts", b.finish(), slices=SLICES)
 
 
 def _tiles(p: Program, body: tuple[Stmt, ...]) -> set[str]:
