@@ -1,0 +1,127 @@
+"""Where a kernel's tensors lie: an instance's tile of each, its sizes, and on what it depends whether it is moved."""
+from __future__ import annotations
+
+from ...ir.ops import OWN_PART
+from ...ir.types import Dim, Tensor
+from ..base import EVERY, EmitError, Kernel, Loop, Op, Program, stride_unit, strides, touched
+
+
+class Addresses:
+    """Of one kernel. `uses` collects the names of the kernel's own that its text asks for."""
+
+    hv = "hv"  # the value head of an op
+
+    def __init__(self, p: Program, k: Kernel, layout: str) -> None:
+        self.p, self.k, self.layout = p, k, layout
+        self.uses: dict[str, None] = {}
+        self.part = "part"  # the part slot of what is loaded now
+        self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
+        self.before = any(isinstance(s, Loop) and s.index == "before" for s in k.body)
+        self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
+
+    def use(self, name: str) -> str:
+        self.uses[name] = None
+        return name
+
+    def dim(self, d: Dim) -> str:
+        """The size of a dim as this kernel's tiles see it."""
+        return f"B{d}" if d == self.k.split else self.tiled(d)
+
+    def tiled(self, d: Dim) -> str:
+        """The size of a dim of tiles, blocks of a split dim taken together."""
+        return f"P{d}" if d in dict(self.p.extents) else str(d)
+
+    def extents(self, t: Tensor) -> list[str]:
+        """The sizes of the dims of a tile in memory."""
+        return [self.tiled(d) if t.role == "workspace" else str(d) for d in t.dims]
+
+    def dtype(self, name: str) -> str:
+        # On the CPU bfloat16 is held as float32; the prelude says which.
+        return "t.bfloat16" if name == "bfloat16" else f"T.{name}"
+
+    def address(self, t: Tensor, index: tuple[str, ...], ahead: int = 0) -> str:
+        """The element of `t` that this instance's tile, or that of the next part, has at `index`."""
+        cut = [f"block * {self.dim(d)} + {x}" if d == self.k.split else x for d, x in zip(t.dims, index, strict=True)]
+        if t.index == "token":
+            cut[0] = f"{self.use('row')} + {cut[0]}"
+        return self.at(t, cut, ahead)
+
+    def inside(self, t: Tensor, index: tuple[str, ...]) -> list[str]:
+        """When memory has the element of this instance's tile at `index`: rows of the sequence, columns that are no padding."""
+        rows = [f"{index[0]} < {self.use('rows')}"] if t.index == "token" else []
+        cut = [f"block * {self.dim(d)} + {x}" if d == self.k.split else x for d, x in zip(t.dims, index, strict=True)]
+        return rows + [f"{x} < {d}" for x, d, padded in zip(cut, t.dims, self.p.padded(t), strict=True) if padded]
+
+    def tile(self, t: Tensor) -> str:
+        """The whole tile of `t` that this instance has."""
+        cut = [f"block * {self.dim(d)}:(block + 1) * {self.dim(d)}" if d == self.k.split else f"0:{x}"
+               for d, x in zip(t.dims, self.extents(t), strict=True)]
+        if t.index == "token":
+            cut[0] = f"{self.use('row')}:{self.use('row')} + {self.dim(t.dims[0])}"
+        return self.at(t, cut)
+
+    def at(self, t: Tensor, cut: list[str], ahead: int = 0) -> str:
+        """`t` at indices, or slices, into the dims of its tile, or that of the next part; rows of tokens count from the row's
+        start."""
+        head = self.use("h") if t.heads == "H" else self.hv
+        if t.index == "token":
+            where = [self.use("b"), *((cut[0], head) if self.layout == "bthd" else (head, cut[0])), *cut[1:]]
+        elif t.index == "slot":
+            where = [self.use("slot"), head, *cut]
+        elif t.at:
+            where = [f"{t.at}_n * {t.over or t.name}_stride + " + self.flat([head, *cut], t)]
+        elif t.index == "checkpoint":
+            where = [self.use("checkpoint"), head, *cut]
+        elif t.index == "part":
+            where = [f"{self.part} + 1" if ahead else self.part, head, *cut]
+        elif t.index == "sequence":
+            where = ["n", head, *cut]
+        else:
+            raise EmitError(f"tilelang has no address for tensor {t.name}: index {t.index}")
+        return f"{self.params[t.over or t.name]}[{', '.join(where)}]"
+
+    def flat(self, index: list[str], t: Tensor) -> str:
+        """How far from the start of its sequence's tiles an element of `t` lies."""
+        out = index[0]
+        for d, i in zip(t.dims, index[1:], strict=True):
+            out = f"({out}) * {d} + {i}" if " + " in out else f"{out} * {d} + {i}"
+        return out
+
+    def shape(self, t: Tensor) -> str:
+        dims = self.extents(t)
+        if t.index == "number":
+            return "(ends - 1,)"
+        if t.at:
+            return f"(n_{t.name},)"
+        if t.index == "token":
+            lead = ["B", *(("L", t.heads) if self.layout == "bthd" else (t.heads, "L"))]
+            dims = dims[1:]
+        elif t.index == "head":
+            lead = ["HV"]
+        else:
+            # A tensor that the caller left out comes with no sequences, one that nobody writes with no parts.
+            own = t.optional or t.index in ("checkpoint", "part")
+            lead = ["slots" if t.index == "slot" else f"n_{t.name}" if own else "ends - 1", t.heads]
+        return f"({', '.join([*lead, *dims])}{',' * (t.index == 'head')})"
+
+    def view(self, t: Tensor) -> str:
+        """The memory of a strided tensor as it lies. Strides come in units of what rows are aligned to, for copies to see."""
+        unit = stride_unit(self.p, t)
+        b, token, head = (x if unit == 1 else f"{x} * {unit}" for x in strides(t))
+        far = [b, *((token, head) if self.layout == "bthd" else (head, token)), *["1"] * (len(t.dims) - 1)]
+        return f"T.StridedTensor({self.shape(t)}, ({', '.join(far)}), {self.dtype(t.dtype)}, data={self.params[t.name]}.data)"
+
+    def when(self, t: Tensor, o: Op) -> list[str]:
+        """On what it depends whether a tile of `t` is moved at all, beside a load's operand."""
+        out = [f"has_{t.name} != 0"] * t.optional
+        if self.k.grid == "parts":
+            if t.index == "sequence":
+                out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "(first + span) * C >= length")
+            if o.attr("later") and self.part == "part":
+                out.append("(first + span) * C < length")
+            own = self.early and not self.before and not o.attr(OWN_PART)
+            if o.kind == "store" and t.index in ("token", "slot", "checkpoint") and own:
+                out.append("chunk >= first")
+        if t.index == "checkpoint":
+            out += [f"T.truncmod(chunk + 1, {EVERY}) == 0", f"{self.use('rows')} >= C"]
+        return out
