@@ -177,6 +177,12 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
             *[SUMMED] * any(o.attr("kept") for o in walk(k.body)), *(x for t in tensors for x in strides(t)))
 
 
+def is_of_a_part(k: Kernel, t: Tensor, o: Op) -> bool:
+    """Whether `o` stores a chunk's tile in a walk that may begin before its part, and that of the part's own chunks alone."""
+    begins = any(isinstance(s, Loop) and s.early and s.index == "chunk" for s in k.body)
+    return begins and o.kind == "store" and t.index in ("token", "slot", "checkpoint")
+
+
 def blocks(p: Program, k: Kernel) -> int:
     return k.slices * (p.sizes[k.split] // k.sizes[k.split] if k.split else 1)
 
@@ -202,6 +208,7 @@ __all__ = [
     "blocks",
     "heads_tag",
     "integers",
+    "is_of_a_part",
     "no_heads",
     "numbers",
     "stride_unit",

@@ -12,6 +12,7 @@ from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, log, m
 from gdn_codegen.ir.builder import lower as tril
 from gdn_codegen.ir.core import Loop, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem
+from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.schedule import Schedule, named
 from gdn_codegen.schedule.partition import BOUND
 from gdn_codegen.schedule.pipelines import lower
@@ -91,6 +92,17 @@ def test_keys_that_hold_memory_up_are_summed_up(target):
     i = ran(lowered(target=target), x, 2)
     assert i.memory["S_early"][:6, 0].tolist() == [0, 2, 4, -1, -1, -1]
     assert BOUND["float16"] < 1.15 * 16  # which is what gates say
+
+
+@pytest.mark.parametrize("wrong", [{"early": ""}, {"carried": True}])
+def test_the_verifier_knows_loops_before_a_part(wrong):
+    p = lowered()
+    k = next(k for k in p.kernels if k.slices > 1)
+    walked = next(s for x in p.kernels for s in x.body if isinstance(s, Loop) and s.carried)
+    change = {"carried": walked.carried} if "carried" in wrong else wrong
+    body = tuple(replace(s, **change) if isinstance(s, Loop) else s for s in k.body)
+    with pytest.raises(VerifyError, match="says how early it begins, and carries nothing"):
+        verify(replace(p, kernels=tuple(replace(x, body=body) if x is k else x for x in p.kernels)))
 
 
 def decayed(bound):

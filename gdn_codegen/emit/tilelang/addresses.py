@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from ...ir.ops import OWN_PART
 from ...ir.types import Dim, Tensor
-from ..base import EVERY, EmitError, Kernel, Loop, Op, Program, stride_unit, strides, touched
+from ..base import EVERY, EmitError, Kernel, Loop, Op, Program, is_of_a_part, stride_unit, strides, touched
 
 
 class Addresses:
@@ -16,7 +16,6 @@ class Addresses:
         self.uses: dict[str, None] = {}
         self.part = "part"  # the part slot of what is loaded now
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
-        self.before = any(isinstance(s, Loop) and s.index == "before" for s in k.body)
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
 
     def use(self, name: str) -> str:
@@ -119,8 +118,7 @@ class Addresses:
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "(first + span) * C >= length")
             if o.attr("later") and self.part == "part":
                 out.append("(first + span) * C < length")
-            own = self.early and not self.before and not o.attr(OWN_PART)
-            if o.kind == "store" and t.index in ("token", "slot", "checkpoint") and own:
+            if is_of_a_part(self.k, t, o) and not o.attr(OWN_PART):
                 out.append("chunk >= first")
         if t.index == "checkpoint":
             out += [f"T.truncmod(chunk + 1, {EVERY}) == 0", f"{self.use('rows')} >= C"]

@@ -23,6 +23,7 @@ from ..base import (
     Writer,
     blocks,
     integers,
+    is_of_a_part,
     numbers,
     strides,
     touched,
@@ -56,7 +57,6 @@ class KernelWriter:
         self.which = ""  # "_next" for the chunk that follows
         self.own_alone = False  # whether a loop has no turns but those of the walk's own part
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
-        self.before = any(isinstance(s, Loop) and s.index == "before" for s in k.body)
         self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
         marks = (("", "_ptr"), ("has_", ""), ("", "_stride"), ("", "_n"))
         self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in marks}
@@ -152,8 +152,7 @@ class KernelWriter:
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "first + size >= length")
             if o.attr("later") and self.part == "part":
                 out.append("first + size < length")
-            own = self.early and not self.before and not self.own_alone
-            if o.kind == "store" and t.index in ("token", "slot", "checkpoint") and own:
+            if is_of_a_part(self.k, t, o) and not self.own_alone:
                 out.append("t >= first")
         if t.index == "checkpoint":
             out += [f"(t // {self.use('C')} + 1) % {self.use(EVERY)} == 0", f"t + C <= {self.use('length')}"]
