@@ -155,6 +155,13 @@ class Program:
         """Of each dim of a tile of `t`, whether memory has less than the tile."""
         return tuple(t.role != "workspace" and d in dict(self.extents) for d in t.dims)
 
+    def describes(self, k: Kernel, o: Op) -> bool:
+        """Whether a load of `k` may go by a descriptor of its sequence's rows: it moves a tile of them, as wide as the tensor,
+        as it lies in memory and without a condition."""
+        t = self.tensor(o.attr("tensor"))
+        plain = not (o.args or o.attr("ahead") or o.attr("transposed") or t.strided or any(self.padded(t)))
+        return plain and t.index == "token" and len(t.dims) == 2 and k.split not in t.dims and k.grid != "chunks"
+
     def tensor(self, name: str) -> Tensor:
         for t in self.tensors:
             if t.name == name:

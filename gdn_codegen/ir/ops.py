@@ -325,8 +325,8 @@ op("transpose", "rows as columns; `columns`: of the result each core of an agent
    lambda attrs, x: x.T, attrs=("columns",))
 op("load", "a tile from global memory; what a unit of its own copies arrives at `channel`, or `tail` at a sequence's end; with "
    "an operand only where that number is negative, else zeros or the second operand; `later`: of so many parts later, zeros past "
-   "the last part; `last`: of a vector its last entry alone", _loaded, effect="read",
-   attrs=("tensor", "lane", "heads", "transposed", "channel", "tail", "later", "columns", "last"))
+   "the last part; `last`: of a vector its last entry alone; `described`: by a descriptor of the sequence's rows", _loaded,
+   effect="read", attrs=("tensor", "lane", "heads", "transposed", "channel", "tail", "later", "columns", "last", "described"))
 op("store", "a tile to global memory", _effect, effect="write",
    attrs=("tensor", "lane", "heads", "row", "col", "transposed", "columns"))
 op("reach", "how many chunks before a part a walk has to begin for the sum of `tensor` over them to be -`bound` or less, or to "

@@ -148,6 +148,9 @@ class _Kernel:
                 raise self.fail(o, f"loads the output {name}")
             if t.role == "workspace" and t.index != "const" and name not in self.stored:
                 raise self.fail(o, f"loads {name} before any kernel wrote it")
+            if o.attr("described") and not self.p.describes(self.k, o):
+                raise self.fail(o, f"goes by a descriptor of {name}, which is for tiles of a walk: rows of tokens, whole and as "
+                                   "they lie in memory")
             if o.type != moved:
                 raise self.fail(o, f"has type {o.type}, but {name} holds {moved}{turned}")
             self.define(o, o.out, o.type, t.index == "token" and not turned and not last)

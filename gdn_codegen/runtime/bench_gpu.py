@@ -1,8 +1,8 @@
 """`gdn_codegen bench` on a GPU: our builds and the peers installed here, on the same tensors.
 
 Device time is the sum of kernel durations (CUPTI through torch.profiler), with a cold L2, the median of the runs; wall time
-that between two CUDA events around a call, of calls that queue, so that the GPU never waits for the host unless it is the
-slower; graph time that around the replay of a CUDA graph of it; host time how long a call takes to return, with nothing queued.
+what a call adds to a queue of calls, so that the GPU never waits for the host unless it is the slower; graph time what the replay
+of a CUDA graph of it adds; host time how long calls in a row take to return.
 Errors are RMSE over RMS against a float64 recurrence by chunks, on some heads.
 """
 from __future__ import annotations
@@ -189,34 +189,41 @@ def device_time(run: Run, n: int) -> tuple[float, dict[str, float]]:
 
 
 def wall_time(f: Callable[[], object], n: int) -> float:
-    """The median ms from an event before a call to one after it, of calls that queue one after the other, with a flush of L2
-    before each."""
+    """ms that a call takes of a queue of n, gaps between kernels and waiting for the host included: the time of n flushes of L2,
+    each with a call after it, less that of n flushes. The median of 5 such differences."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    ends = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(n)]  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize()
-    for start, end in ends:
-        flush.zero_()
+
+    def queue(*works: Callable[[], object]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        for _ in range(3):  # so that the host is ahead
+            flush.zero_()
         start.record()
-        f()
+        for _ in range(n):
+            for work in works:
+                work()
         end.record()
-    torch.cuda.synchronize()
-    return statistics.median(float(start.elapsed_time(end)) for start, end in ends)
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / n
+
+    return statistics.median(queue(flush.zero_, f) - queue(flush.zero_) for _ in range(5))
 
 
 def host_time(run: Run, n: int) -> float:
-    """The median us until a call returns, with nothing queued."""
+    """us until a call returns, of n in a row, which wait for no kernel: the median of 5 rows."""
     taken = []
-    for _ in range(n):
+    for _ in range(5):
         torch.cuda.synchronize()
         before = time.perf_counter()
-        run()
-        taken.append((time.perf_counter() - before) * 1e6)
+        for _ in range(n):
+            run()
+        taken.append((time.perf_counter() - before) / n * 1e6)
     torch.cuda.synchronize()
     return statistics.median(taken)
 
 
 def graph_time(run: Run, n: int) -> float:
-    """ms between events around a replay of a CUDA graph of the call."""
+    """ms that a replay of a CUDA graph of the call takes of a queue."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()

@@ -14,11 +14,12 @@ from ..schedule.contract import Contract
 from .arguments import DTYPES, Options, Tensors, Words, check_chunks, fail, reads, requires_grad, settled
 from .build import DEFAULT_SCHEDULE
 from .dispatch import DEFAULT_CHUNK, build, fits, key, units
-from .load import function
+from .load import module
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
-#: What options and kinds of tensors decide: a module's function, and the call's words.
-_kept: dict[Any, tuple[Callable[..., Any], Words]] = {}
+#: What options and kinds of tensors decide: the words, the module that serves them, its numbers where none are given, what it
+#: prepared, and whether a final state is wanted.
+_kept: dict[Any, tuple[Words, Any, tuple[float, ...], Callable[..., Any], bool]] = {}
 
 ALGORITHM = "gated_delta_rule"
 #: Of a decoding step: chunks of so many tokens, which is the most that a sequence may bring.
@@ -51,9 +52,9 @@ def decode_plan(target: str, device: torch.device, walks: int, head_dim_v: int) 
 
 
 @lru_cache(maxsize=1024)
-def _loaded(*wanted: Any) -> Callable[..., Any]:
-    """The op of a build. Kept, so that a call costs a look-up."""
-    return function(build(*wanted))
+def _loaded(*wanted: Any) -> Any:
+    """The generated module of a build. Kept, so that a call costs a look-up."""
+    return module(build(*wanted))
 
 
 def _check_step(t: Tensors, layout: str) -> None:
@@ -70,11 +71,15 @@ def _check_step(t: Tensors, layout: str) -> None:
                  f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
 
 
+def _wants_gradients(t: tuple[Any, ...]) -> bool:
+    q, k, v, g, beta, a_log, dt_bias, initial, *_ = t
+    return (q.requires_grad or k.requires_grad or v.requires_grad or g.requires_grad or beta.requires_grad
+            or requires_grad(initial) or requires_grad(a_log) or requires_grad(dt_bias))
+
+
 def check_values(t: Tensors, x: Words, few: bool) -> None:
     """What kinds of tensors do not say: gradients, tables of chunks, how many tokens a decoding step has."""
-    if torch.is_grad_enabled() and (t.q.requires_grad or t.k.requires_grad or t.v.requires_grad or t.g.requires_grad
-                                    or t.beta.requires_grad or requires_grad(t.initial_state) or requires_grad(t.A_log)
-                                    or requires_grad(t.dt_bias)):
+    if torch.is_grad_enabled() and _wants_gradients(t):
         name = next(n for n, y in zip(Tensors._fields, t, strict=True) if requires_grad(y))
         fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
     if t.chunk_indices is not None or t.chunk_offsets is not None:
@@ -100,8 +105,8 @@ def _sequences(t: Tensors) -> int | None:
     return None if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
 
 
-def _function(t: Tensors, x: Words, strided: bool) -> Callable[..., Any]:
-    """The module's function for a call."""
+def _serves(t: Tensors, x: Words, strided: bool) -> Any:
+    """The generated module for a call."""
     given = tuple((n, y.dtype) for n, y in (("g", t.g), ("beta", t.beta), ("A_log", t.A_log), ("dt_bias", t.dt_bias))
                   if y is not None)
     contract = _contract(x.gate, x.beta_form, x.l2norm, x.unit_keys, given, x.state_v_first, x.state_dtype,
@@ -119,49 +124,64 @@ def _function(t: Tensors, x: Words, strided: bool) -> Callable[..., Any]:
     return _loaded(*wanted(x.schedule))
 
 
-def _launched(fn: Callable[..., Any], t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None) -> Results:
-    options: dict[str, Any] = {}
-    if x.gate == "raw":
-        options["A_log"], options["dt_bias"] = t.A_log, t.dt_bias
-    if t.state_indices is not None:
-        options["state_indices"] = t.state_indices
-    if t.final_state is not None and not x.in_place:
-        options["final_state"] = t.final_state
-    if t.out is not None:
-        options["out"] = t.out
-    if x.checkpoint_chunks:
-        options["checkpoint_chunks"], options["state_checkpoints"] = x.checkpoint_chunks, checkpoints
-    result = fn(t.q, t.k, t.v, t.g, t.beta, scale=scale, initial_state=t.initial_state,
-                output_final_state=x.output_final_state, cu_seqlens=t.cu_seqlens, **options)
-    return result[0], result[1], result[2] if x.checkpoint_chunks else None
+def _given(t: Tensors, x: Words, checkpoints: Tensor | None) -> tuple[Any, ...]:
+    """A call's tensors as modules take them: inputs, states, outputs, ends, buffers."""
+    buffers = () if x.in_place else (t.final_state,)
+    return (t[:7] if x.gate == "raw" else t[:5], (t.initial_state,), (t.out,), t.cu_seqlens,
+            (*buffers, checkpoints) if x.checkpoint_chunks else buffers)
+
+
+def _wanted(t: Tensors, x: Words) -> bool:
+    return x.in_place or x.output_final_state or t.final_state is not None
 
 
 def run(t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None = None) -> Results:
     """o, the final state or None, state checkpoints or None."""
-    return _launched(_function(t, x, _strided(t)), t, x, scale, checkpoints)
+    m, wanted = _serves(t, x, _strided(t)), _wanted(t, x)
+    given, *others = _given(t, x, checkpoints)
+    memory = m._run(given, m.numbers_of((scale,)), *others, wanted, t.state_indices, x.checkpoint_chunks)
+    o, final, *states = m.results(memory, wanted)
+    return o, final, states[0] if states else None
 
 
-def eager(t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Results, Words]:
-    """`run` of a call that is not settled yet: whatever options and kinds of tensors decide is looked up at once."""
-    about: Any = None
+def _kind(x: Any) -> Any:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+
+
+def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...]:
+    """What the op returns for Tensors and Options as they came: whatever options and kinds of tensors decide is looked up at
+    once. Every microsecond here is one that a server waits."""
     try:
-        q, _, v, g, beta, a_log, dt_bias, initial, indices, ends, final, *_ = t
-        strided = _strided(t)
-        about = (x, decode, q.shape, q.dtype, q.device, v.shape, g.dtype, beta.dtype, strided,
-                 a_log if a_log is None else a_log.dtype, dt_bias if dt_bias is None else dt_bias.dtype,
-                 initial if initial is None else initial.dtype, final if final is None else final.dtype, initial is final,
-                 indices is None, ends if ends is None else ends.shape)
+        q, k, v, g, beta, a_log, dt_bias, initial, indices, ends, final, out, *tables = t
+        about: Any = (x, decode, q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
+                      v.shape, v.stride(), v.dtype, v.device, g.shape, g.stride(), g.dtype, g.device,
+                      beta.shape, beta.stride(), beta.dtype, beta.device, _kind(a_log), _kind(dt_bias), _kind(initial),
+                      _kind(indices), _kind(ends), _kind(final), _kind(out), initial is final)
         found = _kept.get(about)
     except (AttributeError, TypeError):  # no tensor where one is due, or an option without a hash: settling says so
-        found = None
+        about = found = None
     if found is None:
-        words = settled(t, x, decode)
-        found = _function(t, words, strided), words
-        if len(_kept) >= 4096:
-            _kept.clear()
-        _kept[about] = found
-    check_values(t, found[1], few)
-    return _launched(found[0], t, found[1], scale, None), found[1]
+        named = Tensors(*t)
+        words = settled(named, Options(*x), decode)
+        check_values(named, words, few)
+        m, wanted = _serves(named, words, _strided(named)), _wanted(named, words)
+        numbers = m.numbers_of((scale,))
+        call = m.prepare(*_given(named, words, None), wanted, named.state_indices, words.checkpoint_chunks)
+        if about is not None:
+            if len(_kept) >= 1024:
+                _kept.clear()
+            _kept[about] = words, m, m.numbers_of((None,)), call, wanted
+    else:
+        words, m, numbers, call, wanted = found
+        if few or tables != [None, None] or (torch.is_grad_enabled() and _wants_gradients(t)):
+            check_values(Tensors(*t), words, few)
+        if scale is not None:
+            numbers = m.numbers_of((scale,))
+    buffers = () if words.in_place else (final,)
+    memory = call(t[:7] if words.gate == "raw" else t[:5], numbers, (initial,), (out,), ends,
+                  (*buffers, None) if words.checkpoint_chunks else buffers, indices)
+    results: tuple[Any, ...] = m.results(memory, wanted)
+    return results
 
 
 def forget() -> None:

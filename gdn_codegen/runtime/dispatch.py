@@ -32,6 +32,8 @@ DEFAULT_CHUNK = 64
 WHOLE = {"sm_90a": "fused_walk"}
 #: Triton on a GPU, where K and V are at most SPLIT: fields of `walk` by chunk, the first for calls that leave it open.
 INSTANCES: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
+#: By architecture: chunks with which they read q and k by descriptors where walks are whole; in parts they do with any.
+DESCRIBED: dict[str, tuple[int, ...]] = {"sm_90a": (32,)}
 #: Portable schedules, changed fields: the first that fits sizes and dtype. Where K or V is above SPLIT, V comes in blocks: what
 #: an instance holds of the state is then K x 64 at most.
 PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -125,6 +127,11 @@ def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[i
             yield replace(r.about, schedule=plan, contract=b.contract, heads=b.heads, dtype=b.dtype), str(r)
 
 
+def described(arch: str, chunk: int, parts: bool) -> dict[str, Any]:
+    """What an architecture changes of Triton's walks."""
+    return {"descriptors": True} if arch in DESCRIBED and (parts or chunk in DESCRIBED[arch]) else {}
+
+
 def modelled(b: Build, arch: str, few: bool | None, chunk: int | None, shared: int = 1) -> Iterator[tuple[Build, str]]:
     """Builds in the order in which the model wants them: kernels of warp groups on the architecture that they are for, or
     Triton's walk, in parts where walks fill half of the GPU at most; elsewhere whatever is portable. few: None without a GPU."""
@@ -137,9 +144,9 @@ def modelled(b: Build, arch: str, few: bool | None, chunk: int | None, shared: i
     n = chunk or next(iter(INSTANCES))
     if b.target == "triton" and few is not None and max(b.head_dim_k, b.head_dim_v) <= SPLIT and n in INSTANCES:
         if few and partitions():
-            plan = varied("walk", partition="decay", longest_first=True, **INSTANCES[n])
+            plan = varied("walk", partition="decay", longest_first=True, **INSTANCES[n], **described(arch, n, True))
             yield replace(b, schedule=plan, chunk=n), "walks fill half of the GPU at most"
-        yield replace(b, schedule=varied("walk", **INSTANCES[n]), chunk=n), "made for GPUs"
+        yield replace(b, schedule=varied("walk", **INSTANCES[n], **described(arch, n, False)), chunk=n), "made for GPUs"
     for name, fields in PORTABLE[max(b.head_dim_k, b.head_dim_v) > SPLIT:]:
         yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
 

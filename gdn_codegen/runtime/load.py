@@ -47,7 +47,12 @@ def cached(b: Build) -> Path:
 
 
 @lru_cache(maxsize=256)
+def module(b: Build) -> ModuleType:
+    """The generated module of `b`, built into the cache on first use."""
+    return import_path(cached(b))
+
+
 def function(b: Build) -> Callable[..., Any]:
-    """The op of `b`, built into the cache on first use."""
-    fn: Callable[..., Any] = getattr(import_path(cached(b)), b.function)
+    """The op of `b`."""
+    fn: Callable[..., Any] = getattr(module(b), b.function)
     return fn

@@ -90,7 +90,10 @@ def candidates(about: Build, arch: str) -> list[Build]:
     for here in (arch, "") if arch else ("",):
         for i, space in enumerate(s for s in SPACES[about.target] if s.arch == here):
             for steps, c in space.plans():
-                schedule = varied(c["schedule"], **c["set"]) if c["set"] else c["schedule"]
+                fields = dict(c["set"])
+                if (about.target, c["schedule"]) == ("triton", "walk"):
+                    fields |= dispatch.described(arch, c["chunk"], "partition" in fields)
+                schedule = varied(c["schedule"], **fields) if fields else c["schedule"]
                 found.append((i + steps, replace(about, schedule=schedule, chunk=c["chunk"], arch=c["arch"])))
         if any(dispatch.fits(b) for _, b in found):
             break

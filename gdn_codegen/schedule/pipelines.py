@@ -21,6 +21,7 @@ from .check_rings import check_rings
 from .contract import PLAIN, Contract
 from .cut import cut
 from .decompose import decompose
+from .describe import describe
 from .diagonal import diagonal
 from .early import early
 from .feed import feed
@@ -119,6 +120,7 @@ INSTANCES: tuple[tuple[str, Pass], ...] = (
     ("lookahead", lambda p, c: lookahead(p)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("early", lambda p, c: early(p, c.schedule)),
+    ("describe", lambda p, c: describe(p, c.schedule)),
     ("operands", lambda p, c: operands(p, c.device)),
     ("place", lambda p, c: place(p, c.device)),
     ("storage", lambda p, c: storage(p)),

@@ -59,6 +59,7 @@ class Schedule:
     value_heads: value heads of one key head that an instance of a kernel over chunks computes, where it has products; HV is
       such a multiple of H (TileLang).
     warps: warps of a kernel instance, counted in 32 threads (Triton); 0 for what its largest tile needs.
+    descriptors: walks read whole rows of q and their like by tensor descriptors, which end with the sequence (Triton; TMA).
     """
 
     name: str
@@ -83,6 +84,7 @@ class Schedule:
     longest_first: bool = False
     warps: int = 0
     value_heads: int = 1
+    descriptors: bool = False
 
     def __post_init__(self) -> None:
         for field, value, accepted in (("form", self.form, FORMS), ("inverse", self.inverse, INVERSES),

@@ -1006,10 +1006,16 @@ def _check_ends(cu_seqlens, tokens):
               f"values that start at 0, never fall and end at most at T = {tokens}")
 
 
+def _stream(device):
+    """The current stream, by its address where torch gives that: the object costs 4 us."""
+    address = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return address(device.index) if address else torch.cuda.current_stream(device)
+
+
 def _equal_rows(batch, tokens, device):
     """Where equal rows end. A tensor serves the stream that filled it; a graph has its own, filled whenever it runs."""
     cuda = device.type == "cuda"
-    key = (batch, tokens, device, torch.cuda.current_stream(device) if cuda else None)
+    key = (batch, tokens, device, _stream(device) if cuda else None)
     kept = not (cuda and torch.cuda.is_current_stream_capturing())
     ends = _ends.get(key) if kept else None
     if ends is None:
@@ -1070,7 +1076,7 @@ def _kind(x):
 
 
 def _is_elsewhere(device):
-    return device.type == "cuda" and torch.cuda.current_device() != device.index
+    return device.type == "cuda" and torch._C._cuda_getDevice() != device.index
 
 
 def _check_out(name, x, shape, dtype, device):
@@ -1096,8 +1102,10 @@ def _kin(shape, dtype, device):
     return _made((1,), dtype, device).expand(shape)
 
 
-def _plan(given, states, outs, cu_seqlens, buffers, wanted):
-    """Check the arguments; a function that does the call for all of these shapes, strides, dtypes and this device."""
+def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, every=0):
+    """Check a call's arguments: INPUTS, INITIAL, where OUTPUTS go, and FINAL; whether final states
+    are wanted, slots of a pool, chunks from checkpoint to checkpoint. Returns a function that does the call for all tensors of
+    these shapes, strides, dtypes and this device, and gives its TENSORS."""
     batch, tokens, heads, value_heads, device = _check_inputs(given)
     sequences = batch if cu_seqlens is None else _check_sequences(cu_seqlens, batch, device)
     slots = batch * tokens // CHUNK + sequences
@@ -1135,60 +1143,77 @@ def _plan(given, states, outs, cu_seqlens, buffers, wanted):
             launch = _launcher(name, instances, sizes, [ints[x] for x in INTS[name]], device)
             numbers = [list(SCALARS).index(n) for n in scalars]
             launches.append((launch, operator.itemgetter(*(TENSORS.index(t) for t in tensors)), numbers))
+    # callers' memory for results, and whether what kernels wrote is elsewhere
+    any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
+    moved = lends
     check_ends = cu_seqlens is not None and (CHECK or device.type == "cpu")
     ends_are_plain = cu_seqlens is not None and _is_plain(cu_seqlens, torch.int32)
 
-    def call(given, numbers, states, outs, cu_seqlens, buffers):
+
+    def call(given, numbers, states, outs, cu_seqlens, buffers, indices=None):
         if _is_elsewhere(device):
             with torch.cuda.device(device):
-                return call(given, numbers, states, outs, cu_seqlens, buffers)
+                return call(given, numbers, states, outs, cu_seqlens, buffers, indices)
         if check_ends:
             _check_ends(cu_seqlens, tokens)
         memory = [absent if x is None else x if plain and x.data_ptr() % aligned == 0 else _plain(x, dtype)
                   for x, (absent, plain, aligned, dtype) in zip((*given, *states), expected)]
         held = [x if x is not None else _new(like) if absent is None else absent for x, (absent, like) in zip(buffers, state_kin)]
         memory += [x if plain and x.data_ptr() % 16 == 0 else _plain(x, _STATE)
-                   for x, plain in zip(held, as_they_are)]
+                   for x, plain in zip(held, as_they_are)] if lends else held
         memory += map(_new, kin)
         if POISON:
             for x, buffer in itertools.zip_longest(memory[_FINAL.start:], buffers):
                 if buffer is None:
                     x.fill_(float("nan"))
         copied = []
-        for i, (x, fit) in enumerate(zip(outs, fits), _OUTPUTS.start):
-            if x is not None:
-                memory[i] = x if fit and x.data_ptr() % 16 == 0 else _plain(x, x.dtype)
-                copied += [(i, x)] * (memory[i] is not x)
+        if any_out:
+            for i, (x, fit) in enumerate(zip(outs, fits), _OUTPUTS.start):
+                if x is not None:
+                    memory[i] = x if fit and x.data_ptr() % 16 == 0 else _plain(x, x.dtype)
+                    copied += [(i, x)] * (memory[i] is not x)
         if cu_seqlens is None:
             ends = _equal_rows(batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
         for launch, tensors, used in launches:
-            launch(tensors(memory), ends, [numbers[i] for i in used])
+            launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         for i, x in copied:
             memory[i] = x.copy_(memory[i])
-        for n, x in enumerate(held, _FINAL.start):
-            if memory[n].data_ptr() != x.data_ptr():
-                x.copy_(memory[n])
-            memory[n] = x
+        if moved:
+            for n, x in enumerate(held, _FINAL.start):
+                if memory[n].data_ptr() != x.data_ptr():
+                    x.copy_(memory[n])
+                memory[n] = x
         return memory
 
     return call
 
 
-def _run(given, numbers, states, outs, cu_seqlens, buffers, wanted):
+def _run(given, numbers, states, outs, cu_seqlens, buffers, wanted, indices=None, every=0):
     """Launch every kernel; a call's TENSORS. What does not depend on values is checked and worked out once."""
-    for name, value in zip(SCALARS, numbers):
-        if not math.isfinite(value):
-            _fail(name, value, "a finite number")
-    key = (*map(_kind, given), *map(_kind, states), *map(_kind, outs), _kind(cu_seqlens), *map(_kind, buffers), wanted)
+    key = (*map(_kind, given), *map(_kind, states), *map(_kind, outs), _kind(cu_seqlens), *map(_kind, buffers), wanted, _kind(indices), every)
     call = _plans.get(key)
     if call is None:
-        call = _plan(given, states, outs, cu_seqlens, buffers, wanted)
+        call = prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
         if len(_plans) >= 256:
             _plans.clear()
         _plans[key] = call
-    return call(given, numbers, states, outs, cu_seqlens, buffers)
+    return call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+
+def numbers_of(given):
+    """Of SCALARS, their values where None is given."""
+    numbers = tuple(default if x is None else float(x) for x, default in zip(given, SCALARS.values()))
+    for name, value in zip(SCALARS, numbers):
+        if not math.isfinite(value):
+            _fail(name, value, "a finite number")
+    return numbers
+
+
+def results(memory, wanted):
+    """What a call returns, of its TENSORS."""
+    return (*memory[_OUTPUTS], *(memory[_FINAL] if wanted else (None,) * len(FINAL)))
 
 
 def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, final_state=None, out=None):
@@ -1201,8 +1226,8 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
-    numbers = (SCALARS["scale"] if scale is None else float(scale),)
+    numbers = numbers_of((scale,))
     wanted = bool(output_final_state) or final_state is not None
     memory = _run((q, k, v, g, beta), numbers, (initial_state,), (out,), cu_seqlens,
                   (final_state,), wanted)
-    return (*memory[_OUTPUTS], *(memory[_FINAL] if wanted else (None,) * len(FINAL)))
+    return results(memory, wanted)

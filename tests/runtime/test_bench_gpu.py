@@ -365,6 +365,32 @@ def test_auto_refuses_what_the_op_chooses(more, why, gpu, capsys):
     assert why in capsys.readouterr().err
 
 
+def test_wall_time_is_what_a_call_adds_to_a_queue(monkeypatch):
+    """By a clock of our own: a flush takes 80 ms, a call 7, an event 2."""
+    now = [0.0]
+
+    def takes(ms):
+        return lambda *a: now.__setitem__(0, now[0] + ms)
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            takes(2)()
+            self.at = now[0]
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    cuda = SimpleNamespace(Event=Event, synchronize=lambda: None)
+    flush = SimpleNamespace(zero_=takes(80))
+    monkeypatch.setattr(bench_gpu, "torch", SimpleNamespace(cuda=cuda, int8=None, empty=lambda *a, **k: flush))
+    assert bench_gpu.wall_time(takes(7), 4) == pytest.approx(7)
+    monkeypatch.setattr(bench_gpu, "time", SimpleNamespace(perf_counter=lambda: now[0] / 1e3))
+    assert bench_gpu.host_time(takes(7), 4) == pytest.approx(7e3)
+
+
 def test_a_wrong_result_fails_the_run(gpu, monkeypatch, capsys):
     op = lambda q, k, v, g, beta, **options: (torch.zeros_like(v), torch.zeros(1, 2, 32, 32))
     monkeypatch.setattr(bench_gpu, "function", lambda b: op)

@@ -92,9 +92,12 @@ def test_outside_of_tables_the_model_chooses_and_says_why(gpu):
     few, many = ask(), ask(Extent(16, 16, 8, 32768))
     assert few.build.name == "gdn_c64_bthd_decay_sm90a" and ("chosen by model", "walks fill half of the GPU at most") in few.why
     assert many.build.name == "gdn_c64_bthd_fused_walk_sm90a"
-    parts = varied("walk", partition="decay", longest_first=True, stages=3)
+    parts = varied("walk", partition="decay", longest_first=True, stages=3, descriptors=True)
     assert ask(target="triton").build == Build("triton", 32, schedule=parts)
-    assert ask(Extent(16, 16, 8, 32768), target="triton").build == Build("triton", 32, schedule=varied("walk", stages=3))
+    whole = varied("walk", stages=3, descriptors=True)
+    assert ask(Extent(16, 16, 8, 32768), target="triton").build == Build("triton", 32, schedule=whole)
+    assert ask(Extent(16, 16, 8, 32768), target="triton", chunk=64).build == Build("triton", 64, schedule=varied("walk"))
+    assert ask(target="triton", chunk=64).build.plan.descriptors
     assert ask(target="triton", chunk=128).build == Build("triton", 128)
     assert ask(target="triton", K=256, V=256).build.plan.v_block == 64
 

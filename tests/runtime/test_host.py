@@ -69,7 +69,7 @@ def test_a_second_call_allocates_what_it_writes_and_does_nothing_else(target, pa
     x = given()
     x |= {"cu_seqlens": torch.tensor([0, 11, 40], dtype=torch.int32)} if packed else {}
     m.chunk_gated_delta_rule(**x)
-    forbid(m, monkeypatch, "_plan", "_check_inputs", "_check_sequences", "_check_state", "_plain", "_is_plain")
+    forbid(m, monkeypatch, "prepare", "_check_inputs", "_check_sequences", "_check_state", "_plain", "_is_plain")
     with Count() as count:
         m.chunk_gated_delta_rule(**x)
     # a final state that nobody asked for is none
@@ -305,7 +305,7 @@ def test_the_op_is_looked_up_once(monkeypatch):
     calls.forget()
     want = expected(x)
     o, _ = call(chunk_gated_delta_rule, x)
-    for where, n in ((dispatch, "choose"), (dispatch, "Build"), (calls, "function")):
+    for where, n in ((dispatch, "choose"), (dispatch, "Build"), (calls, "module")):
         monkeypatch.setattr(where, n, lambda *a, n=n: pytest.fail(f"{n} ran again"))
     again, _ = call(chunk_gated_delta_rule, x)
     assert torch.equal(o, again) and rms_error(o, want[0]) < 5e-3

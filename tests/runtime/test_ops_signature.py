@@ -1,6 +1,7 @@
 """The package's ops as callers of FLA, vLLM, SGLang, transformers and sgl-kernel-npu call them."""
 import inspect
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,12 +33,17 @@ def said(monkeypatch):
     """What a call comes to, recorded rather than run: tensors, words and scale."""
     seen = []
 
-    def launched(fn, t, words, scale, checkpoints):
-        seen.append((t, words, scale))
-        return t.v, t.initial_state, None
-    monkeypatch.setattr(calls, "_launched", launched)
-    monkeypatch.setattr(calls, "_function", lambda t, words, strided: None)
-    monkeypatch.setattr(calls, "_kept", {})
+    def serves(t, words, strided):
+        return SimpleNamespace(prepare=lambda *a: lambda given, numbers, *rest: seen.append((t, words, numbers[0])),
+                               numbers_of=lambda numbers: numbers,
+                               results=lambda memory, wanted: (t.v, t.initial_state))
+
+    class Nothing(dict):
+        def get(self, *a):
+            return None
+
+    monkeypatch.setattr(calls, "_serves", serves)
+    monkeypatch.setattr(calls, "_kept", Nothing())
     return seen
 
 

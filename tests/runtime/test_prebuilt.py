@@ -7,7 +7,7 @@ import torch
 from reference import call, problem
 
 from gdn_codegen import cli
-from gdn_codegen.runtime import ahead
+from gdn_codegen.runtime import ahead, load
 from gdn_codegen.runtime.ahead import compile_ahead, fresh
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import cached, function, write
@@ -139,7 +139,7 @@ def test_cached_modules_are_those_of_the_packages_op(tmp_path, monkeypatch, caps
     assert cli.main(["build", *words]) == 0
     b = Build("triton", **SMALL)
     assert str(cached(b)) in capsys.readouterr().out and cached(b).is_relative_to(tmp_path)
-    function.cache_clear()
+    load.module.cache_clear()
     assert function(b).__globals__["__file__"] == str(cached(b))
     call(function(b), problem([20], 1, 2, 16, 16))
-    function.cache_clear()
+    load.module.cache_clear()

@@ -12,7 +12,7 @@ from reference import call, check, problem
 
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.cli import main
-from gdn_codegen.runtime import cache
+from gdn_codegen.runtime import cache, load
 from gdn_codegen.runtime.build import TARGETS, Build, render
 from gdn_codegen.runtime.load import function, import_path, write
 from gdn_codegen.runtime.targets import runs
@@ -96,12 +96,12 @@ def test_a_killed_maker_leaves_nothing_half_made(tmp_path):
 
 def test_first_use_builds_into_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path))
-    function.cache_clear()
+    load.module.cache_clear()
     b = Build(HERE[0], **SMALL)
     function(b)
     (made,) = (tmp_path / "modules" / b.target).glob("*.py")
     assert made.stem.startswith(b.name) and made.read_text() == render(b)
-    function.cache_clear()
+    load.module.cache_clear()
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

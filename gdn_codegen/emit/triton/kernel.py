@@ -56,9 +56,10 @@ class KernelWriter:
         self.part = "part"  # the part slot of what is loaded now
         self.which = ""  # "_next" for the chunk that follows
         self.own_alone = False  # whether a loop has no turns but those of the walk's own part
+        self.described: dict[str, Tensor] = {}  # tensors whose rows a descriptor stands for
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
         self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
-        marks = (("", "_ptr"), ("has_", ""), ("", "_stride"), ("", "_n"))
+        marks = (("", "_ptr"), ("has_", ""), ("", "_stride"), ("", "_n"), ("", "_rows"))
         self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in marks}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
 
@@ -132,6 +133,23 @@ class KernelWriter:
         else:
             raise EmitError(f"triton has no address for tensor {t.name}: index {t.index}")
         return " + ".join(parts)
+
+    def rows(self, t: Tensor) -> str:
+        """The descriptor of the sequence's rows of `t`."""
+        for name in ("length", *["b"] * (self.layout == "bhtd"), *(("h", "H") if t.heads == "H" else ())):
+            self.use(name)
+        self.descriptor(t)  # which uses more
+        self.described[t.name] = t
+        return f"{t.name}_rows"
+
+    def descriptor(self, t: Tensor) -> str:
+        head, heads = ("h", "H") if t.heads == "H" else ("hv", "HV")
+        width = self.extent(t, t.dims[1])
+        at = f"(start * {heads} + {head})" if self.layout == "bthd" else f"((b * {heads} + {head}) * T + {self.origin()})"
+        far = f"{heads} * {width}" if self.layout == "bthd" else width
+        tile = ", ".join(self.dim(d) for d in t.dims)
+        base = f"{t.name}_ptr + {at} * {width}"
+        return f"{t.name}_rows = tl.make_tensor_descriptor({base}, [length, {width}], [{far}, 1], [{tile}])"
 
     def mask(self, t: Tensor, turned: bool) -> str:
         """The rows of a sequence, where `t` holds tokens; less than a tile, where memory has less."""
@@ -292,7 +310,7 @@ class KernelWriter:
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*head.lines, *self.w.lines]),
                           {"params": params, "sizes": sizes, "block": block, "warps": self.warps(), "ints": ints,
-                           "shares": self.shares(), "rounds": "OPERAND" in self.uses})
+                           "shares": self.shares(), "rounds": "OPERAND" in self.uses, "described": bool(self.described)})
 
     def head(self) -> list[str]:
         """From the program id to the head, the sequence and, in a grid over chunks, the chunk."""
@@ -341,6 +359,8 @@ class KernelWriter:
             if f"i_{d}" in self.uses:
                 out.append(f"i_{d} = block * B{d} + tl.arange(0, B{d})" if d == split
                            else f"i_{d} = tl.arange(0, {self.dim(d)})")
+        for t in self.described.values():
+            out += wrapped(self.descriptor(t), WIDTH - 4)
         return out
 
     def shares(self) -> bool:

@@ -148,9 +148,11 @@ def valid(w: KernelWriter, o: Op, x: Text) -> Text:
 def load(w: KernelWriter, o: Op) -> None:
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
     turned = o.attr("transposed", False)
-    mask = w.mask(t, turned)
-    at = w.pointers(t, turned, o.attr("later", 0), o.attr("last", False))
-    text = f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''})"
+    if o.attr("described"):
+        text = f"{name} = {w.rows(t)}.load([t, 0])"
+    else:
+        mask, at = w.mask(t, turned), w.pointers(t, turned, o.attr("later", 0), o.attr("last", False))
+        text = f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''})"
     dtype = f"tl.{t.dtype}"
     if t.dtype == "bfloat16" and len(t.dims) > 1:  # one number a token is widened by what reads it
         dtype = w.use("OPERAND")
