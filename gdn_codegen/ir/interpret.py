@@ -324,6 +324,9 @@ class Interpreter:
             return
         if t.index == "checkpoint" and ((at.chunk + 1) % self.problem.every or self.rows(at, sizes) < sizes["C"]):
             return
+        at = replace(at, part=at.part + o.attr("later", 0))
+        if o.attr("later") and at.part >= self.problem.parts(at.seq, sizes["C"]):
+            return
         to = self.memory[t.name][self.place(k, t, at, sizes, o.attr("heads", 0))]
         x = x.T if o.attr("transposed") else x
         to[...] = x[tuple(slice(n) for n in to.shape)]

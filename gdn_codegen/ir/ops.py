@@ -327,11 +327,12 @@ op("load", "a tile from global memory; what a unit of its own copies arrives at 
    "an operand only where that number is negative, else zeros or the second operand; `later`: of so many parts later, zeros past "
    "the last part; `last`: of a vector its last entry alone; `described`: by a descriptor of the sequence's rows", _loaded,
    effect="read", attrs=("tensor", "lane", "heads", "transposed", "channel", "tail", "later", "columns", "last", "described"))
-op("store", "a tile to global memory", _effect, effect="write",
-   attrs=("tensor", "lane", "heads", "row", "col", "transposed", "columns"))
+op("store", "a tile to global memory; `later`: that of so many parts later, nothing past the last", _effect, effect="write",
+   attrs=("tensor", "lane", "heads", "row", "col", "transposed", "columns", "later"))
 op("reach", "how many chunks before a part a walk has to begin for the sum of `tensor` over them to be -`bound` or less, or to "
    "begin at the sequence's first; -1 where that is more than `most` times the chunks of a part. Without `tensor`: -1 but in the "
-   "first part. `later`: of so many parts later, 0 past the last. `kept`: where an earlier kernel wrote it, if that one ran",
+   "first part. `later`: of so many parts later, 0 past the last. `kept`: where an earlier kernel wrote it for all parts but the "
+   "first, if that one ran",
    _scalar, effect="read", attrs=("tensor", "bound", "most", "later", "kept"))
 op("leave", "the instance ends here unless the number is negative", _leave, effect="write")
 op("share", "each part has two instances, one of the first share and one of the second, which runs after it: that of the first "

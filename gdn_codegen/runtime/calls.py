@@ -145,7 +145,7 @@ def run(t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None = 
 
 
 def _kind(x: Any) -> Any:
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
+    return x.shape, x.stride(), x.dtype, x.device
 
 
 def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...]:
@@ -155,8 +155,11 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         q, k, v, g, beta, a_log, dt_bias, initial, indices, ends, final, out, *tables = t
         about: Any = (x, decode, q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
                       v.shape, v.stride(), v.dtype, v.device, g.shape, g.stride(), g.dtype, g.device,
-                      beta.shape, beta.stride(), beta.dtype, beta.device, _kind(a_log), _kind(dt_bias), _kind(initial),
-                      _kind(indices), _kind(ends), _kind(final), _kind(out), initial is final)
+                      beta.shape, beta.stride(), beta.dtype, beta.device,
+                      None if a_log is None else _kind(a_log), None if dt_bias is None else _kind(dt_bias),
+                      None if initial is None else _kind(initial), None if indices is None else _kind(indices),
+                      None if ends is None else _kind(ends), None if final is None else _kind(final),
+                      None if out is None else _kind(out), initial is final)
         found = _kept.get(about)
     except (AttributeError, TypeError):  # no tensor where one is due, or an option without a hash: settling says so
         about = found = None

@@ -89,11 +89,13 @@ class _Parts:
         return b
 
     def number(self, b: Body, later: int = 0) -> str:
-        """How early the walk of this part, or of the next, begins: read from where the first kernel wrote it."""
+        """How early the walk of this part, or of the next, begins: read from where the first kernel wrote it, for all parts but
+        a sequence's first."""
         name = b.fresh("early_next" if later else "early")
         if not self.forgets:
             return b.op("reach", name=name, later=later or None)
-        return b.op("load", name=name, tensor=self.early.name, later=later or None)
+        where = () if later else (b.op("reach", name=b.fresh("follows")),)
+        return b.op("load", *where, name=name, tensor=self.early.name, later=later or None)
 
     def looped(self, b: Body, body: tuple[Stmt, ...], init: str, new: str, early: str, to: str) -> None:
         """Append the walk of the state alone, and the store of where it ends."""
@@ -110,11 +112,12 @@ class _Parts:
 
     def offset(self) -> Kernel:
         b = self.body(self.k)
-        early = b.op("reach", name=b.fresh("early"), **self.forgets)
+        later = b.op("reach", name=b.fresh("early_next"), later=1, **self.forgets)
         if self.forgets:
-            b.op("store", early, tensor=self.early.name)
-        b.op("leave", b.op("reach", name=b.fresh("early_next"), later=1, **self.forgets))
-        self.looped(b, self.loop.body, self.initial(b), self.c.next, early if self.forgets else "", self.n.name)
+            b.op("store", later, tensor=self.early.name, later=1)
+        b.op("leave", later)
+        early = b.op("reach", name=b.fresh("early"), **self.forgets) if self.forgets else ""
+        self.looped(b, self.loop.body, self.initial(b), self.c.next, early, self.n.name)
         return Kernel(self.n.name, "parts", b.finish(), **self.split)  # type: ignore[arg-type]
 
     def factor(self) -> Kernel:

@@ -159,7 +159,7 @@ def store(w: KernelWriter, o: Op, x: Value) -> None:
     if inside:
         w.line(f"if {' and '.join(inside)}:")
         w.w.indent += 1
-    w.line(f"{w.address(t, there)} = {element(x, x.dims, index)}")
+    w.line(f"{w.address(t, there, o.attr('later', 0))} = {element(x, x.dims, index)}")
     w.w.indent -= bool(inside) + len(when)
     w.end(x.dims)
 
@@ -175,7 +175,7 @@ def reach(w: KernelWriter, o: Op) -> None:
         chunks = f"T.if_then_else({later}, first + span, 0)" if ahead else "first"
         text = (f"t.reach({w.params[name]}, start // C + n, hv, {chunks}, {o.attr('most')} * span, {o.attr('bound')})")
     if o.attr("kept"):
-        w.line(f"if {SUMMED} != 0:")
+        w.line(f"if {SUMMED} != 0 and first > 0:")
         w.line(f"    {w.name(o.buffer)} = {w.address(w.p.tensor(o.attr('kept')), ())}")
         w.line("else:")
     w.w.indent += bool(o.attr("kept"))

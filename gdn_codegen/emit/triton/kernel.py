@@ -215,6 +215,14 @@ class KernelWriter:
             self.line(f"begin = first - tl.maximum({self.env[value]}, 0).to(tl.int32) * {self.use('C')}")
 
     def loop(self, lp: Loop) -> None:
+        at = len(self.w.lines)
+        self.turned(lp)
+        here = [line for t in self.described.values() for line in wrapped(self.descriptor(t), WIDTH - 4)]
+        self.w.lines[at:at] = [f"    {line}" for line in here]
+        self.described.clear()
+
+    def turned(self, lp: Loop) -> None:
+        """Its carried values and its turns."""
         for c in lp.carried:
             self.type[c.name] = self.type[c.result] = c.type
             name = Text(self.name(c.name))
@@ -310,7 +318,8 @@ class KernelWriter:
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*head.lines, *self.w.lines]),
                           {"params": params, "sizes": sizes, "block": block, "warps": self.warps(), "ints": ints,
-                           "shares": self.shares(), "rounds": "OPERAND" in self.uses, "described": bool(self.described)})
+                           "shares": self.shares(), "rounds": "OPERAND" in self.uses,
+                            "described": any(o.attr("described") for o in walk(self.k.body))})
 
     def head(self) -> list[str]:
         """From the program id to the head, the sequence and, in a grid over chunks, the chunk."""
@@ -359,8 +368,6 @@ class KernelWriter:
             if f"i_{d}" in self.uses:
                 out.append(f"i_{d} = block * B{d} + tl.arange(0, B{d})" if d == split
                            else f"i_{d} = tl.arange(0, {self.dim(d)})")
-        for t in self.described.values():
-            out += wrapped(self.descriptor(t), WIDTH - 4)
         return out
 
     def shares(self) -> bool:

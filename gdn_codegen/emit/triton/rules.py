@@ -170,7 +170,8 @@ def load(w: KernelWriter, o: Op) -> None:
 def store(w: KernelWriter, o: Op) -> None:
     t, turned = w.p.tensor(o.attr("tensor")), o.attr("transposed", False)
     mask = w.mask(t, turned)
-    _nested(w, w.when(t, o), f"tl.store({w.pointers(t, turned)}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
+    at = w.pointers(t, turned, o.attr("later", 0))
+    _nested(w, w.when(t, o), f"tl.store({at}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
 
 
 def _nested(w: KernelWriter, when: list[str], text: str) -> None:
@@ -193,7 +194,7 @@ def reach(w: KernelWriter, o: Op) -> Text:
     found = f"reach({at}, HV, {chunks}, {o.attr('most')} * span, {o.attr('bound')})"
     if not o.attr("kept"):
         return Text(found)
-    w.line(f"if {w.use(SUMMED)} != 0:")
+    w.line(f"if ({w.use(SUMMED)} != 0) & (first > 0):")
     w.line(f"    {w.name(o.buffer)} = tl.load({w.pointers(w.p.tensor(o.attr('kept')), False)})")
     w.line("else:")
     w.w.indent += 1
