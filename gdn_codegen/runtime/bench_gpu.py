@@ -311,9 +311,10 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
         del o, state
         for _ in range(3):
             run()
-        wall, host = wall_time(run, runs), host_time(run, runs)
+        host = host_time(run, runs)  # before the profiler is there, which stays and slows the host
+        device, each = device_time(run, runs)
+        wall = wall_time(run, runs)
         graph = graph_time(run, runs) if graphs else None
-        device, each = device_time(run, runs)  # the last: the profiler stays attached, and slows the host
     except Absent as e:
         return base | {"absent": str(e)}
     except Refused as e:

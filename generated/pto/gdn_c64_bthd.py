@@ -2551,6 +2551,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             numbers = [list(SCALARS).index(n) for n in scalars]
             launches.append((launch, operator.itemgetter(*(TENSORS.index(t) for t in tensors)), numbers))
     # callers' memory for results, and whether what kernels wrote is elsewhere
+    unwanted = [absent for absent, _ in state_kin] if all(absent is not None for absent, _ in state_kin) else None
     any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
     moved = lends
     check_ends = cu_seqlens is not None and (CHECK or device.type == "cpu")
@@ -2565,7 +2566,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             _check_ends(cu_seqlens, tokens)
         memory = [absent if x is None else x if plain and x.data_ptr() % aligned == 0 else _plain(x, dtype)
                   for x, (absent, plain, aligned, dtype) in zip((*given, *states), expected)]
-        held = [x if x is not None else _new(like) if absent is None else absent for x, (absent, like) in zip(buffers, state_kin)]
+        held = unwanted or [x if x is not None else _new(like) if absent is None else absent for x, (absent, like) in zip(buffers, state_kin)]
         memory += [x if plain and x.data_ptr() % 16 == 0 else _plain(x, _STATE)
                    for x, plain in zip(held, as_they_are)] if lends else held
         memory += map(_new, kin)
@@ -2573,8 +2574,8 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             for x, buffer in itertools.zip_longest(memory[_FINAL.start:], buffers):
                 if buffer is None:
                     x.fill_(float("nan"))
-        copied = []
         if any_out:
+            copied = []
             for i, (x, fit) in enumerate(zip(outs, fits), _OUTPUTS.start):
                 if x is not None:
                     memory[i] = x if fit and x.data_ptr() % 16 == 0 else _plain(x, x.dtype)
@@ -2585,8 +2586,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
         for launch, tensors, used in launches:
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
-        for i, x in copied:
-            memory[i] = x.copy_(memory[i])
+        if any_out:
+            for i, x in copied:
+                memory[i] = x.copy_(memory[i])
         if moved:
             for n, x in enumerate(held, _FINAL.start):
                 if memory[n].data_ptr() != x.data_ptr():
