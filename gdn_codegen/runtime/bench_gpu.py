@@ -39,6 +39,8 @@ TARGETS = ("tilelang", "triton")
 GATES = ("layer", "uniform")
 #: More than the L2 of any GPU so far.
 FLUSH_BYTES = 128 * 2**20
+#: Seconds after which a GPU whose clock its power held down, in a row of calls before, is as fast as at first (H200: half of it).
+REST = 0.5
 CALL = "gdn_codegen bench: a call"
 
 
@@ -171,6 +173,7 @@ def device_time(run: Run, n: int) -> tuple[float, dict[str, float]]:
     from torch.autograd import DeviceType  # type: ignore[attr-defined]
     from torch.profiler import ProfilerActivity, profile, record_function
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    time.sleep(REST)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as p:
         for _ in range(n):
             flush.zero_()
