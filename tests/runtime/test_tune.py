@@ -110,10 +110,14 @@ def test_portable_candidates_are_for_inputs_that_nothing_made_for_the_gpu_fits(m
     assert {b.arch for b in tune.candidates(ABOUT, "sm_90a")} == {"sm_90a", ""}
 
 
-def test_candidates_of_a_space_share_its_base(monkeypatch):
-    monkeypatch.setattr(tune, "SPACES", {"triton": (tune.Space(("walk",), PARTS, (32,), base={"stages": 4}),)})
-    plans = [b.plan for b in tune.candidates(Build("triton"), "sm_90a")]
-    assert varied("walk", stages=4) in plans and varied("walk", stages=4, partition="decay", part_chunks=32) in plans
+@pytest.mark.parametrize("arch, chunk, whole, parts", [("", 32, False, False), ("sm_90a", 32, True, True),
+                                                       ("sm_90a", 64, False, True)])
+def test_candidates_of_a_space_share_its_base_and_what_the_architecture_wants(arch, chunk, whole, parts, monkeypatch):
+    monkeypatch.setattr(tune, "SPACES", {"triton": (tune.Space(("walk",), PARTS, (chunk,), base={"stages": 4}),)})
+    plans = [b.plan for b in tune.candidates(Build("triton"), arch)]
+    assert varied("walk", stages=4, descriptors=whole) in plans
+    assert varied("walk", stages=4, partition="decay", part_chunks=32, descriptors=parts) in plans
+    assert {p.descriptors for p in plans} == {whole, parts}
 
 
 def test_calls_choose_from_what_tune_wrote(run, monkeypatch):
