@@ -134,6 +134,8 @@ class _Kernel:
                 raise self.fail(o, f"tensor {name} is of index {t.index}, which no {o.kind} outside a walk's body takes")
             if t.index == "part" and self.k.grid != "parts":
                 raise self.fail(o, f"tensor {name} has a tile a part, and the grid is over {self.k.grid}")
+            if o.attr("later") and t.index != "part":
+                raise self.fail(o, f"is about a later part, and {name} has a tile a {t.index}")
             if o.kind == "load" and (args[:1] not in ((), (Tile(()),)) or args[1:] not in ((), (moved,))):
                 raise self.fail(o, f"loads where a number is negative, else another tile like {moved}; operands are "
                                    f"{', '.join(map(str, args))}")

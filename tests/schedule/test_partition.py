@@ -9,10 +9,11 @@ from reference import expected, problem, rms_error, variant
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices import HOPPER
 from gdn_codegen.ir.builder import algorithm, carried, exp
-from gdn_codegen.ir.core import Op, loops
+from gdn_codegen.ir.core import Loop, Op, loops
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.ir.ops import TypeRuleError
 from gdn_codegen.ir.types import Tile
+from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.schedule import SCHEDULES, Schedule, ScheduleError, named
 from gdn_codegen.schedule.partition import BOUND, partition
 from gdn_codegen.schedule.pipelines import lower
@@ -261,3 +262,16 @@ def test_a_walk_that_begins_early_stands_in_a_grid_over_parts():
     k = p.kernels[-1]
     assert next(loops(k.body)).early == "early"
     assert partition(p, named("replay"), HOPPER, "float16") is p
+
+
+@pytest.mark.parametrize("kind", ["load", "store"])
+def test_what_is_of_a_later_part_has_a_tile_a_part(kind):
+    p = lowered("decay")
+    k = next(k for k in p.kernels if k.name == "o_S")
+
+    def late(o):
+        attrs = tuple(sorted([*o.attrs, ("later", 1)]))
+        return replace(o, attrs=attrs) if o.kind == kind and o.attr("tensor") in ("q", "o") else o
+    body = tuple(replace(s, body=tuple(map(late, s.body))) if isinstance(s, Loop) else s for s in k.body)
+    with pytest.raises(VerifyError, match="is about a later part, and [qo] has a tile a token"):
+        verify(replace(p, kernels=tuple(replace(x, body=body) if x is k else x for x in p.kernels)))
