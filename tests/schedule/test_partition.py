@@ -273,5 +273,5 @@ def test_what_is_of_a_later_part_has_a_tile_a_part(kind):
         attrs = tuple(sorted([*o.attrs, ("later", 1)]))
         return replace(o, attrs=attrs) if o.kind == kind and o.attr("tensor") in ("q", "o") else o
     body = tuple(replace(s, body=tuple(map(late, s.body))) if isinstance(s, Loop) else s for s in k.body)
-    with pytest.raises(VerifyError, match="is about a later part, and [qo] has a tile a token"):
+    with pytest.raises(VerifyError, match=r"is about a later part, and [qo] has a tile a token"):
         verify(replace(p, kernels=tuple(replace(x, body=body) if x is k else x for x in p.kernels)))
