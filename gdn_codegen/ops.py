@@ -12,6 +12,7 @@ from .runtime.library import compiled
 from .schedule import Schedule
 
 State = Tensor | None
+PLAIN = Tensor, torch.nn.Parameter
 
 
 def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: dict[str, Any], decode: bool = False,
@@ -21,7 +22,8 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     if others:
         t, x = spelled(Tensors(*t), Options(*x), others)
     scale = None if scale is None else number("scale", scale)
-    if not torch.compiler.is_compiling():
+    # classes of tensors that have their own way with ops, as fake ones, get an op
+    if not torch.compiler.is_compiling() and (type(t[0]) in PLAIN or not isinstance(t[0], Tensor)):
         return eager(t, x, scale, decode, few)
     tensors = Tensors(*t)
     words = settled(tensors, Options(*x), decode)

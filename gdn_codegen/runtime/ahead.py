@@ -9,13 +9,13 @@ import importlib.util
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from . import cache
+from . import cache, chain
 from .build import Build
 from .check_triton import dtypes
 from .load import import_path
@@ -38,10 +38,11 @@ def _tilelang(path: Path, arch: str) -> Iterator[str]:
         raise ValueError(f"compile: got {arch!r}; accepted for tilelang: an architecture of NVIDIA, as sm_90a")
     module: Any = import_path(path)
     logging.getLogger("tilelang.jit.kernel").setLevel(logging.WARNING)
-    for name in module._KERNELS:
-        start, library = time.perf_counter(), Path(module.library(name, arch))
-        there = library.exists()
-        cache.made(library, partial(_export, module, name, arch))
+    wanted: list[tuple[Path, Callable[[Path], object]]] = [
+        (Path(module.library(name, arch)), partial(_export, module, name, arch)) for name in module._KERNELS]
+    for library, make in (*wanted, (wanted[0][0].with_name(chain.file_name()), chain.compile_to)):
+        start, there = time.perf_counter(), library.exists()
+        cache.made(library, make)
         yield f"{library}: " + ("is there" if there else f"{time.perf_counter() - start:.1f} s")
 
 

@@ -13,13 +13,16 @@ from ..schedule import Schedule, named
 from ..schedule.contract import Contract
 from .arguments import DTYPES, Options, Tensors, Words, check_chunks, fail, reads, requires_grad, settled
 from .build import DEFAULT_SCHEDULE
+from .chain import chained
 from .dispatch import DEFAULT_CHUNK, build, fits, key, units
 from .load import module
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 #: What options and kinds of tensors decide: the words, the module that serves them, its numbers where none are given, what it
-#: prepared, and whether a final state is wanted.
-_kept: dict[Any, tuple[Words, Any, tuple[float, ...], Callable[..., Any], bool]] = {}
+#: prepared, whether a final state is wanted, and the call as one function, where it can be that.
+_kept: dict[Any, tuple[Words, Any, tuple[float, ...], Callable[..., Any], bool, Callable[..., Any] | None]] = {}
+#: The last call's one function: the next call is mostly of the same kinds, for all layers of a model are.
+_last: Callable[..., Any] | None = None
 
 ALGORITHM = "gated_delta_rule"
 #: Of a decoding step: chunks of so many tokens, which is the most that a sequence may bring.
@@ -148,9 +151,38 @@ def _kind(x: Any) -> Any:
     return x.shape, x.stride(), x.dtype, x.device
 
 
+def _as_one(call: Any, t: Tensors, x: tuple[Any, ...], words: Words, m: Any, numbers: tuple[float, ...],
+            wanted: bool) -> Callable[..., Any] | None:
+    """A settled call as one function of Tensors, Options, scale and decode: what the op returns, or None where something else
+    came. None where it cannot be one (runtime/chain.py)."""
+    if words.checkpoint_chunks or t.chunk_indices is not None or t.chunk_offsets is not None:
+        return None
+    at = Tensors._fields.index
+    buffers = () if words.in_place else (at("final_state"),)
+    place = (*range(7 if words.gate == "raw" else 5), at("initial_state"), at("out"), *buffers, at("state_indices"))
+    run = chained(call, m, t[:12], place, at("cu_seqlens"), wanted)
+    if run is None:
+        return None
+    options, one_state = x, t.initial_state is t.final_state
+
+    def again(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool) -> Any:
+        *_, initial, _, _, final, _, chunk_indices, chunk_offsets = t
+        if (x != options or decode != words.decode or (initial is final) != one_state or chunk_indices is not None
+                or chunk_offsets is not None or (torch.is_grad_enabled() and _wants_gradients(t))):
+            return None
+        return run(t[:12], numbers if scale is None else m.numbers_of((scale,)))
+
+    return again
+
+
 def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...]:
     """What the op returns for Tensors and Options as they came: whatever options and kinds of tensors decide is looked up at
     once. Every microsecond here is one that a server waits."""
+    global _last
+    if _last is not None:
+        results = _last(t, x, scale, decode)
+        if results is not None:
+            return results  # type: ignore[no-any-return]
     try:
         q, k, v, g, beta, a_log, dt_bias, initial, indices, ends, final, out, *tables = t
         about: Any = (x, decode, q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
@@ -173,9 +205,13 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         if about is not None:
             if len(_kept) >= 1024:
                 _kept.clear()
-            _kept[about] = words, m, m.numbers_of((None,)), call, wanted
+            usual = m.numbers_of((None,))
+            again = _as_one(call, named, x, words, m, usual, wanted)
+            _kept[about] = words, m, usual, call, wanted, again
+            _last = again or _last
     else:
-        words, m, numbers, call, wanted = found
+        words, m, numbers, call, wanted, again = found
+        _last = again or _last
         if few or tables != [None, None] or (torch.is_grad_enabled() and _wants_gradients(t)):
             check_values(Tensors(*t), words, few)
         if scale is not None:
@@ -183,11 +219,12 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
     buffers = () if words.in_place else (final,)
     memory = call(t[:7] if words.gate == "raw" else t[:5], numbers, (initial,), (out,), ends,
                   (*buffers, None) if words.checkpoint_chunks else buffers, indices)
-    results: tuple[Any, ...] = m.results(memory, wanted)
-    return results
+    return m.results(memory, wanted)  # type: ignore[no-any-return]
 
 
 def forget() -> None:
     """Drop what is kept for further calls: for tests."""
+    global _last
+    _last = None
     _kept.clear()
     _loaded.cache_clear()

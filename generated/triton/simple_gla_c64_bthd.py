@@ -479,7 +479,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
         if instances:
             launch = _launcher(name, instances, sizes, [ints[x] for x in INTS[name]], device)
             numbers = [list(SCALARS).index(n) for n in scalars]
-            launches.append((launch, operator.itemgetter(*(TENSORS.index(t) for t in tensors)), numbers))
+            launches.append((launch, [TENSORS.index(t) for t in tensors], numbers))
     # callers' memory for results, and whether what kernels wrote is elsewhere
     unwanted = [absent for absent, _ in state_kin] if all(absent is not None for absent, _ in state_kin) else None
     any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
@@ -487,6 +487,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     check_ends = cu_seqlens is not None and (CHECK or device.type == "cpu")
     ends_are_plain = cu_seqlens is not None and _is_plain(cu_seqlens, torch.int32)
 
+    picked = [(launch, operator.itemgetter(*tensors), numbers) for launch, tensors, numbers in launches]
 
     def call(given, numbers, states, outs, cu_seqlens, buffers, indices=None):
         if _is_elsewhere(device):
@@ -514,7 +515,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             ends = _equal_rows(batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
-        for launch, tensors, used in launches:
+        for launch, tensors, used in picked:
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if any_out:
             for i, x in copied:
@@ -526,6 +527,20 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
                 memory[n] = x
         return memory
 
+    call.pieces = None
+    as_it_is = all(plain for _, plain, *_ in expected) and all(as_they_are) and all(x is None or fit for x, fit in zip(outs, fits))
+    if as_it_is and not (POISON or check_ends or cu_seqlens is not None and not ends_are_plain):
+        # for callers that launch by themselves. Of each of TENSORS: its place among (*given, *states, *outs, *buffers, indices)
+        # and its shape in kernels, or what stands for it, or what it is made like. Then launches, and what gives ends of rows
+        first_out = len(given) + len(states)
+        first_buffer = first_out + len(outs)
+        of = [("given", n, tuple(x.shape)) if x is not None else ("fixed", absent)
+              for n, (x, (absent, *_)) in enumerate(zip((*given, *states), expected))]
+        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like) if absent is None else ("fixed", absent)
+               for n, (x, (absent, like)) in enumerate(zip(buffers, state_kin), first_buffer)]
+        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like) for n, (x, like) in enumerate(zip(outs, kin), first_out)]
+        of += [("workspace", like) for like in kin[len(outs):]]
+        call.pieces = of, launches, functools.partial(_equal_rows, batch, tokens, device)
     return call
 
 

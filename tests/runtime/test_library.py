@@ -104,6 +104,15 @@ def test_nothing_is_read_and_shapes_come_from_shapes():
     assert (o.shape, o.dtype, S.shape, S.dtype) == (a[2].shape, torch.float16, (2, 2, 32, 32), torch.float32)
 
 
+def test_callers_functions_take_fake_tensors_too():
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    x, a, cu = given((9, 4))
+    model(*a, x["S"], cu)  # what real tensors of these kinds settled is not for fake ones
+    with FakeTensorMode() as mode:
+        o, S = model(*[mode.from_tensor(t) for t in (*a, x["S"], cu)])
+    assert isinstance(o, FakeTensor) and isinstance(S, FakeTensor) and o.shape == a[2].shape and S.shape == (2, 2, 32, 32)
+
+
 def test_gradients_are_refused():
     x, a, cu = given()
     a[2].requires_grad_()

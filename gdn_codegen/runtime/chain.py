@@ -1,0 +1,121 @@
+"""Settled calls without Python between their kernels: chain.cc compares kinds, allocates workspaces and launches."""
+from __future__ import annotations
+
+import operator
+import os
+import platform
+import shutil
+import subprocess
+import warnings
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from . import cache
+
+SOURCE = Path(__file__).with_name("chain.cc")
+#: What a tensor of kernels is: dense from where an argument begins, a workspace, or always the same. chain.cc has these too.
+ARGUMENT, WORKSPACE, FIXED = range(3)
+
+
+def file_name() -> str:
+    import tvm_ffi
+    return f"chain_{cache.digest(SOURCE.read_bytes(), tvm_ffi.__version__, platform.machine())}.so"
+
+
+def compile_to(path: Path, source: Path = SOURCE) -> None:
+    """Compile a source that exports functions of TVM's FFI; RuntimeError with what the compiler said, or where there is none."""
+    from tvm_ffi import libinfo
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        raise RuntimeError(f"{source.name}: no C++ compiler; install g++, or set CXX")
+    done = subprocess.run([compiler, "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{libinfo.find_include_path()}",
+                           f"-I{libinfo.find_dlpack_include_path()}", str(source), "-o", str(path), libinfo.find_libtvm_ffi()],
+                          capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{source.name}: {done.stderr}")
+
+
+@lru_cache(maxsize=64)
+def _library(ahead: Path) -> Any:
+    """The function that makes chains, or None. Where kernels were compiled ahead nothing is compiled here: it lies beside them or
+    is not used."""
+    import tvm_ffi
+    path = ahead / file_name()
+    if not path.exists():
+        if ahead.exists():
+            return None
+        path = cache.folder() / "chain" / path.name
+        try:
+            cache.made(path, compile_to)
+        except (OSError, RuntimeError) as e:
+            warnings.warn(f"calls take the slower way through Python: {e}", RuntimeWarning, stacklevel=2)
+            return None
+    return tvm_ffi.load_module(str(path)).chain
+
+
+def chain(ahead: Path, arguments: Sequence[Tensor | None], slots: Sequence[tuple[Any, ...]],
+          launches: Sequence[tuple[Any, ...]]) -> Callable[..., bool] | None:
+    """A function of such arguments, and of numbers after them, that launches kernels on them and says whether it did: not on
+    arguments of other kinds (shape, strides, dtype, device, 16-byte alignment, None or not).
+
+    slots: (ARGUMENT, index, shape that kernels see), (WORKSPACE, tensor of its shape) or (FIXED, tensor). launches: kernel, its
+    slots, its whole numbers, indices of numbers. ahead: the folder of kernels that were compiled ahead.
+    """
+    make = _library(ahead)
+    made: Callable[..., bool] | None = make and make(arguments, slots, launches)
+    return made
+
+
+def chained(call: Any, m: Any, arguments: Sequence[Tensor | None], place: Sequence[int], ends: int,
+            wanted: bool) -> Callable[..., tuple[Any, ...] | None] | None:
+    """A call that module `m` prepared, as a function of numbers and of arguments such as these: results, or None where they are
+    of other kinds. None where it cannot be one: some tensor must be copied or looked at, or kernels start only from Python.
+
+    place: where what the module was given (states, buffers and so on) is among arguments; ends: where cu_seqlens is.
+    """
+    pieces = getattr(call, "pieces", None)
+    if pieces is None or not all(hasattr(launch, "compiled") for launch, *_ in pieces[1]):
+        return None
+    of, launches, rows = pieces
+    ends_given = arguments[ends] is not None
+    kin = [x for kind, *_, x in of if kind == "result"]
+    filled = [*arguments, *map(m._new, kin)]
+    filled[ends] = arguments[ends] if ends_given else rows()
+    slots: list[tuple[Any, ...]] = []
+    memory: list[int] = []  # of each of the module's tensors, which of ours it is
+    results = iter(range(len(arguments), len(filled)))
+    for kind, *rest in of:
+        if kind in ("given", "result"):
+            memory.append(place[rest[0]] if kind == "given" else next(results))
+            slots.append((ARGUMENT, memory[-1], rest[1] if kind == "given" else tuple(rest[0].shape)))
+        else:
+            memory.append(-1)
+            slots.append((WORKSPACE if kind == "workspace" else FIXED, rest[0]))
+    slots.append((ARGUMENT, ends, tuple(filled[ends].shape)))
+    runs = [(kernel, (*tensors, len(slots) - 1), fixed, used)
+            for (kernel, fixed), tensors, used in ((go.compiled, *rest) for go, *rest in launches)]
+    launch = chain(Path(m.library("", "")).parent, filled, slots, runs)
+    if launch is None:
+        return None
+    pick = operator.itemgetter(*[len(filled) if n is None else n for n in m.results(memory, wanted)])
+    new, elsewhere, device = m._new, m._is_elsewhere, filled[0].device
+
+    def run(arguments: tuple[Any, ...], numbers: tuple[float, ...]) -> tuple[Any, ...] | None:
+        if (arguments[ends] is not None) != ends_given or elsewhere(device):
+            return None
+        all_of = (*arguments, *map(new, kin), None)
+        try:
+            if ends_given:
+                done = launch(*all_of[:-1], *numbers)
+            else:
+                done = launch(*all_of[:ends], rows(), *all_of[ends + 1:-1], *numbers)
+        except RuntimeError:  # a tensor without memory, or none left: the way through Python says so better
+            return None
+        results: tuple[Any, ...] | None = pick(all_of) if done else None
+        return results
+
+    return run
