@@ -254,10 +254,12 @@ def check_checkpoints(c: Drawn, got: torch.Tensor, about: dict[str, Any], live: 
 
 
 def elsewhere(fn: Any, device: str) -> Any:
-    """The op on copies of its tensors on another device; what it wrote and gives comes back."""
+    """The op on copies of its tensors on another device, twice, since a first call settles how the next are done; what the second
+    wrote and gives comes back."""
     def run(**said: Any) -> tuple[Any, ...]:
-        there = {n: x.to(device, copy=True) if isinstance(x, torch.Tensor) else x for n, x in said.items()}
-        results = fn(**there)
+        for _ in range(2):
+            there = {n: x.to(device, copy=True) if isinstance(x, torch.Tensor) else x for n, x in said.items()}
+            results = fn(**there)
         for n, x in said.items():
             if isinstance(x, torch.Tensor):
                 x.copy_(there[n])

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,9 +18,22 @@ from .dispatch import DEFAULT_CHUNK, build, fits, key, units
 from .load import module
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
-#: What options and kinds of tensors decide: the words, the module that serves them, its numbers where none are given, what it
-#: prepared, whether a final state is wanted, and the call as one function, where it can be that.
-_kept: dict[Any, tuple[Words, Any, tuple[float, ...], Callable[..., Any], bool, Callable[..., Any] | None]] = {}
+
+
+@dataclass
+class Settled:
+    """What options and kinds of tensors decide."""
+
+    words: Words
+    module: Any  # which serves them
+    numbers: tuple[float, ...]  # where no scale is given
+    call: Callable[..., Any]  # what it prepared
+    wanted: bool  # whether a final state is
+    came_again: bool = False
+    again: Callable[..., Any] | None = None  # the call as one function, made only when it comes again: it takes a while
+
+
+_kept: dict[Any, Settled] = {}
 #: The last call's one function: the next call is mostly of the same kinds, for all layers of a model are.
 _last: Callable[..., Any] | None = None
 
@@ -151,26 +164,26 @@ def _kind(x: Any) -> Any:
     return x.shape, x.stride(), x.dtype, x.device
 
 
-def _as_one(call: Any, t: Tensors, x: tuple[Any, ...], words: Words, m: Any, numbers: tuple[float, ...],
-            wanted: bool) -> Callable[..., Any] | None:
+def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> Callable[..., Any] | None:
     """A settled call as one function of Tensors, Options, scale and decode: what the op returns, or None where something else
     came. None where it cannot be one (runtime/chain.py)."""
+    words, m = s.words, s.module
     if words.checkpoint_chunks or t.chunk_indices is not None or t.chunk_offsets is not None:
         return None
     at = Tensors._fields.index
     buffers = () if words.in_place else (at("final_state"),)
     place = (*range(7 if words.gate == "raw" else 5), at("initial_state"), at("out"), *buffers, at("state_indices"))
-    run = chained(call, m, t[:12], place, at("cu_seqlens"), wanted)
+    run = chained(s.call, m, t[:at("chunk_indices")], place, at("cu_seqlens"), s.wanted)
     if run is None:
         return None
-    options, one_state = x, t.initial_state is t.final_state
+    options, known, numbers, one_state = x, scale, m.numbers_of((scale,)), t.initial_state is t.final_state
+    initial, final, chunks = at("initial_state"), at("final_state"), at("chunk_indices")
 
     def again(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool) -> Any:
-        *_, initial, _, _, final, _, chunk_indices, chunk_offsets = t
-        if (x != options or decode != words.decode or (initial is final) != one_state or chunk_indices is not None
-                or chunk_offsets is not None or (torch.is_grad_enabled() and _wants_gradients(t))):
+        if (x != options or decode != words.decode or (t[initial] is t[final]) != one_state or t[chunks] is not None
+                or t[chunks + 1] is not None or (torch.is_grad_enabled() and _wants_gradients(t))):
             return None
-        return run(t[:12], numbers if scale is None else m.numbers_of((scale,)))
+        return run(t[:chunks], numbers if scale == known else m.numbers_of((scale,)))
 
     return again
 
@@ -205,17 +218,20 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         if about is not None:
             if len(_kept) >= 1024:
                 _kept.clear()
-            usual = m.numbers_of((None,))
-            again = _as_one(call, named, x, words, m, usual, wanted)
-            _kept[about] = words, m, usual, call, wanted, again
-            _last = again or _last
+            _kept[about] = Settled(words, m, m.numbers_of((None,)), call, wanted)
     else:
-        words, m, numbers, call, wanted, again = found
-        _last = again or _last
+        words, m, numbers, call, wanted = found.words, found.module, found.numbers, found.call, found.wanted
         if few or tables != [None, None] or (torch.is_grad_enabled() and _wants_gradients(t)):
             check_values(Tensors(*t), words, few)
         if scale is not None:
             numbers = m.numbers_of((scale,))
+        if not found.came_again:
+            found.came_again, found.again = True, _as_one(found, Tensors(*t), x, scale)
+        if found.again is not None:
+            _last = found.again
+            results = _last(t, x, scale, decode)
+            if results is not None:
+                return results  # type: ignore[no-any-return]
     buffers = () if words.in_place else (final,)
     memory = call(t[:7] if words.gate == "raw" else t[:5], numbers, (initial,), (out,), ends,
                   (*buffers, None) if words.checkpoint_chunks else buffers, indices)

@@ -1,6 +1,7 @@
 """Settled calls without Python between their kernels: chain.cc compares kinds, allocates workspaces and launches."""
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 import platform
@@ -12,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import cache
@@ -81,16 +83,20 @@ def chained(call: Any, m: Any, arguments: Sequence[Tensor | None], place: Sequen
     if pieces is None or not all(hasattr(launch, "compiled") for launch, *_ in pieces[1]):
         return None
     of, launches, rows = pieces
+    new, made_here = m._new, ("result", "workspace") if m.POISON else ("result",)
+    if m.POISON:
+        new = lambda like: m._new(like).fill_(float("nan"))
     ends_given = arguments[ends] is not None
-    kin = [x for kind, *_, x in of if kind == "result"]
-    filled = [*arguments, *map(m._new, kin)]
-    filled[ends] = arguments[ends] if ends_given else rows()
+    kin = [x for kind, *_, x in of if kind in made_here]
+    # then nothing, for a result that nobody wants, and ends of equal rows where none are given
+    filled = [*arguments, *map(new, kin), None, *([] if ends_given else [rows()])]
+    ends = ends if ends_given else len(filled) - 1
     slots: list[tuple[Any, ...]] = []
     memory: list[int] = []  # of each of the module's tensors, which of ours it is
-    results = iter(range(len(arguments), len(filled)))
+    made = itertools.count(len(arguments))
     for kind, *rest in of:
-        if kind in ("given", "result"):
-            memory.append(place[rest[0]] if kind == "given" else next(results))
+        if kind == "given" or kind in made_here:
+            memory.append(place[rest[0]] if kind == "given" else next(made))
             slots.append((ARGUMENT, memory[-1], rest[1] if kind == "given" else tuple(rest[0].shape)))
         else:
             memory.append(-1)
@@ -101,18 +107,16 @@ def chained(call: Any, m: Any, arguments: Sequence[Tensor | None], place: Sequen
     launch = chain(Path(m.library("", "")).parent, filled, slots, runs)
     if launch is None:
         return None
-    pick = operator.itemgetter(*[len(filled) if n is None else n for n in m.results(memory, wanted)])
-    new, elsewhere, device = m._new, m._is_elsewhere, filled[0].device
+    pick = operator.itemgetter(*[len(arguments) + len(kin) if n is None else n for n in m.results(memory, wanted)])
+    device = filled[0].device
+    current = torch._C._cuda_getDevice if device.type == "cuda" else lambda: device.index
 
     def run(arguments: tuple[Any, ...], numbers: tuple[float, ...]) -> tuple[Any, ...] | None:
-        if (arguments[ends] is not None) != ends_given or elsewhere(device):
+        if current() != device.index:
             return None
         all_of = (*arguments, *map(new, kin), None)
         try:
-            if ends_given:
-                done = launch(*all_of[:-1], *numbers)
-            else:
-                done = launch(*all_of[:ends], rows(), *all_of[ends + 1:-1], *numbers)
+            done = launch(*all_of, *numbers) if ends_given else launch(*all_of, rows(), *numbers)
         except RuntimeError:  # a tensor without memory, or none left: the way through Python says so better
             return None
         results: tuple[Any, ...] | None = pick(all_of) if done else None

@@ -3147,7 +3147,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
 
     call.pieces = None
     as_it_is = all(plain for _, plain, *_ in expected) and all(as_they_are) and all(x is None or fit for x, fit in zip(outs, fits))
-    if as_it_is and not (POISON or check_ends or cu_seqlens is not None and not ends_are_plain):
+    if as_it_is and not (check_ends or cu_seqlens is not None and not ends_are_plain):
         # for callers that launch by themselves. Of each of TENSORS: its place among (*given, *states, *outs, *buffers, indices)
         # and its shape in kernels, or what stands for it, or what it is made like. Then launches, and what gives ends of rows
         first_out = len(given) + len(states)

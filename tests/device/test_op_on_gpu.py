@@ -4,6 +4,7 @@ import torch
 from reference import expected, problem, rms_error
 
 from gdn_codegen.ops import chunk_gated_delta_rule
+from gdn_codegen.runtime import calls
 from gdn_codegen.runtime.build import TARGETS
 from gdn_codegen.runtime.library import gated_delta_rule
 from gdn_codegen.runtime.targets import runs
@@ -90,6 +91,30 @@ def test_the_same_bits_on_any_stream_and_in_any_place(target):
     o, final = run(target, turned, S[order], ends)
     assert torch.equal(o.view(3, 300, *o.shape[2:]), want[0].view(3, 300, *o.shape[2:])[order])
     assert torch.equal(final, want[1][order])
+
+
+@pytest.mark.skipif("tilelang" not in HERE, reason="needs TileLang")
+@pytest.mark.parametrize("packed, poison", [(False, True), (True, False)])  # workspaces as they come, or full of NaN
+@pytest.mark.parametrize("tokens", [495, 9000])
+def test_a_settled_call_is_one_compiled_function(packed, poison, tokens, monkeypatch):
+    """It gives the bits that the way through Python gives, for other values too."""
+    lengths = (*LENGTHS[:3], tokens - 195) if packed else (tokens,)
+    problems = [given(lengths, seed) for seed in (0, 1)]
+    calls.forget()
+    want = []
+    for _, a, S, ends in problems:
+        want.append(run("tilelang", a, S, ends if packed else None))
+        (one,) = calls._kept.values()
+        calls.forget()
+    monkeypatch.setattr(one.module, "POISON", poison)
+    for _ in range(2):
+        run("tilelang", *problems[0][1:3], problems[0][3] if packed else None)
+    monkeypatch.setattr(calls, "_kept", {})
+    monkeypatch.setattr(calls, "settled", lambda *a: pytest.fail("settled again"))
+    for _ in range(3):
+        for (_, a, S, ends), w in zip(problems, want, strict=True):
+            got = run("tilelang", a, S, ends if packed else None)
+            assert all(torch.equal(x, y) for x, y in zip(got, w, strict=True)) and w[0].isfinite().all()
 
 
 @pytest.mark.parametrize("target", HERE)

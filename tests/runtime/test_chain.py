@@ -30,7 +30,7 @@ def lent():
     return tvm_ffi.load_module(str(path)).lent
 
 
-def loaded(b, started):
+def loaded(b, started, poison):
     """The module of a build, which looks at no values of CPU tensors, and whose kernels can be chained: (name, by whom)."""
     text = render(b)
     for eager in ('(CHECK or device.type == "cpu")', 'check_slots = CHECK or device.type == "cpu"'):
@@ -56,16 +56,22 @@ def loaded(b, started):
         launch.compiled = lent()(start), run.__closure__[fixed].cell_contents
         return launch
 
-    space.update(_launcher=launcher, POISON=False)
+    space.update(_launcher=launcher, POISON=poison)
     space["_plans"].clear()
     return m
 
 
 @pytest.fixture
-def started(monkeypatch):
+def poison():
+    """Whether outputs and workspaces start as NaN: workspaces are the chain's own where they do not."""
+    return True
+
+
+@pytest.fixture
+def started(monkeypatch, poison):
     """Which kernels the op starts, and how."""
     seen = []
-    monkeypatch.setattr(calls, "module", lambda b: loaded(b, seen))
+    monkeypatch.setattr(calls, "module", lambda b: loaded(b, seen, poison))
     calls.forget()
     yield seen
     calls.forget()
@@ -104,7 +110,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form, poison", [*((f, True) for f in FORMS), ("rows", False), ("packed, with states", False)])
 def test_it_gives_the_bits_that_python_gives(form, started):
     def run(seed):
         said = FORMS[form](tensors(seed=seed))
