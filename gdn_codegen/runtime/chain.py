@@ -56,7 +56,13 @@ def _library(ahead: Path) -> Any:
         except (OSError, RuntimeError) as e:
             warnings.warn(f"calls take the slower way through Python: {e}", RuntimeWarning, stacklevel=2)
             return None
-    return tvm_ffi.load_module(str(path)).chain
+    make = tvm_ffi.load_module(str(path)).chain
+    x = torch.empty(1)
+    try:
+        make((x,), ((WORKSPACE, x),), ())(x)
+    except RuntimeError:  # this torch gives TVM's FFI no memory: before 2.10 that takes torch-c-dlpack-ext
+        return None
+    return make
 
 
 def chain(ahead: Path, arguments: Sequence[Tensor | None], slots: Sequence[tuple[Any, ...]],

@@ -7,6 +7,7 @@ import shutil
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -256,6 +257,15 @@ def test_beside_kernels_compiled_ahead_it_is_loaded_and_never_compiled(empty_cac
     chain.compile_to(ahead / chain.file_name())
     monkeypatch.setattr(chain, "compile_to", lambda path: pytest.fail("compiled"))
     assert chain.chain(ahead, *arguments())(torch.zeros(4))
+
+
+def test_where_torch_gives_the_ffi_no_memory_there_is_none(empty_cache, monkeypatch):
+    def none(*args):
+        raise RuntimeError("no allocator")
+    assert chain.chain(NONE, *arguments())(torch.zeros(4))
+    chain._library.cache_clear()
+    monkeypatch.setattr(tvm_ffi, "load_module", lambda path: SimpleNamespace(chain=lambda *a: none))
+    assert chain.chain(NONE, *arguments()) is None
 
 
 def test_without_a_compiler_calls_go_the_other_way(empty_cache, monkeypatch, started):
