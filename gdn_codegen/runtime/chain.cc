@@ -55,7 +55,7 @@ struct Chain {
   std::vector<std::optional<Kind>> kinds;
   std::vector<Slot> slots;
   std::vector<Launch> launches;
-  int64_t bytes = 0;
+  int64_t bytes = 0, numbers = 0;
   DLDevice device;
 
   // arguments: (example or None, ...), the first a tensor; slots: (kArgument, index, shape), (kWorkspace, like) or
@@ -92,6 +92,7 @@ struct Chain {
       std::vector<int64_t>* lists[] = {&l.slots, &l.ints, &l.numbers};
       for (int i = 0; i < 3; ++i)
         for (int64_t n : row[i + 1].cast<Array<int64_t>>()) lists[i]->push_back(n);
+      for (int64_t n : l.numbers) numbers = std::max(numbers, n + 1);
       launches.push_back(std::move(l));
     }
   }
@@ -99,7 +100,7 @@ struct Chain {
   // Whether these arguments are of the kinds it was made for; only then anything runs.
   bool operator()(PackedArgs args) const {
     int n = static_cast<int>(kinds.size());
-    if (args.size() < n) return false;
+    if (args.size() < n + numbers) return false;
     std::vector<const DLTensor*> tensors(n);
     for (int i = 0; i < n; ++i) {
       tensors[i] = Given(args[i]);

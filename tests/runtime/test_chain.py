@@ -222,7 +222,7 @@ def test_arguments_of_another_kind_start_nothing(other):
     assert run(torch.ones(4, 6), None, 1.0, 2.0) and len(seen) == 1
     assert not run(other, None, 1.0, 2.0)
     assert not run(torch.ones(4, 6), torch.ones(1), 1.0, 2.0)
-    assert not run(torch.ones(4, 6))
+    assert not run(torch.ones(4, 6)) and not run(torch.ones(4, 6), None, 1.0)
     assert len(seen) == 1
 
 
