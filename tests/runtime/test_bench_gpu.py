@@ -389,6 +389,8 @@ def test_wall_time_is_what_a_call_adds_to_a_queue(monkeypatch):
     assert bench_gpu.wall_time(takes(7), 4) == pytest.approx(7)
     monkeypatch.setattr(bench_gpu, "time", SimpleNamespace(perf_counter=lambda: now[0] / 1e3))
     assert bench_gpu.host_time(takes(7), 4) == pytest.approx(7e3)
+    start = now[0]
+    assert bench_gpu.host_time(lambda: takes(11 if now[0] < start + 300 else 7)(), 4) == pytest.approx(7e3)
 
 
 def test_a_wrong_result_fails_the_run(gpu, monkeypatch, capsys):
