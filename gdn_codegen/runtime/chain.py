@@ -110,7 +110,7 @@ def chained(call: Any, m: Any, arguments: Sequence[Tensor | None], place: Sequen
     slots.append((ARGUMENT, ends, tuple(filled[ends].shape)))
     runs = [(kernel, (*tensors, len(slots) - 1), fixed, used)
             for (kernel, fixed), tensors, used in ((go.compiled, *rest) for go, *rest in launches)]
-    launch = chain(Path(m.library("", "")).parent, filled, slots, runs)
+    launch = chain(Path(m.__file__).with_suffix(".kernels"), filled, slots, runs)
     if launch is None:
         return None
     pick = operator.itemgetter(*[len(arguments) + len(kin) if n is None else n for n in m.results(memory, wanted)])
