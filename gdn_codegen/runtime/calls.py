@@ -168,7 +168,7 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
     """A settled call as one function of Tensors, Options, scale and decode: what the op returns, or None where something else
     came. None where it cannot be one (runtime/chain.py)."""
     words, m = s.words, s.module
-    if words.checkpoint_chunks or t.chunk_indices is not None or t.chunk_offsets is not None:
+    if words.checkpoint_chunks:
         return None
     at = Tensors._fields.index
     buffers = () if words.in_place else (at("final_state"),)
@@ -177,12 +177,14 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
     if run is None:
         return None
     options, known, numbers, one_state = x, scale, m.numbers_of((scale,)), t.initial_state is t.final_state
-    initial, final, chunks = at("initial_state"), at("final_state"), at("chunk_indices")
+    initial, final, ends, chunks = map(at, ("initial_state", "final_state", "cu_seqlens", "chunk_indices"))
 
     def again(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool) -> Any:
-        if (x != options or decode != words.decode or (t[initial] is t[final]) != one_state or t[chunks] is not None
-                or t[chunks + 1] is not None or (torch.is_grad_enabled() and _wants_gradients(t))):
+        if (x != options or decode != words.decode or (t[initial] is t[final]) != one_state
+                or (torch.is_grad_enabled() and _wants_gradients(t))):
             return None
+        if t[chunks:] != (None, None):
+            check_chunks(t[chunks], t[chunks + 1], t[ends], words.chunk_size)
         return run(t[:chunks], numbers if scale == known else m.numbers_of((scale,)))
 
     return again
@@ -192,8 +194,9 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
     """What the op returns for Tensors and Options as they came: whatever options and kinds of tensors decide is looked up at
     once. Every microsecond here is one that a server waits."""
     global _last
-    if _last is not None:
-        results = _last(t, x, scale, decode)
+    last = _last
+    if last is not None:
+        results = last(t, x, scale, decode)
         if results is not None:
             return results  # type: ignore[no-any-return]
     try:
@@ -229,7 +232,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
             found.came_again, found.again = True, _as_one(found, Tensors(*t), x, scale)
         if found.again is not None:
             _last = found.again
-            results = _last(t, x, scale, decode)
+            results = found.again(t, x, scale, decode)
             if results is not None:
                 return results  # type: ignore[no-any-return]
     buffers = () if words.in_place else (final,)

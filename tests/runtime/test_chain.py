@@ -182,6 +182,22 @@ def test_what_is_not_the_same_call_is_not_taken_for_it(started):
             call(dict(k=odd))
 
 
+def test_tables_of_chunks_are_looked_at_and_change_nothing(started):
+    said = FORMS["packed, with states"](tensors())
+    tables = dict(chunk_indices=torch.tensor([[0, 0], [1, 0], [1, 1]]), chunk_offsets=torch.tensor([0, 1, 3]))
+    ask = dict(target="tilelang", chunk_size=16, schedule="walk")
+    want = chunk_gated_delta_rule(**said, **ask)
+    started.clear()
+    for _ in range(2):
+        got = chunk_gated_delta_rule(**said, **tables, **ask)
+        assert started[-1][1] == "chain" and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        started.clear()
+    for wrong in (dict(chunk_offsets=torch.tensor([0, 2, 3])), dict(chunk_indices=torch.zeros(3))):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            chunk_gated_delta_rule(**said, **dict(tables, **wrong), **ask)
+    assert not started
+
+
 # --- the compiled text itself -----------------------------------------------------------------------------------------
 def spied(*slots, launches=1):
     """A chain of kernels that note what they get, on a tensor [4, 6] and nothing."""
