@@ -3,9 +3,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-import os
 import platform
-import shutil
 import subprocess
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import cache
+from . import cache, cxx
 
 SOURCE = Path(__file__).with_name("chain.cc")
 #: What a tensor of kernels is: dense from where an argument begins, a workspace, or always the same. chain.cc has these too.
@@ -31,7 +29,7 @@ def file_name() -> str:
 def compile_to(path: Path, source: Path = SOURCE) -> None:
     """Compile a source that exports functions of TVM's FFI; RuntimeError with what the compiler said, or where there is none."""
     from tvm_ffi import libinfo
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    compiler = cxx.compiler()
     if not compiler:
         raise RuntimeError(f"{source.name}: no C++ compiler; install g++, or set CXX")
     done = subprocess.run([compiler, "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{libinfo.find_include_path()}",
@@ -92,10 +90,13 @@ def chained(call: Any, m: Any, arguments: Sequence[Tensor | None], place: Sequen
     new, made_here = m._new, ("result", "workspace") if m.POISON else ("result",)
     if m.POISON:
         new = lambda like: m._new(like).fill_(float("nan"))
-    ends_given = arguments[ends] is not None
+    first, ends_given = arguments[0], arguments[ends] is not None
+    assert first is not None
     kin = [x for kind, *_, x in of if kind in made_here]
     # then nothing, for a result that nobody wants, and ends of equal rows where none are given
-    filled = [*arguments, *map(new, kin), None, *([] if ends_given else [rows()])]
+    filled = [*arguments, *map(new, kin), None]
+    if not ends_given:  # their kind alone is looked at, and filling them would be a kernel of a graph that is being captured
+        filled.append(torch.empty(first.shape[0] + 1, dtype=torch.int32, device=first.device))
     ends = ends if ends_given else len(filled) - 1
     slots: list[tuple[Any, ...]] = []
     memory: list[int] = []  # of each of the module's tensors, which of ours it is
@@ -114,7 +115,7 @@ def chained(call: Any, m: Any, arguments: Sequence[Tensor | None], place: Sequen
     if launch is None:
         return None
     pick = operator.itemgetter(*[len(arguments) + len(kin) if n is None else n for n in m.results(memory, wanted)])
-    device = filled[0].device
+    device = first.device
     current = torch._C._cuda_getDevice if device.type == "cuda" else lambda: device.index
 
     def run(arguments: tuple[Any, ...], numbers: tuple[float, ...]) -> tuple[Any, ...] | None:

@@ -285,7 +285,7 @@ def test_where_torch_gives_the_ffi_no_memory_there_is_none(empty_cache, monkeypa
 
 
 def test_without_a_compiler_calls_go_the_other_way(empty_cache, monkeypatch, started):
-    monkeypatch.setattr(chain.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     with pytest.warns(RuntimeWarning, match="slower way"):
         assert chain.chain(NONE, *arguments()) is None

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from .. import cxx
 
 INPUT, OUTPUT, WORKSPACE, BOTH = 0, 1, 2, 3
 MESSAGE_BYTES = 4096
@@ -52,7 +53,7 @@ def driver_text(source_name: str, names: Sequence[str]) -> str:
 
 def compiler() -> str:
     """`$CXX`, or the first C++ compiler on the path."""
-    found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    found = cxx.compiler()
     if not found:
         raise PtoSimError("pto_sim [compiler] no C++ compiler: install g++ 12 or later, or set CXX")
     return found
