@@ -12,7 +12,8 @@ class Device:
     loaded, a vector, another tile, a number. agents: who can run ops; the first also runs what no rule assigns.
     in_place: an accumulator and a carried value may share the storage of what they become. solves: rows of the blocks that
     a `diag_inverse` takes, 0 where there is none; solves_whole: rows of a whole tile that one takes in 16 bit, and overwrites.
-    async_loads: whether loads of tiles run by themselves.
+    async_loads: whether loads of tiles run by themselves. joined: whether tiles of tokens turn on their way from shared memory,
+    so that threads subtract from them what waits for the state; else products read them as they lie.
     staged: dtypes whose tiles pass through the space "staged" on their way to memory, a row at a time there. part_cost: for
     the number of parts, microseconds of a chunk of 64 tokens walked, of a part folded, of a launch and of a chunk summed up;
     such chunks that walks are taken to begin early, how many more the earliest of them, and of a part below which heads are
@@ -37,6 +38,7 @@ class Device:
     solves: int = 0
     solves_whole: int = 0
     async_loads: bool = False
+    joined: bool = False
     staged: tuple[str, ...] = ()
     part_cost: dict[str, float] = field(default_factory=dict)
     shares: bool = False

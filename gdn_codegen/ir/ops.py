@@ -321,8 +321,8 @@ op("diag_inverse", "(I + x)^-1 of each size x size block on the diagonal, x what
 op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",))
 op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
    lambda attrs, x: x, attrs=("given",))
-op("transpose", "rows as columns; `columns`: of the result each core of an agent has its own columns, not rows", _transpose,
-   lambda attrs, x: x.T, attrs=("columns",))
+op("transpose", "rows as columns, in memory space `space`; `columns`: of the result each core of an agent has its own columns, "
+   "not rows", _transpose, lambda attrs, x: x.T, attrs=("columns", "space"))
 op("load", "a tile from global memory; what a unit of its own copies arrives at `channel`, or `tail` at a sequence's end; with "
    "an operand only where that number is negative, else zeros or the second operand; `later`: of so many parts later, zeros past "
    "the last part; `last`: of a vector its last entry alone; `described`: by a descriptor of the sequence's rows", _loaded,

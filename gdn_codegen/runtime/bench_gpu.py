@@ -2,7 +2,8 @@
 
 Device time is the sum of kernel durations (CUPTI through torch.profiler), with a cold L2, the median of the runs; wall time
 what a call adds to a queue of calls, so that the GPU never waits for the host unless it is the slower; graph time what the replay
-of a CUDA graph of it adds; host time how long calls in a row take to return.
+of a CUDA graph of it adds; host time how long calls in a row take to return, and launch time how long those of torch's `add_` to
+one number do: cores differ, and slow down for a while.
 Errors are RMSE over RMS against a float64 recurrence by chunks, on some heads.
 """
 from __future__ import annotations
@@ -212,7 +213,7 @@ def wall_time(f: Callable[[], object], n: int) -> float:
     return statistics.median(queue(flush.zero_, f) - queue(flush.zero_) for _ in range(5))
 
 
-def host_time(run: Run, n: int) -> float:
+def host_time(run: Callable[[], object], n: int) -> float:
     """us until a call returns, of n in a row, which wait for no kernel: the fastest row of half a second: a host has spells
     in which it takes half as long again."""
     fastest, start = float("inf"), time.perf_counter()
@@ -312,10 +313,12 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
         torch.cuda.synchronize()
         first = time.perf_counter() - started
         error_o, error_state = errors(o, state, want)
+        add = partial(o.new_zeros(1).add_, 1)
         del o, state
         for _ in range(3):
             run()
-        host = host_time(run, runs)  # before the profiler is there, which stays and slows the host
+        # before the profiler is there, which stays and slows the host
+        host, launch = host_time(run, runs), host_time(add, runs)
         device, each = device_time(run, runs)
         wall = wall_time(run, runs)
         graph = graph_time(run, runs) if graphs else None
@@ -326,8 +329,8 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
     except Exception as e:  # a row that stops is a finding, and the others still run
         return base | {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}
     out = base | {"device_ms": round(device, 5), "wall_ms": round(wall, 5), "host_us": round(host, 2),
-                  "graph_ms": graph and round(graph, 5), "first_call_s": round(first, 2), "error_o": error_o,
-                  "error_state": error_state,
+                  "launch_us": round(launch, 2), "graph_ms": graph and round(graph, 5), "first_call_s": round(first, 2),
+                  "error_o": error_o, "error_state": error_state,
                   "kernels": kernel_rows(each, known, top)}
     if limit is not None and not (error_o <= limit and error_state <= limit):
         out["error"] = f"off by {error_o:.1e} (o) and {error_state:.1e} (state); at most {limit:g}"

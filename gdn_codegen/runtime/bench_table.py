@@ -18,8 +18,8 @@ def table(data: dict[str, Any], detail: bool = False) -> list[str]:
     for name in dict.fromkeys(r["shape"] for r in data["rows"]):
         here = [r for r in data["rows"] if r["shape"] == name]
         best, width = best_peer(here, name), max(20, *(len(r["who"]) for r in here))
-        lines += ["", f"{name:{width + 2}} {'device ms':>10} {'wall ms':>9} {'graph ms':>9} {'host us':>8} {'err o':>8} "
-                      f"{'err S':>8} {'x best':>7}"]
+        lines += ["", f"{name:{width + 2}} {'device ms':>10} {'wall ms':>9} {'graph ms':>9} {'host us':>8} {'add_ us':>8} "
+                      f"{'err o':>8} {'err S':>8} {'x best':>7}"]
         for r in here:
             why = next((r[n] for n in ("absent", "refused", "error") if n in r), r["note"])
             if "device_ms" not in r:
@@ -28,7 +28,8 @@ def table(data: dict[str, Any], detail: bool = False) -> list[str]:
             graph = f"{r['graph_ms']:.4f}" if r.get("graph_ms") else "-"
             ratio = f"{best / r['device_ms']:.2f}" if best else "-"
             lines.append(f"  {r['who']:{width}} {r['device_ms']:10.4f} {r['wall_ms']:9.4f} {graph:>9} "
-                         f"{r['host_us']:8.1f} {r['error_o']:8.1e} {r['error_state']:8.1e} {ratio:>7}  {why}".rstrip())
+                         f"{r['host_us']:8.1f} {r['launch_us']:8.1f} {r['error_o']:8.1e} {r['error_state']:8.1e} {ratio:>7}  "
+                         f"{why}".rstrip())
             for k in r["kernels"]:
                 if "flops" in k and k["ms"]:
                     lines.append(f"    {k['name']:{width - 2}} {k['ms']:10.4f}  {k['bytes'] / k['ms'] / 1e9:.2f} TB/s, "

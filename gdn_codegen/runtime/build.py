@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 from .. import algorithms
+from ..devices import Device
 from ..emit import EMITTERS
 from ..emit.base import Heads, KernelText, heads_tag, stride_unit
 from ..ir.builder import Algorithm
@@ -78,6 +79,10 @@ class Build:
     @property
     def plan(self) -> Schedule:
         return named(self.schedule) if isinstance(self.schedule, str) else self.schedule
+
+    @property
+    def device(self) -> Device:
+        return ARCHS[self.target, self.arch][1] if self.arch else DEVICES[self.target]
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -229,10 +234,9 @@ def _names(kernels: Iterable[Kernel]) -> str:
 
 def _part_cost(b: Build) -> dict[str, float]:
     """The device's, of chunks as long as the build's."""
-    cost = (ARCHS[b.target, b.arch][1] if b.arch else DEVICES[b.target]).part_cost
     part = b.chunk / 64
     times = {"chunk": part, "summary": part, "early": 1 / part, "longest": 1 / part, "least": 1 / part}
-    return {n: round(x * times.get(n, 1), 3) for n, x in cost.items()}
+    return {n: round(x * times.get(n, 1), 3) for n, x in b.device.part_cost.items()}
 
 
 def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) -> dict[str, str]:

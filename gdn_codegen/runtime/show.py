@@ -35,7 +35,7 @@ def graph_dot(b: Build) -> str:
     from ..schedule.rewrite import rewrite
     page = b.page
     s = b.plan.adapted(page.trace())
-    p: Program = rewrite(page.trace(), s)
+    p: Program = rewrite(page.trace(), s, b.device)
     loop = next(x for x in p.kernels[0].body if isinstance(x, Loop))
     ops = {o.out: o for o in loop.body if isinstance(o, Op) and o.out and o.kind not in MEMORY_FREE}
     written = {n for g in s.kernels for n in g}

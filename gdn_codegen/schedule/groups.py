@@ -4,7 +4,8 @@ Of a kernel that walks the chunks, what depends on a carried value and what stan
 `state`, loads to its `loader`, stores to tokens to its `store`, inverses and what is computed from them to `solve`, all else to
 `aux`; a product that another accumulates onto goes where that one goes. Values cross by a move to shared memory, or a
 transpose on the way to memory; an inverse lies there by itself. A column or row of a vector in shared memory is read from a
-fragment, one for columns and one for rows.
+fragment, one for columns and one for rows. A tile that is read transposed is loaded as it lies; who reads it turns it, into a
+fragment, and widens it.
 
 What leads to the next carried value comes first, since the next turn waits for it; loads come in the order of need.
 """
@@ -47,6 +48,15 @@ class _Assign:
         self.names: dict[tuple[str, ...], str] = {}  # what an agent, or an agent's view, reads for a value
         self.agent = self.agents()
 
+    def turned(self, a: str) -> bool:
+        """Whether `a` is a tile that `loader` loads, to be read transposed."""
+        o = self.defs.get(a)
+        return o is not None and o.kind == "load" and bool(o.attr("transposed"))
+
+    def view(self, o: Op) -> bool:
+        """Whether each reader of `o` has its own."""
+        return o.kind in VIEWS or (o.kind == "cast" and self.turned(o.args[0]))
+
     def agents(self) -> dict[int, str]:
         d, out, carried = self.device, {}, {c.name for c in self.loop.carried}
         depends = set(carried)
@@ -60,8 +70,8 @@ class _Assign:
             if o.kind == "matmul" and len(o.args) == 3:
                 sums[o.args[2]] = o
         for o in reversed(self.inside):
-            if o.kind in VIEWS:
-                continue  # each reader has its own
+            if self.view(o):
+                continue
             if o.kind == "load":
                 out[id(o)] = d.loader
             elif o.kind == "store" and self.p.tensor(o.attr("tensor")).index == "token":
@@ -74,7 +84,7 @@ class _Assign:
 
     def run(self) -> Kernel:
         b = Body({t.name: t for t in self.p.tensors})
-        b.taken = {o.out for o in walk(self.k.body) if o.kind not in VIEWS}
+        b.taken = {o.out for o in walk(self.k.body) if not self.view(o)}
         b.taken |= {x for c in self.loop.carried for x in (c.name, c.result)}
         for s in self.k.body:
             if isinstance(s, Loop):
@@ -156,12 +166,12 @@ class _Assign:
             (a,) = o.args
             maker = self.agent[id(self.defs[a])]
             turned = o.attr("transposed")
-            x = b.op("transpose", a, name=b.fresh(f"{a}_s"), agent=maker, line=o.line) if turned else \
-                self.move(a, f"{a}_s", maker, d.operand, b)
+            x = self.move(a, f"{a}_s", maker, d.operand, b, "transpose" if turned else "move")
             b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})
             return
         args = [self.read(a, agent, b) for a in o.args]
-        b.op(o.kind, *args, name=o.out, line=o.line, agent=agent, **dict(o.attrs))
+        attrs = {**dict(o.attrs), "transposed": None} if agent == d.loader else dict(o.attrs)
+        b.op(o.kind, *args, name=o.out, line=o.line, agent=agent, **attrs)
         if agent == d.aux and any(o.out in x.args and self.agent.get(id(x)) == d.solve for x in self.inside):
             self.read(o.out, d.solve, b)  # at once: `solve` has the longer way
 
@@ -173,7 +183,7 @@ class _Assign:
         key = (a, agent, view)
         if key in self.names:
             return self.names[key]
-        if o.kind in VIEWS:
+        if self.view(o):
             args = [self.read(x, agent, b, o.kind if o.kind in ("col", "row") else "") for x in o.args]
             out = b.op(o.kind, *args, line=o.line, agent=agent, **dict(o.attrs))
         else:
@@ -183,14 +193,16 @@ class _Assign:
                     raise self.error(f"{a} would go from {maker} to {agent}")
                 if o.kind != INVERSE:
                     out = self.names[a, "", ""] = self.names.get((a, "", "")) or self.move(a, f"{a}_s", maker, d.operand, b)
-            if view and maker != agent:
+            if self.turned(a):
+                out = self.move(a, f"{a}_T", agent, d.tile, b, "transpose")
+            elif view and maker != agent:
                 out = self.move(out, f"{a}_{view}", agent, d.tile, b)
         self.names[key] = out
         return out
 
-    def move(self, a: str, name: str, agent: str, space: str, b: Body) -> str:
+    def move(self, a: str, name: str, agent: str, space: str, b: Body, kind: str = "move") -> str:
         line = next((o.line for o in self.inside if o.out == a), 0)
-        return b.op("move", a, name=b.fresh(name), line=line, agent=agent, space=space)
+        return b.op(kind, a, name=b.fresh(name), line=line, agent=agent, space=space)
 
     def error(self, text: str) -> ScheduleError:
         return ScheduleError(f"{self.p.name}, kernel {self.k.name} on {self.device.name}: {text}")

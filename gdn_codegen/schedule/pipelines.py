@@ -89,7 +89,7 @@ FRONT: tuple[tuple[str, Pass], ...] = (
     ("accept", lambda p, c: accept(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("scale", lambda p, c: scale(p)),
     ("forget", lambda p, c: forget(p, c.schedule)),
-    ("rewrite", lambda p, c: rewrite(p, c.schedule)),
+    ("rewrite", lambda p, c: rewrite(p, c.schedule, c.device)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), c.device.v_block, apart=isinstance(c.device, Cores))),
     ("near", lambda p, c: near(p, c.device, c.dtype)),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),

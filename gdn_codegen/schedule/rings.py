@@ -27,7 +27,7 @@ def rings(p: Program, s: Schedule, device: Groups) -> Program:
 
 def moves(o: Op, device: Groups) -> bool:
     """Whether threads move the value of `o` to shared memory."""
-    return o.kind == "transpose" or (o.kind == "move" and o.attr("space") == device.operand)
+    return o.kind in ("move", "transpose") and o.attr("space") == device.operand
 
 
 class _Kernel:
@@ -101,10 +101,10 @@ class _Kernel:
     def stored(self, o: Op) -> bool:
         if not o.out or o.kind in VIEWS or o.kind == "last":
             return False
-        if o.kind in ("matmul", "move"):
+        if o.kind in ("matmul", "move", "transpose"):
             return True
         operand = any(r.kind == "matmul" and n < 2 for r, n in self.readers[o.out])
-        copied = any(moves(r, self.device) and r.kind == "move" for r, _ in self.readers[o.out])
+        copied = any(moves(r, self.device) for r, _ in self.readers[o.out])
         return self.type[o.out].rank == 2 and 1 not in self.type[o.out].dims and (operand or copied or self.count[o.out] != 1)
 
     def mark(self, body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:
@@ -120,18 +120,19 @@ class _Kernel:
                              f"{', '.join(str(d.rows * n) for n in range(1, d.most + 1))}")
         height = {d.state: rows.pop(), d.aux: d.rows}
         for o in walk(k.body):
-            if o.agent == d.loader and (o.attr("transposed") or self.p.tensor(o.attr("tensor")).optional):
-                raise self.error(f"{o.out} would be loaded {'transposed' if o.attr('transposed') else 'only where it is given'}; "
-                                 f"{d.loader} copies tiles as they lie")
+            if o.agent == d.loader and self.p.tensor(o.attr("tensor")).optional:
+                raise self.error(f"{o.out} would be loaded only where it is given; {d.loader} copies tiles as they lie")
             t = self.p.tensor(o.attr("tensor")) if o.agent in (d.loader, d.store) and o.kind in ("load", "store") else None
             if t is not None and self.p.shape(t)[-1] * WIDTH[t.dtype] % ROW:
                 raise self.error(f"{t.name} has rows of {self.p.shape(t)[-1] * WIDTH[t.dtype]} bytes; copies of tiles take "
                                  f"multiples of {ROW}: K and V that 8 divides")
             if o.kind == "last" and not (o.args[0] in buffers and buffers[o.args[0]].space == d.operand):
                 raise self.error(f"last of {o.args[0]}, which does not lie in shared memory")
-            if moves(o, d) and o.kind == "move" and self.type[o.out].rank == 2 and WIDTH[self.type[o.out].dtype] != 2:
-                raise self.error(f"{o.args[0]} would go from {o.agent} to {d.state} in {self.type[o.out].dtype}; operands in "
-                                 "16 bit do")
+            if o.kind in ("move", "transpose") and self.type[o.out].rank == 2:
+                held = buffers[owner[o.args[0] if moves(o, d) else o.out]]
+                if WIDTH[held.dtype] != 2 or held.shape[1] != d.rows:
+                    raise self.error(f"{o.args[0]} would go between shared memory and {o.agent} as {held.shape[0]} x "
+                                     f"{held.shape[1]} in {held.dtype}; tiles of {d.rows} columns in 16 bit do")
             if o.kind != "matmul":
                 continue
             a = self.type[o.args[0]]

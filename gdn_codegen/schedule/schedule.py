@@ -29,8 +29,8 @@ class Schedule:
     kernels: groups of value names. A group is one kernel and writes the values it names to global memory; later groups
       read them, and what no group names is recomputed where it is needed.
     form: "direct"; "wy" (what multiplies the state is split off as W and U0, so that they do not wait for it);
-      "gate-free" (decay factored out of the inverse); "split" (U0 apart, and the column that scales what the inverse
-      multiplies folded into it: Tb, which no longer waits for the state).
+      "gate-free" (decay factored out of the inverse); "split" (the column that scales what the inverse multiplies
+      folded into it: Tb, which no longer waits for the state; U0 apart unless the device has it `joined`).
     state: "kv", or "vk": kernels that walk the chunks hold tiles whose last dim is V transposed.
     inverse: "substitution" (blocks that the device solves by itself, then merged; "doubling" where it solves none),
       "doubling" (blocks of 1, 2, 4... rows merged) or "blocked16" (16-row blocks by powers, then merged).

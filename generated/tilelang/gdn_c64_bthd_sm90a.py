@@ -301,6 +301,36 @@ template <bool bf16, bool scaled> static __device__ void unit_lower_inverses(
   if (warp >= 0 && warp < (c ? 4 : b ? 2 : 1))
     unit_lower_inverse<bf16, scaled>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
 }
+// A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
+// 64 rows a warp group lie there. `turned`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
+template <bool turned> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
+  const unsigned lane = thread % 32, warp = thread / 32 % 4;
+  const unsigned row = turned ? lane / 16 * 8 + lane % 8 : warp * 16 + lane % 16;
+  const unsigned piece = turned ? warp * 2 + lane / 8 % 2 : lane / 16;
+  return static_cast<unsigned>(__cvta_generic_to_shared(tile)) + thread / 128 * 8192 + row * 128 + (piece ^ lane % 8) * 16;
+}
+
+static __device__ __forceinline__ void load_turned(void *registers, const void *tile, int thread) {
+  unsigned *x = static_cast<unsigned *>(registers);
+  const unsigned first = tile_address<true>(tile, thread);
+#pragma unroll
+  for (unsigned n = 0; n < 4; ++n, x += 4)
+    asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(first + n * 2048) : "memory");
+}
+
+template <bool turned> static __device__ __forceinline__ void store_tile(void *tile, const void *registers, int thread) {
+  const unsigned *x = static_cast<const unsigned *>(registers);
+  const unsigned first = tile_address<turned>(tile, thread);
+#pragma unroll
+  for (unsigned n = 0; n < 4; ++n, x += 4)
+    if constexpr (turned)
+      asm volatile("stmatrix.sync.aligned.x4.trans.m8n8.shared.b16 [%0], { %1, %2, %3, %4};"
+                   :: "r"(first + n * 2048), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+    else
+      asm volatile("stmatrix.sync.aligned.x4.m8n8.shared.b16 [%0], { %1, %2, %3, %4};"
+                   :: "r"(first ^ n * 32), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
 """
 # tensors that a kernel stores to
 WRITTEN = {
@@ -435,6 +465,18 @@ def _prelude(cpu):
         return x.buffer.access_ptr(access, offset=x.region[0].min * math.prod(int(n) for n in x.buffer.shape[1:]))
 
     @T.macro
+    def load_turned(tile, to, thread):
+        """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
+        T.import_source(HELPERS)
+        T.call_extern("handle", "load_turned", to.access_ptr("w"), pointer(tile, "r"), thread)
+
+    @T.macro
+    def store_tile(x, tile, thread, turned=False):
+        """From a fragment to shared memory, `turned` its columns as rows."""
+        T.import_source(HELPERS)
+        T.call_extern("handle", f"store_tile<{str(turned).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
+
+    @T.macro
     def whole_inverses(tiles, scales, warp):
         """Of as many tiles as scales, each by a warp, that of number 0 and the next; all warps come here."""
         T.import_source(HELPERS)
@@ -484,7 +526,7 @@ def _prelude(cpu):
     return SimpleNamespace(kernel=kernel, blocks_at_least=blocks_at_least, shared=shared, staged=staged, fragment=fragment,
                            copy=copy, start_copy=start_copy, wait_copies=wait_copies, parallel=parallel, cumsum=cumsum,
                            gemm=gemm, row_sum=row_sum,
-                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16)
+                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16, load_turned=load_turned, store_tile=store_tile)
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
@@ -576,8 +618,8 @@ def o_S_kernel(t):
             S = t.fragment((V, K), T.float32)
             k = T.alloc_shared((2, C, K), T.float16)
             q = T.alloc_shared((2, C, K), T.float16)
+            v = t.staged((2, C, V), T.float16)
             Tb = T.alloc_shared((2, C, C), T.float16)
-            v = T.alloc_shared((2, C, V), T.float16)
             G = T.alloc_shared((2, C), T.float32)
             G_col = t.fragment((C,), T.float32)
             G_row = t.fragment((C,), T.float32)
@@ -587,22 +629,24 @@ def o_S_kernel(t):
             k_S = t.fragment((V, C), T.float32)
             exp_G_s = T.alloc_shared((2, C), T.float32)
             exp_G_row = t.fragment((C,), T.float32)
-            U0 = t.fragment((V, C), T.float32)
-            neg_h = t.fragment((V, C), T.float16)
+            v_T = t.fragment((V, C), T.float16)
+            sub_v_h = t.fragment((V, C), T.float16)
+            U = t.fragment((V, C), T.float32)
             exp_last_G_s = T.alloc_shared((2, 1), T.float32)
             exp_sub_s = T.alloc_shared((2, C), T.float32)
             exp_sub_row = t.fragment((C,), T.float32)
             mul_h_2 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
             U_h = t.fragment((V, C), T.float16)
-            mul_h_s = T.alloc_shared((2, C, C), T.float16)
+            mul_h_s = t.staged((2, C, C), T.float16)
             add_mul = t.fragment((V, C), T.float32)
-            o_h_s = T.alloc_shared((C, V), T.float16)
+            o_h = t.fragment((V, C), T.float16)
+            o_h_s = t.staged((C, V), T.float16)
             k_ready = T.alloc_barrier(arrive_count=[32] * 2)
             k_tail = T.alloc_barrier(arrive_count=[32] * 1)
             q_tail = T.alloc_barrier(arrive_count=[32] * 1)
             k_free = T.alloc_barrier(arrive_count=[256] * 2)
-            Tb_ready = T.alloc_barrier(arrive_count=[32] * 2)
+            v_ready = T.alloc_barrier(arrive_count=[32] * 2)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
             G_ready = T.alloc_barrier(arrive_count=[32] * 2)
             exp_G_s_ready = T.alloc_barrier(arrive_count=[128] * 2)
@@ -628,23 +672,22 @@ def o_S_kernel(t):
                     )
                     T.barrier_wait(exp_G_s_ready[chunk % 2], chunk // 2 % 2)
                     T.copy(exp_G_s[chunk % 2, :], exp_G_row)
-                    T.barrier_wait(Tb_ready[chunk % 2], chunk // 2 % 2)
+                    T.barrier_wait(v_ready[chunk % 2], chunk // 2 % 2)
+                    t.load_turned(v[chunk % 2, :, :], v_T, tx - 0)
+                    for i, j in t.parallel(V, C):
+                        sub_v_h[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     T.gemm(
-                        v[chunk % 2, :, :],
+                        sub_v_h,
                         Tb[chunk % 2, :, :],
-                        U0,
-                        transpose_A=True,
+                        U,
                         transpose_B=True,
                         clear_accum=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
-                    for i, j in t.parallel(V, C):
-                        neg_h[i, j] = -(exp_G_row[j] * k_S[i, j])
-                    T.gemm(neg_h, Tb[chunk % 2, :, :], U0, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                     T.copy(exp_sub_s[chunk % 2, :], exp_sub_row)
                     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                     for i, j in t.parallel(V, C):
-                        mul_h_2[i, j] = exp_sub_row[j] * U0[i, j]
+                        mul_h_2[i, j] = exp_sub_row[j] * U[i, j]
                     for i, j in t.parallel(V, K):
                         S[i, j] = exp_last_G_s[chunk % 2, 0] * S[i, j]
                     T.gemm(mul_h_2, k[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
@@ -658,14 +701,15 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.barrier_arrive(k_free[chunk % 2])
-                    t.copy(U0, U_h)
+                    t.copy(U, U_h)
                     for i, j in t.parallel(V, C):
                         add_mul[i, j] = exp_G_row[j] * q_S[i, j]
                     T.gemm(U_h, mul_h_s[chunk % 2, :, :], add_mul, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                     T.barrier_arrive(exp_G_s_free[chunk % 2])
-                    T.barrier_wait(o_h_s_free[0], (chunk + 1) % 2)
                     for i, j in t.parallel(V, C):
-                        o_h_s[j, i] = T.cast(scale * add_mul[i, j], T.float16)
+                        o_h[i, j] = scale * add_mul[i, j]
+                    T.barrier_wait(o_h_s_free[0], (chunk + 1) % 2)
+                    t.store_tile(o_h, o_h_s, tx - 0, turned=True)
                     T.fence_proxy_async()
                     T.barrier_arrive(o_h_s_ready[0])
                 if has_final_state != 0:
@@ -701,7 +745,7 @@ def o_S_kernel(t):
                     for i in t.parallel(C):
                         exp_sub_s[chunk % 2, i] = T.exp(G[chunk % 2, C - 1] - G[chunk % 2, i])
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                    T.copy(mul_h, mul_h_s[chunk % 2, :, :])
+                    t.store_tile(mul_h, mul_h_s[chunk % 2, :, :], tx - 256)
                     T.fence_proxy_async()
                     T.barrier_arrive(exp_G_s_ready[chunk % 2])
             else:
@@ -732,9 +776,8 @@ def o_S_kernel(t):
                                     q[chunk % 2, rows + i, j] = 0
                         T.fence_proxy_async()
                         T.barrier_arrive(k_ready[chunk % 2])
-                        T.tma_copy(Tb_ws[slot, hv, 0:C, 0:C], Tb[chunk % 2, :, :], barrier=Tb_ready[chunk % 2])
                         if rows >= C:
-                            T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 2, :, :], barrier=Tb_ready[chunk % 2])
+                            T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 2, :, :], barrier=v_ready[chunk % 2])
                         else:
                             T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 2, :, :], barrier=v_tail[0])
                             T.barrier_arrive(v_tail[0])
@@ -742,8 +785,8 @@ def o_S_kernel(t):
                             for i in T.serial(C - rows):
                                 for j in T.Parallel(V):
                                     v[chunk % 2, rows + i, j] = 0
-                        T.fence_proxy_async()
-                        T.barrier_arrive(Tb_ready[chunk % 2])
+                        T.tma_copy(Tb_ws[slot, hv, 0:C, 0:C], Tb[chunk % 2, :, :], barrier=v_ready[chunk % 2])
+                        T.barrier_arrive(v_ready[chunk % 2])
                         T.tma_copy(G_ws[slot, hv, 0:C], G[chunk % 2, :], barrier=G_ready[chunk % 2])
                         T.barrier_arrive(G_ready[chunk % 2])
                 elif tx < 448:

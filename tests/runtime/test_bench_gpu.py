@@ -305,7 +305,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(bench_gpu, "ceilings", lambda: TOP)
     monkeypatch.setattr(bench_gpu, "device_time", lambda run, n: (0.3, {"o_S_kernel": 0.2, "elementwise": 0.1}))
     monkeypatch.setattr(bench_gpu, "wall_time", lambda run, n: 0.31)
-    monkeypatch.setattr(bench_gpu, "host_time", lambda run, n: 12.5)
+    monkeypatch.setattr(bench_gpu, "host_time", lambda run, n: 5.5 if getattr(run, "func", None) else 12.5)
     monkeypatch.setattr(bench_gpu, "graph_time", lambda run, n: 0.305)
     for n, f in dict(is_available=lambda: True, synchronize=lambda: None, empty_cache=lambda: None,
                      get_device_name=lambda: "a GPU").items():
@@ -330,7 +330,7 @@ def test_bench_end_to_end(gpu, tmp_path, capsys):
     assert [(r["shape"], r["who"]) for r in data["rows"]] == [
         (s, w) for s in ("one", "two") for w in (*PEERS, "triton fused c16")]
     mine = data["rows"][4]
-    assert (mine["device_ms"], mine["host_us"], mine["graph_ms"]) == (0.3, 12.5, 0.305)
+    assert (mine["device_ms"], mine["host_us"], mine["launch_us"], mine["graph_ms"]) == (0.3, 12.5, 5.5, 0.305)
     assert mine["error_o"] < 5e-3 and mine["error_state"] < 5e-3
     assert mine["kernels"][0]["name"] == "o_S" and 0 < mine["kernels"][0]["share"] < 1
     assert sorted(p.name for p in tmp_path.glob("*.png")) == ["p_kernels.png", "p_roofline.png", "p_time.png"]

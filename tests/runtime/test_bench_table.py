@@ -10,8 +10,8 @@ def recorded():
     """Rows as a run writes them: two lengths, a peer, ours with two kernels, and rows without figures."""
     def done(shape, T, who, ms, kernels, **rest):
         return {"shape": shape, "lens": [T], "H": 16, "HV": 16, "who": who, "version": "1", "note": "", "device_ms": ms,
-                "wall_ms": ms * 1.05, "host_us": 20.0, "first_call_s": 1.0, "error_o": 3e-4, "error_state": 2e-4,
-                "kernels": kernels, **rest}
+                "wall_ms": ms * 1.05, "host_us": 20.0, "launch_us": 5.5, "first_call_s": 1.0, "error_o": 3e-4,
+                "error_state": 2e-4, "kernels": kernels, **rest}
     def mine(ms, scale):
         return [{"name": "G_Tinv", "ms": ms * 0.25, "bytes": 10**8 * scale, "asked": 10**8 * scale, "flops": 10**10 * scale,
                  "share": 0.5}, {"name": "o_S", "ms": ms * 0.75, "bytes": 5 * 10**8 * scale, "asked": 10**9 * scale,
@@ -21,7 +21,7 @@ def recorded():
             done("32K", 32768, "tilelang replay c64", 0.4, mine(0.4, 1), graph_ms=0.41),
             done("64K", 65536, "fla", 2.566, [{"name": "k", "ms": 2.566}]),
             done("64K", 65536, "tilelang replay c64", 0.8, mine(0.8, 2), error="off by 1.0e+00")]
-    for n in ("device_ms", "wall_ms", "host_us", "kernels"):
+    for n in ("device_ms", "wall_ms", "host_us", "launch_us", "kernels"):
         del rows[1][n]
     return {"facts": {"gpu": "a GPU"}, "ceilings": {"bytes": 4e12, "flops": 8e14}, "rows": rows}
 
@@ -30,7 +30,7 @@ def test_table(recorded):
     lines = table(recorded)
     text = "\n".join(lines)
     line = next(x for x in lines if "tilelang replay" in x).split()
-    assert line[3:10] == ["0.4000", "0.4200", "0.4100", "20.0", "3.0e-04", "2.0e-04", "3.22"]
+    assert line[3:11] == ["0.4000", "0.4200", "0.4100", "20.0", "5.5", "3.0e-04", "2.0e-04", "3.22"]
     assert next(x for x in lines if x.startswith("  fla")).split()[1:5] == ["1.2870", "1.3514", "-", "20.0"]
     assert "tileops              heads: got 4/16" in text and "off by 1.0e+00" in text
     assert "1.00 TB/s, 100 TFLOP/s, 50% of the roofline" in text and "1.67 TB/s, 267 TFLOP/s, 40% of the roofline" in text

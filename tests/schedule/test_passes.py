@@ -6,6 +6,8 @@ import torch
 from reference import expected, in_form, problem, rms_error
 
 from gdn_codegen.algorithms import find
+from gdn_codegen.devices import HOPPER
+from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.builder import algorithm, carried, exp
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
@@ -113,7 +115,15 @@ def test_a_form_that_does_not_apply_is_an_error(form):
     def linear(q, v, S):
         return q @ S + v, S + q.T @ v
     with pytest.raises(ScheduleError, match=form):
-        rewrite(linear.trace(), Schedule("bad", (("S",),), form=form))
+        rewrite(linear.trace(), Schedule("bad", (("S",),), form=form), HOPPER)
+
+
+def test_what_was_loaded_is_multiplied_apart_unless_the_device_has_it_joined():
+    p = find("gated_delta_rule").trace()
+    apart, joined = (rewrite(p, named("walk"), device) for device in (HOPPER, SM_90A))
+    products = [{o.out: o.args for o in walk(x.kernels[0].body) if o.kind == "matmul"} for x in (apart, joined)]
+    assert products[0]["U0"] == ("Tb", "v") and "U0" not in products[1] and len(products[0]) == len(products[1]) + 1
+    assert products[1]["U"][0] == "Tb"
 
 
 def test_v_block_cuts_what_has_v_and_nothing_else():

@@ -8,7 +8,7 @@ from ...ir.core import Agent, Buffer
 from ...ir.ops import OWN_PART
 from ...ir.types import Dim, Tensor
 from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, walk
-from .kernel import STATEMENTS, KernelWriter, Value, element
+from .kernel import STATEMENTS, KernelWriter, Value
 from .rules import rule as base
 
 rule = Rules("tilelang", {}, base)
@@ -26,6 +26,9 @@ class GroupsWriter(KernelWriter):
         super().__init__(*args)  # type: ignore[arg-type]
         #: Barriers that count the turns of the walk's own part; others may have loads of that part among theirs.
         self.own = {o.attr("channel") for o in walk(self.k.body) if o.kind == "signal" and o.attr(OWN_PART)}
+        home = {o.out: o.buffer for o in walk(self.k.body)}
+        self.crossing = {x for o in walk(self.k.body) if o.kind in ("move", "transpose") and len(o.type.dims) == 2
+                         for x in (o.buffer, home[o.args[0]]) if self.buffers[x].space == "shared"}
         self.begun: list[str] = []  # fragments of products that run
         self.whole_chunks = False  # in turns before those of the walk's own part
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
@@ -161,7 +164,7 @@ class GroupsWriter(KernelWriter):
         if x.space != "shared":
             return super().allocation(x)
         dims = [*[str(x.slots)] * (x.slots > 1), *(self.dim(d) for d in self.buffer_dims(x.name) or (1,))]
-        alloc = "t.staged" if x.name in self.inverted else "T.alloc_shared"
+        alloc = "t.staged" if x.name in self.inverted | self.crossing else "T.alloc_shared"
         return f"{self.name(x.name)} = {alloc}(({', '.join(dims)}{',' * (len(dims) == 1)}), {self.dtype(x.dtype)})"
 
     def threads(self) -> int:
@@ -264,7 +267,9 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
 @rule("move")
 def move(w: GroupsWriter, o: Op, x: Value) -> None:
     assert o.type is not None
-    if x.buffer and x.dims:
+    if o.buffer in w.crossing:
+        _store_tile(w, o, x)
+    elif x.buffer and x.dims:
         w.line(f"T.copy({w.whole(x.buffer)}, {w.whole(o.buffer)})")
     elif x.dims:
         w.fill(w.stored(o.type.dims, o.buffer), x)
@@ -277,7 +282,12 @@ def move(w: GroupsWriter, o: Op, x: Value) -> None:
 
 @rule("transpose")
 def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
-    to = w.stored(x.dims[::-1], o.buffer)
-    i, j = w.loop(x.dims)
-    w.line(f"{to.at(j, i)} = {element(x, x.dims, (i, j))}")
-    w.end(x.dims)
+    if o.buffer in w.crossing:
+        _store_tile(w, o, x)
+    else:
+        w.line(f"t.load_turned({w.whole(x.buffer)}, {w.whole(o.buffer)}, tx - {w.agent.first})")
+
+
+def _store_tile(w: GroupsWriter, o: Op, x: Value) -> None:
+    turned = ", turned=True" * (o.kind == "transpose")
+    w.line(f"t.store_tile({w.whole(x.buffer)}, {w.whole(o.buffer)}, tx - {w.agent.first}{turned})")

@@ -79,6 +79,8 @@ class KernelWriter(Addresses):
         #: What an inverse of a whole tile reads and writes, in CUDA: a fixed layout.
         self.inverted = {x for o in walk(k.body) if o.kind == "diag_inverse" and o.attr("size") == WHOLE
                       for x in (o.buffer, next(y.buffer for y in walk(k.body) if y.out == o.args[0]))}
+        #: Tiles in shared memory that warps store from, or load to, fragments as they lie there: a fixed layout, too.
+        self.crossing: set[str] = set()
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
         self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n")}
@@ -257,7 +259,7 @@ class KernelWriter(Addresses):
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
                  "long": long,
                  "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted),
-                 "abreast": self.k.abreast > 1, "together": self.k.lanes > 1}
+                 "abreast": self.k.abreast > 1, "together": self.k.lanes > 1, "tiles": bool(self.crossing)}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*self.w.lines, *body]), extra)
 

@@ -1,0 +1,81 @@
+"""Tiles between registers and shared memory by ldmatrix and stmatrix: the addresses, and that registers hold what they should."""
+import ctypes
+import re
+import subprocess
+
+import pytest
+from reference import module
+from test_tilelang_barriers import cuda
+
+from gdn_codegen.runtime import cxx
+from gdn_codegen.runtime.build import Build, render
+
+tilelang = pytest.importorskip("tilelang")
+
+
+@pytest.fixture(scope="module")
+def walk():
+    return module(render(Build("tilelang", schedule="fused_walk", arch="sm_90a")))
+
+
+@pytest.fixture(scope="module")
+def address(walk, tmp_path_factory):
+    """tile_address<turned>(tile at 0, thread), compiled for the CPU."""
+    if not cxx.compiler():
+        pytest.skip("needs a C++ compiler")
+    text = walk.HELPERS[walk.HELPERS.index("template <bool turned>"):]
+    text = text[:text.index("static __device__ __forceinline__ void load_turned")]
+    folder = tmp_path_factory.mktemp("tiles")
+    (folder / "a.cc").write_text(f"""#define __device__
+#define __forceinline__ inline
+static unsigned long __cvta_generic_to_shared(const void *x) {{ return reinterpret_cast<unsigned long>(x); }}
+{text}
+extern "C" unsigned address(bool turned, int thread) {{
+  return turned ? tile_address<true>(nullptr, thread) : tile_address<false>(nullptr, thread);
+}}
+""")
+    subprocess.run([cxx.compiler(), "-std=c++17", "-shared", "-fPIC", folder / "a.cc", "-o", folder / "a.so"], check=True)
+    return ctypes.CDLL(str(folder / "a.so")).address
+
+
+def register(row, column):
+    """Who holds an entry of a sum of wgmma, rows by warp groups of 64 (PTX ISA, wgmma, fragment D): thread, index."""
+    return row // 64 * 128 + row % 64 // 16 * 32 + row % 8 * 4 + column % 8 // 2, column // 8 * 4 + row % 16 // 8 * 2 + column % 2
+
+
+@pytest.mark.parametrize("turned, rows", [(True, 128), (True, 64), (False, 64)])
+def test_a_matrix_of_each_instruction_is_what_its_registers_hold(walk, address, turned, rows):
+    """Instruction n moves matrices 4 n to 4 n + 3: lane 8 m + r gives the address of row r of matrix m, and lane l holds of each
+    matrix the entries (l / 4, 2 (l % 4)) and the next, of its transpose where that is asked for (PTX ISA, ldmatrix)."""
+    tir, analyzer = tilelang.tvm.tirx, tilelang.tvm.arith.Analyzer()
+    dims = (64, rows) if turned else (rows, 64)
+    layout = tilelang.layout.make_swizzled_layout(tir.decl_buffer(dims, "float16", scope="shared.dyn"))
+    step = (lambda first, n: first + n * 2048) if turned else (lambda first, n: first ^ n * 32)  # as the text has it
+    held = {}
+    for thread in range(rows * 2):
+        lane, warp = thread % 32, thread - thread % 32
+        for n in range(4):
+            for m in range(4):
+                for e in range(2):
+                    r, c = (2 * (lane % 4) + e, lane // 4) if turned else (lane // 4, 2 * (lane % 4) + e)
+                    held[thread, (4 * n + m) * 2 + e] = step(address(turned, warp + 8 * m + r), n) + 2 * c
+    assert re.search(r"turned\)\n.*\n.*first \+ n \* 2048", walk.HELPERS) and "first ^ n * 32" in walk.HELPERS
+    for row in range(0, rows, 3):
+        for column in range(64):
+            i, j = (column, row) if turned else (row, column)
+            there = 0
+            for x, extent in zip(layout.map_forward_index([tir.const(i, "int32"), tir.const(j, "int32")]),
+                                 layout.get_output_shape(), strict=True):
+                there = there * int(extent) + int(analyzer.simplify(x))
+            assert held[register(row, column)] == 2 * there, (row, column)
+
+
+def test_registers_that_cross_are_in_the_order_of_products(walk):
+    """A fragment is filled from a product's sum, or with one, index by index; TileLang infers its layout so."""
+    source = cuda(walk, "o_S")
+
+    def places(name):
+        return set(re.findall(rf"\({name} \+ (\(i_\d+ \* \d\))\)", source))
+    for crossing, product in (("o_h", "add_mul"), ("v_T", "k_S"), ("sub_v_h", "k_S"), ("mul_h", "q_k"), ("mul_h_3", "k_k")):
+        assert places(crossing) and places(crossing) & places(product), crossing
+        assert not re.search(rf"\b{crossing}\[", source.replace(f"(&({crossing}[0]))", "").replace(f" {crossing}[32];", ""))
