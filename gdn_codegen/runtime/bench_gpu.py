@@ -303,9 +303,9 @@ def row(s: Shape, who: str, version: str, note: str = "") -> dict[str, Any]:
 
 @torch.no_grad()
 def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, runs: int, known: dict[str, Cost],
-             top: Ceilings | None, limit: float | None, graphs: bool = False) -> dict[str, Any]:
+             top: Ceilings | None, limit: float | None, graphs: bool = False, host: bool = True) -> dict[str, Any]:
     """The row with its figures, or with what kept it from having any. limit: the error that our own rows may reach. graphs:
-    whether the call is captured in a graph, too; nobody says that peers' can be."""
+    whether the call is captured in a graph, too; nobody says that peers' can be. host: whether the host is timed."""
     try:
         started = time.perf_counter()
         run = prepare()
@@ -318,7 +318,7 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
         for _ in range(3):
             run()
         # before the profiler is there, which stays and slows the host
-        host, launch = host_time(run, runs), host_time(add, runs)
+        hosts = {"host_us": round(host_time(run, runs), 2), "launch_us": round(host_time(add, runs), 2)} if host else {}
         device, each = device_time(run, runs)
         wall = wall_time(run, runs)
         graph = graph_time(run, runs) if graphs else None
@@ -328,8 +328,8 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
         return base | {"refused": str(e)}
     except Exception as e:  # a row that stops is a finding, and the others still run
         return base | {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}
-    out = base | {"device_ms": round(device, 5), "wall_ms": round(wall, 5), "host_us": round(host, 2),
-                  "launch_us": round(launch, 2), "graph_ms": graph and round(graph, 5), "first_call_s": round(first, 2),
+    out = base | {"device_ms": round(device, 5), "wall_ms": round(wall, 5), **hosts,
+                  "graph_ms": graph and round(graph, 5), "first_call_s": round(first, 2),
                   "error_o": error_o, "error_state": error_state,
                   "kernels": kernel_rows(each, known, top)}
     if limit is not None and not (error_o <= limit and error_state <= limit):

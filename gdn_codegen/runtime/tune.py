@@ -276,7 +276,7 @@ class Gpu:
     def time(self, b: Build, s: Shape) -> dict[str, Any]:
         about = s, b.dtype, b.head_dim_k, b.head_dim_v
         x, want = _inputs(*about), _reference(*about)
-        row = bench_gpu.measured({}, lambda: bench_gpu.ours(b, x), want, self.runs, {}, None, TOLERANCE[b.dtype])
+        row = bench_gpu.measured({}, lambda: bench_gpu.ours(b, x), want, self.runs, {}, None, TOLERANCE[b.dtype], host=False)
         self.alive()
         return {"dropped": row["error"]} if "error" in row else {"ms": row["device_ms"], "wall_ms": row["wall_ms"]}
 
