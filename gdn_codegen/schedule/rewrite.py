@@ -8,6 +8,7 @@ inverse of I + B, times D.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -26,8 +27,9 @@ def rewrite(p: Program, s: Schedule, device: Device) -> Program:
     before = kernel.body[: next(i for i, x in enumerate(kernel.body) if isinstance(x, Loop))]
     loop = kernel.body[len(before)]
     assert isinstance(loop, Loop)
-    form = {"gate-free": _gate_free, "wy": _wy, "split": partial(_split, joined=device.joined)}[s.form]
-    body = dead_code(replace(loop, body=form(p, s, loop)).body, {c.next for c in loop.carried} | {p.forgets})
+    forms: dict[str, Callable[[Program, Schedule, Loop], tuple[Op, ...]]] = {
+        "gate-free": _gate_free, "wy": _wy, "split": partial(_split, joined=device.joined)}
+    body = dead_code(replace(loop, body=forms[s.form](p, s, loop)).body, {c.next for c in loop.carried} | {p.forgets})
     return replace(p, kernels=(replace(kernel, body=(*before, replace(loop, body=body), *kernel.body[len(before) + 1:])),))
 
 
