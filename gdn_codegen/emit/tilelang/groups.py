@@ -27,7 +27,7 @@ class GroupsWriter(KernelWriter):
         #: Barriers that count the turns of the walk's own part; others may have loads of that part among theirs.
         self.own = {o.attr("channel") for o in walk(self.k.body) if o.kind == "signal" and o.attr(OWN_PART)}
         home = {o.out: o.buffer for o in walk(self.k.body)}
-        self.crossing = {x for o in walk(self.k.body) if o.kind in ("move", "transpose") and o.type is not None and o.type.rank == 2
+        self.crossing = {x for o in walk(self.k.body) if o.kind in ("move", "transpose") and len(self.buffers[o.buffer].shape) == 2
                          for x in (o.buffer, home[o.args[0]]) if self.buffers[x].space == "shared"}
         self.begun: list[str] = []  # fragments of products that run
         self.whole_chunks = False  # in turns before those of the walk's own part
