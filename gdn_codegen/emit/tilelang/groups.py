@@ -27,8 +27,9 @@ class GroupsWriter(KernelWriter):
         #: Barriers that count the turns of the walk's own part; others may have loads of that part among theirs.
         self.own = {o.attr("channel") for o in walk(self.k.body) if o.kind == "signal" and o.attr(OWN_PART)}
         home = {o.out: o.buffer for o in walk(self.k.body)}
-        self.crossing = {x for o in walk(self.k.body) if o.kind in ("move", "transpose") and len(self.buffers[o.buffer].shape) == 2
-                         for x in (o.buffer, home[o.args[0]]) if self.buffers[x].space == "shared"}
+        tiles = {x.name for x in self.k.buffers if x.space == "shared" and len(x.shape) == 2}
+        self.crossing = {x for o in walk(self.k.body) if o.kind in ("move", "transpose")
+                         for x in (o.buffer, home[o.args[0]]) if x in tiles}
         self.begun: list[str] = []  # fragments of products that run
         self.whole_chunks = False  # in turns before those of the walk's own part
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
