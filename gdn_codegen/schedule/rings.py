@@ -1,8 +1,8 @@
 """rings: gives the values of warp groups buffers. Requires stage "assigned"; produces stage "placed".
 
 What `loader` loads and what crosses from agent to agent lies in shared memory, in a ring of slots that turns with the walk.
-Accumulators, first operands that were computed, tiles read more than once, and vectors under a column or row lie in
-fragments. All else is an expression inside its reader, and a vector or a number always is.
+Accumulators, first operands that were computed, tiles read more than once or turned, what leaves for shared memory, and vectors
+under a column or row lie in fragments. All else is an expression inside its reader, and a vector or a number always is.
 """
 from __future__ import annotations
 

@@ -673,7 +673,7 @@ def o_S_kernel(t):
                     T.barrier_wait(exp_G_s_ready[chunk % 2], chunk // 2 % 2)
                     T.copy(exp_G_s[chunk % 2, :], exp_G_row)
                     T.barrier_wait(v_ready[chunk % 2], chunk // 2 % 2)
-                    t.load_turned(v[chunk % 2, :, :], v_T, tx - 0)
+                    t.load_turned(v[chunk % 2, :, :], v_T, tx)
                     for i, j in t.parallel(V, C):
                         sub_v_h[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     T.gemm(
@@ -709,7 +709,7 @@ def o_S_kernel(t):
                     for i, j in t.parallel(V, C):
                         o_h[i, j] = scale * add_mul[i, j]
                     T.barrier_wait(o_h_s_free[0], (chunk + 1) % 2)
-                    t.store_tile(o_h, o_h_s, tx - 0, turned=True)
+                    t.store_tile(o_h, o_h_s, tx, turned=True)
                     T.fence_proxy_async()
                     T.barrier_arrive(o_h_s_ready[0])
                 if has_final_state != 0:

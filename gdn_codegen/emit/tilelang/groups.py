@@ -35,6 +35,11 @@ class GroupsWriter(KernelWriter):
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
 
     @property
+    def thread(self) -> str:
+        """A thread's number among those of its agent."""
+        return f"tx - {self.agent.first}" if self.agent.first else "tx"
+
+    @property
     def turn(self) -> str:
         """How many turns the walk has made."""
         return "turn" if self.k.grid == "parts" else "chunk"
@@ -198,7 +203,7 @@ def drain(w: GroupsWriter, o: Op) -> None:
 @rule("diag_inverse")
 def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -> None:
     tiles = [w.whole(x.buffer), w.whole(o.buffer), str(o.attr("size")), *[f"scale={w.whole(y.buffer)}" for y in [scale] if y]]
-    w.line(f"t.diag_inverse({', '.join(tiles)}, thread=tx - {w.agent.first}, warp={w.turn} % {w.agent.threads // 32})")
+    w.line(f"t.diag_inverse({', '.join(tiles)}, thread={w.thread}, warp={w.turn} % {w.agent.threads // 32})")
 
 
 @rule("share")
@@ -286,9 +291,9 @@ def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
     if o.buffer in w.crossing:
         _store_tile(w, o, x)
     else:
-        w.line(f"t.load_turned({w.whole(x.buffer)}, {w.whole(o.buffer)}, tx - {w.agent.first})")
+        w.line(f"t.load_turned({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread})")
 
 
 def _store_tile(w: GroupsWriter, o: Op, x: Value) -> None:
     turned = ", turned=True" * (o.kind == "transpose")
-    w.line(f"t.store_tile({w.whole(x.buffer)}, {w.whole(o.buffer)}, tx - {w.agent.first}{turned})")
+    w.line(f"t.store_tile({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread}{turned})")
