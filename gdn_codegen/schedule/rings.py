@@ -129,10 +129,12 @@ class _Kernel:
             if o.kind == "last" and not (o.args[0] in buffers and buffers[o.args[0]].space == d.operand):
                 raise self.error(f"last of {o.args[0]}, which does not lie in shared memory")
             if o.kind in ("move", "transpose") and self.type[o.out].rank == 2:
-                held = buffers[owner[o.args[0] if moves(o, d) else o.out]]
-                if WIDTH[held.dtype] != 2 or held.shape[1] != d.rows:
-                    raise self.error(f"{o.args[0]} would go between shared memory and {o.agent} as {held.shape[0]} x "
-                                     f"{held.shape[1]} in {held.dtype}; tiles of {d.rows} columns in 16 bit do")
+                held = self.type[o.args[0] if moves(o, d) else o.out]  # in fragments
+                shape = held.shape(self.sizes)
+                if WIDTH[held.dtype] != 2 or shape != (height.get(o.agent), d.rows):
+                    can = " or ".join(f"{n} rows with {a}" for a, n in height.items())
+                    raise self.error(f"{o.args[0]} would go between shared memory and {o.agent} as {' x '.join(map(str, shape))} "
+                                     f"in {held.dtype}; tiles of {d.rows} columns in 16 bit do, of {can}")
             if o.kind != "matmul":
                 continue
             a = self.type[o.args[0]]

@@ -464,6 +464,11 @@ def _prelude(cpu):
             return x.access_ptr(access)
         return x.buffer.access_ptr(access, offset=x.region[0].min * math.prod(int(n) for n in x.buffer.shape[1:]))
 
+    def as_sums(*shape):
+        """A loop over a tile in the order in which sums of wgmma lie, 64 rows a warp group (PTX ISA, wgmma, fragment D)."""
+        return T.Parallel(*shape, loop_layout=tilelang.layout.Fragment(shape, lambda i, j: (
+            i // 64 * 128 + i % 64 // 16 * 32 + i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i % 16 // 8 * 2 + j % 2)))
+
     @T.macro
     def load_turned(tile, to, thread):
         """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
@@ -526,7 +531,7 @@ def _prelude(cpu):
     return SimpleNamespace(kernel=kernel, blocks_at_least=blocks_at_least, shared=shared, staged=staged, fragment=fragment,
                            copy=copy, start_copy=start_copy, wait_copies=wait_copies, parallel=parallel, cumsum=cumsum,
                            gemm=gemm, row_sum=row_sum,
-                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16, load_turned=load_turned, store_tile=store_tile)
+                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16, as_sums=as_sums, load_turned=load_turned, store_tile=store_tile)
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
@@ -674,7 +679,7 @@ def o_S_kernel(t):
                     T.copy(exp_G_s[chunk % 2, :], exp_G_row)
                     T.barrier_wait(v_ready[chunk % 2], chunk // 2 % 2)
                     t.load_turned(v[chunk % 2, :, :], v_T, tx)
-                    for i, j in t.parallel(V, C):
+                    for i, j in t.as_sums(V, C):
                         sub_v_h[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     T.gemm(
                         sub_v_h,
@@ -686,7 +691,7 @@ def o_S_kernel(t):
                     )
                     T.copy(exp_sub_s[chunk % 2, :], exp_sub_row)
                     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-                    for i, j in t.parallel(V, C):
+                    for i, j in t.as_sums(V, C):
                         mul_h_2[i, j] = exp_sub_row[j] * U[i, j]
                     for i, j in t.parallel(V, K):
                         S[i, j] = exp_last_G_s[chunk % 2, 0] * S[i, j]
@@ -701,12 +706,13 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.barrier_arrive(k_free[chunk % 2])
-                    t.copy(U, U_h)
-                    for i, j in t.parallel(V, C):
+                    for i, j in t.as_sums(V, C):
+                        U_h[i, j] = U[i, j]
+                    for i, j in t.as_sums(V, C):
                         add_mul[i, j] = exp_G_row[j] * q_S[i, j]
                     T.gemm(U_h, mul_h_s[chunk % 2, :, :], add_mul, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                     T.barrier_arrive(exp_G_s_free[chunk % 2])
-                    for i, j in t.parallel(V, C):
+                    for i, j in t.as_sums(V, C):
                         o_h[i, j] = scale * add_mul[i, j]
                     T.barrier_wait(o_h_s_free[0], (chunk + 1) % 2)
                     t.store_tile(o_h, o_h_s, tx, turned=True)
@@ -731,7 +737,7 @@ def o_S_kernel(t):
                         clear_accum=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
-                    for i, j in t.parallel(C, C):
+                    for i, j in t.as_sums(C, C):
                         mul_h[i, j] = q_k[i, j] * T.exp(
                             T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                         )

@@ -14,7 +14,7 @@ from gdn_codegen.runtime.build import TARGETS, Build
 from gdn_codegen.runtime.dispatch import build_for
 from gdn_codegen.runtime.load import function, write
 from gdn_codegen.runtime.targets import runs
-from gdn_codegen.schedule import SCHEDULES
+from gdn_codegen.schedule import SCHEDULES, Schedule
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 HERE = [t for t in TARGETS if t != "pto" and runs(t, "cuda")]
@@ -80,7 +80,9 @@ GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
           "fused-longest": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], partition="decay", longest_first=True),
                                  arch="sm_90a"),
           "fused-bf16-bhtd": Build("tilelang", layout="bhtd", schedule="fused_walk", dtype="bfloat16", arch="sm_90a"),
-          "fused-k64v64": Build("tilelang", schedule="fused_walk", head_dim_k=64, head_dim_v=64, arch="sm_90a")}
+          "fused-k64v64": Build("tilelang", schedule="fused_walk", head_dim_k=64, head_dim_v=64, arch="sm_90a"),
+          **{f"own-{form}": Build("tilelang", schedule=Schedule("own", (("G", "Tinv"), ("o", "S")), form=form, state="vk"),
+                                  arch="sm_90a") for form in ("split", "direct")}}
 
 
 def for_groups(b, lengths, H=2, HV=4, **options):

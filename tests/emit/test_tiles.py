@@ -9,6 +9,7 @@ from test_tilelang_barriers import cuda
 
 from gdn_codegen.runtime import cxx
 from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.schedule import Schedule
 
 tilelang = pytest.importorskip("tilelang")
 
@@ -43,7 +44,7 @@ def register(row, column):
     return row // 64 * 128 + row % 64 // 16 * 32 + row % 8 * 4 + column % 8 // 2, column // 8 * 4 + row % 16 // 8 * 2 + column % 2
 
 
-@pytest.mark.parametrize("turned, rows", [(True, 128), (True, 64), (False, 64)])
+@pytest.mark.parametrize("turned, rows", [(True, 128), (True, 64), (False, 128), (False, 64)])
 def test_a_matrix_of_each_instruction_is_what_its_registers_hold(walk, address, turned, rows):
     """Instruction n moves matrices 4 n to 4 n + 3: lane 8 m + r gives the address of row r of matrix m, and lane l holds of each
     matrix the entries (l / 4, 2 (l % 4)) and the next, of its transpose where that is asked for (PTX ISA, ldmatrix)."""
@@ -70,12 +71,24 @@ def test_a_matrix_of_each_instruction_is_what_its_registers_hold(walk, address, 
             assert held[register(row, column)] == 2 * there, (row, column)
 
 
-def test_registers_that_cross_are_in_the_order_of_products(walk):
-    """A fragment is filled from a product's sum, or with one, index by index; TileLang infers its layout so."""
-    source = cuda(walk, "o_S")
+def cuda_of(text):
+    return cuda(module(text), "o_S")
 
-    def places(name):
-        return set(re.findall(rf"\({name} \+ (\(i_\d+ \* \d\))\)", source))
-    for crossing, product in (("o_h", "add_mul"), ("v_T", "k_S"), ("sub_v_h", "k_S"), ("mul_h", "q_k"), ("mul_h_3", "k_k")):
-        assert places(crossing) and places(crossing) & places(product), crossing
-        assert not re.search(rf"\b{crossing}\[", source.replace(f"(&({crossing}[0]))", "").replace(f" {crossing}[32];", ""))
+
+def test_loops_that_say_so_run_as_products_lie():
+    """TileLang lays out what products make by itself, and refuses a loop that says otherwise."""
+    text = render(Build("tilelang", schedule="fused_walk", arch="sm_90a"))
+    plain = text.replace("t.as_sums(", "t.parallel(")
+    assert text.count("t.as_sums(") == 8 and cuda_of(text) == cuda_of(plain)
+    with pytest.raises(Exception, match="conflict"):
+        cuda_of(text.replace("i % 8 * 4 + j % 8 // 2,", "i % 8 + j % 8 // 2 * 8,"))
+
+
+@pytest.mark.parametrize("kernels, made", [((("G", "Tinv"), ("o", "S")), "Tb_h"), ((("G", "A"), ("o", "S")), "A_h")])
+def test_a_tile_that_no_product_made_lies_as_one_too(kernels, made):
+    """It is filled from shared memory: without a word each thread has a column, or what else suits that, maybe twice."""
+    text = render(Build("tilelang", schedule=Schedule("own", kernels, form="split", state="vk"), arch="sm_90a"))
+    pairs = rf"\({made} \+ \(i_\d+ \* 2\)\)"  # of neighbours in a row
+    here, plain = cuda_of(text), cuda_of(text.replace("t.as_sums(", "t.parallel("))
+    assert f"half_t {made}[32];" in here and re.search(pairs, here)
+    assert f"half_t {made}[32];" not in plain or not re.search(pairs, plain)

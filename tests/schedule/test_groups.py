@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import expected, problem, rms_error
+from reference import expected, in_form, problem, rms_error
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices.sm_90a import SM_90A
@@ -21,7 +21,8 @@ SYNC = ("wait", "signal", "fence", "drain")
 OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk")
 #: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
 PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
-         "own": OWN, "early": replace(named("walk"), partition="decay", early="state"), "fused_walk": named("fused_walk"),
+         "own": OWN, "direct": replace(OWN, form="direct"),
+         "early": replace(named("walk"), partition="decay", early="state"), "fused_walk": named("fused_walk"),
          "fused_early": replace(named("fused_walk"), partition="decay", early="state"),
          "longest": replace(named("walk"), partition="decay", early="all", longest_first=True)}
 
@@ -310,6 +311,10 @@ def _unchecked():
     ("walk", {"V": 32}, "float16", "32 rows; state takes 64, 128"), ("walk", {"V": 256}, "float16", "state takes 64, 128"),
     ("walk", {"K": 256}, "float16", "K and V of 64 or 128"), ("walk", {}, "float32", "float16 and bfloat16 fit"),
     (replace(named("walk"), state="kv"), {}, "float16", "state='vk' does not"),
+    (replace(in_form(named("walk"), "direct"), state="vk"), {}, "float16",
+     "Tinv_h would go between shared memory and solve as 64 x 64 in float16; .*, of 64 rows with state or 64 rows with aux"),
+    (replace(OWN, kernels=(("G",), ("o", "S")), form="gate-free"), {}, "float16", "D would .* in float32; tiles .* in 16 bit"),
+    (replace(OWN, kernels=(("G", "A"), ("o", "S"))), {"C": 128}, "float16", "A_h would .* and aux as 128 x 128 in float16"),
     ("fused", {}, "float16", "no rule for warp groups; let an earlier kernel")])
 def test_what_does_not_fit_says_what_does(plan, sizes, dtype, message):
     with pytest.raises(ScheduleError, match=message):

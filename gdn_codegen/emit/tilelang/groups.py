@@ -9,11 +9,14 @@ from ...ir.ops import OWN_PART
 from ...ir.types import Dim, Tensor
 from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, walk
 from .kernel import STATEMENTS, KernelWriter, Value
+from .rules import fill
 from .rules import rule as base
 
 rule = Rules("tilelang", {}, base)
 #: Threads of a warp group, for which registers are set; registers of a block.
 GROUP, REGISTERS = 128, 64 * 1024
+#: Of a tile, rows that a warp group holds, and columns of one that it carries between shared memory and registers.
+ROWS = 64
 
 
 class GroupsWriter(KernelWriter):
@@ -33,6 +36,11 @@ class GroupsWriter(KernelWriter):
         self.begun: list[str] = []  # fragments of products that run
         self.whole_chunks = False  # in turns before those of the walk's own part
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
+
+    def order(self, dims: tuple[Dim, ...]) -> str:
+        """Tiles of 64 columns whose rows warp groups share, 64 each, lie as sums of products do: warps carry them so."""
+        extents = [d if isinstance(d, int) else self.sizes[d] for d in dims]
+        return "as_sums" if self.crossing and extents == [self.agent.threads // GROUP * ROWS, ROWS] else "parallel"
 
     @property
     def thread(self) -> str:
@@ -234,7 +242,7 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
 def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     t, channel, tail = w.p.tensor(o.attr("tensor")), o.attr("channel"), o.attr("tail")
     if channel is None or (t.index == "token" and not tail):
-        base.of(o)(w, o, *operands)
+        fill(w, o, *operands)
         return
     x = w.buffers[channel]
     arrives = f"{x.name}[{w.slot(x, channel in w.own)}]"

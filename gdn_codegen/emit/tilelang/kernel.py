@@ -79,7 +79,7 @@ class KernelWriter(Addresses):
         #: What an inverse of a whole tile reads and writes, in CUDA: a fixed layout.
         self.inverted = {x for o in walk(k.body) if o.kind == "diag_inverse" and o.attr("size") == WHOLE
                       for x in (o.buffer, next(y.buffer for y in walk(k.body) if y.out == o.args[0]))}
-        #: Tiles in shared memory that warps store from, or load to, fragments as they lie there: a fixed layout, too.
+        #: Tiles in shared memory that warps store from, or load to, fragments: a fixed layout, too, at both ends.
         self.crossing: set[str] = set()
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
@@ -107,9 +107,13 @@ class KernelWriter(Addresses):
         if not dims:
             return ()
         index = ("i", "j")[: len(dims)]
-        self.line(f"for {', '.join(index)} in t.parallel({', '.join(self.dim(d) for d in dims)}):")
+        self.line(f"for {', '.join(index)} in t.{self.order(dims)}({', '.join(self.dim(d) for d in dims)}):")
         self.w.indent += 1
         return index
+
+    def order(self, dims: tuple[Dim, ...]) -> str:
+        """Of the prelude, what says which thread has which element of a loop."""
+        return "parallel"
 
     def end(self, dims: tuple[Dim, ...]) -> None:
         self.w.indent -= bool(dims)
@@ -150,7 +154,7 @@ class KernelWriter(Addresses):
             if s.buffer:
                 self.w.at(s)
                 to = self.stored(s.type.dims, s.buffer)
-                if s.kind == "cast" and args[0].buffer and len(to.dims) == 2:
+                if s.kind == "cast" and args[0].buffer and len(to.dims) == 2 and self.order(to.dims) == "parallel":
                     self.line(f"t.copy({self.name(args[0].buffer)}, {self.name(s.buffer)})")
                 else:
                     self.fill(to, x)
