@@ -242,7 +242,7 @@ def tune(a: argparse.Namespace) -> int:
     if a.out and len(targets) > 1:
         raise ValueError("out: got a file for several targets; accepted: one --target")
     shapes, out, failed = _only(a, t.SHAPES), Path(a.out) if a.out else None, False
-    device, arch, units = ("", a.compile, 0) if a.compile else t.here()
+    names, arch, units = ((), a.compile, 0) if a.compile else t.here()
     for target in targets:
         about = Build(target, layout=a.layout, dtype=a.dtype, head_dim_k=a.head_dim_k, head_dim_v=a.head_dim_v,
                       contract=choices.UNIT if a.unit_keys else Contract())
@@ -250,9 +250,9 @@ def tune(a: argparse.Namespace) -> int:
             for line in t.compile_candidates(about, shapes, arch):
                 print(line, flush=True)
         elif a.list:
-            print("\n".join(t.listing(about, shapes, device, arch, units, out)))
+            print("\n".join(t.listing(about, shapes, names, arch, units, out)))
         else:
-            failed |= bool(t.tune(about, shapes, device, arch, units, t.Gpu(a.runs), out, budget=a.budget,
+            failed |= bool(t.tune(about, shapes, names, arch, units, t.Gpu(a.runs), out, budget=a.budget,
                                   memory=int(a.memory * 2**30)))
     return int(failed)
 

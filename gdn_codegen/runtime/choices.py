@@ -1,8 +1,9 @@
 """Tables of builds that were measured to be the fastest, and how a call finds its row.
 
-A table is {"device", "target", "versions", "rows"} in JSON, written by `gdn_codegen tune`: the package's own lie in
+A table is {"device", "kind", "target", "versions", "rows"} in JSON, written by `gdn_codegen tune`: the package's own lie in
 devices/choices, a user's under the cache folder by device and versions. A row says for which inputs and which shape it was
-measured, the build, and its time beside that of the model's choice.
+measured, the build, and its time beside that of the model's choice. It serves its device, and others of its kind: of the same
+architecture, with as many multiprocessors.
 """
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def power(n: int) -> int:
 @dataclass(frozen=True)
 class Row:
     """A choice that was measured: for which device and inputs (`about`: a build of these, with any schedule) and at what
-    size; ms of a call, and of the model's choice there. source: whose table. float16 and bfloat16 take the same time."""
+    size; ms of a call, and of the model's choice there. source: whose table. kind: of the device. float16 and bfloat16 take the
+    same time."""
 
     device: str
     about: Build
@@ -67,6 +69,11 @@ class Row:
     ms: float
     model_ms: float | None = None
     source: str = ""
+    kind: str = ""
+
+    def known(self, devices: Sequence[str]) -> int:
+        """The first of a device's names that is the row's; their number where none is."""
+        return next((i for i, d in enumerate(devices) if d in (self.device, self.kind)), len(devices))
 
     def serves(self, b: Build, contract: Contract) -> bool:
         a = self.about
@@ -105,11 +112,11 @@ def chosen(about: dict[str, Any], choice: dict[str, Any]) -> Build:
 
 
 def from_json(table: dict[str, Any], source: str) -> tuple[Row, ...]:
-    rows = []
+    rows, kind = [], table.get("kind", "")
     for r in table["rows"]:
         about = {n: r[n] for n in ABOUT} | {"target": table["target"], "contract": Contract.parse(r["accept"])}
         extent = Extent(r["H"], r["HV"], r["sequences"], r["tokens"])
-        rows.append(Row(table["device"], chosen(about, r["build"]), extent, r["ms"], r["model_ms"], source))
+        rows.append(Row(table["device"], chosen(about, r["build"]), extent, r["ms"], r["model_ms"], source, kind))
     return tuple(rows)
 
 
@@ -146,16 +153,17 @@ def rows(devices: Sequence[str], target: str) -> tuple[Row, ...]:
     """Rows for a device that goes by these names: the user's, then the package's."""
     own = [p for p in (own_path(d, target) for d in devices) if p.is_file()]
     found = (*(r for p in own for r in read(p, USER)), *packaged())
-    return tuple(r for r in found if r.about.target == target and r.device in devices)
+    return tuple(r for r in found if r.about.target == target and r.known(devices) < len(devices))
 
 
 def near(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], chunk: int | None) -> list[Row]:
     """Rows that may choose for calls of `b`'s inputs and a shape class, the best first: rows for the same contract before
     those for keys of norm 1, where they are, before rows for plain inputs; of these the user's before the package's; of these
-    the same class before those one step away; of these the one that gained most over the model."""
+    the device's own before those of its kind; of these the same class before those one step away; of these the one that gained
+    most over the model."""
     found = []
     for i, contract in enumerate(dict.fromkeys((b.contract, *[UNIT] * (b.contract.form("k") in ("unit", "l2norm")), Contract()))):
         for r in rows(devices, b.target):
             if r.serves(b, contract) and r.far(shape_class) <= 1 and chunk in (None, r.about.chunk):
-                found.append((i, r.source != USER, r.far(shape_class), r.ms / (r.model_ms or r.ms), r))
+                found.append((i, r.source != USER, r.known(devices), r.far(shape_class), r.ms / (r.model_ms or r.ms), r))
     return [r for *_, r in sorted(found, key=lambda x: x[:-1])]

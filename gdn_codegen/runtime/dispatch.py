@@ -30,6 +30,9 @@ _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "
 DEFAULT_CHUNK = 64
 #: By architecture: the schedule of whole sequences.
 WHOLE = {"sm_90a": "fused_walk"}
+#: The class of tokens from which that is so in parts, too, where value heads share nothing: there a kernel for inverses costs
+#: more than early turns with inverses of their own.
+LONG = 15
 #: Triton on a GPU, where K and V are at most SPLIT: fields of `walk` by chunk, the first for calls that leave it open.
 INSTANCES: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
 #: By architecture: chunks with which they read q and k by descriptors where walks are whole; in parts they do with any.
@@ -89,10 +92,12 @@ def fits(b: Build) -> bool:
 # --- facts of a device -----------------------------------------------------------------------------------------------
 @lru_cache(maxsize=64)
 def names(device: torch.device) -> tuple[str, ...]:
-    """What tables call a device: its name, then its architecture."""
+    """What tables call a device: its name, then its kind (architecture and multiprocessors: an H100's may be an H200's), then
+    its architecture."""
     if device.type != "cuda":
         return (device.type,)
-    return torch.cuda.get_device_name(device), "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    return torch.cuda.get_device_name(device), f"{arch} x {units(device)}", arch
 
 
 @lru_cache(maxsize=64)
@@ -132,11 +137,15 @@ def described(arch: str, chunk: int, parts: bool) -> dict[str, Any]:
     return {"descriptors": True} if arch in DESCRIBED and (parts or chunk in DESCRIBED[arch]) else {}
 
 
-def modelled(b: Build, arch: str, few: bool | None, chunk: int | None, shared: int = 1) -> Iterator[tuple[Build, str]]:
+def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
+             ) -> Iterator[tuple[Build, str]]:
     """Builds in the order in which the model wants them: kernels of warp groups on the architecture that they are for, or
     Triton's walk, in parts where walks fill half of the GPU at most; elsewhere whatever is portable. few: None without a GPU."""
     if (b.target, arch) in ARCHS:
         if few and partitions():
+            if shared == 1 and shape_class[-1] >= LONG:
+                yield (replace(b, schedule=varied(WHOLE[arch], partition="decay"), arch=arch),
+                       "walks fill half of the GPU at most, and are long")
             plan = varied(DEFAULTS[arch], partition="decay", value_heads=shared)
             yield replace(b, schedule=plan, arch=arch), "walks fill half of the GPU at most"
         for plan in (varied(WHOLE[arch]), varied(DEFAULTS[arch], value_heads=shared)):
@@ -155,7 +164,7 @@ def _choose(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[in
             shared: int) -> Choice:
     why: list[tuple[str, str]] = []
     for source, found in (("table", measured(b, arch, devices, shape_class, chunk, shared)),
-                          ("model", modelled(b, arch, few, chunk, shared))):
+                          ("model", modelled(b, arch, few, shape_class, chunk, shared))):
         for x, reason in found:
             said = unfit(x)
             if not said:
@@ -164,11 +173,11 @@ def _choose(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[in
     return Choice(b, tuple(why))
 
 
-def _check_fits(b: Build, arch: str, few: bool | None) -> None:
+def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]) -> None:
     """What has no room on the GPU is refused before its kernels compile, naming the chunks that have."""
     said = unfit(b)
     if said:
-        chunks = [n for n in CHUNKS if any(fits(x) for x, _ in modelled(replace(b, chunk=n), arch, few, n))]
+        chunks = [n for n in CHUNKS if any(fits(x) for x, _ in modelled(replace(b, chunk=n), arch, few, shape_class, n))]
         raise ValueError(f"chunk_size: got {b.chunk}, with K = {b.head_dim_k}, V = {b.head_dim_v} in {b.dtype}; accepted: "
                          f"{', '.join(map(str, chunks)) or 'none for these K and V'} ({said})")
 
@@ -191,7 +200,7 @@ def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
     if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
         print(f"gdn_codegen: {chosen}", file=sys.stderr)
     if schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may take half of what is estimated for Hopper
-        _check_fits(chosen.build, arch, few)
+        _check_fits(chosen.build, arch, few, shape_class)
     return chosen
 
 

@@ -102,7 +102,8 @@ def candidates(about: Build, arch: str) -> list[Build]:
 
 def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
     """What a call gets that no table serves."""
-    return next((b for b, _ in dispatch.modelled(about, arch, 2 * x.walks <= units, None, x.shared) if dispatch.fits(b)), about)
+    return next((b for b, _ in dispatch.modelled(
+        about, arch, 2 * x.walks <= units, x.shape_class, None, x.shared) if dispatch.fits(b)), about)
 
 
 @dataclass(frozen=True)
@@ -366,16 +367,22 @@ class Tuner:
         return self.meter.time(j.build, j.shape)
 
 
-def tune(about: Build, shapes: Sequence[Shape], device: str, arch: str, units: int, meter: Meter, out: Path | None = None,
-         **options: Any) -> int:
+def log_beside(path: Path, target: str, names: Sequence[str]) -> Log:
+    """The log of a table of a device that goes by these names, as yet unread."""
+    return Log(path.with_suffix(".jsonl"), {"device": names[0], "kind": names[1], "target": target,
+                                            "versions": choices.versions(target)})
+
+
+def tune(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str, units: int, meter: Meter,
+         out: Path | None = None, **options: Any) -> int:
     """Tune for inputs of a kind; write the log and the table. 1 where nothing could be measured or the device was lost.
 
-    out: the table, beside which the log lies; by default where calls on this device look. options: of Tuner.
+    names: of the device, as `dispatch.names` has them. out: the table, beside which the log lies; by default where calls on this
+    device look. options: of Tuner.
     """
-    path = out or choices.own_path(device, about.target)
-    head = {"device": device, "target": about.target, "versions": choices.versions(about.target)}
+    path = out or choices.own_path(names[0], about.target)
     with cache.lock(path):
-        log = Log(path.with_suffix(".jsonl"), head).load()
+        log = log_beside(path, about.target, names).load()
         tuner = Tuner(log, meter, arch, units, **options)
         lost = False
         try:
@@ -390,11 +397,11 @@ def tune(about: Build, shapes: Sequence[Shape], device: str, arch: str, units: i
     return int(lost or not made["rows"])
 
 
-def listing(about: Build, shapes: Sequence[Shape], device: str, arch: str, units: int, out: Path | None = None) -> list[str]:
+def listing(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str, units: int, out: Path | None = None
+            ) -> list[str]:
     """What a run would measure, and what is known of it."""
-    path = (out or choices.own_path(device, about.target)).with_suffix(".jsonl")
-    log = Log(path, {"device": device, "target": about.target, "versions": choices.versions(about.target)})
-    if path.exists():
+    log = log_beside(out or choices.own_path(names[0], about.target), about.target, names)
+    if log.path.exists():
         log.load()
     lines = []
     for j in jobs(about, shapes, arch, units):
@@ -420,9 +427,9 @@ def compile_candidates(about: Build, shapes: Sequence[Shape], arch: str) -> Iter
         yield f"[{i}/{len(todo)}] {b.name}: {time.monotonic() - start:.0f} s"
 
 
-def here() -> tuple[str, str, int]:
-    """Name, architecture and multiprocessors of the GPU."""
+def here() -> tuple[tuple[str, ...], str, int]:
+    """Names, architecture and multiprocessors of the GPU."""
     if not torch.cuda.is_available():
         raise ValueError("tune: got no GPU that torch sees; accepted: a machine with the GPU to tune for")
     device = torch.device("cuda", torch.cuda.current_device())
-    return dispatch.names(device)[0], dispatch.architecture(device), dispatch.units(device)
+    return dispatch.names(device), dispatch.architecture(device), dispatch.units(device)

@@ -46,7 +46,7 @@ def test_a_table_of_kernels_and_architectures(tmp_path):
 @pytest.mark.parametrize("few", [False, True])
 def test_what_the_op_takes_fits_every_gpu(few, tmp_path):
     """The walk of calls that leave schedule and chunk open, whole and in parts, at K = V = 128."""
-    b, _ = next(dispatch.modelled(Build("triton"), "", few, None))
+    b, _ = next(dispatch.modelled(Build("triton"), "", few, (0, 0, 0), None))
     arches = tuple(UNITS)[few::2]
     found = compiled(written(tmp_path, b), arches, ["o_S"])
     assert b.chunk == 32 and [c.arch for c in found] == list(arches) and all(c.shared > 30_000 for c in found)

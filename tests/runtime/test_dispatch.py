@@ -13,7 +13,7 @@ from gdn_codegen.runtime.choices import Extent, Row
 from gdn_codegen.schedule import Schedule, ScheduleError, changes, varied
 from gdn_codegen.schedule.contract import PLAIN, Contract
 
-H200 = ("NVIDIA H200", "sm_90")
+H200 = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 BASE = Build("tilelang")
 PARTS = Build("tilelang", schedule=varied("walk", partition="decay", part_chunks=32), arch="sm_90a")
 #: The same of another class: the length of parts was measured for its own.
@@ -43,8 +43,8 @@ def ask(extent=LONG, target="tilelang", chunk=None, schedule=None, dtype=torch.f
     return dispatch.explained(*key)
 
 
-def row(b=PARTS, extent=LONG, ms=0.3, model_ms=0.4, source=choices.PACKAGE):
-    return Row("NVIDIA H200", b, extent, ms, model_ms, source)
+def row(b=PARTS, extent=LONG, ms=0.3, model_ms=0.4, source=choices.PACKAGE, device="NVIDIA H200"):
+    return Row(device, b, extent, ms, model_ms, source, "sm_90 x 132")
 
 
 @pytest.mark.parametrize("n, want", [(0, 0), (1, 0), (2, 1), (3, 2), (5, 2), (6, 3), (45, 5), (46, 6), (32768, 15)])
@@ -74,6 +74,15 @@ def test_the_nearest_row_wins_then_the_users_then_the_larger_gain(gpu):
     assert ask(LONG).build == ANY_PARTS and ask(twice).build == PARTS
 
 
+def test_rows_of_the_device_come_before_those_of_its_kind_which_still_serve(gpu):
+    gpu.append(row(PARTS, device="NVIDIA H100"))
+    assert ask().build == PARTS and "the package's table of NVIDIA H100" in str(ask())
+    gpu.append(row(STAGES, Extent(16, 16, 1, 65536), ms=0.39))
+    assert ask().build == STAGES
+    assert [row(device=d).known(H200) for d in ("NVIDIA H200", "NVIDIA H100", "sm_90")] == [0, 1, 1]
+    assert Row("sm_90", PARTS, LONG, 0.3).known(H200) == 2 and Row("x", PARTS, LONG, 0.3).known(H200) == 3
+
+
 @pytest.mark.parametrize("other", [dict(dtype=torch.float32), dict(V=64), dict(layout="bhtd"), dict(target="triton"),
                                    dict(chunk=32)])
 def test_rows_are_for_their_inputs_alone(gpu, other):
@@ -89,8 +98,10 @@ def test_rows_for_16_bit_serve_both_dtypes_and_those_for_unit_keys_what_normalis
 
 
 def test_outside_of_tables_the_model_chooses_and_says_why(gpu):
-    few, many = ask(), ask(Extent(16, 16, 8, 32768))
+    few, many = ask(Extent(16, 16, 1, 8192)), ask(Extent(16, 16, 8, 32768))
     assert few.build.name == "gdn_c64_bthd_decay_sm90a" and ("chosen by model", "walks fill half of the GPU at most") in few.why
+    assert ask().build.name == "gdn_c64_bthd_fused_walk_decay_sm90a" and "and are long" in str(ask())
+    assert ask(Extent(16, 32, 1, 32768)).build.name == "gdn_c64_bthd_walk_valueheads2_decay_sm90a"
     assert many.build.name == "gdn_c64_bthd_fused_walk_sm90a"
     parts = varied("walk", partition="decay", longest_first=True, stages=3, descriptors=True)
     assert ask(target="triton").build == Build("triton", 32, schedule=parts)
@@ -213,7 +224,8 @@ def test_debug_prints_one_line_a_kind_of_call(gpu, monkeypatch, capsys):
 # --- tables ----------------------------------------------------------------------------------------------------------
 def test_rows_survive_json():
     rows = (row(), row(STAGES), row(replace(STAGES, contract=Contract.parse("g=raw"))))
-    table = {"device": "NVIDIA H200", "target": "tilelang", "versions": {}, "rows": [choices.as_json(r) for r in rows]}
+    table = {"device": "NVIDIA H200", "kind": "sm_90 x 132", "target": "tilelang", "versions": {},
+             "rows": [choices.as_json(r) for r in rows]}
     assert choices.from_json(json.loads(json.dumps(table)), choices.PACKAGE) == rows
 
 

@@ -16,8 +16,9 @@ from gdn_codegen.runtime.tune import Job, Log, Tuner
 from gdn_codegen.schedule import varied
 
 ABOUT = Build("tilelang")
-SHAPES = (Shape("long", (32768,), 16, 16), Shape("many", (4096,) * 16, 4, 16))
-GPU = ("NVIDIA H200", "sm_90a", 132)
+SHAPES = (Shape("long", (16384,), 16, 16), Shape("many", (4096,) * 16, 4, 16))
+NAMES = ("NVIDIA H200", "sm_90 x 132", "sm_90")
+GPU = (NAMES, "sm_90a", 132)
 PARTS = {"partition": (None, "decay"), "part_chunks": (0, 32), "stages": (2, 3)}
 BLOCKS = ("fused", "replay"), {"v_block": (0, 64)}, (64, 32)
 SPACE = {"tilelang": (tune.Space(("walk",), PARTS, (64,), "sm_90a"), tune.Space(*BLOCKS, "sm_90a"), tune.Space(*BLOCKS))}
@@ -120,17 +121,19 @@ def test_candidates_of_a_space_share_its_base_and_what_the_architecture_wants(ar
     assert {p.descriptors for p in plans} == {whole, parts}
 
 
-def test_calls_choose_from_what_tune_wrote(run, monkeypatch):
+@pytest.mark.parametrize("names, mine", [(NAMES, True), (("NVIDIA H100", *NAMES[1:]), True),  # of its kind
+                                         (("NVIDIA H20", "sm_90 x 78", "sm_90"), False)])
+def test_calls_choose_from_what_tune_wrote(names, mine, run, monkeypatch):
     run(Fake())
-    monkeypatch.setattr(dispatch, "names", lambda device: (GPU[0], "sm_90"))
+    monkeypatch.setattr(dispatch, "names", lambda device: names)
     monkeypatch.setattr(dispatch, "architecture", lambda device: GPU[1])
     monkeypatch.setattr(dispatch, "units", lambda device: GPU[2])
     monkeypatch.setattr(dispatch, "choice", dispatch.choice.__wrapped__)
     monkeypatch.setattr(choices, "own_path", lambda device, target: run.path)
     choices.rows.cache_clear()
-    q = torch.empty(1, 32768, 16, 128, dtype=torch.float16, device="meta")
+    q = torch.empty(1, 16384, 16, 128, dtype=torch.float16, device="meta")
     for chunk, name in ((None, "gdn_c64_bthd_decay32_sm90a"), (32, "gdn_c32_bthd_fused_sm90a")):
-        assert dispatch.build_for("gated_delta_rule", q, q, "tilelang", chunk, "bthd", None).name == name
+        assert (dispatch.build_for("gated_delta_rule", q, q, "tilelang", chunk, "bthd", None).name == name) == mine
     choices.rows.cache_clear()
 
 
@@ -179,7 +182,7 @@ def test_a_budget_leaves_the_rest_pending(run):
     _, said = run(meter, budget=5, clock=Clock())
     assert 1 <= len(meter.seen) <= 3 and "pending: the same command goes on" in said[-2]
     # first of all the model's choice at each shape
-    assert meter.seen[:2] == [("gdn_c64_bthd_decay_sm90a", "1 x 32768, 16/16"),
+    assert meter.seen[:2] == [("gdn_c64_bthd_decay_sm90a", "1 x 16384, 16/16"),
                               ("gdn_c64_bthd_fused_walk_sm90a", "16 x 4096, 4/16")]
     listed = tune.listing(ABOUT, SHAPES, *GPU, run.path)
     assert sum(x.endswith("pending") for x in listed) == len(listed) - len(meter.seen)
@@ -219,7 +222,7 @@ def test_what_stops_the_process_twice_is_dropped(run):
     meter = Fake()
     _, said = run(meter)
     assert "gdn_c64_bthd_decay_sm90a: dropped: stopped the process twice" in said[1]
-    assert ("gdn_c64_bthd_decay_sm90a", "1 x 32768, 16/16") not in meter.seen
+    assert ("gdn_c64_bthd_decay_sm90a", "1 x 16384, 16/16") not in meter.seen
 
 
 def test_a_lost_device_ends_the_run_and_keeps_what_there_is(run, monkeypatch):

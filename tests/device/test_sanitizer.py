@@ -1,0 +1,105 @@
+"""Kernels of warp groups under compute-sanitizer: racecheck, memcheck, synccheck. Run with: pytest -m device tests/device"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from reference import call, expected, problem, rms_error
+
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.load import import_path, write
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule import varied
+
+TOOLS = ("racecheck", "memcheck", "synccheck")
+on_hopper = [pytest.mark.device, pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0) or not runs("tilelang", "cuda"),
+    reason="needs a Hopper GPU and TileLang"), pytest.mark.skipif(not shutil.which("compute-sanitizer"),
+                                                                  reason="needs compute-sanitizer")]
+#: Of each: schedule, fields, dtype, and the mean of g. Where gates forget little, parts of a chunk make summaries.
+KERNELS = {"fused": ("fused_walk", {}, "float16", -0.5),
+           "fused-bf16": ("fused_walk", {}, "bfloat16", -0.5),
+           "fused-parts": ("fused_walk", {"partition": "decay", "part_chunks": 2}, "float16", -0.5),
+           "fused-summaries": ("fused_walk", {"partition": "decay", "part_chunks": 1}, "float16", -0.001),
+           "walk": ("walk", {}, "float16", -0.5),
+           "walk-parts": ("walk", {"partition": "decay", "part_chunks": 2, "longest_first": True}, "float16", -0.5),
+           "walk-summaries": ("walk", {"partition": "decay", "part_chunks": 1}, "float16", -0.001),
+           "walk-2-heads": ("walk", {"value_heads": 2}, "float16", -0.5),
+           "walk-4-heads-parts": ("walk", {"value_heads": 4, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5)}
+#: What is broken, which tool must say so, and how the text of `fused_walk` is broken: waits left out, tails read past their end.
+BROKEN = {"state does not wait for gates": ("racecheck", r"^ +T\.barrier_wait\(exp_G_s_ready.*\n", ""),
+          "solve does not wait for what it inverts": ("racecheck", r"^ +T\.barrier_wait\(mul_h_3_s_ready.*\n", ""),
+          "gates past the end": ("memcheck", r"i < rows", "i < C")}
+
+
+def text_of(name, folder):
+    schedule, fields, dtype, _ = KERNELS[name]
+    return write(Build("tilelang", schedule=varied(schedule, **fields), dtype=dtype, arch="sm_90a"), folder)
+
+
+def broken(name, folder):
+    """The module `fused_walk` with a fault."""
+    path = text_of("fused", folder)
+    text, n = re.subn(*BROKEN[name][1:], path.read_text(), flags=re.M)
+    assert n, f"nothing to break for: {name}"
+    path.write_text(text)
+    return path
+
+
+def sanitized(path, name, tools):
+    """What each tool says of a call, in a process of its own: its exit status, its summary, and all of it."""
+    module = import_path(path)
+    for k in module._KERNELS:  # into TileLang's cache, by its text
+        module._compiled(k, "sm_90a")
+    # each tensor is an allocation of its own, or memcheck does not see where it ends
+    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+           "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    def run(tool):
+        words = "compute-sanitizer", "--tool", tool, sys.executable, __file__, str(path), name
+        p = subprocess.run(words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=400)
+        return p.returncode, " ".join(re.findall(r"SUMMARY: .*", p.stdout)), p.stdout[-3000:]
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(tools, pool.map(run, tools), strict=True))
+
+
+def one_call(path, name):
+    """In the process that is looked at: sequences with tails, without tokens, of whole chunks, beside float64."""
+    _, _, dtype, gate = KERNELS[name]
+    x = problem([321, 64, 0, 30], 1, 4, 128, 128, getattr(torch, dtype), gate=gate)
+    fn = import_path(Path(path)).chunk_gated_delta_rule
+    move = lambda t: t.cuda() if isinstance(t, torch.Tensor) else t
+    got = call(lambda *a, **k: fn(*map(move, a), **{n: move(t) for n, t in k.items()}), x)
+    errors = [rms_error(t.cpu(), want) for t, want in zip(got, expected(x), strict=True)]
+    assert max(errors) < 5e-3, errors
+
+
+class TestOnHopper:
+    pytestmark = on_hopper
+
+    @pytest.mark.parametrize("name", KERNELS)
+    def test_nothing_is_found(self, name, tmp_path):
+        for tool, (status, summary, said) in sanitized(text_of(name, tmp_path), name, TOOLS).items():
+            numbers = re.findall(r"(\d+) (?:error|warning)", summary)
+            assert status == 0 and numbers and not any(map(int, numbers)), f"{tool}: {summary}\n{said}"
+
+    @pytest.mark.parametrize("name", BROKEN)
+    def test_what_is_broken_is_found(self, name, tmp_path):
+        tool = BROKEN[name][0]
+        _, summary, said = sanitized(broken(name, tmp_path), "fused", (tool,))[tool]
+        assert any(map(int, re.findall(r"(\d+) error", summary))), f"{tool}: {summary}\n{said}"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_to_be_broken_is_there(name, tmp_path):
+    """Without a GPU: the faults are still faults of the text."""
+    compile(broken(name, tmp_path).read_text(), name, "exec")
+
+
+if __name__ == "__main__":
+    one_call(*sys.argv[1:])
