@@ -3,6 +3,7 @@
 - cast(cast(diag_inverse(a)) * row(x)) is rounded twice and goes through every entry once more; diag_inverse(a, x) is not and
   does not. Only where the inverse is read once.
 - It reads what lies below the diagonal alone, so that a mask of the rest is not needed.
+- What is widened and rounded again is what it was.
 """
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 from ..ir.builder import Body
 from ..ir.core import Kernel, Op, Program, types, uses, walk
+from .pack import WIDTH
 from .tools import rebuild_kernel
 
 
@@ -23,6 +25,8 @@ class _Inverses:
         self.defs, self.count, self.type = {o.out: o for o in walk(k.body) if o.out}, uses(k.body), types(k.body)
 
     def __call__(self, o: Op, b: Body) -> str | None:
+        if o.kind == "cast" and (same := self.rounded_again(o)):
+            return same
         found = self.scaled(o.args[0]) if o.kind == "cast" else None
         if found is not None and self.type[found[0].out] == self.type[o.out]:
             inverse, vector = found
@@ -30,6 +34,13 @@ class _Inverses:
         if o.kind == "diag_inverse":
             return b.op(o.kind, self.bare(o.args[0], b), *o.args[1:], name=o.out, line=o.line, **dict(o.attrs))
         return None
+
+    def rounded_again(self, o: Op) -> str:
+        """Of a cast, what was widened before it and has its type, or ""."""
+        wide = self.defs.get(o.args[0])
+        if wide is None or wide.kind != "cast" or self.type[wide.args[0]] != self.type[o.out]:
+            return ""
+        return wide.args[0] if WIDTH[self.type[wide.out].dtype] > WIDTH[self.type[o.out].dtype] else ""
 
     def scaled(self, a: str) -> tuple[Op, str] | None:
         """The inverse of which `a` has the columns scaled, and the vector that scales them."""

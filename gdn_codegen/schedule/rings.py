@@ -11,6 +11,7 @@ from math import prod
 
 from ..devices import Groups
 from ..ir.core import Agent, Buffer, Kernel, Loop, Op, Program, Stmt, loops, types, uses, walk
+from .groups import INVERSE
 from .pack import WIDTH
 from .place import VIEWS, over
 from .schedule import Schedule, ScheduleError
@@ -120,6 +121,8 @@ class _Kernel:
                              f"{', '.join(str(d.rows * n) for n in range(1, d.most + 1))}")
         height = {d.state: rows.pop(), d.aux: d.rows}
         for o in walk(k.body):
+            if o.agent == d.solve and o.kind != INVERSE:  # a warp a chunk, and the other goes on
+                raise self.error(f"{o.out or o.kind} would be computed by {d.solve}, which inverts and no more")
             if o.agent == d.loader and self.p.tensor(o.attr("tensor")).optional:
                 raise self.error(f"{o.out} would be loaded only where it is given; {d.loader} copies tiles as they lie")
             t = self.p.tensor(o.attr("tensor")) if o.agent in (d.loader, d.store) and o.kind in ("load", "store") else None

@@ -522,7 +522,6 @@ def o_S_kernel(t):
             Tinv_d = t.staged((C, C), T.float16)
             S_h = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
-            Tinv_h = t.shared((C, C), T.float16)
             mul_h = t.fragment((C, V), T.float16)
             U = t.fragment((C, V), T.float32)
             q_S = t.fragment((C, V), T.float32)
@@ -573,12 +572,10 @@ def o_S_kernel(t):
                     g[i] = T.exp(G[i])
                 t.copy(S, S_h)
                 t.gemm(k, S_h, k_S)
-                for i, j in t.parallel(C, C):
-                    Tinv_h[i, j] = T.cast(Tinv_d[i, j], T.float32)
                 for i, j in t.parallel(C, V):
                     mul_h[i, j] = beta[i] * (T.cast(v[i, j], T.float32) - g[i] * k_S[i, j])
                 t.copy(mul_h, v)
-                t.gemm(Tinv_h, v, U)
+                t.gemm(Tinv_d, v, U)
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                 t.gemm(q, S_h, q_S)
                 t.gemm(q, k, q_k, transpose_B=True)

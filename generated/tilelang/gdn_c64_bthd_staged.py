@@ -634,7 +634,7 @@ def Tinv_kernel(t):
                 t.copy(A_h, Tinv_d)
                 t.diag_inverse(Tinv_d, Tinv_d, 64)
                 for i, j in t.parallel(C, C):
-                    Tinv_ws[slot, hv, i, j] = T.cast(T.cast(Tinv_d[i, j], T.float32), T.float16)
+                    Tinv_ws[slot, hv, i, j] = Tinv_d[i, j]
 
     return Tinv_kernel
 

@@ -1,4 +1,6 @@
 """inverses: the inverse of a whole tile scales its own columns, and what it reads needs no mask."""
+from dataclasses import replace
+
 import pytest
 import torch
 from reference import expected, problem, rms_error
@@ -14,6 +16,7 @@ from gdn_codegen.schedule.cut import cut
 from gdn_codegen.schedule.decompose import decompose
 from gdn_codegen.schedule.inverses import inverses
 from gdn_codegen.schedule.precision import precision
+from gdn_codegen.schedule.tools import rebuild_kernel
 
 SIZES = {"C": 64, "K": 32, "V": 32}
 
@@ -64,10 +67,10 @@ def test_the_scale_and_the_mask_are_gone(schedule, arch, dtype):
 
 
 @pytest.mark.parametrize("schedule", ["replay", "fused"])
-def test_only_the_mask_is_gone_where_nothing_scales(schedule):
+def test_the_mask_is_gone_where_nothing_scales_and_what_is_widened_is_not_rounded_again(schedule):
     old, new = map(inverse_of, around(schedule))
     assert "strictly_lower" in old[1] and "strictly_lower" not in new[1]
-    assert (new[0].args[1:], new[2]) == ((), old[2])
+    assert old[2] == ["cast", "cast"] and (new[0].args[1:], new[2], new[0].type.dtype) == ((), [], "float16")
 
 
 @pytest.mark.parametrize("schedule", ["replay", "walk", "fused", "fused_walk"])
@@ -147,6 +150,19 @@ def test_what_it_takes(values, scaled, masks):
     x = problem([70, 3], 1, 1, 32, 32, torch.float32)
     old, new = (interpret(q, Problem(x["lengths"], 1, 1), {"x": x["beta"], "k": x["k"], "v": x["v"]}, {}) for q in (p, new))
     assert old and all(rms_error(new[n], old[n]) < 1e-12 for n in old)
+
+
+def test_what_was_rounded_stays_so_when_it_is_widened():
+    def rounded(o, b):
+        if o.kind != "load" or o.type.dims != ("C",):
+            return None
+        x = b.op("load", name=b.fresh("x"), **dict(o.attrs))
+        return b.op("cast", b.op("cast", x, to="float16"), to="float32", name=o.out)
+
+    old, _ = around("replay")
+    p = replace(old, kernels=tuple(rebuild_kernel(old, k, rounded) for k in old.kernels))
+    pairs = lambda p: [o.out for k in p.kernels for o in walk(k.body) if o.kind == "cast" and o.type.dims == ("C",)]
+    assert pairs(inverses(p)) == pairs(p) and len(pairs(p)) > len(pairs(old))
 
 
 def test_an_inverse_reads_only_what_lies_below_its_diagonal():
