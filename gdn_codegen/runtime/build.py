@@ -1,6 +1,7 @@
 """A build: options -> name and text of a generated module."""
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +17,7 @@ from ..emit.base import Heads, KernelText, heads_tag, stride_unit
 from ..ir.builder import Algorithm
 from ..ir.core import Kernel, Program, walk
 from ..ir.types import Tensor
-from ..schedule import Schedule, changes, named
+from ..schedule import Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.pipelines import ARCHS, DEVICES, PIPELINES, lower
 
@@ -103,8 +104,8 @@ class Build:
             parts.append({"bfloat16": "bf16", "float32": "f32"}[self.dtype])
         own = {n: v for n, v in changes(self.plan).items() if n not in ("launch", "partition", "part_chunks")}
         if own or self.plan.name != DEFAULTS.get(self.arch, DEFAULT_SCHEDULE):
-            parts += [self.plan.name, *(f"{n.replace('_', '')}{v:d}" if isinstance(v, int) else v for n, v in own.items()
-                                        if n != "kernels")]
+            parts += [self.plan.name, *(n.replace("_", "") * isinstance(v, int) + re.sub(r"\W", "_", spelled(v).replace(",", ""))
+                                        for n, v in own.items())]
         if self.plan.partition:
             parts.append(f"{self.plan.partition}{self.plan.part_chunks or ''}")
         if self.plan.launch != "kernels":
@@ -161,8 +162,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
                f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
                + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
                + (f" --partition {b.plan.partition}" if b.plan.partition else "")
-               + "".join(f" --set {n}={v:d}" if isinstance(v, int) else f" --set {n}={v}" for n, v in changes(b.plan).items()
-                         if n not in ("launch", "partition", "kernels"))
+               + "".join(f" --set {n}={spelled(v)}" for n, v in changes(b.plan).items() if n not in ("launch", "partition"))
                + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else "")
                + (f" --accept {b.contract}" if b.contract != PLAIN else "")
                + (f" --arch {b.arch}" if b.arch else ""))

@@ -113,8 +113,10 @@ class Schedule:
     def adapted(self, p: Program) -> Schedule:
         """This schedule for a family member that lacks some of its values: those names and empty groups drop out.
 
-        Meant for the named schedules, which serve every algorithm; a schedule of one's own is taken to the letter.
+        For groups of the named schedules, which serve every algorithm; groups of one's own are taken to the letter.
         """
+        if all(s.kernels != self.kernels for s in SCHEDULES.values()):
+            return self
         loop = next(loops(p.kernels[0].body))
         have = {o.out for o in walk(p.kernels[0].body)} | {c.name for c in loop.carried}
         has_inverse = any(o.kind == "unit_lower_inverse" for o in loop.body if not hasattr(o, "body"))
@@ -140,6 +142,11 @@ def named(name: str) -> Schedule:
     if name not in SCHEDULES:
         raise ScheduleError(f"schedule: got {name!r}; accepted: {', '.join(SCHEDULES)}")
     return SCHEDULES[name]
+
+
+def spelled(value: Any) -> str:
+    """A field's value as `--set` takes it: a number, a name, or groups of names as G,Tinv/o,S."""
+    return "/".join(map(",".join, value)) if isinstance(value, tuple) else f"{value:d}" if isinstance(value, int) else str(value)
 
 
 def varied(name: str, **changes: Any) -> Schedule:

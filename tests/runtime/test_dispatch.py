@@ -1,5 +1,6 @@
 """Which build serves a call: rows of tables by class of shape, the model outside of them, and the reasons."""
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -283,6 +284,24 @@ def test_names_and_commands_tell_changed_fields_apart(tmp_path):
     (path,) = tmp_path.rglob("*.py")
     assert path.stem == "gdn_c64_bthd_fused_doubling_vblock32"
     assert "--set v_block=32" in path.read_text() and "--set inverse=doubling" in path.read_text()
+
+
+def test_kernels_are_a_field_like_others_and_the_command_in_a_module_rebuilds_it(tmp_path):
+    from gdn_codegen.cli import main
+    words = ["--schedule", "walk", "--set", "kernels=G,Tinv,beta/o,S", "--set", "form=direct"]
+    assert main(["build", "--target", "triton", *words, "--out", str(tmp_path / "a")]) == 0
+    (path,) = tmp_path.rglob("*.py")
+    assert path.stem == "gdn_c64_bthd_walk_GTinvbeta_oS_direct" and "G_Tinv_beta_kernel" in path.read_text()
+    made = re.search(r"^Made by: gdn_codegen (.*)", path.read_text(), re.M)[1].split()
+    assert main([*made, "--out", str(tmp_path / "b")]) == 0
+    assert (tmp_path / "b" / "triton" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("word", ["kernels=", "kernels=G,/o,S", "kernels=G//o,S", "kernels=G o,S"])
+def test_kernels_that_are_no_groups_of_names(word, capsys):
+    from gdn_codegen.cli import main
+    assert main(["build", "--target", "triton", "--set", word]) == 2
+    assert f"set: got '{word}'" in capsys.readouterr().err
 
 
 def test_parts_of_so_many_chunks_need_parts():

@@ -102,6 +102,16 @@ def test_bad_cuts(kernels, text):
         cut(find("gated_delta_rule").trace(), Schedule("bad", kernels), SIZES)
 
 
+def test_groups_of_ones_own_are_taken_to_the_letter_and_those_of_named_schedules_are_not():
+    lowered = lambda page, s: lower(find(page).trace(), "triton", s, SIZES, "float16")
+    for page, own, missing in (("gated_delta_rule", (("G", "Tnv"), ("o", "S")), "names Tnv"),
+                               ("simple_gla", (("G", "A"), ("o", "S")), "names A")):
+        with pytest.raises(ScheduleError, match=missing):
+            lowered(page, Schedule("own", own))
+    for s in (named("replay"), replace(named("replay"), name="own", v_block=16)):
+        assert [k.name for k in lowered("simple_gla", s).kernels] == ["G", "o_S"]
+
+
 def test_bad_fields():
     with pytest.raises(ScheduleError, match="form='x'; accepted are direct"):
         Schedule("bad", (("o", "S"),), form="x")
