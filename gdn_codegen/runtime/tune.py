@@ -12,18 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from ..schedule import changes, varied
+from ..schedule import changes
 from ..schedule.contract import Contract
 from . import bench_gpu, cache, choices, dispatch
 from .ahead import compile_ahead
 from .bench_gpu import Shape
 from .build import Build
+from .candidates import candidates
 from .choices import Extent, Row
 from .load import cached, function, import_path
 from .peers import Problem
@@ -32,8 +32,6 @@ from .verify import TOLERANCE
 TARGETS = bench_gpu.TARGETS
 #: A candidate must take at most so much of what the model's choice takes to be preferred to it.
 MARGIN = 0.98
-#: Fields that a candidate may have other than the first of its space.
-MOST = 2
 #: What is tuned for where nothing is asked: what prompts of 2 to 128 thousand tokens come to.
 SHAPES = (*(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv) for n, t, h, hv in (
     (1, 2048, 16, 32), (1, 8192, 4, 16), (1, 32768, 4, 16), (8, 4096, 4, 16), (1, 32768, 16, 16), (4, 8192, 16, 64),
@@ -41,65 +39,7 @@ SHAPES = (*(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv) for n, t, h, hv in (
     Shape("4096 + 28672, 4/16", (4096, 28672), 4, 16))
 
 
-# --- candidates ------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Space:
-    """Candidates: chunks, schedules, and values of their fields, the expected best first. arch: for this architecture alone.
-    base: fields of all of them."""
-
-    schedules: tuple[str, ...]
-    fields: dict[str, tuple[Any, ...]]
-    chunks: tuple[int, ...] = (64, 32, 128)
-    arch: str = ""
-    base: dict[str, Any] = field(default_factory=dict)
-
-    def plans(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Choices as a table keeps them, with how many changes lead to each; what says how to split implies parts."""
-        for chunk, name, *values in product(self.chunks, self.schedules, *self.fields.values()):
-            changed = {f: v for (f, known), v in zip(self.fields.items(), values, strict=True) if v != known[0]}
-            split = bool(changed.keys() & {"part_chunks", "early", "longest_first"})
-            how = changed.get("partition")
-            fits = how == "decay" or "longest_first" not in changed and (how or not split)
-            steps = len(changed.keys() - {"value_heads"}) - split + (chunk != self.chunks[0]) + (name != self.schedules[0])
-            if steps <= MOST and fits:
-                yield steps, {"schedule": name, "set": {**self.base, **changed}, "chunk": chunk, "arch": self.arch}
-
-
-#: Of a schedule, how many value heads a kernel may take together; where it has no kernel that does, one.
-HEADS = {"walk": (1, 4, 2), "fused_walk": (1,)}
-SPACES: dict[str, tuple[Space, ...]] = {
-    "tilelang": (
-        *(Space((name,), {"partition": (None, "decay"), "part_chunks": (0, 8, 10, 16, 24, 32, 34, 40, 64, 128, 256),
-                          "longest_first": (False, True), "value_heads": HEADS[name]}, (64,), "sm_90a")
-          for name in ("walk", "fused_walk")),
-        Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
-                                                          "v_block": (0, 64, 32)})),
-    "triton": (
-        Space(("walk",), {"partition": (None, "decay"), "part_chunks": (0, 10, 16, 32, 64, 68, 128),
-                          "longest_first": (False, True), "v_block": (0, 128)}, (32,), base={"stages": 3}),
-        Space(("walk",), {}, (32,), base={"stages": 4, "partition": "decay", "part_chunks": 10, "longest_first": True}),
-        Space(("walk", "prepared"), {"partition": (None, "decay"), "part_chunks": (0, 8, 16, 32, 64),
-                                     "longest_first": (False, True)}, (64,))),
-}
-
-
-def candidates(about: Build, arch: str) -> list[Build]:
-    """The builds to try for inputs of a kind, those that differ least from what is expected to be best first: those made for
-    the architecture where one of them fits, else those for any."""
-    found: list[tuple[int, Build]] = []
-    for here in (arch, "") if arch else ("",):
-        for i, space in enumerate(s for s in SPACES[about.target] if s.arch == here):
-            for steps, c in space.plans():
-                fields = dict(c["set"])
-                if (about.target, c["schedule"]) == ("triton", "walk"):
-                    fields |= dispatch.described(arch, c["chunk"], "partition" in fields)
-                schedule = varied(c["schedule"], **fields) if fields else c["schedule"]
-                found.append((i + steps, replace(about, schedule=schedule, chunk=c["chunk"], arch=c["arch"])))
-        if any(dispatch.fits(b) for _, b in found):
-            break
-    return [b for _, b in sorted(found, key=lambda x: x[0])]
-
-
+# --- jobs -------------------------------------------------------------------------------------------------------------
 def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
     """What a call gets that no table serves."""
     return next((b for b, _ in dispatch.modelled(

@@ -8,7 +8,7 @@ from calls import checked, drawn, elsewhere
 from reference import call, check, in_parts, problem
 
 from gdn_codegen.ops import chunk_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime import ahead, choices, tune
+from gdn_codegen.runtime import ahead, candidates, choices, tune
 from gdn_codegen.runtime.bench_gpu import Shape
 from gdn_codegen.runtime.build import TARGETS, Build
 from gdn_codegen.runtime.dispatch import build_for
@@ -246,7 +246,7 @@ def test_triton_finds_what_was_compiled_ahead(tmp_path, monkeypatch):
 @pytest.mark.parametrize("target", HERE)
 def test_tune_measures_and_its_table_is_found(target, tmp_path, monkeypatch):
     """Two candidates at a small shape, numerics included."""
-    monkeypatch.setattr(tune, "SPACES", {target: (tune.Space(("replay", "fused"), {}, (64,)),)})
+    monkeypatch.setattr(candidates, "SPACES", {target: (candidates.Space(("replay", "fused"), {}, (64,)),)})
     said, path = [], tmp_path / "table.json"
     assert tune.tune(Build(target), [Shape("small", (500, 300), 2, 4)], *tune.here(), tune.Gpu(5), path, say=said.append) == 0
     assert not any("dropped" in line for line in said), said

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gdn_codegen import cli
-from gdn_codegen.runtime import bench_gpu, choices, dispatch, tune
+from gdn_codegen.runtime import bench_gpu, candidates, choices, dispatch, tune
 from gdn_codegen.runtime.bench_gpu import Shape
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function
@@ -21,7 +21,8 @@ NAMES = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 GPU = (NAMES, "sm_90a", 132)
 PARTS = {"partition": (None, "decay"), "part_chunks": (0, 32), "stages": (2, 3)}
 BLOCKS = ("fused", "replay"), {"v_block": (0, 64)}, (64, 32)
-SPACE = {"tilelang": (tune.Space(("walk",), PARTS, (64,), "sm_90a"), tune.Space(*BLOCKS, "sm_90a"), tune.Space(*BLOCKS))}
+SPACE = {"tilelang": (candidates.Space(("walk",), PARTS, (64,), "sm_90a"), candidates.Space(*BLOCKS, "sm_90a"),
+                      candidates.Space(*BLOCKS))}
 
 
 def speed(b, s):
@@ -74,7 +75,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(tune, "SPACES", SPACE)
+    monkeypatch.setattr(candidates, "SPACES", SPACE)
     monkeypatch.setattr(choices, "versions", lambda target: {"gdn_codegen": "0", target: "1"})
     monkeypatch.setattr(dispatch, "unfit", lambda b: "")  # which lowers, and the passes' tests check that
 
@@ -105,17 +106,17 @@ def test_the_table_has_the_fastest_of_each_shape_and_chunk(run):
 
 
 def test_portable_candidates_are_for_inputs_that_nothing_made_for_the_gpu_fits(monkeypatch):
-    assert {b.arch for b in tune.candidates(ABOUT, "sm_90a")} == {"sm_90a"}
-    assert {b.arch for b in tune.candidates(ABOUT, "")} == {""}
+    assert {b.arch for b in candidates.candidates(ABOUT, "sm_90a")} == {"sm_90a"}
+    assert {b.arch for b in candidates.candidates(ABOUT, "")} == {""}
     monkeypatch.setattr(dispatch, "unfit", lambda b: b.arch)
-    assert {b.arch for b in tune.candidates(ABOUT, "sm_90a")} == {"sm_90a", ""}
+    assert {b.arch for b in candidates.candidates(ABOUT, "sm_90a")} == {"sm_90a", ""}
 
 
 @pytest.mark.parametrize("arch, chunk, whole, parts", [("", 32, False, False), ("sm_90a", 32, True, True),
                                                        ("sm_90a", 64, False, True)])
 def test_candidates_of_a_space_share_its_base_and_what_the_architecture_wants(arch, chunk, whole, parts, monkeypatch):
-    monkeypatch.setattr(tune, "SPACES", {"triton": (tune.Space(("walk",), PARTS, (chunk,), base={"stages": 4}),)})
-    plans = [b.plan for b in tune.candidates(Build("triton"), arch)]
+    monkeypatch.setattr(candidates, "SPACES", {"triton": (candidates.Space(("walk",), PARTS, (chunk,), base={"stages": 4}),)})
+    plans = [b.plan for b in candidates.candidates(Build("triton"), arch)]
     assert varied("walk", stages=4, descriptors=whole) in plans
     assert varied("walk", stages=4, partition="decay", part_chunks=32, descriptors=parts) in plans
     assert {p.descriptors for p in plans} == {whole, parts}
@@ -274,9 +275,9 @@ def test_parts_as_long_as_a_sequence_are_no_candidates():
 @pytest.mark.parametrize("target", ["tilelang", "triton"])
 def test_the_spaces_that_come_with_the_package(target, monkeypatch):
     monkeypatch.undo()
-    found = tune.candidates(Build(target), "sm_90a")
+    found = candidates.candidates(Build(target), "sm_90a")
     assert len({b.name for b in found}) == len(found) <= 120 and all(dispatch.fits(b) for b in found[:3])
-    assert all(not b.arch for b in tune.candidates(Build(target), ""))
+    assert all(not b.arch for b in candidates.candidates(Build(target), ""))
 
 
 # --- the GPU's meter, on CPU tensors ----------------------------------------------------------------------------------
@@ -347,7 +348,7 @@ def test_candidates_are_compiled_where_there_is_no_gpu(monkeypatch, capsys):
     names = [line.split()[1] for line in lines]
     assert len(names) == len(set(names)) and {"gdn_c64_bthd_decay1_sm90a:", "gdn_c64_bthd_fused_sm90a:"} <= set(names)
     assert compiled == [("a", "sm_90a"), ("b", "sm_90a")] * len(lines)
-    monkeypatch.setitem(tune.SPACES, "triton", tune.SPACES["tilelang"][2:])
+    monkeypatch.setitem(candidates.SPACES, "triton", candidates.SPACES["tilelang"][2:])
     assert cli.main(["tune", "--target", "triton", "--compile", "gfx942", "--only", "1 x 2048, 16/32"]) == 0
     assert set(map(str, asked)) == {"('gfx942', [(2, 8), (16, 32)])"}
 
