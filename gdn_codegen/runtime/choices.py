@@ -107,7 +107,10 @@ def choice_json(b: Build) -> dict[str, Any]:
 
 def chosen(about: dict[str, Any], choice: dict[str, Any]) -> Build:
     """The build of `choice_json` for inputs of a kind."""
-    schedule = varied(choice["schedule"], **choice["set"]) if choice["set"] else choice["schedule"]
+    fields = dict(choice["set"])
+    if "kernels" in fields:  # JSON has lists
+        fields["kernels"] = tuple(map(tuple, fields["kernels"]))
+    schedule = varied(choice["schedule"], **fields) if fields else choice["schedule"]
     return Build(schedule=schedule, chunk=choice["chunk"], arch=choice["arch"], **about)
 
 

@@ -1,11 +1,11 @@
 """groups: who computes each op, among warp groups. Requires stage "decomposed"; produces stage "assigned".
 
 Of a kernel that walks the chunks, what depends on a carried value and what stands outside the walk goes to the device's
-`state`, loads to its `loader`, stores to tokens to its `store`, inverses and what is computed from them to `solve`, all else to
-`aux`; a product that another accumulates onto goes where that one goes. Values cross by a move to shared memory, or a
-transpose on the way to memory; an inverse lies there by itself. A column or row of a vector in shared memory is read from a
-fragment, one for columns and one for rows. A tile that is read transposed is loaded as it lies; who reads it turns it, into a
-fragment, and widens it.
+`state`, loads to its `loader`, stores to tokens to its `store`, inverses and what is computed from them to `solve` (of
+which `rings` takes inverses alone), all else to `aux`; a product that another accumulates onto goes where that one goes.
+Values cross by a move to shared memory, or a transpose on the way to memory; an inverse lies there by itself. A column or
+row of a vector in shared memory is read from a fragment, one for columns and one for rows. A tile that is read transposed
+is loaded as it lies; who reads it turns it, into a fragment, and widens it.
 
 What leads to the next carried value comes first, since the next turn waits for it; loads come in the order of need.
 """

@@ -224,7 +224,8 @@ def test_debug_prints_one_line_a_kind_of_call(gpu, monkeypatch, capsys):
 
 # --- tables ----------------------------------------------------------------------------------------------------------
 def test_rows_survive_json():
-    rows = (row(), row(STAGES), row(replace(STAGES, contract=Contract.parse("g=raw"))))
+    own = varied("walk", form="direct", kernels=(("G", "Tinv", "beta"), ("o", "S")))
+    rows = (row(), row(STAGES), row(replace(STAGES, contract=Contract.parse("g=raw"))), row(replace(STAGES, schedule=own)))
     table = {"device": "NVIDIA H200", "kind": "sm_90 x 132", "target": "tilelang", "versions": {},
              "rows": [choices.as_json(r) for r in rows]}
     assert choices.from_json(json.loads(json.dumps(table)), choices.PACKAGE) == rows
