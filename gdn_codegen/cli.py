@@ -18,7 +18,7 @@ from .schedule.pipelines import ARCHS
 from .schedule.schedule import LAUNCHES, PARTITIONS
 
 if TYPE_CHECKING:
-    from .runtime.bench_gpu import Shape
+    from .runtime.problems import Shape
 
 
 def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[str, ...] = ()) -> None:
@@ -189,9 +189,9 @@ def verify(a: argparse.Namespace) -> int:
 
 
 def bench(a: argparse.Namespace) -> int:
-    if a.target == "pto":
+    if a.target == "pto" and a.errors is None:
         a.chunk = a.chunk or 128
-    return _bench_pto(a) if a.target == "pto" else _bench_gpu(a)
+    return _bench_pto(a) if a.target == "pto" and a.errors is None else _bench_gpu(a)
 
 
 def _bench_pto(a: argparse.Namespace) -> int:
@@ -208,7 +208,7 @@ def _bench_pto(a: argparse.Namespace) -> int:
 
 def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
     """The shapes of the file, or those by default; of these the ones that are named."""
-    from .runtime.bench_gpu import shapes
+    from .runtime.problems import shapes
     todo = shapes(Path(a.shapes)) if a.shapes else list(default)
     known = [s.name for s in todo]
     if set(a.only) - set(known):
@@ -218,8 +218,9 @@ def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
 
 def _bench_gpu(a: argparse.Namespace) -> int:
     from .runtime import bench_gpu
+    from .runtime.problems import Shape
     given = _heads(a.heads if "/" in a.heads else f"{a.heads}/{a.value_heads or a.heads}")
-    todo = _only(a, [bench_gpu.Shape(f"1 x {a.tokens}, {given[0]}/{given[1]}", (a.tokens,), *given)])
+    todo = _only(a, [Shape(f"1 x {a.tokens}, {given[0]}/{given[1]}", (a.tokens,), *given)])
     targets = bench_gpu.TARGETS if a.target == "all" else (a.target,)
     names = SCHEDULES if a.schedule == "all" else () if a.schedule in ("none", "auto") else (a.schedule,)
     builds: list[Build | bench_gpu.Auto] = [
@@ -234,9 +235,18 @@ def _bench_gpu(a: argparse.Namespace) -> int:
                 raise ValueError(f"{name}: got {value!r} with --schedule auto; accepted: "
                                  + ("k=unit, or none" if name == "accept" else "none, the op chooses"))
         builds = [bench_gpu.Auto(chunk_gated_delta_rule, t, a.chunk, a.layout, a.accept == "k=unit") for t in targets]
-    return bench_gpu.bench(builds, todo, bench_gpu.rivals(a.peers), gates=a.gates, seed=a.seed, runs=a.runs, dtype=a.dtype,
-                           dims=(a.head_dim_k, a.head_dim_v), command=shlex.join(["gdn_codegen", *a.words]), json_to=a.json,
-                           plot_to=a.plot, detail=a.detail)
+    if a.interpret and (a.errors is None or a.schedule == "auto" or a.peers not in (None, "none")):
+        raise ValueError("interpret: got it without --errors, with --schedule auto or with peers; accepted: with --errors, and "
+                         "builds that are named")
+    peers = bench_gpu.rivals(a.peers or ("none" if a.interpret else "all"))
+    options: dict[str, Any] = {"gates": a.gates, "seed": a.seed, "dtype": a.dtype, "dims": (a.head_dim_k, a.head_dim_v),
+                               "command": shlex.join(["gdn_codegen", *a.words]), "json_to": a.json}
+    if a.errors is not None:
+        from .runtime import bench_errors
+        if a.plot:
+            raise ValueError("plot: got a file with --errors; accepted: --json")
+        return bench_errors.bench(builds, todo, peers, seeds=a.errors, on_cpu=a.interpret, **options)
+    return bench_gpu.bench(builds, todo, peers, runs=a.runs, plot_to=a.plot, detail=a.detail, **options)
 
 
 def tune(a: argparse.Namespace) -> int:
@@ -309,7 +319,9 @@ def parser() -> argparse.ArgumentParser:
                        help=text + (f" (default: {number})" if number is not None else ""))
     p.add_argument("--shapes", metavar="FILE", help="GPU: shapes in JSON, as benchmarks/shapes/serving.json")
     p.add_argument("--only", action="append", default=[], metavar="NAME", help="GPU: a shape of the file; may be given again")
-    p.add_argument("--peers", default="all", metavar="NAME,...", help="GPU: of fla, flashqla, tileops, flashinfer; all or none "
+    p.add_argument("--errors", type=int, metavar="N", help="GPU: errors alone, on all value heads and N seeds")
+    p.add_argument("--interpret", action="store_true", help="with --errors: interpret builds, with their roundings, on the CPU")
+    p.add_argument("--peers", metavar="NAME,...", help="GPU: of fla, flashqla, tileops, flashinfer; all or none "
                    "(default: all; one that is not installed is said to be absent)")
     p.add_argument("--gates", default="layer", choices=("layer", "uniform"),
                    help="GPU: drawn as a layer does at initialisation, or -U(0, 1) a token (default: layer)")

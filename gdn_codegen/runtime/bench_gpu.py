@@ -9,7 +9,6 @@ Errors are RMSE over RMS against a float64 recurrence by chunks, on some heads.
 from __future__ import annotations
 
 import json
-import math
 import platform
 import shutil
 import statistics
@@ -22,9 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from ..ir.interpret import TORCH
 from ..schedule.contract import PLAIN
 from . import cache, choices
 from .bench_table import table
@@ -33,119 +30,16 @@ from .dispatch import build_for
 from .load import function
 from .peers import PEERS, Absent, Peer, Problem, Refused, Run
 from .plots import gpu_plots, pyplot
+from .problems import Reference, Shape, errors, problem, reference
 from .roofline import Ceilings, Cost, costs
-from .verify import TOLERANCE, rms_error
+from .verify import TOLERANCE
 
 TARGETS = ("tilelang", "triton")
-GATES = ("layer", "uniform")
 #: More than the L2 of any GPU so far.
 FLUSH_BYTES = 128 * 2**20
 #: Seconds after which a GPU whose clock its power held down, in a row of calls before, is as fast as at first (H200: half of it).
 REST = 0.5
 CALL = "gdn_codegen bench: a call"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Packed sequences of these lengths, H query and key heads, HV value heads."""
-
-    name: str
-    lens: tuple[int, ...]
-    H: int
-    HV: int
-
-
-def shapes(path: Path) -> list[Shape]:
-    """The shapes of a JSON file: a list of {"name", "lens", "H", "HV"}."""
-    def fail(got: Any) -> ValueError:
-        return ValueError(f'shapes: got {got} in {path}; accepted: a list of {{"name": text, "lens": [1 or more, ...], "H": 1 or '
-                          'more, "HV": a multiple of H}, each name once')
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise ValueError(f"shapes: got {path}: {e}; accepted: a JSON file") from None
-    if not isinstance(rows, list) or not rows:
-        raise fail(type(rows).__name__ if rows else "nothing")
-    out = []
-    for r in rows:
-        if not isinstance(r, dict) or set(r) != {"name", "lens", "H", "HV"} or not isinstance(r["name"], str):
-            raise fail(r)
-        numbers = [r["H"], r["HV"], *(r["lens"] if isinstance(r["lens"], list) and r["lens"] else [0])]
-        if not all(type(n) is int and n >= 1 for n in numbers) or r["HV"] % r["H"]:
-            raise fail(r)
-        out.append(Shape(r["name"], tuple(r["lens"]), r["H"], r["HV"]))
-    if len({s.name for s in out}) != len(out):
-        raise fail("a name twice")
-    return out
-
-
-def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: int = 0, device: str = "cuda") -> Problem:
-    """Unit q and k. Gates "layer" are drawn as a GatedDeltaNet layer draws them at initialisation, so that heads differ in how
-    long they remember; "uniform" as -U(0, 1) a token, under which a state dies within a chunk."""
-    gen = torch.Generator(device=device).manual_seed(seed)
-    T = sum(s.lens)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device=device, generator=gen)
-
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(*shape, device=device, generator=gen)
-    q, k = (F.normalize(normal(1, T, s.H, K), dim=-1).to(TORCH[dtype]) for _ in range(2))
-    v = normal(1, T, s.HV, V).to(TORCH[dtype])
-    beta = torch.sigmoid(normal(1, T, s.HV))
-    rate, low, high = uniform(s.HV) * 16, math.log(0.001), math.log(0.1)
-    step = torch.exp(uniform(s.HV) * (high - low) + low)
-    g = -rate * F.softplus(normal(1, T, s.HV) + step + torch.log(-torch.expm1(-step)))
-    if gates == "uniform":
-        g = -uniform(1, T, s.HV)
-    ends = torch.tensor([0, *s.lens], device=device).cumsum(0).to(torch.int32)
-    return Problem(q, k, v, g.float(), beta.float(), ends, s.lens, K ** -0.5)
-
-
-# --- errors ----------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Reference:
-    """o [T, heads, V] and the final states [N, heads, K, V] of some value heads, in float64."""
-
-    heads: tuple[int, ...]
-    o: torch.Tensor
-    state: torch.Tensor
-
-
-def reference(x: Problem, heads: Sequence[int] = (0, -1), chunk: int = 64) -> Reference:
-    """The recurrence by chunks in float64, where the tensors are."""
-    sizes = x.sizes
-    mine = tuple(dict.fromkeys(h % sizes["HV"] for h in heads))
-    theirs = [h // (sizes["HV"] // sizes["H"]) for h in mine]
-    q, k = (t[0][:, theirs].double().transpose(0, 1) for t in (x.q, x.k))
-    v, g, beta = (t[0][:, list(mine)].double().transpose(0, 1) for t in (x.v, x.g, x.beta))
-    o, states, start = torch.empty_like(v), [], 0
-    eye = torch.eye(chunk, dtype=torch.float64, device=v.device)
-    for length in x.lengths:
-        S = v.new_zeros(len(mine), sizes["K"], sizes["V"])
-        for t in range(start, start + length, chunk):
-            rows = slice(t, min(t + chunk, start + length))
-            kc, qc, G, b = k[:, rows], q[:, rows] * x.scale, g[:, rows].cumsum(1), beta[:, rows, None]
-            n = kc.shape[1]
-            D = (G[:, :, None] - G[:, None, :]).clamp(max=0).exp().tril()
-            A = (b * (kc @ kc.mT) * D).tril(-1)
-            U = torch.linalg.solve_triangular(eye[:n, :n] + A, b * (v[:, rows] - G.exp()[:, :, None] * (kc @ S)), upper=False,
-                                              unitriangular=True)
-            o[:, rows] = G.exp()[:, :, None] * (qc @ S) + ((qc @ kc.mT) * D) @ U
-            S = G[:, -1:, None].exp() * S + (kc * (G[:, -1:] - G).exp()[:, :, None]).mT @ U
-        states.append(S)
-        start += length
-    return Reference(mine, o.transpose(0, 1), torch.stack(states))
-
-
-def errors(o: torch.Tensor, state: torch.Tensor, want: Reference) -> tuple[float, float]:
-    """RMSE over RMS of o [1, T, HV, V] and of the states [N, HV, K, V]: the worst head's. Zeros are 1 off; NaN gives NaN."""
-    def worst(got: torch.Tensor, ref: torch.Tensor) -> float:
-        if got[:, list(want.heads)].shape != ref.shape:
-            raise ValueError(f"output: got shape {list(got.shape)}; {len(want.heads)} of its heads are {list(ref.shape)}")
-        each = [rms_error(got[:, h], ref[:, i]) for i, h in enumerate(want.heads)]
-        return math.nan if any(math.isnan(e) for e in each) else max(each)
-    return worst(o[0], want.o), worst(state, want.state)
 
 
 # --- times -----------------------------------------------------------------------------------------------------------
@@ -301,12 +195,31 @@ def row(s: Shape, who: str, version: str, note: str = "") -> dict[str, Any]:
     return {"shape": s.name, "lens": list(s.lens), "H": s.H, "HV": s.HV, "who": who, "version": version, "note": note}
 
 
+def outcome(base: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The row with its figures, or with what kept it from having any."""
+    try:
+        return base | work()
+    except Absent as e:
+        return base | {"absent": str(e)}
+    except Refused as e:
+        return base | {"refused": str(e)}
+    except Exception as e:  # a row that stops is a finding, and the others still run
+        return base | {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}
+
+
+def judged(error_o: float, error_state: float, limit: float | None) -> dict[str, str]:
+    """What a row says whose errors are above the limit, which NaN is, too."""
+    if limit is None or (error_o <= limit and error_state <= limit):
+        return {}
+    return {"error": f"off by {error_o:.1e} (o) and {error_state:.1e} (state); at most {limit:g}"}
+
+
 @torch.no_grad()
 def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, runs: int, known: dict[str, Cost],
              top: Ceilings | None, limit: float | None, graphs: bool = False, host: bool = True) -> dict[str, Any]:
-    """The row with its figures, or with what kept it from having any. limit: the error that our own rows may reach. graphs:
-    whether the call is captured in a graph, too; nobody says that peers' can be. host: whether the host is timed."""
-    try:
+    """The outcome of a row. limit: the error that our own rows may reach. graphs: whether the call is captured in a graph, too;
+    nobody says that peers' can be. host: whether the host is timed."""
+    def work() -> dict[str, Any]:
         started = time.perf_counter()
         run = prepare()
         o, state = run()
@@ -322,19 +235,10 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
         device, each = device_time(run, runs)
         wall = wall_time(run, runs)
         graph = graph_time(run, runs) if graphs else None
-    except Absent as e:
-        return base | {"absent": str(e)}
-    except Refused as e:
-        return base | {"refused": str(e)}
-    except Exception as e:  # a row that stops is a finding, and the others still run
-        return base | {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}
-    out = base | {"device_ms": round(device, 5), "wall_ms": round(wall, 5), **hosts,
-                  "graph_ms": graph and round(graph, 5), "first_call_s": round(first, 2),
-                  "error_o": error_o, "error_state": error_state,
-                  "kernels": kernel_rows(each, known, top)}
-    if limit is not None and not (error_o <= limit and error_state <= limit):
-        out["error"] = f"off by {error_o:.1e} (o) and {error_state:.1e} (state); at most {limit:g}"
-    return out
+        return {"device_ms": round(device, 5), "wall_ms": round(wall, 5), **hosts, "graph_ms": graph and round(graph, 5),
+                "first_call_s": round(first, 2), "error_o": error_o, "error_state": error_state,
+                "kernels": kernel_rows(each, known, top), **judged(error_o, error_state, limit)}
+    return outcome(base, work)
 
 
 # --- facts -----------------------------------------------------------------------------------------------------------
@@ -354,7 +258,8 @@ def facts(command: str, options: dict[str, Any]) -> dict[str, Any]:
     from .. import __version__
     from . import targets
     versions = {n: v for n in ("torch", "triton", "tilelang") if (v := targets._version(n))}
-    return {"command": command, "gpu": torch.cuda.get_device_name(), "clocks": clocks(), "python": platform.python_version(),
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return {"command": command, "gpu": gpu, "clocks": clocks(), "python": platform.python_version(),
             "cuda": torch.version.cuda, "versions": {"gdn_codegen": __version__, **versions}, "options": options}
 
 
@@ -367,13 +272,18 @@ def rivals(names: str) -> list[Peer]:
     return [PEERS[n] for n in asked]
 
 
+def check_algorithm(b: Build | Auto) -> None:
+    """The reference knows one."""
+    if isinstance(b, Build) and b.page.name != "gated_delta_rule":
+        raise ValueError(f"algorithm: got {b.page.name!r}; accepted: gated_delta_rule on a GPU")
+
+
 def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, gates: str = "layer", seed: int = 0,
           runs: int = 15, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
           json_to: str | None = None, plot_to: str | None = None, detail: bool = False) -> int:
     """Run all, printing and writing each shape as it is there; 1 where a row of ours failed."""
     for b in builds:
-        if isinstance(b, Build) and b.page.name != "gated_delta_rule":
-            raise ValueError(f"algorithm: got {b.page.name!r}; accepted: gated_delta_rule on a GPU")
+        check_algorithm(b)
     if not torch.cuda.is_available():
         raise ValueError("target: got one for a GPU; accepted: pto, since torch sees no GPU here")
     if plot_to:

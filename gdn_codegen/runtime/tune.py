@@ -21,12 +21,12 @@ from ..schedule import changes
 from ..schedule.contract import Contract
 from . import bench_gpu, cache, choices, dispatch
 from .ahead import compile_ahead
-from .bench_gpu import Shape
 from .build import Build
 from .candidates import candidates
 from .choices import Extent, Row
 from .load import cached, function, import_path
 from .peers import Problem
+from .problems import Reference, Shape, errors, problem, reference
 from .verify import TOLERANCE
 
 TARGETS = bench_gpu.TARGETS
@@ -201,10 +201,10 @@ class Gpu:
     def wrong(self, b: Build) -> str:
         """Against float64, on sequences of several chunks, with a tail, and shorter than a chunk; a head forgets nothing."""
         s = Shape("small", (11 * b.chunk + 3, b.chunk // 2 + 1, 2 * b.chunk), 2, 8)
-        x = bench_gpu.problem(s, b.dtype, b.head_dim_k, b.head_dim_v)
+        x = problem(s, b.dtype, b.head_dim_k, b.head_dim_v)
         x.g[:, :, 0] = 0.0
         try:
-            got = bench_gpu.errors(*bench_gpu.ours(b, x)(), bench_gpu.reference(x, range(4)))
+            got = errors(*bench_gpu.ours(b, x)(), reference(x, range(4)))
         except Exception as e:  # whatever a toolchain raises is a finding
             self.alive()
             return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
@@ -236,12 +236,12 @@ def in_short_parts(b: Build) -> Build:
 
 @lru_cache(maxsize=4)
 def _inputs(s: Shape, dtype: str, K: int, V: int) -> Problem:
-    return bench_gpu.problem(s, dtype, K, V)
+    return problem(s, dtype, K, V)
 
 
 @lru_cache(maxsize=16)  # two heads of each shape, which take longer to compute than to hold
-def _reference(s: Shape, dtype: str, K: int, V: int) -> bench_gpu.Reference:
-    return bench_gpu.reference(_inputs(s, dtype, K, V))
+def _reference(s: Shape, dtype: str, K: int, V: int) -> Reference:
+    return reference(_inputs(s, dtype, K, V))
 
 
 @dataclass

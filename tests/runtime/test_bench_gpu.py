@@ -14,9 +14,10 @@ from reference import expected
 from gdn_codegen import ops
 from gdn_codegen.cli import main
 from gdn_codegen.runtime import bench_gpu, choices, dispatch
-from gdn_codegen.runtime.bench_gpu import Shape, attribute, errors, medians, problem, reference, shapes
+from gdn_codegen.runtime.bench_gpu import attribute, medians
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.peers import PEERS, Absent, Refused
+from gdn_codegen.runtime.problems import GATES, Shape, errors, problem, reference, shapes
 from gdn_codegen.runtime.roofline import Ceilings, costs
 from gdn_codegen.schedule import SCHEDULES
 from gdn_codegen.schedule.contract import Contract
@@ -59,7 +60,7 @@ def small(s=RAGGED, dtype="float16", K=32, V=16, **options):
     return problem(s, dtype, K, V, device="cpu", **options)
 
 
-@pytest.mark.parametrize("gates", bench_gpu.GATES)
+@pytest.mark.parametrize("gates", GATES)
 def test_inputs(gates):
     x, again, other = small(gates=gates), small(gates=gates), small(gates=gates, seed=1)
     assert torch.equal(x.g, again.g) and torch.equal(x.v, again.v) and not torch.equal(x.q, other.q)
@@ -73,7 +74,7 @@ def packed(x):
     return dict(lengths=list(x.lengths), q=x.q[0], k=x.k[0], v=x.v[0], g=x.g[0], beta=x.beta[0], S=None, scale=x.scale)
 
 
-@pytest.mark.parametrize("gates", bench_gpu.GATES)
+@pytest.mark.parametrize("gates", GATES)
 def test_the_reference_is_the_recurrence(gates):
     x = small(gates=gates)
     o, state = expected(packed(x))

@@ -284,8 +284,8 @@ def test_the_spaces_that_come_with_the_package(target, monkeypatch):
 @pytest.fixture
 def cpu(monkeypatch):
     """CPU tensors in place of a GPU's."""
-    problem = bench_gpu.problem
-    monkeypatch.setattr(bench_gpu, "problem", lambda *a, **k: problem(*a, **{**k, "device": "cpu"}))
+    problem = tune.problem
+    monkeypatch.setattr(tune, "problem", lambda *a, **k: problem(*a, **{**k, "device": "cpu"}))
     monkeypatch.setattr(tune.Gpu, "alive", lambda self: None)
     return tune.Gpu()
 

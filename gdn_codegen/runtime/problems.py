@@ -1,0 +1,133 @@
+"""Problems for `bench` and `tune`: shapes from a file, seeded tensors, and how far results are from float64.
+
+Errors are RMSE over RMS, a value head, against the recurrence by chunks in float64.
+"""
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..ir.interpret import TORCH
+from .peers import Problem
+from .verify import rms_error
+
+GATES = ("layer", "uniform")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Packed sequences of these lengths, H query and key heads, HV value heads."""
+
+    name: str
+    lens: tuple[int, ...]
+    H: int
+    HV: int
+
+
+def shapes(path: Path) -> list[Shape]:
+    """The shapes of a JSON file: a list of {"name", "lens", "H", "HV"}."""
+    def fail(got: Any) -> ValueError:
+        return ValueError(f'shapes: got {got} in {path}; accepted: a list of {{"name": text, "lens": [1 or more, ...], "H": 1 or '
+                          'more, "HV": a multiple of H}, each name once')
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ValueError(f"shapes: got {path}: {e}; accepted: a JSON file") from None
+    if not isinstance(rows, list) or not rows:
+        raise fail(type(rows).__name__ if rows else "nothing")
+    out = []
+    for r in rows:
+        if not isinstance(r, dict) or set(r) != {"name", "lens", "H", "HV"} or not isinstance(r["name"], str):
+            raise fail(r)
+        numbers = [r["H"], r["HV"], *(r["lens"] if isinstance(r["lens"], list) and r["lens"] else [0])]
+        if not all(type(n) is int and n >= 1 for n in numbers) or r["HV"] % r["H"]:
+            raise fail(r)
+        out.append(Shape(r["name"], tuple(r["lens"]), r["H"], r["HV"]))
+    if len({s.name for s in out}) != len(out):
+        raise fail("a name twice")
+    return out
+
+
+def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: int = 0, device: str = "cuda") -> Problem:
+    """Unit q and k. Gates "layer" are drawn as a GatedDeltaNet layer draws them at initialisation, so that heads differ in how
+    long they remember; "uniform" as -U(0, 1) a token, under which a state dies within a chunk."""
+    gen = torch.Generator(device=device).manual_seed(seed)
+    T = sum(s.lens)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, generator=gen)
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, device=device, generator=gen)
+    q, k = (F.normalize(normal(1, T, s.H, K), dim=-1).to(TORCH[dtype]) for _ in range(2))
+    v = normal(1, T, s.HV, V).to(TORCH[dtype])
+    beta = torch.sigmoid(normal(1, T, s.HV))
+    rate, low, high = uniform(s.HV) * 16, math.log(0.001), math.log(0.1)
+    step = torch.exp(uniform(s.HV) * (high - low) + low)
+    g = -rate * F.softplus(normal(1, T, s.HV) + step + torch.log(-torch.expm1(-step)))
+    if gates == "uniform":
+        g = -uniform(1, T, s.HV)
+    ends = torch.tensor([0, *s.lens], device=device).cumsum(0).to(torch.int32)
+    return Problem(q, k, v, g.float(), beta.float(), ends, s.lens, K ** -0.5)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """o [T, heads, V] and the final states [N, heads, K, V] of some value heads, in float64."""
+
+    heads: tuple[int, ...]
+    o: torch.Tensor
+    state: torch.Tensor
+
+
+def reference(x: Problem, heads: Sequence[int] = (0, -1), chunk: int = 64) -> Reference:
+    """The recurrence by chunks in float64, where the tensors are."""
+    sizes = x.sizes
+    mine = tuple(dict.fromkeys(h % sizes["HV"] for h in heads))
+    theirs = [h // (sizes["HV"] // sizes["H"]) for h in mine]
+    q, k = (t[0][:, theirs].double().transpose(0, 1) for t in (x.q, x.k))
+    v, g, beta = (t[0][:, list(mine)].double().transpose(0, 1) for t in (x.v, x.g, x.beta))
+    o, states, start = torch.empty_like(v), [], 0
+    eye = torch.eye(chunk, dtype=torch.float64, device=v.device)
+    for length in x.lengths:
+        S = v.new_zeros(len(mine), sizes["K"], sizes["V"])
+        for t in range(start, start + length, chunk):
+            rows = slice(t, min(t + chunk, start + length))
+            kc, qc, G, b = k[:, rows], q[:, rows] * x.scale, g[:, rows].cumsum(1), beta[:, rows, None]
+            n = kc.shape[1]
+            D = (G[:, :, None] - G[:, None, :]).clamp(max=0).exp().tril()
+            A = (b * (kc @ kc.mT) * D).tril(-1)
+            U = torch.linalg.solve_triangular(eye[:n, :n] + A, b * (v[:, rows] - G.exp()[:, :, None] * (kc @ S)), upper=False,
+                                              unitriangular=True)
+            o[:, rows] = G.exp()[:, :, None] * (qc @ S) + ((qc @ kc.mT) * D) @ U
+            S = G[:, -1:, None].exp() * S + (kc * (G[:, -1:] - G).exp()[:, :, None]).mT @ U
+        states.append(S)
+        start += length
+    return Reference(mine, o.transpose(0, 1), torch.stack(states))
+
+
+def head_errors(o: torch.Tensor, state: torch.Tensor, want: Reference) -> tuple[list[float], list[float]]:
+    """RMSE over RMS of o [1, T, HV, V] and of the states [N, HV, K, V], each head of `want`. Zeros are 1 off; NaN gives NaN."""
+    def each(got: torch.Tensor, ref: torch.Tensor) -> list[float]:
+        if got[:, list(want.heads)].shape != ref.shape:
+            raise ValueError(f"output: got shape {list(got.shape)}; {len(want.heads)} of its heads are {list(ref.shape)}")
+        return [rms_error(got[:, h], ref[:, i]) for i, h in enumerate(want.heads)]
+    return each(o[0], want.o), each(state, want.state)
+
+
+def worst(each: Sequence[float]) -> float:
+    """The largest; NaN where there is one."""
+    return math.nan if any(math.isnan(e) for e in each) else max(each)
+
+
+def errors(o: torch.Tensor, state: torch.Tensor, want: Reference) -> tuple[float, float]:
+    """The worst head's of `head_errors`."""
+    of_o, of_state = head_errors(o, state, want)
+    return worst(of_o), worst(of_state)
