@@ -265,6 +265,7 @@ def _diag_inverse(attrs: Attrs, a: torch.Tensor, scale: torch.Tensor | None = No
     for at in range(0, len(a), attrs["size"]):
         here = slice(at, at + attrs["size"])
         out[here, here] = _inverse(attrs, wide[here, here])
+    out = out.tril(-1) if attrs.get("strict") else out
     return (out if scale is None else out * scale).to(a.dtype)
 
 
@@ -317,7 +318,8 @@ op("eye", "the identity matrix; with `within`, of as many rows as memory has of 
    lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"))
 op("unit_lower_inverse", "(I + x)^-1 of a strictly lower x", _square("unit_lower_inverse"), _inverse)
 op("diag_inverse", "(I + x)^-1 of each size x size block on the diagonal, x what lies below its own, 0 outside of them; its "
-   "columns times a vector, where one is given", _inverted, _diag_inverse, attrs=("size",))
+   "columns times a vector, where one is given; `strict`: without the ones of its diagonal", _inverted, _diag_inverse,
+   attrs=("size", "strict"))
 op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",))
 op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
    lambda attrs, x: x, attrs=("given",))

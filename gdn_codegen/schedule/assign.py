@@ -125,7 +125,7 @@ class _Assign:
     def identity(self, b: Body, x: str, line: int) -> str:
         """I, that x @ I can be written, where x will be defined."""
         t = b.types[x]
-        name = f"identity_{t.dtype}" + (f"_{t.dims[1]}" if isinstance(t.dims[1], int) else "")
+        name = f"identity_{t.dtype}_{t.dims[1]}"
         b.tensors[name] = self.made[name] = Tensor(name, "workspace", "const", "HV", (t.dims[1],) * 2, t.dtype,
                                                    fill="eye 1.0 0.0")
         return b.op("load", name=b.fresh("identity"), tensor=name, line=line, agent=self.maker)

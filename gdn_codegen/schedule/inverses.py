@@ -2,6 +2,7 @@
 
 - cast(cast(diag_inverse(a)) * row(x)) is rounded twice and goes through every entry once more; diag_inverse(a, x) is not and
   does not. Only where the inverse is read once.
+- strictly_lower of one leaves out the ones of the diagonal, which a `strict` inverse does not write.
 - It reads what lies below the diagonal alone, so that a mask of the rest is not needed.
 - What is widened and rounded again is what it was.
 """
@@ -27,6 +28,9 @@ class _Inverses:
     def __call__(self, o: Op, b: Body) -> str | None:
         if o.kind == "cast" and (same := self.rounded_again(o)):
             return same
+        below = self.strict(o.args[0]) if o.kind == "cast" else None
+        if below is not None and self.type[below.out] == self.type[o.out]:
+            return b.op("diag_inverse", self.bare(below.args[0], b), name=o.out, line=o.line, strict=True, **dict(below.attrs))
         found = self.scaled(o.args[0]) if o.kind == "cast" else None
         if found is not None and self.type[found[0].out] == self.type[o.out]:
             inverse, vector = found
@@ -42,17 +46,30 @@ class _Inverses:
             return ""
         return wide.args[0] if WIDTH[self.type[wide.out].dtype] > WIDTH[self.type[o.out].dtype] else ""
 
+    def strict(self, a: str) -> Op | None:
+        """The inverse of which `a` is what lies below the diagonal."""
+        below = self.defs.get(a)
+        if below is None or below.kind != "strictly_lower" or self.count[a] != 1:
+            return None
+        return self.alone(below.args[0])
+
+    def alone(self, x: str) -> Op | None:
+        """The inverse that `x` is, or is widened from, if it has no scale and nobody else reads it."""
+        inverse = self.defs.get(x)
+        if inverse is not None and inverse.kind == "cast":
+            inverse = self.defs.get(inverse.args[0])
+        if inverse is None or inverse.kind != "diag_inverse" or len(inverse.args) != 1:
+            return None
+        return inverse if self.count[x] == self.count[inverse.out] == 1 else None
+
     def scaled(self, a: str) -> tuple[Op, str] | None:
         """The inverse of which `a` has the columns scaled, and the vector that scales them."""
         product = self.defs.get(a)
         if product is None or product.kind != "mul" or self.count[a] != 1:
             return None
         for x, y in (product.args, product.args[::-1]):
-            inverse, view = self.defs.get(x), self.defs.get(y)
-            if inverse is not None and inverse.kind == "cast":
-                inverse = self.defs.get(inverse.args[0])
-            if view is not None and view.kind == "row" and inverse is not None and inverse.kind == "diag_inverse" \
-                    and len(inverse.args) == 1 and self.count[x] == self.count[inverse.out] == 1:
+            inverse, view = self.alone(x), self.defs.get(y)
+            if view is not None and view.kind == "row" and inverse is not None:
                 return inverse, view.args[0]
         return None
 

@@ -3,6 +3,8 @@
 "wy": a product M @ Y of a Y affine in the carried state S, Y = Y0 + F S, becomes U0 - W S with U0 = M Y0 and W = -M F.
 "split": a product M @ (b * (Y0 - Z)) of a state-free M and column b, with Z of the carried state, becomes
 Tb @ Y0 + Tb @ -Z with Tb = M * b^T, or Tb @ (Y0 - Z) where the device has that `joined`.
+"unit": a product of an inverse M, which has ones on its diagonal, with X becomes X + Toff @ X, Toff what M has below them:
+as an operand X is rounded to 16 bit, as a summand it is not.
 "gate-free": decay D[i, j] = exp(x_i - x_j) is a conjugation by diag(exp(x)), so the inverse of I + (B * D) is the
 inverse of I + B, times D.
 """
@@ -28,7 +30,7 @@ def rewrite(p: Program, s: Schedule, device: Device) -> Program:
     loop = kernel.body[len(before)]
     assert isinstance(loop, Loop)
     forms: dict[str, Callable[[Program, Schedule, Loop], tuple[Op, ...]]] = {
-        "gate-free": _gate_free, "wy": _wy, "split": partial(_split, joined=device.joined)}
+        "gate-free": _gate_free, "wy": _wy, "split": partial(_split, joined=device.joined), "unit": _unit}
     body = dead_code(replace(loop, body=forms[s.form](p, s, loop)).body, {c.next for c in loop.carried} | {p.forgets})
     return replace(p, kernels=(replace(kernel, body=(*before, replace(loop, body=body), *kernel.body[len(before) + 1:])),))
 
@@ -177,6 +179,21 @@ def _split(p: Program, s: Schedule, loop: Loop, joined: bool) -> tuple[Op, ...]:
     if not done:
         raise ScheduleError(f"schedule {s.name}: form split needs a product of a state-free tile with b[:, None] * (y - z), z "
                             f"of the carried state, which {p.name} has not")
+    return b.finish()  # type: ignore[return-value]
+
+
+def _unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    inverses = {o.out for o in _ops(loop) if o.kind == "unit_lower_inverse"}
+    b, done = _start(p, loop), 0
+    for o in _ops(loop):
+        if o.kind != "matmul" or len(o.args) != 2 or o.args[0] not in inverses or o.attr("ta") or o.attr("tb"):
+            b.copy(o)
+            continue
+        off = b.op("strictly_lower", o.args[0], line=o.line, name=b.fresh("Toff"))
+        b.op("add", o.args[1], b.op("matmul", off, o.args[1], line=o.line), name=o.out, line=o.line)
+        done += 1
+    if not done:
+        raise ScheduleError(f"schedule {s.name}: form unit needs a product of a unit_lower_inverse, which {p.name} has not")
     return b.finish()  # type: ignore[return-value]
 
 

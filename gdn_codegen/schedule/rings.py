@@ -67,7 +67,7 @@ class _Kernel:
             elif o.kind == "load" or moves(o, self.device):
                 buffers[o.out] = replace(self.buffer(o.out, o.out, self.device.operand), slots=self.slots(o))
                 owner[o.out] = o.out
-            elif o.kind == "matmul" and len(o.args) == 3 and self.grown(o.args[2], owner):
+            elif o.kind == "matmul" and len(o.args) == 3 and o.args[2] in owner and self.grown(o):
                 owner[o.out] = owner[o.args[2]]
             elif self.stored(o):
                 buffers[o.out] = self.buffer(o.out, o.out, self.device.product)
@@ -94,10 +94,12 @@ class _Kernel:
         t = self.type[value]
         return Buffer(name, space, t.shape(self.sizes) or (1,), t.dtype)
 
-    def grown(self, acc: str, owner: dict[str, str]) -> bool:
-        """Whether a product may overwrite its accumulator: a product that nobody else reads."""
-        made = next((o for o in self.inside if o.out == acc), None)
-        return made is not None and made.kind == "matmul" and self.count[acc] == 1 and acc in owner
+    def grown(self, o: Op) -> bool:
+        """Whether a product may overwrite its accumulator: made in the same turn, and read before by what keeps its own value."""
+        order = {id(x): n for n, x in enumerate(self.inside)}
+        made = next((x for x in self.inside if x.out == o.args[2]), None)
+        return made is not None and all(r is o or (self.stored(r) and order[id(r)] < order[id(o)])
+                                        for r, _ in self.readers[made.out])
 
     def stored(self, o: Op) -> bool:
         if not o.out or o.kind in VIEWS or o.kind == "last":

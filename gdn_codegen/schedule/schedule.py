@@ -6,9 +6,9 @@ from typing import Any
 
 from ..ir.core import Program, loops, walk
 
-FORMS = ("direct", "wy", "gate-free", "split")
+FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: What a form adds to a page's values.
-ADDS = {"wy": ("W", "U0"), "split": ("Tb",)}
+ADDS = {"wy": ("W", "U0"), "split": ("Tb",), "unit": ("Toff",)}
 INVERSES = ("substitution", "doubling", "blocked16")
 STATES = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
@@ -30,7 +30,8 @@ class Schedule:
       read them, and what no group names is recomputed where it is needed.
     form: "direct"; "wy" (what multiplies the state is split off as W and U0, so that they do not wait for it);
       "gate-free" (decay factored out of the inverse); "split" (the column that scales what the inverse multiplies
-      folded into it: Tb, which no longer waits for the state; U0 apart unless the device has it `joined`).
+      folded into it: Tb, which no longer waits for the state; U0 apart unless the device has it `joined`); "unit" (what the
+      ones on the inverse's diagonal give is added in float32, not multiplied: Toff, the inverse without them).
     state: "kv", or "vk": kernels that walk the chunks hold tiles whose last dim is V transposed.
     inverse: "substitution" (blocks that the device solves by itself, then merged; "doubling" where it solves none),
       "doubling" (blocks of 1, 2, 4... rows merged) or "blocked16" (16-row blocks by powers, then merged).

@@ -53,7 +53,7 @@ KERNELS = (
 INTS = {"o_S": ["has_initial_state", "has_final_state"]}
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("gated_delta_rule_o_S_fp16", ["lower_64_mask", "lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16", "k_k_x", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "S_h_x", "k_S_x", "mul_h_x", "U_x", "q_S_x", "q_k_x", "mul_h_2_x", "add_mul_part_x", "mul_h_3_x", "S_next_part_x"], [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("gated_delta_rule_o_S_fp16", ["lower_64_mask", "lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "k_k_x", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "S_h_x", "k_S_x", "mul_h_x", "U_x", "q_S_x", "q_k_x", "mul_h_2_x", "add_mul_part_x", "mul_h_3_x", "S_next_part_x"], [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
@@ -87,7 +87,7 @@ CONSTANTS = {
     "pairs_8_mask": ("pairs:8 1.0 0.0", 64, "float32"),
     "pairs_16_mask": ("pairs:16 1.0 0.0", 64, "float32"),
     "pairs_32_mask": ("pairs:32 1.0 0.0", 64, "float32"),
-    "identity_float16": ("eye 1.0 0.0", 64, "float16"),
+    "identity_float16_C": ("eye 1.0 0.0", 64, "float16"),
 }
 
 SOURCE = r'''
@@ -230,7 +230,7 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * pairs_8_mask: workspace, const, [C, C] float32
  * pairs_16_mask: workspace, const, [C, C] float32
  * pairs_32_mask: workspace, const, [C, C] float32
- * identity_float16: workspace, const, [C, C] float16
+ * identity_float16_C: workspace, const, [C, C] float16
  * k_k_x: workspace, block, [C, C] float32
  * pairs_h_x: workspace, block, [C, C] float16
  * Tinv_1_h_x: workspace, block, [C, C] float16
@@ -268,7 +268,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ uint8_t *pairs_8_mask_bytes,
     __gm__ uint8_t *pairs_16_mask_bytes,
     __gm__ uint8_t *pairs_32_mask_bytes,
-    __gm__ uint8_t *identity_float16_bytes,
+    __gm__ uint8_t *identity_float16_C_bytes,
     __gm__ uint8_t *k_k_x_bytes,
     __gm__ uint8_t *pairs_h_x_bytes,
     __gm__ uint8_t *Tinv_1_h_x_bytes,
@@ -318,7 +318,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
     __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
     __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
-    __gm__ half *identity_float16_gm = reinterpret_cast<__gm__ half *>(identity_float16_bytes);
+    __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
     __gm__ float *k_k_x_gm = reinterpret_cast<__gm__ float *>(k_k_x_bytes);
     __gm__ half *pairs_h_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_x_bytes);
     __gm__ half *Tinv_1_h_x_gm = reinterpret_cast<__gm__ half *>(Tinv_1_h_x_bytes);
@@ -612,7 +612,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     L1Tile<half, 64, 64> Tinv_h_next;
     // Tinv = unit_lower_inverse(A)
     {
-        auto from = view(identity_float16_gm, 64, 64, 64);
+        auto from = view(identity_float16_C_gm, 64, 64, 64);
         TLOAD(identity, from);
     }
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -2209,7 +2209,7 @@ extern "C" int call_gated_delta_rule_o_S_fp16(
     uint8_t *pairs_8_mask_bytes,
     uint8_t *pairs_16_mask_bytes,
     uint8_t *pairs_32_mask_bytes,
-    uint8_t *identity_float16_bytes,
+    uint8_t *identity_float16_C_bytes,
     uint8_t *k_k_x_bytes,
     uint8_t *pairs_h_x_bytes,
     uint8_t *Tinv_1_h_x_bytes,
@@ -2241,7 +2241,7 @@ extern "C" int call_gated_delta_rule_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_bytes, k_k_x_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, S_h_x_bytes, k_S_x_bytes, mul_h_x_bytes, U_x_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_2_x_bytes, add_mul_part_x_bytes, mul_h_3_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    gated_delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, k_k_x_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, S_h_x_bytes, k_S_x_bytes, mul_h_x_bytes, U_x_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_2_x_bytes, add_mul_part_x_bytes, mul_h_3_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif

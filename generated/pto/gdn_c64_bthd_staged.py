@@ -68,7 +68,7 @@ INTS = {"G": [], "A": [], "Tinv": [], "W_U0": [], "S_U": ["has_initial_state", "
 SYMBOLS = {
     "G": ("gated_delta_rule_G_fp16", ["lower_mask"], [0, 1, 0, 0]),
     "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_k_x"], [0, 0, 0, 1, 0, 2, 0]),
-    "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "pairs_h_x1", "Tinv_1_h_x1", "pairs_h_2_x1", "pairs_h_3_x1", "pairs_h_4_x1", "pairs_h_5_x1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "pairs_h_x1", "Tinv_1_h_x1", "pairs_h_2_x1", "pairs_h_3_x1", "pairs_h_4_x1", "pairs_h_5_x1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
     "W_U0": ("gated_delta_rule_W_U0_fp16", ["mul_h_x", "mul_h_2_x"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
     "S_U": ("gated_delta_rule_S_U_fp16", ["mul_h_x", "S_h_x", "W_S_x", "S_next_part_x"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
     "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_x", "q_k_x", "mul_h_xx", "add_mul_part_x", "q_S_x1", "q_k_x1", "mul_h_xx1", "add_mul_part_x1"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
@@ -114,7 +114,7 @@ CONSTANTS = {
     "pairs_8_mask": ("pairs:8 1.0 0.0", 64, "float32"),
     "pairs_16_mask": ("pairs:16 1.0 0.0", 64, "float32"),
     "pairs_32_mask": ("pairs:32 1.0 0.0", 64, "float32"),
-    "identity_float16": ("eye 1.0 0.0", 64, "float16"),
+    "identity_float16_C": ("eye 1.0 0.0", 64, "float16"),
     "lower_fill": ("lower 0.0 -inf", 64, "float32"),
 }
 
@@ -538,7 +538,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
  * pairs_8_mask: workspace, const, [C, C] float32
  * pairs_16_mask: workspace, const, [C, C] float32
  * pairs_32_mask: workspace, const, [C, C] float32
- * identity_float16: workspace, const, [C, C] float16
+ * identity_float16_C: workspace, const, [C, C] float16
  * pairs_h_x: workspace, block, [C, C] float16
  * Tinv_1_h_x: workspace, block, [C, C] float16
  * pairs_h_2_x: workspace, block, [C, C] float16
@@ -562,7 +562,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ uint8_t *pairs_8_mask_bytes,
     __gm__ uint8_t *pairs_16_mask_bytes,
     __gm__ uint8_t *pairs_32_mask_bytes,
-    __gm__ uint8_t *identity_float16_bytes,
+    __gm__ uint8_t *identity_float16_C_bytes,
     __gm__ uint8_t *pairs_h_x_bytes,
     __gm__ uint8_t *Tinv_1_h_x_bytes,
     __gm__ uint8_t *pairs_h_2_x_bytes,
@@ -595,7 +595,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ float *pairs_8_mask_gm = reinterpret_cast<__gm__ float *>(pairs_8_mask_bytes);
     __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
     __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
-    __gm__ half *identity_float16_gm = reinterpret_cast<__gm__ half *>(identity_float16_bytes);
+    __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
     __gm__ half *pairs_h_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_x_bytes);
     __gm__ half *Tinv_1_h_x_gm = reinterpret_cast<__gm__ half *>(Tinv_1_h_x_bytes);
     __gm__ half *pairs_h_2_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_2_x_bytes);
@@ -806,7 +806,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(Tinv_b, 0xc000);
     // Tinv = unit_lower_inverse(A)
     {
-        auto from = view(identity_float16_gm, 64, 64, 64);
+        auto from = view(identity_float16_C_gm, 64, 64, 64);
         TLOAD(identity, from);
     }
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // pairs_h_x -> store
@@ -2675,7 +2675,7 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     uint8_t *pairs_8_mask_bytes,
     uint8_t *pairs_16_mask_bytes,
     uint8_t *pairs_32_mask_bytes,
-    uint8_t *identity_float16_bytes,
+    uint8_t *identity_float16_C_bytes,
     uint8_t *pairs_h_x_bytes,
     uint8_t *Tinv_1_h_x_bytes,
     uint8_t *pairs_h_2_x_bytes,
@@ -2699,7 +2699,7 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, pairs_h_x1_bytes, Tinv_1_h_x1_bytes, pairs_h_2_x1_bytes, pairs_h_3_x1_bytes, pairs_h_4_x1_bytes, pairs_h_5_x1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, pairs_h_x1_bytes, Tinv_1_h_x1_bytes, pairs_h_2_x1_bytes, pairs_h_3_x1_bytes, pairs_h_4_x1_bytes, pairs_h_5_x1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_W_U0_fp16(

@@ -67,12 +67,13 @@ HELPERS = r"""
 #include <cuda_fp16.h>
 #include <type_traits>
 
-// (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, over A, its columns times `scale` if that is given, by one warp.
+// (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, over A, its columns times `scale` if that is given, by one warp; `strict`:
+// without the ones of its diagonal.
 // A row of a tile is eight pieces of 16 bytes; piece p of row r lies at p ^ r % 8. Blocks of 8 on the diagonal are inverted by
 // forward substitution, in float32, a lane two columns; products (mma.sync) join them to blocks of 16, and block forward
 // substitution gives the rest. In bfloat16 their sums are float32; in float16 they are what they are rounded to anyway. What does not depend on one another stands side by side, for a warp alone waits for each
 // result.
-template <bool bf16, bool scaled> struct UnitLowerInverse {
+template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
   struct Tile { unsigned x[4]; };  // 16 x 16: quadrants by columns; a lane has entries (lane / 4, 2 (lane % 4)) and the next
   struct Wide { float x[8]; };
   using Sum = std::conditional_t<bf16, Wide, Tile>;
@@ -265,9 +266,14 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
       store(a, scale, r, 1, lane, y1, -1.f);
       store(a, scale, r, 0, lane, y0, -1.f);
     }
+    const unsigned kept = !strict || lane / 8 != lane % 4 ? 0xffffffffu : lane / 4 % 2 ? 0x0000ffffu : 0xffff0000u;
 #pragma unroll
     for (unsigned n = 0; n < 4; n += 2) {
-      const Tile x = load_turned(turned, n, n), y = load_turned(turned, n + 1, n + 1);
+      Tile x = load_turned(turned, n, n), y = load_turned(turned, n + 1, n + 1);
+      if constexpr (strict) {
+        x.x[0] &= kept, x.x[3] &= kept;
+        y.x[0] &= kept, y.x[3] &= kept;
+      }
       together();
       store(a, scale, n, n, lane, sum(x));
       store(a, scale, n + 1, n + 1, lane, sum(y));
@@ -284,8 +290,8 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
   }
 };
 
-template <bool bf16, bool scaled> static __device__ void unit_lower_inverse(void *a, const void *scale) {
-  using Inverse = UnitLowerInverse<bf16, scaled>;
+template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverse(void *a, const void *scale) {
+  using Inverse = UnitLowerInverse<bf16, scaled, strict>;
   unsigned lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one turn to the next
   Inverse::clear_above(a, lane);
@@ -295,11 +301,11 @@ template <bool bf16, bool scaled> static __device__ void unit_lower_inverse(void
 
 // Each of up to four tiles by another warp, from warp 0 on: one text of the above. All warps call it, so that a barrier that TileLang
 // puts before is all warps' barrier.
-template <bool bf16, bool scaled> static __device__ void unit_lower_inverses(
+template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverses(
     int warp, void *a, const void *s, void *b = nullptr, const void *t = nullptr, void *c = nullptr, const void *u = nullptr,
     void *d = nullptr, const void *v = nullptr) {
   if (warp >= 0 && warp < (c ? 4 : b ? 2 : 1))
-    unit_lower_inverse<bf16, scaled>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
+    unit_lower_inverse<bf16, scaled, strict>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
 }
 // A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
 // 64 rows a warp group lie there. `turned`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
@@ -423,7 +429,7 @@ def _prelude(cpu):
         return serial_row_sum(src, dst) if cpu else block_row_sum(src, dst)
 
     @T.macro
-    def serial_diag_inverse(A, X, size, scale):
+    def serial_diag_inverse(A, X, size, scale, strict):
         x = T.alloc_local((size, size), T.float32)
         for n in T.serial(X.shape[0] // size):
             for i in T.serial(size):
@@ -435,6 +441,9 @@ def _prelude(cpu):
                 X[n * size + i, j] = 0.0
             for i, j in T.grid(size, size):
                 X[n * size + i, n * size + j] = x[i, j] if scale is None else x[i, j] * scale[n * size + j]
+            if strict:
+                for i in T.serial(size):
+                    X[n * size + i, n * size + i] = 0.0
 
     @T.macro
     def block_diag_inverse(A, X, size, column):
@@ -482,23 +491,23 @@ def _prelude(cpu):
         T.call_extern("handle", f"store_tile<{str(turned).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
 
     @T.macro
-    def whole_inverses(tiles, scales, warp):
+    def whole_inverses(tiles, scales, strict, warp):
         """Of as many tiles as scales, each by a warp, that of number 0 and the next; all warps come here."""
         T.import_source(HELPERS)
         dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
-        which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None))
+        which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None, strict))
         each = [x for A, scale in zip(tiles, scales)
                 for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
         T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
 
-    def diag_inverse(A, X, size, scale=None, thread=None, warp=0):
-        """scale: a vector that multiplies the columns. thread: of those that share the work, of the block where it is not said;
-        warp: of theirs, the one that inverts a whole tile."""
+    def diag_inverse(A, X, size, scale=None, strict=False, thread=None, warp=0):
+        """scale: a vector that multiplies the columns. strict: without the ones of the diagonal. thread: of those that share the
+        work, of the block where it is not said; warp: of theirs, the one that inverts a whole tile."""
         if cpu:
-            return serial_diag_inverse(A, X, size, scale)
+            return serial_diag_inverse(A, X, size, scale, strict)
         thread = T.get_thread_binding() if thread is None else thread
         if size == 64:
-            return whole_inverses((A,), (scale,), thread // 32 - warp)
+            return whole_inverses((A,), (scale,), strict, thread // 32 - warp)
         return block_diag_inverse(A, X, size, thread)
 
     @T.macro

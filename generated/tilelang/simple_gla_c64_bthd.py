@@ -148,7 +148,7 @@ def _prelude(cpu):
         return serial_row_sum(src, dst) if cpu else block_row_sum(src, dst)
 
     @T.macro
-    def serial_diag_inverse(A, X, size, scale):
+    def serial_diag_inverse(A, X, size, scale, strict):
         x = T.alloc_local((size, size), T.float32)
         for n in T.serial(X.shape[0] // size):
             for i in T.serial(size):
@@ -160,6 +160,9 @@ def _prelude(cpu):
                 X[n * size + i, j] = 0.0
             for i, j in T.grid(size, size):
                 X[n * size + i, n * size + j] = x[i, j] if scale is None else x[i, j] * scale[n * size + j]
+            if strict:
+                for i in T.serial(size):
+                    X[n * size + i, n * size + i] = 0.0
 
     @T.macro
     def block_diag_inverse(A, X, size, column):
@@ -184,11 +187,11 @@ def _prelude(cpu):
                 X[first + i, column] = x[i]
 
 
-    def diag_inverse(A, X, size, scale=None, thread=None, warp=0):
-        """scale: a vector that multiplies the columns. thread: of those that share the work, of the block where it is not said;
-        warp: of theirs, the one that inverts a whole tile."""
+    def diag_inverse(A, X, size, scale=None, strict=False, thread=None, warp=0):
+        """scale: a vector that multiplies the columns. strict: without the ones of the diagonal. thread: of those that share the
+        work, of the block where it is not said; warp: of theirs, the one that inverts a whole tile."""
         if cpu:
-            return serial_diag_inverse(A, X, size, scale)
+            return serial_diag_inverse(A, X, size, scale, strict)
         thread = T.get_thread_binding() if thread is None else thread
         return block_diag_inverse(A, X, size, thread)
 

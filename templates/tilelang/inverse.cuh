@@ -2,12 +2,13 @@
 #include <cuda_fp16.h>
 #include <type_traits>
 
-// (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, over A, its columns times `scale` if that is given, by one warp.
+// (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, over A, its columns times `scale` if that is given, by one warp; `strict`:
+// without the ones of its diagonal.
 // A row of a tile is eight pieces of 16 bytes; piece p of row r lies at p ^ r % 8. Blocks of 8 on the diagonal are inverted by
 // forward substitution, in float32, a lane two columns; products (mma.sync) join them to blocks of 16, and block forward
 // substitution gives the rest. In bfloat16 their sums are float32; in float16 they are what they are rounded to anyway. What does not depend on one another stands side by side, for a warp alone waits for each
 // result.
-template <bool bf16, bool scaled> struct UnitLowerInverse {
+template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
   struct Tile { unsigned x[4]; };  // 16 x 16: quadrants by columns; a lane has entries (lane / 4, 2 (lane % 4)) and the next
   struct Wide { float x[8]; };
   using Sum = std::conditional_t<bf16, Wide, Tile>;
@@ -200,9 +201,14 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
       store(a, scale, r, 1, lane, y1, -1.f);
       store(a, scale, r, 0, lane, y0, -1.f);
     }
+    const unsigned kept = !strict || lane / 8 != lane % 4 ? 0xffffffffu : lane / 4 % 2 ? 0x0000ffffu : 0xffff0000u;
 #pragma unroll
     for (unsigned n = 0; n < 4; n += 2) {
-      const Tile x = load_turned(turned, n, n), y = load_turned(turned, n + 1, n + 1);
+      Tile x = load_turned(turned, n, n), y = load_turned(turned, n + 1, n + 1);
+      if constexpr (strict) {
+        x.x[0] &= kept, x.x[3] &= kept;
+        y.x[0] &= kept, y.x[3] &= kept;
+      }
       together();
       store(a, scale, n, n, lane, sum(x));
       store(a, scale, n + 1, n + 1, lane, sum(y));
@@ -219,8 +225,8 @@ template <bool bf16, bool scaled> struct UnitLowerInverse {
   }
 };
 
-template <bool bf16, bool scaled> static __device__ void unit_lower_inverse(void *a, const void *scale) {
-  using Inverse = UnitLowerInverse<bf16, scaled>;
+template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverse(void *a, const void *scale) {
+  using Inverse = UnitLowerInverse<bf16, scaled, strict>;
   unsigned lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one turn to the next
   Inverse::clear_above(a, lane);
@@ -230,9 +236,9 @@ template <bool bf16, bool scaled> static __device__ void unit_lower_inverse(void
 
 // Each of up to four tiles by another warp, from warp 0 on: one text of the above. All warps call it, so that a barrier that TileLang
 // puts before is all warps' barrier.
-template <bool bf16, bool scaled> static __device__ void unit_lower_inverses(
+template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverses(
     int warp, void *a, const void *s, void *b = nullptr, const void *t = nullptr, void *c = nullptr, const void *u = nullptr,
     void *d = nullptr, const void *v = nullptr) {
   if (warp >= 0 && warp < (c ? 4 : b ? 2 : 1))
-    unit_lower_inverse<bf16, scaled>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
+    unit_lower_inverse<bf16, scaled, strict>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
 }

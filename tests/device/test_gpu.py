@@ -9,10 +9,10 @@ from reference import call, check, in_parts, problem
 
 from gdn_codegen.ops import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime import ahead, candidates, choices, tune
-from gdn_codegen.runtime.bench_gpu import Shape
 from gdn_codegen.runtime.build import TARGETS, Build
 from gdn_codegen.runtime.dispatch import build_for
 from gdn_codegen.runtime.load import function, write
+from gdn_codegen.runtime.problems import Shape
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, Schedule
 
@@ -77,8 +77,12 @@ GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
           "fused-parts": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], partition="decay"), arch="sm_90a"),
           "fused-early": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay",
                                                             early="state"), arch="sm_90a"),
-          "fused-direct": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fuseddirect", form="direct"),
-                                arch="sm_90a"),
+          "fused-unit": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedunit", form="unit",
+                                                           partition="decay"), arch="sm_90a"),
+          "fused-unit-bf16": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedunit", form="unit"),
+                                   dtype="bfloat16", arch="sm_90a"),
+          "walk-unit": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walkunit", form="unit", partition="decay",
+                                                          kernels=(("G", "Toff", "beta"), ("o", "S"))), arch="sm_90a"),
           "fused-longest": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], partition="decay", longest_first=True),
                                  arch="sm_90a"),
           "fused-bf16-bhtd": Build("tilelang", layout="bhtd", schedule="fused_walk", dtype="bfloat16", arch="sm_90a"),

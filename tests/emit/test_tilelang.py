@@ -35,6 +35,8 @@ BUILDS = {b.name: b for b in (
     Build("tilelang", 16, "bthd", schedule=replace(SCHEDULES["prepared_vk"], name="columns_vk", v_block=16), dtype="float32",
           head_dim_k=16, head_dim_v=32),
     Build("tilelang", 64, "bthd", schedule="fused", head_dim_k=128, head_dim_v=128),
+    Build("tilelang", 64, "bthd", schedule=replace(SCHEDULES["replay"], name="unit", kernels=(("G", "Toff"), ("o", "S")),
+                                                   form="unit"), head_dim_k=32, head_dim_v=32),
 )}
 
 
@@ -163,12 +165,14 @@ def test_compiles_for_hopper(tmp_path):
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("schedule, kernel, scaled", [("replay", "G_Tinv", False), ("walk", "G_Tb", True)])
-def test_inverses_of_whole_tiles_compile(schedule, kernel, scaled, dtype, tmp_path):
+@pytest.mark.parametrize("schedule, kernel, words", [
+    ("replay", "G_Tinv", r""), ("walk", "G_Tb", r", scale=\w+"),
+    (replace(SCHEDULES["replay"], name="unit", kernels=(("G", "Toff"), ("o", "S")), form="unit"), "G_Toff", r", strict=True")])
+def test_inverses_of_whole_tiles_compile(schedule, kernel, words, dtype, tmp_path):
     """Each form of templates/tilelang/inverse.cuh; nvcc sees only what is called."""
     b = Build("tilelang", 64, "bthd", schedule=schedule, dtype=dtype, head_dim_k=64, head_dim_v=64)
     text = render(b)
-    assert "unit_lower_inverse" in text and bool(re.search(r"t\.diag_inverse\(\w+, \w+, 64, scale=", text)) == scaled
+    assert "unit_lower_inverse" in text and re.search(rf"t\.diag_inverse\(\w+, \w+, 64{words}\)", text)
     (tmp_path / f"{b.name}.py").write_text(text)
     (found,) = check_tilelang.compiled(tmp_path / f"{b.name}.py", [kernel])
     assert not found.error and not found.spills and 0 < found.registers < 256

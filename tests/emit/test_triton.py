@@ -40,7 +40,7 @@ def test_schedules(schedule, dtype, layout):
 
 
 @pytest.mark.parametrize("inverse", ["doubling", "blocked16"])
-@pytest.mark.parametrize("form", ["direct", "wy", "gate-free"])
+@pytest.mark.parametrize("form", ["direct", "wy", "gate-free", "unit"])
 @pytest.mark.parametrize("schedule", ["replay", "fused"])
 def test_forms(schedule, form, inverse):
     fn = function(variant(schedule, form=form, inverse=inverse))

@@ -126,6 +126,7 @@ def test_diag_inverse_takes_each_block_alone(size):
     got = OPS["diag_inverse"].evaluate({"size": size}, a)
     blocks = keep("diag_blocks", 16, size)
     assert torch.allclose(got, torch.linalg.inv(torch.eye(16, dtype=torch.float64) + a.where(blocks, 0.0)))
+    assert OPS["diag_inverse"].evaluate({"size": size, "strict": True}, a).equal(got - torch.eye(16, dtype=torch.float64))
     assert got.where(blocks, 0.0).equal(got) and OPS["diag_inverse"].evaluate({"size": size}, a.half()).dtype == torch.float16
 
 

@@ -7,6 +7,8 @@ from reference import expected, problem, rms_error
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices.sm_90a import SM_90A
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, strictly_lower, unit_lower_inverse
+from gdn_codegen.ir.builder import lower as below
 from gdn_codegen.ir.core import Loop, Op, loops, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.ir.ops import OWN_PART
@@ -22,8 +24,9 @@ OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk")
 #: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
 PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
          "own": OWN, "direct": replace(OWN, form="direct"),
+         "unit": replace(OWN, kernels=(("G", "Toff", "beta"), ("o", "S")), form="unit"),
          "early": replace(named("walk"), partition="decay", early="state"), "fused_walk": named("fused_walk"),
-         "fused_direct": replace(named("fused_walk"), form="direct"),
+         "fused_unit": replace(named("fused_walk"), form="unit"),
          "fused_early": replace(named("fused_walk"), partition="decay", early="state"),
          "longest": replace(named("walk"), partition="decay", early="all", longest_first=True)}
 
@@ -151,6 +154,31 @@ def test_an_inverse_is_turns_ahead():
     slots = {b.name: b.slots for b in walker(lowered("fused_walk")).buffers if b.space == "shared"}
     assert slots == {**dict.fromkeys(("k", "q", "v", "G", "beta", "mul_h_3_s", "exp_G_s", "exp_last_G_s", "exp_sub_s",
                                       "mul_h_s"), 3), "o_h_s": 1}
+
+
+def test_a_product_takes_the_place_of_a_summand_that_nobody_reads_later():
+    """Form unit: U = X + Toff X, X in float32 and rounded, as an operand."""
+    p = lowered("fused_unit")
+    (u,) = (o for o in inside(p) if o.out == "U")
+    x = next(o for o in inside(p) if o.out == u.args[2])
+    assert x.kind == "mul" and x.buffer == u.buffer and u.args[0] != x.out
+    assert next(o for o in inside(p) if o.out == u.args[0]).args == (x.out,)
+
+    @algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
+    def kept(q, k, v, g, beta, S):
+        """What is a summand leads to o, too."""
+        X = beta[:, None] * (v - k @ S)
+        U = unit_lower_inverse(strictly_lower(k @ k.T)) @ X
+        o = below(q @ k.T) @ U + X
+        G = cumsum(g)
+        S = exp(last(G)) * S + k.T @ U
+        return o, S
+
+    plan = Schedule("own", (("G", "Toff"), ("o", "S")), form="unit", state="vk")
+    p = lower(kept.trace(), "tilelang", plan, SIZES, "float16", "sm_90a")
+    (u,) = (o for o in inside(p) if o.out == "U")
+    x = next(o for o in inside(p) if o.out == u.args[2])
+    assert x.buffer and x.buffer != u.buffer and any(x.out in o.args for o in inside(p)[inside(p).index(u) + 1:])
 
 
 def test_only_kernels_that_walk_have_groups():

@@ -21,6 +21,11 @@ from gdn_codegen.schedule.tools import rebuild_kernel
 SIZES = {"C": 64, "K": 32, "V": 32}
 
 
+#: In form unit: what the first kernel writes, or nothing of it.
+UNIT = {"unit": replace(named("replay"), kernels=(("G", "Toff"), ("o", "S")), form="unit"),
+        "fused_unit": replace(named("fused_walk"), form="unit")}
+
+
 def around(schedule, page="gated_delta_rule", target="tilelang", dtype="float16", chunk=64, arch=""):
     """The programs before and after the pass."""
     seen = []
@@ -28,7 +33,7 @@ def around(schedule, page="gated_delta_rule", target="tilelang", dtype="float16"
     pipelines.observers.append(see)
     try:
         sizes = {**SIZES, "C": chunk, **({"K": 64, "V": 64} if arch else {})}
-        pipelines.lower(find(page).trace(), target, named(schedule), sizes, dtype, arch)
+        pipelines.lower(find(page).trace(), target, UNIT.get(schedule) or named(schedule), sizes, dtype, arch)
     finally:
         pipelines.observers.remove(see)
     (both,) = seen
@@ -85,12 +90,29 @@ def test_it_means_the_same(schedule):
     assert all(rms_error(got[n], want[i]) < 1.1 * rms_error(was[n], want[i]) + 1e-5 for i, n in enumerate(("o", "final_state")))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("schedule, arch", [("unit", ""), ("fused_unit", ""), ("fused_unit", "sm_90a")])
+def test_what_lies_below_the_ones_is_a_strict_inverse(schedule, arch, dtype):
+    """The same values, of 16 bit as they are written, without a mask after the inverse."""
+    old, new = around(schedule, dtype=dtype, arch=arch)
+    assert not inverse_of(old)[0].attr("strict") and "strictly_lower" in [o.kind for k in old.kernels for o in walk(k.body)]
+    inverse, leads, after = inverse_of(new)
+    assert inverse.attr("strict") and len(inverse.args) == 1 and "strictly_lower" not in {*leads, *after}
+    x = problem([70, 3, 0, 64], 1, 2, new.sizes["K"], new.sizes["V"], getattr(torch, dtype), gate=-0.1)
+    want, was, got = expected(x), run(old, x), run(new, x)
+    assert all(rms_error(got[n], was[n]) < 1e-12 for n in was)
+    assert rms_error(got["o"], want[0]) < 1e-11 and rms_error(got["final_state"], want[1]) < 1e-11
+    was, got = run(old, x, exact=False), run(new, x, exact=False)
+    assert all(torch.equal(got[n], was[n]) for n in was)
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, *UNIT])
 @pytest.mark.parametrize("chunk, dtype", [(32, "float16"), (128, "float16"), (64, "float32")])
 def test_inverses_of_blocks_stay(schedule, chunk, dtype):
     old, new = around(schedule, dtype=dtype, chunk=chunk)
     assert old == new
-    assert all(o.attr("size") == 16 and len(o.args) == 1 for k in new.kernels for o in walk(k.body) if o.kind == "diag_inverse")
+    assert all(dict(o.attrs) == {"size": 16} and len(o.args) == 1
+               for k in new.kernels for o in walk(k.body) if o.kind == "diag_inverse")
 
 
 @pytest.mark.parametrize("target", ["triton", "pto"])

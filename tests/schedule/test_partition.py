@@ -60,7 +60,7 @@ def test_exact_is_exact(target, schedule, span):
     assert max(errors(lowered("exact", schedule, target), x, span)) < 1e-11
 
 
-@pytest.mark.parametrize("form", ["direct", "wy", "gate-free"])
+@pytest.mark.parametrize("form", ["direct", "wy", "gate-free", "unit"])
 @pytest.mark.parametrize("v_block", [0, 8])
 def test_every_form_has_summaries(form, v_block):
     x = problem([70, 33], 1, 2, 16, 16, torch.float32, gate=-0.01)

@@ -47,6 +47,22 @@ def test_rounding_stays_within_bounds(name, dtype, tolerance):
     assert rms_error(got["o"], o) < tolerance and rms_error(got["final_state"], S) < tolerance
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("schedule, names", [("fused_walk", {}), ("walk", {"direct": "Tinv", "unit": "Toff"})])
+def test_what_forms_lose_by_rounding(schedule, names, dtype):
+    """On Hopper: what the ones on the inverse's diagonal multiply is rounded with beta in "split", without in "direct", and not
+    in "unit"."""
+    x, loses = problem([512], 1, 2, 64, 64, getattr(torch, dtype), gate=-0.02, initial=False), {}
+    for form in ("split", "direct", "unit"):
+        groups = (("G", names[form], "beta"), ("o", "S")) if form in names else named(schedule).kernels
+        p = lower(find("gated_delta_rule").trace(), "tilelang", replace(named(schedule), form=form, kernels=groups),
+                  {"C": 64, "K": 64, "V": 64}, dtype, "sm_90a")
+        got, want = run(p, x, exact=False), expected(x)
+        loses[form] = [rms_error(got[n], y) for n, y in zip(("o", "final_state"), want, strict=True)]
+    for at in (0, 1):
+        assert loses["unit"][at] < 0.92 * loses["direct"][at] < 0.92 * loses["split"][at]
+
+
 @pytest.mark.parametrize("inverse", ["substitution", "doubling", "blocked16"])
 @pytest.mark.parametrize("chunk", [64, 128])
 def test_equal_keys_do_not_lose_the_inverse(inverse, chunk):
@@ -119,7 +135,7 @@ def test_bad_fields():
         named("nothing")
 
 
-@pytest.mark.parametrize("form", ["wy", "gate-free", "split"])
+@pytest.mark.parametrize("form", ["wy", "gate-free", "split", "unit"])
 def test_a_form_that_does_not_apply_is_an_error(form):
     @algorithm(q="C K", v="C V", S=carried("K V"))
     def linear(q, v, S):

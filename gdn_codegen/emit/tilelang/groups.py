@@ -9,7 +9,7 @@ from ...ir.ops import OWN_PART
 from ...ir.types import Dim, Tensor
 from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, walk
 from .kernel import STATEMENTS, KernelWriter, Value
-from .rules import fill
+from .rules import fill, strict
 from .rules import rule as base
 
 rule = Rules("tilelang", {}, base)
@@ -211,7 +211,7 @@ def drain(w: GroupsWriter, o: Op) -> None:
 @rule("diag_inverse")
 def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -> None:
     tiles = [w.whole(x.buffer), w.whole(o.buffer), str(o.attr("size")), *[f"scale={w.whole(y.buffer)}" for y in [scale] if y]]
-    w.line(f"t.diag_inverse({', '.join(tiles)}, thread={w.thread}, warp={w.turn} % {w.agent.threads // 32})")
+    w.line(f"t.diag_inverse({', '.join([*tiles, *strict(o)])}, thread={w.thread}, warp={w.turn} % {w.agent.threads // 32})")
 
 
 @rule("share")

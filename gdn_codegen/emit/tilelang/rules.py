@@ -77,16 +77,21 @@ def diagonal(w: KernelWriter, o: Op, x: Value) -> None:
     w.end(x.dims)
 
 
+def strict(o: Op) -> list[str]:
+    """The word for an inverse without its diagonal."""
+    return ["strict=True"] * bool(o.attr("strict"))
+
+
 @rule("diag_inverse")
 def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -> None:
     row = _side_by_side(w, o) if o.attr("size") == WHOLE else [o]
     if len(row) == 1:
         columns = [f"scale={_storage(w, o, scale)}"] if scale else []
-        w.line(f"t.diag_inverse({', '.join([_storage(w, o, x), w.name(o.buffer), str(o.attr('size')), *columns])})")
+        w.line(f"t.diag_inverse({', '.join([_storage(w, o, x), w.name(o.buffer), str(o.attr('size')), *columns, *strict(o)])})")
     elif row:
         tiles = ", ".join(w.name(y.buffer) for y in row)
         scales = ", ".join(w.name(w.env[y.args[1]].buffer) if scale else "None" for y in row)
-        w.line(f"t.diag_inverses(({tiles}), ({scales}))")
+        w.line(f"t.diag_inverses({', '.join([f'({tiles})', f'({scales})', *strict(o)])})")
 
 
 @rule("load")
