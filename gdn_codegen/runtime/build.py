@@ -63,11 +63,11 @@ class Build:
     def __post_init__(self) -> None:
         for field, value, accepted in (("target", self.target, TARGETS), ("chunk", self.chunk, CHUNKS),
                                        ("layout", self.layout, LAYOUTS), ("dtype", self.dtype, DTYPES)):
-            if value not in accepted:
+            if not isinstance(value, int if field == "chunk" else str) or value not in accepted:
                 raise ValueError(f"{field}: got {value!r}; accepted: {', '.join(map(str, accepted))}")
         object.__setattr__(self, "layout", LAYOUTS[self.layout])
         for field, value in (("head_dim_k", self.head_dim_k), ("head_dim_v", self.head_dim_v)):
-            if value not in HEAD_DIMS:
+            if not isinstance(value, int) or value not in HEAD_DIMS:
                 raise ValueError(f"{field}: got {value!r}; accepted: 16, and multiples of 4 from 32 to 256")
         archs = [arch for target, arch in ARCHS if target == self.target]
         if self.arch and self.arch not in archs:

@@ -31,7 +31,8 @@ def test_names(b, name):
 
 
 @pytest.mark.parametrize("bad", [dict(target="cuda"), dict(chunk=48), dict(layout="tbhd"), dict(dtype="int8"),
-                                 dict(head_dim_k=50), dict(schedule="none")])
+                                 dict(head_dim_k=50), dict(schedule="none"), dict(chunk=64.0), dict(head_dim_v=128.0),
+                                 dict(target=3)])
 def test_bad_options_name_the_field(bad):
     (field, value), = bad.items()
     with pytest.raises(ValueError, match=rf"{field}.*{value}.*accepted"):
@@ -188,7 +189,7 @@ BAD = {
     "head dim": (dict(k=torch.randn(1, 40, 2, 64).half()), "k: got shape .*32"),
     "not a tensor": (dict(beta=[1.0]), "beta: got list"),
     "state": (dict(initial_state=torch.zeros(2, 4, 32, 32)), r"initial_state: got .*\(1, 4, 32, 32\)"),
-    "scale": (dict(scale=float("nan")), "scale: got nan.*finite"),
+    "scale": (dict(scale=float("nan")), "scale: got nan.*float32 holds"),
     "cu start": (dict(cu_seqlens=torch.tensor([1, 40])), "cu_seqlens: got .*start at 0"),
     "cu falls": (dict(cu_seqlens=torch.tensor([0, 30, 20])), "cu_seqlens: got .*never fall"),
     "cu past T": (dict(cu_seqlens=torch.tensor([0, 41])), "cu_seqlens: got .*T = 40"),
