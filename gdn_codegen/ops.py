@@ -125,7 +125,8 @@ def fused_recurrent_gated_delta_rule(
     t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
     x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return _call(t, x, scale, others, decode=v.shape[:2].numel() <= DECODE_CHUNK * sequences)
+    tokens = v.shape[2 if x.head_first or x.layout in ("bhtd", "bnsd") else 1]
+    return _call(t, x, scale, others, decode=v.shape[0] * tokens <= DECODE_CHUNK * sequences)
 
 
 def chunk_gated_delta_rule_npu(

@@ -43,7 +43,8 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
 
 
 def _split(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:
-    """"V" where the kernel's grid may cut V into blocks: all it writes has V, and no product or sum runs over V."""
+    """"V" where the kernel's grid may cut V into blocks: all it writes has V, no tile has it twice, and no product or sum runs
+    over V."""
     if not block or block >= sizes["V"]:
         return ""
     if sizes["V"] % block:
@@ -51,6 +52,8 @@ def _split(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes
     ops = [o for st in k.body for o in (st.body if isinstance(st, Loop) else [st]) if isinstance(o, Op)]
     env = {o.out: o.type for o in ops if o.type} | {c.name: c.type for st in k.body if isinstance(st, Loop)
                                                    for c in st.carried}
+    if any(t is not None and t.dims.count("V") > 1 for t in env.values()):
+        return ""
     for o in ops:
         if o.kind == "store" and "V" not in tensors[o.attr("tensor")].dims:
             return ""

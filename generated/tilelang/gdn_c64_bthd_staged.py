@@ -1117,6 +1117,11 @@ def _kin(shape, dtype, device):
     return _made((1,), dtype, device).expand(shape)
 
 
+def _picker(at):
+    """Takes these of a call's TENSORS. `itemgetter`, which is faster, gives a single one bare."""
+    return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)
+
+
 def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, every=0):
     """Check a call's arguments: INPUTS, INITIAL, where OUTPUTS go, and FINAL; whether final states
     are wanted, slots of a pool, chunks from checkpoint to checkpoint. Returns a function that does the call for all tensors of
@@ -1165,7 +1170,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     check_ends = cu_seqlens is not None and (CHECK or device.type == "cpu")
     ends_are_plain = cu_seqlens is not None and _is_plain(cu_seqlens, torch.int32)
 
-    picked = [(launch, operator.itemgetter(*tensors), numbers) for launch, tensors, numbers in launches]
+    picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in launches]
 
     def call(given, numbers, states, outs, cu_seqlens, buffers, indices=None):
         if _is_elsewhere(device):
