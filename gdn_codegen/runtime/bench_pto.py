@@ -193,6 +193,8 @@ def bench(builds: list[Build], x: Problem, json_to: str | None = None, trace_to:
         check_contract(b)
     cache.places(json=json_to, trace=trace_to, plot=plot_to)
     if plot_to is not None:
+        if Path(plot_to).suffix not in ("", ".png"):
+            raise ValueError(f"plot: got {plot_to}; accepted: a file *.png")
         pyplot()  # what is missing is said before the work
     results: dict[str, list[Stage]] = {}
     for b in builds:

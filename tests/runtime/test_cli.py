@@ -53,6 +53,7 @@ def test_numbers(words, said, capsys):
     ([*ERRORS, "--trace", "x"], "trace: got 'x' with --errors; accepted: with --target pto"),
     ([*ERRORS, "--plot", "x"], "plot: got 'x' with --errors"), ([*ERRORS, "--detail"], "detail: got True with --errors"),
     ([*ERRORS, "--shapes", "x", "--tokens", "9"], "tokens: got 9 with --shapes; accepted: without"),
+    ([*PTO, "--plot", "p.foo"], "plot: got p.foo; accepted: a file *.png"),
     ([*GPU[:3], "--schedule", "none", "--peers", "none"], "schedule: got 'none' without peers; accepted: auto, all"),
     ([*GPU[:3], "--schedule", "none", *ERRORS[5:]], "schedule: got 'none' without peers"),
     ([*GPU[:3], "--schedule", "auto", "--launch", "single"], "launch: got 'single' with --schedule auto"),
