@@ -328,6 +328,10 @@ def settled(t: Tensors, x: Options, decode: bool = False) -> Words:
     for n, (name, y) in enumerate(t._asdict().items()):
         if n < 5 or (y is not None and name in _OPTIONAL):
             check_tensor(name, y)
+    for name in ("g", "beta", "A_log", "dt_bias"):
+        y = getattr(t, name)
+        if isinstance(y, Tensor) and y.dtype not in DTYPES:  # the module that a call gets says what it was built for alone
+            fail(name, y.dtype, ", ".join(map(str, DTYPES)))
     check_ends(t.cu_seqlens)
     return _words(x, decode, t.A_log is not None, t.dt_bias is not None, _kind(t.initial_state), _kind(t.final_state),
                   t.initial_state is t.final_state, t.state_indices is not None)

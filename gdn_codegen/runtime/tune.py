@@ -323,6 +323,7 @@ def tune(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str,
     device look. options: of Tuner.
     """
     path = out or choices.own_path(names[0], about.target)
+    cache.place("out", path)
     with cache.lock(path):
         log = log_beside(path, about.target, names).load()
         tuner = Tuner(log, meter, arch, units, **options)

@@ -12,7 +12,8 @@ from reference import call, check, problem
 
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.cli import main
-from gdn_codegen.runtime import cache, load
+from gdn_codegen.runtime import cache, load, targets
+from gdn_codegen.runtime.ahead import fresh
 from gdn_codegen.runtime.build import TARGETS, Build, render
 from gdn_codegen.runtime.load import function, import_path, write
 from gdn_codegen.runtime.targets import runs
@@ -219,6 +220,29 @@ def test_modules_of_one_name_in_two_folders_do_not_mix(tmp_path):
     for n, value in (("a", 1), ("b", 2)):
         cache.write(tmp_path / n / "m.py", f"VALUE = {value}\n")
     assert import_path(tmp_path / "a" / "m.py").VALUE == 1 and import_path(tmp_path / "b" / "m.py").VALUE == 2
+
+
+@pytest.mark.parametrize("chunks", ["x", "-3", ""])
+@pytest.mark.parametrize("read", [import_path, fresh])
+def test_chunks_of_a_part_are_a_number(read, chunks, tmp_path, monkeypatch):
+    monkeypatch.setenv("GDN_CODEGEN_PART_CHUNKS", chunks)
+    path = cache.write(tmp_path / "m.py", "import os\nN = int(os.environ['GDN_CODEGEN_PART_CHUNKS'])\n")
+    with pytest.raises(ValueError, match=f"GDN_CODEGEN_PART_CHUNKS: got '{chunks}'; accepted: the chunks of a part"):
+        read(path)
+    monkeypatch.setenv("GDN_CODEGEN_PART_CHUNKS", "3")
+    assert read(path).N == 3
+
+
+def test_doctor_looks_for_headers(tmp_path, monkeypatch):
+    def said():
+        (found,) = (f for f in targets.findings() if f.what == "PTO-ISA headers")
+        return found.ok, found.detail
+    monkeypatch.delenv("PTO_ISA_ROOT", raising=False)
+    assert said() == (False, "set PTO_ISA_ROOT to a PTO-ISA installation")
+    monkeypatch.setenv("PTO_ISA_ROOT", str(tmp_path))
+    assert said() == (False, f"PTO_ISA_ROOT: {tmp_path} has no include/pto/pto-inst.hpp")
+    cache.write(tmp_path / "include" / "pto" / "pto-inst.hpp", "")
+    assert said() == (True, str(tmp_path / "include"))
 
 
 def test_check_says_what_is_missing_and_fails_on_a_bad_kernel(tmp_path, capsys, monkeypatch):

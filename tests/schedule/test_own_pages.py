@@ -205,8 +205,8 @@ def begun_anew(q, k, v, S):
 def test_parts_of_plain_pages(page, target):
     plan = replace(named("fused"), partition="exact", part_chunks=1)
     q, k, v = (torch.randn(1, 100, 2, 16, generator=torch.Generator().manual_seed(n)) for n in range(3))
-    run = lambda s: function(Build(target, 16, algorithm=f"{__file__}:{page.name}", schedule=s, dtype="float32", head_dim_k=16, head_dim_v=16))(
-        q, k, v, output_final_state=True)
+    b = Build(target, 16, algorithm=f"{__file__}:{page.name}", dtype="float32", head_dim_k=16, head_dim_v=16)
+    run = lambda s: function(replace(b, schedule=s))(q, k, v, output_final_state=True)
     for got, want in zip(run(plan), run(named("fused")), strict=True):
         assert rms_error(got, want.double()) < 1e-5
     with pytest.raises(ScheduleError, match="partition='exact' needs a state made of the one before"):
