@@ -38,8 +38,6 @@ FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log
             "unit": "{0} has rows of norm 1: how far a walk begins early is worked out from gates and beta alone."}
 #: What a target's kernels ask of a view `x` of rows of several numbers, beside dense rows.
 VIEWS = {"pto": "x.stride(-1) == 1 and 0 < _strides(x.stride())[1] < 1 << 16", "tilelang": "_fits_units(x, name)"}
-#: File names use the field's short name where there is one.
-SHORT = {"gated_delta_rule": "gdn"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Build:
     def name(self) -> str:
         """The module's name: ALGORITHM_cCHUNK_LAYOUT, then what differs from the defaults."""
         page = self.page.name
-        parts = [SHORT.get(page, page), f"c{self.chunk}", self.layout]
+        parts = [algorithms.SHORT.get(page, page), f"c{self.chunk}", self.layout]
         if (self.head_dim_k, self.head_dim_v) != (128, 128):
             parts.append(f"k{self.head_dim_k}v{self.head_dim_v}")
         if self.dtype != "float16":
@@ -181,7 +179,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "given": [t.name for t in (*inputs, *head_inputs)], "initial": [t.name for t in initial],
             "final": [t.name for t in final],
             "checkpoints": [t.name for t in checkpoints], "buffers": [t.name for t in (*final, *checkpoints)],
-            "scalars": list(p.scalars),
+            "scalars": list(p.scalars), "unset": None in page.scalar_defaults(b.sizes).values(),
             "pool": b.contract.pool, "in_place": b.contract.in_place, "state_dtype": b.contract.state_dtype,
             "ends_apart": bool(_named(p, "workspace", "sequence")),
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,

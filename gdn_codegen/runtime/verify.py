@@ -95,7 +95,7 @@ def reference(b: Build, case: Case, x: dict[str, torch.Tensor], chunk: int = 1) 
     p = page.trace()
     p = replace(p, dims=(("C", chunk), *((d, n) for d, n in b.sizes.items() if d != "C")))
     x = read(b, x)
-    numbers = {n: v if v is not None else 1.0 for n, v in page.scalar_defaults(b.sizes).items()}
+    numbers = {n: v if v is not None else 1.0 for n, v in page.scalar_defaults(b.sizes).items()}  # `run` passes 1, too
     given: dict[str, torch.Tensor | None] = {t.name: None if t.optional and not case.initial else x[t.name]
                                              for t in p.role("input")}
     return interpret(p, Problem(list(case.lengths), case.heads, case.value_heads), given, numbers)
@@ -145,7 +145,8 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], device: str = "cpu") -
     for n in case.lengths:
         ends.append(ends[-1] + n)
     cu = None if case.batched else torch.tensor(ends, dtype=torch.int32, device=device)
-    results = function(b)(**given, **states, output_final_state=True, cu_seqlens=cu)
+    unset = {n: 1.0 for n, v in b.page.scalar_defaults(b.sizes).items() if v is None}
+    results = function(b)(**given, **states, **unset, output_final_state=True, cu_seqlens=cu)
     outs = p.role("output")
     got = {}
     for t, r in zip(sorted(outs, key=lambda t: t.index != "token"), results, strict=False):  # checkpoints are not compared

@@ -1,0 +1,118 @@
+"""Pages of one's own: what is refused, and what an unusual one makes."""
+import re
+
+import pytest
+import torch
+
+from gdn_codegen import algorithms
+from gdn_codegen.cli import main
+from gdn_codegen.ir.builder import algorithm, carried
+from gdn_codegen.runtime.build import TARGETS, Build, render
+from gdn_codegen.runtime.load import function
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.runtime.verify import Case, inputs, reference, rms_error, run
+from gdn_codegen.schedule import Schedule
+
+HERE = [t for t in TARGETS if runs(t, "cpu")]
+HEAD = '''import torch
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last
+
+'''
+
+
+def file(tmp_path, text, name="mine"):
+    path = tmp_path / f"{name}.py"
+    path.write_text(HEAD + text, encoding="utf-8")
+    return f"{path}:{name}"
+
+
+def page(body="o = q @ S\n    return o, S", parameters="q, v, S", dims='q="C K", v="C V", S=carried("K V")', name="mine"):
+    return f'@algorithm({dims})\ndef {name}({parameters}):\n    """A page."""\n    {body}\n'
+
+
+# --- what a chunk hands on as it is ----------------------------------------------------------------------------------
+PAGES = {
+    "same": ("o = q @ S + v\n    return o, S", "S", (("o", "S"),)),
+    "same apart": ("o = q @ S + v\n    return o, S", "S", (("S",), ("o",))),
+    "swapped": ("o = q @ A + v\n    return o, B, A", "AB", (("o", "A", "B"),)),
+    "shifted": ("o = q @ A + v\n    N = 0.5 * B + q.T @ v\n    return o, B, N", "AB", (("o", "A", "B"),)),
+    "one for both": ("o = q @ A + v\n    N = B + q.T @ v\n    return o, N, N", "AB", (("o", "A", "B"),)),
+    "an input": ("o = q @ S\n    return o, v, S", "S", (("o", "same_v", "S"),)),
+}
+
+
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("name", PAGES)
+def test_values_may_be_handed_on_as_they_are(name, target, tmp_path):
+    body, states, kernels = PAGES[name]
+    dims = 'q="C K", v="C V", ' + ", ".join(f'{s}=carried("K V")' for s in states)
+    spec = file(tmp_path, page(body, ", ".join(("q", "v", *states)), dims))
+    b = Build(target, 16, algorithm=spec, schedule=Schedule("own", kernels), head_dim_k=16, head_dim_v=16)
+    case = Case((20, 0, 40))
+    x = inputs(b, b.page.trace(), case)
+    want, got = reference(b, case, x, 16), run(b, case, x)
+    assert max(rms_error(got[n], want[n]) for n in want) < 1e-3
+
+
+# --- what a page may be ----------------------------------------------------------------------------------------------
+BAD = {
+    "syntax": ("def mine(:\n    pass\n", r"mine\.py.* fails in line 4 \(SyntaxError"),
+    "import": ("import no_such_module\n", r"mine\.py.* fails in line 4 \(ModuleNotFoundError: .*no_such_module"),
+    "raises": ("1 / 0\n", r"mine\.py.* fails in line 4 \(ZeroDivisionError"),
+    "exits": ("raise SystemExit(0)\n", r"mine\.py.* fails in line 4 \(SystemExit"),
+    "decorator": (page(dims='q="C K"'), r"mine\.py.* fails in line \d+ \(TypeRuleError: @algorithm of mine: it names q"),
+    "name": (page("o = q @ Z\n    return o, S"), r"mine \(mine\.py, line 7\): got NameError: name 'Z'.*; accepted: "),
+    "zero": (page("x = 1 / 0\n    return q, S"), r"mine \(mine\.py, line 7\): got ZeroDivisionError: .*; accepted: "),
+    "torch": (page("o = torch.exp(q)\n    return o, S"), r"mine \(mine\.py, line 7\): got TypeError: .*; accepted: "),
+    "type rule": (page("o = q @ v\n    return o, S"), r"mine \(mine\.py, line 7\): matmul: contracted dims"),
+    "transposed": (page("o = q @ S\n    return o, S.T"), r"got x\.T among what it returns; accepted: "),
+    "default name": (page(parameters='q, v, S, *, scale="K ** foo"'), r"scale: got the default 'K \*\* foo' in mine .*NameError"),
+    "default syntax": (page(parameters='q, v, S, *, scale="K **"'), r"scale: got the default 'K \*\*' in mine \(SyntaxError"),
+    "default inf": (page(parameters='q, v, S, *, scale=float("inf")'), "scale: got the default inf in mine .*; accepted: a"),
+    "default None": (page(parameters="q, v, S, *, scale=None"), "scale: got the default None in mine .*; accepted: "),
+    "ascii": (page(parameters='q, v, \u00e9', dims='q="C K", v="C V", \u00e9=carried("K V")'), "got the name .*: ASCII"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_page_is_refused_before_anything_is_written(what, tmp_path, capsys):
+    text, says = BAD[what]
+    out = tmp_path / "out"
+    assert main(["build", "--target", "triton", "--algorithm", file(tmp_path, text), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(says, error) and error.startswith("gdn_codegen: ") and error.count("\n") == 1 and not out.exists()
+
+
+@pytest.mark.parametrize("name", ["out", "out_o", "cu_seqlens", "initial_state", "final_state", "output_final_state", "numbers",
+                                  "wanted", "results", "state_indices", "checkpoint_chunks", "A_log", "_run"])
+@pytest.mark.parametrize("number", [False, True])
+def test_parameters_may_not_have_names_of_generated_functions(name, number):
+    def fn(q, S, *, n=1.0):
+        o = n * (q @ S)
+        return o, S
+    words = {"n": name} if number else {"q": name}
+    code = fn.__code__.replace(co_varnames=tuple(words.get(v, v) for v in fn.__code__.co_varnames))
+    fn.__code__, fn.__kwdefaults__ = code, {words.get("n", "n"): 1.0}
+    with pytest.raises(ValueError, match=rf"^{name}: got it as a parameter of fn; accepted: .*cu_seqlens"):
+        algorithm(**{words.get("q", "q"): "C K", "S": carried("K V")})(fn).trace()
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_numbers_may_have_names_of_the_kernels_own_and_no_default(target, tmp_path):
+    spec = file(tmp_path, page("o = n * (length * (q @ S))\n    return o, S", "q, v, S, *, n, length=2.0"))
+    b = Build(target, 16, algorithm=spec, schedule=Schedule("own", (("o", "S"),)), head_dim_k=16, head_dim_v=16)
+    q, v, S = (torch.randn(1, 20, 1, 16).half() for _ in "qvS")
+    S = torch.randn(1, 1, 16, 16)
+    o, _ = function(b)(q, v, n=3.0, initial_state=S)
+    assert rms_error(o[0, :, 0], 6 * (q[0, :, 0].double() @ S[0, 0].double())) < 1e-3
+    with pytest.raises(ValueError, match="n: got None; accepted: a finite number"):
+        function(b)(q, v, initial_state=S)
+    case = Case((20,))
+    x = inputs(b, b.page.trace(), case)
+    assert rms_error(run(b, case, x)["o"], reference(b, case, x)["o"]) < 1e-3
+
+
+@pytest.mark.parametrize("name", [*algorithms.names(), "gdn"])
+def test_a_page_that_is_called_like_one_of_the_package_is_to_be_renamed(name, tmp_path):
+    with pytest.raises(ValueError, match=rf"algorithm: got .*{name}.*; accepted: .*rename it"):
+        render(Build("triton", algorithm=file(tmp_path, page(name=name), name)))
