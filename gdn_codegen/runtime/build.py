@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ..emit.base import Heads, KernelText, heads_tag, stride_unit
 from ..ir.builder import Algorithm
 from ..ir.core import Kernel, Program, walk
 from ..ir.types import Tensor
-from ..schedule import Schedule, changes, named, spelled
+from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.pipelines import ARCHS, DEVICES, PIPELINES, lower
 
@@ -146,6 +146,30 @@ def render(b: Build) -> str:
     return text
 
 
+def _command(b: Build) -> str:
+    """What makes the module again, files in the folder at hand: a command, or Python where the schedule is one's own."""
+    file, colon, function = b.algorithm.rpartition(":")
+    algorithm = re.sub(r"[^\w.+-]", "_", Path(file).name, flags=re.ASCII) + colon + function if colon else b.algorithm
+    if b.plan.name not in SCHEDULES:
+        return f"render({_spelled_out(replace(b, algorithm=algorithm))}) of gdn_codegen.runtime.build"
+    return (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {algorithm}"
+            f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
+            + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
+            + (f" --partition {b.plan.partition}" if b.plan.partition else "")
+            + "".join(f" --set {n}={spelled(v)}" for n, v in changes(b.plan).items() if n not in ("launch", "partition"))
+            + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else "")
+            + (f" --accept {b.contract}" if b.contract != PLAIN else "")
+            + (f" --arch {b.arch}" if b.arch else ""))
+
+
+def _spelled_out(x: Any) -> str:
+    """Python for a Build, or part of one: fields that are not as by default."""
+    if not is_dataclass(x):
+        return repr(x)
+    given = [(f.name, getattr(x, f.name)) for f in fields(x) if getattr(x, f.name) != f.default]
+    return f"{type(x).__name__}({', '.join(f'{n}={_spelled_out(v)}' for n, v in given)})"
+
+
 def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
     inputs, initial = (_named(p, "input", index) for index in ("token", "sequence"))
     final, checkpoints = (_named(p, "output", index) for index in ("sequence", "checkpoint"))
@@ -156,17 +180,9 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
     shapes = ", ".join(f"{t.name} {shape.format(h=t.heads, d=dims(t))} {t.dtype}" for t in inputs)
     forms = [FORM_DOC[form].format(n) for n, form in b.contract.inputs]
     forms += [f"{t.name}: [HV] {t.dtype}, one number a value head{'; zero where None' * bool(t.fill)}." for t in head_inputs]
-    command = (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {page.name}"
-               f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
-               + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
-               + (f" --partition {b.plan.partition}" if b.plan.partition else "")
-               + "".join(f" --set {n}={spelled(v)}" for n, v in changes(b.plan).items() if n not in ("launch", "partition"))
-               + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else "")
-               + (f" --accept {b.contract}" if b.contract != PLAIN else "")
-               + (f" --arch {b.arch}" if b.arch else ""))
     reaches = [o for k in p.kernels for o in walk(k.body) if o.kind == "reach"]
     most = max((o.attr("most", 0) for o in reaches), default=0)
-    return {"command": command, "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
+    return {"command": _command(b), "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
             "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype,
             "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}}, "padded": bool(p.extents),
             "strided": b.contract.strided, "view": VIEWS.get(b.target, ""),

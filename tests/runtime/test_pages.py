@@ -1,5 +1,6 @@
 """Pages of one's own: what is refused, and what an unusual one makes."""
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.runtime.verify import Case, inputs, reference, rms_error, run
 from gdn_codegen.schedule import Schedule
+from gdn_codegen.schedule.contract import Contract
 
 HERE = [t for t in TARGETS if runs(t, "cpu")]
 HEAD = '''import torch
@@ -110,6 +112,43 @@ def test_numbers_may_have_names_of_the_kernels_own_and_no_default(target, tmp_pa
     case = Case((20,))
     x = inputs(b, b.page.trace(), case)
     assert rms_error(run(b, case, x)["o"], reference(b, case, x)["o"]) < 1e-3
+
+
+# --- what a module says that made it ---------------------------------------------------------------------------------
+def made_by(b):
+    return re.search(r"^Made by: (.*)", render(b), re.M)[1]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_command_in_a_module_of_a_page_of_ones_own_rebuilds_it(target, tmp_path, monkeypatch):
+    file(tmp_path, page())
+    monkeypatch.chdir(tmp_path)
+    words = ["--target", target, "--chunk", "16", "--algorithm", f"{tmp_path}/mine.py:mine", "--set", "kernels=S/o"]
+    assert main(["build", *words, "--out", "a"]) == 0
+    (path,) = tmp_path.rglob("a/*/*.py")
+    made = re.search(r"^Made by: gdn_codegen (.*)", path.read_text(), re.M)[1]
+    assert "--algorithm mine.py:mine" in made and str(tmp_path) not in path.read_text()
+    assert main([*made.split(), "--out", "b"]) == 0
+    assert (tmp_path / "b" / target / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_module_of_a_schedule_of_ones_own_says_which(target, tmp_path, monkeypatch):
+    file(tmp_path, page())
+    monkeypatch.chdir(tmp_path)
+    plan = Schedule("own", (("S",), ("o",)), inverse="blocked16", v_block=16, cache_masks=False)
+    b = Build(target, 16, algorithm=f"{tmp_path}/mine.py:mine", schedule=plan, head_dim_k=32, contract=Contract.parse("state=vk"))
+    text, of = made_by(b).split(" of ")
+    again = eval(text, {"Build": Build, "Schedule": Schedule, "Contract": Contract, "render": lambda b: b})
+    assert of == "gdn_codegen.runtime.build" and again == replace(b, algorithm="mine.py:mine") and render(again) == render(b)
+
+
+@pytest.mark.parametrize("name", ['a"""b', "a\\", "caf\u00e9", "a b"])
+def test_names_of_files_do_no_harm_to_a_module(name, tmp_path):
+    spec = file(tmp_path, page(), name).removesuffix(name) + "mine"
+    b = Build("triton", 16, algorithm=spec, schedule="fused")
+    compile(render(b), "module", "exec")
+    assert "_" in made_by(b) and str(tmp_path) not in render(b)
 
 
 @pytest.mark.parametrize("name", [*algorithms.names(), "gdn"])
