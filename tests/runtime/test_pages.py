@@ -8,6 +8,7 @@ import torch
 from gdn_codegen import algorithms
 from gdn_codegen.cli import main
 from gdn_codegen.ir.builder import algorithm, carried
+from gdn_codegen.ir.decays import log_decays
 from gdn_codegen.runtime.build import TARGETS, Build, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
@@ -17,7 +18,7 @@ from gdn_codegen.schedule.contract import Contract
 
 HERE = [t for t in TARGETS if runs(t, "cpu")]
 HEAD = '''import torch
-from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, maximum, valid
 
 '''
 
@@ -112,6 +113,41 @@ def test_numbers_may_have_names_of_the_kernels_own_and_no_default(target, tmp_pa
     case = Case((20,))
     x = inputs(b, b.page.trace(), case)
     assert rms_error(run(b, case, x)["o"], reference(b, case, x)["o"]) < 1e-3
+
+
+# --- what `verify` draws ----------------------------------------------------------------------------------------------
+DECAYS = {
+    "named": ("G = cumsum(a)\n    return exp(G)[:, None] * (q @ S) + b[:, None] * v, exp(last(G)) * S", {"a"}),
+    "scaled and floored": ("G = cumsum(maximum(-5, 0.5 * a))\n    return exp(G)[:, None] * (q @ S), exp(last(G)) * S", {"a"}),
+    "positive": ("G = cumsum(a)\n    return exp(-G)[:, None] * (q @ S), exp(-1 * last(G)) * S", set()),
+    "positive, a difference": ("G = cumsum(a)\n    return exp(G - last(G))[:, None] * (q @ S), exp(0 - last(G)) * S", set()),
+    "no sum": ("return exp(a)[:, None] * (q @ S), S", set()),
+    "two": ("G = cumsum(a + b)\n    return exp(G)[:, None] * (q @ S), exp(last(G)) * S", {"a", "b"}),
+    "raw": ("G = cumsum(valid(-exp(a)))\n    return exp(G)[:, None] * (q @ S), exp(last(G)) * S", set()),
+}
+
+
+@pytest.mark.parametrize("what", DECAYS)
+def test_log_decays_are_known_by_what_the_page_does_with_them(what, tmp_path):
+    body, want = DECAYS[what]
+    dims = 'q="C K", v="C V", a="C", b="C", S=carried("K V")'
+    b = Build("triton", algorithm=file(tmp_path, page(body, "q, v, a, b, S", dims)))
+    x = inputs(b, b.page.trace(), Case((20,)))
+    assert {n for n in "ab" if (x[n] <= 0).all()} == want and {n for n in "ab" if (x[n] >= 0).all()} == {"a", "b"} - want
+
+
+def test_an_input_that_says_what_is_forgotten_is_a_log_decay(tmp_path):
+    text = page("o = q @ S\n    return o, S", "q, v, a, b, S", 'q="C K", v="C V", a="C", b="C", S=carried("K V", forgets="b")')
+    assert log_decays(algorithms.find(file(tmp_path, text)).trace()) == {"b"}
+
+
+def test_verify_of_a_page_without_value_heads_and_of_any_gates_name(tmp_path, capsys):
+    text = page("G = cumsum(log_decay)\n    return exp(G)[:, None] * (q @ S), exp(last(G)) * S", "q, log_decay, S",
+                'q="C K", log_decay="H C", S=carried("K V")')
+    decays = inputs(b := Build("triton", algorithm=file(tmp_path, text)), b.page.trace(), Case((20,)))["log_decay"]
+    assert (decays <= 0).all() and len(decays.unique()) > 2
+    words = ["--target", HERE[0], "--quick", "--set", "kernels=mul_exp/S", "--head-dim-k", "16", "--head-dim-v", "16"]
+    assert main(["verify", "--algorithm", file(tmp_path, text), *words]) == 0, capsys.readouterr()
 
 
 # --- what a module says that made it ---------------------------------------------------------------------------------
