@@ -333,7 +333,7 @@ class Algorithm:
         loop = Loop("chunk", tuple(carries), tuple(body))
         kernel = Kernel("walk", "sequences", (*before, loop, *after))
         lines = sorted({o.line for o in body if isinstance(o, Op) and o.line})
-        source = tuple((n, linecache.getline(filename, n).strip().split("  #")[0].rstrip()) for n in lines)
+        source = tuple((n, linecache.getline(filename, n).strip().split("  #")[0].rstrip("\\ \t")) for n in lines)
         return Program(self.name, "traced", tuple(tensors.values()), (kernel,), tuple(self.scalars), (), source,
                        forgets=forgets)
 

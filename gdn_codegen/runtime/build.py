@@ -142,7 +142,9 @@ def render(b: Build) -> str:
     page = b.page
     text = _environment().get_template(f"{b.target}/module.py.j2").render(
         **_facts(b, p, page), tables=_tables(p, page, b, kernels), kernels=kernels)
-    text.encode("ascii")
+    if not text.isascii():
+        other = next(x for x in text if not x.isascii())
+        raise ValueError(f"algorithm: got {other!a} in a line of {page.name} that its modules quote; accepted: ASCII")
     return text
 
 
@@ -180,6 +182,8 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
     shapes = ", ".join(f"{t.name} {shape.format(h=t.heads, d=dims(t))} {t.dtype}" for t in inputs)
     forms = [FORM_DOC[form].format(n) for n, form in b.contract.inputs]
     forms += [f"{t.name}: [HV] {t.dtype}, one number a value head{'; zero where None' * bool(t.fill)}." for t in head_inputs]
+    # it stands in strings of the module's between three quotes
+    summary = re.sub(r"(['\"])\1+", r"\1", page.doc.splitlines()[0].replace("\\", "/")) if page.doc else page.name
     reaches = [o for k in p.kernels for o in walk(k.body) if o.kind == "reach"]
     most = max((o.attr("most", 0) for o in reaches), default=0)
     return {"command": _command(b), "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
@@ -189,7 +193,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "units": {t.name: stride_unit(p, t) for t in p.tensors if t.strided},
             "outs": ["out"] if len(outputs) == 1 else [f"out_{t.name}" for t in outputs], "name": b.name, "heads": b.heads,
             "arch": b.arch,
-            "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes,
+            "summary": summary, "shapes": shapes,
             "state_doc": _state_doc(b, [*initial, *final], checkpoints),
             "inputs": [t.name for t in inputs], "head_inputs": [t.name for t in head_inputs], "form_doc": forms,
             "given": [t.name for t in (*inputs, *head_inputs)], "initial": [t.name for t in initial],

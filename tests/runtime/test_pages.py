@@ -187,6 +187,22 @@ def test_names_of_files_do_no_harm_to_a_module(name, tmp_path):
     assert "_" in made_by(b) and str(tmp_path) not in render(b)
 
 
+@pytest.mark.parametrize("target", HERE)
+def test_words_of_a_page_do_no_harm_to_a_module(target, tmp_path):
+    text = page("o = (q @ S) * 2.0 + \\\n        v\n    return o, S").replace("A page.", 'Has \\"\\"\\" and \\\\x.')
+    b = Build(target, 16, algorithm=file(tmp_path, text), schedule=Schedule("own", (("o", "S"),)), head_dim_k=16, head_dim_v=16)
+    assert "Has \" and /x." in render(b)
+    x = inputs(b, b.page.trace(), case := Case((20,)))
+    assert rms_error(run(b, case, x)["o"], reference(b, case, x)["o"]) < 1e-3
+
+
+@pytest.mark.parametrize("body", ["o = q @ S * len('\u00e9')\n    return o, S",
+                                  "\u00e9 = q @ S\n    o = \u00e9 + v\n    return o, S"])
+def test_other_characters_than_ascii_are_refused(body, tmp_path):
+    with pytest.raises(ValueError, match=r"algorithm: got '.xe9' in a line of mine .*; accepted: ASCII"):
+        render(Build("triton", algorithm=file(tmp_path, page(body)), schedule=Schedule("own", (("S",), ("o",)))))
+
+
 @pytest.mark.parametrize("name", [*algorithms.names(), "gdn"])
 def test_a_page_that_is_called_like_one_of_the_package_is_to_be_renamed(name, tmp_path):
     with pytest.raises(ValueError, match=rf"algorithm: got .*{name}.*; accepted: .*rename it"):
