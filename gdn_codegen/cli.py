@@ -49,7 +49,7 @@ def build(a: argparse.Namespace) -> int:
         for b in builds:
             check_ahead(b, a.compile, heads)
     for b in builds:  # what one of them refuses is said before any is written
-        lowered(b)
+        render(b)
     out = Path("generated" if a.out is None else a.out)
     cache.place(*(("GDN_CODEGEN_CACHE", cache.folder()) if a.cached else ("out", out)), folder=True)
     for i, b in enumerate(builds):

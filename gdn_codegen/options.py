@@ -178,7 +178,8 @@ def _fields(given: list[str]) -> dict[str, Any]:
             out[name] = groups
             continue
         default = defaults.get(name)
-        ok = default is not None and (isinstance(default, str) or value.isdecimal())
+        ok = default is not None and (isinstance(default, str) or (value in ("0", "1") if isinstance(default, bool)
+                                                                   else value.isascii() and value.isdecimal()))
         if not ok:
             raise ValueError(f"set: got {word!r}; accepted: FIELD=VALUE, a name or a number (0 and 1 for no and yes), with "
                              f"FIELD one of {', '.join(defaults)}; or kernels=G,Tinv/o,S, names of a page's values")
