@@ -131,7 +131,7 @@ def test_tritons_cache_has_what_calls_look_up(schedule, tmp_path, monkeypatch):
     (["--target", "triton", "--compile", "--compile-heads", "2"], "compile_heads: got '2'"),
     (["--target", "triton", "--compile", "--compile-heads", "3/4"], "compile_heads: got '3/4'; accepted: H/HV"),
     (["--target", "all", "--compile"], "compile: got triton without the head counts"),
-    (["--target", "all", "--accept", "g=unit"], "inputs: got g='unit'"),
+    (["--target", "all", "--accept", "g=unit"], "accept: got g=unit"),
 ])
 def test_what_cannot_be_compiled_is_said(words, text, capsys, tmp_path):
     assert cli.main(["build", *words, "--out", str(tmp_path)]) == 2
