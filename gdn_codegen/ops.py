@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .runtime.arguments import Options, Tensors, check_ends, check_tensor, number, settled, spelled
+from .runtime.arguments import Options, Tensors, check_ends, check_tensor, fail, number, settled, spelled
 from .runtime.calls import DECODE_CHUNK, check_values, eager
 from .runtime.library import compiled
 from .schedule import Schedule
@@ -106,6 +106,13 @@ def fused_recurrent_gated_delta_rule(
     are refused."""
     check_tensor("v", v)
     check_ends(cu_seqlens)
+    if v.ndim != 4 or (cu_seqlens is not None and cu_seqlens.ndim != 1):
+        fail(*(("v", f"shape {tuple(v.shape)}", "shape [B, T, HV, V]") if v.ndim != 4 or cu_seqlens is None else
+               ("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")))
+    if g is None and (use_gate_in_kernel or kwargs.get("gate", "log") != "log"):
+        fail("g", None, "a tensor, which the gate's form needs")
+    if beta is None and (use_beta_sigmoid_in_kernel or kwargs.get("beta_form", "given") != "given"):
+        fail("beta", None, "a tensor, which beta's form needs")
     if g is None or beta is None:
         rows = v.shape[:3]
         g = v.new_zeros(rows, dtype=torch.float32) if g is None else g
@@ -118,7 +125,8 @@ def fused_recurrent_gated_delta_rule(
     t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
     x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return _call(t, x, scale, others, decode=v.shape[:2].numel() <= DECODE_CHUNK * sequences)
+    tokens = v.shape[2 if x.head_first or x.layout in ("bhtd", "bnsd") else 1]
+    return _call(t, x, scale, others, decode=v.shape[0] * tokens <= DECODE_CHUNK * sequences)
 
 
 def chunk_gated_delta_rule_npu(

@@ -4,9 +4,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import traceback
 from pathlib import Path
 
 from ..ir.builder import Algorithm
+
+#: File names of modules use a page's short name where there is one.
+SHORT = {"gated_delta_rule": "gdn"}
 
 
 def names() -> list[str]:
@@ -24,11 +28,21 @@ def find(spec: str) -> Algorithm:
         loader = importlib.util.spec_from_file_location(path.stem, path.resolve())
         assert loader is not None and loader.loader is not None
         module = importlib.util.module_from_spec(loader)
-        loader.loader.exec_module(module)
+        try:
+            loader.loader.exec_module(module)
+        except (Exception, SystemExit) as e:
+            inner = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path.resolve())]
+            line = e.lineno if isinstance(e, SyntaxError) else inner[-1] if inner else None
+            what = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())
+            raise ValueError(f"algorithm: got {spec!r}, whose file fails{f' in line {line}' * bool(line)} ({type(e).__name__}: "
+                             f"{what}); accepted: a Python file that imports") from e
         found = getattr(module, function, None)
         if not isinstance(found, Algorithm):
             have = sorted(n for n, v in vars(module).items() if isinstance(v, Algorithm))
             raise ValueError(f"algorithm: got {spec!r}; {file} has {', '.join(have) or 'no function under @algorithm'}")
+        if found.name in (*names(), *SHORT.values()):
+            raise ValueError(f"algorithm: got {spec!r}, whose modules would take the names of the package's; accepted: a "
+                             f"function that is not called {', '.join((*names(), *SHORT.values()))}: rename it")
         return found
     if spec not in names():
         raise ValueError(f"algorithm: got {spec!r}; accepted are {', '.join(names())} and FILE.py:FUNCTION")

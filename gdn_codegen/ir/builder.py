@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import math
 import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -197,6 +200,11 @@ def carried(dims: str, forgets: str = "") -> Carried:
     return Carried(dims, forgets)
 
 
+#: Words of generated functions: their other parameters, and what stands in their bodies.
+RESERVED = ("A_log", "bool", "checkpoint_chunks", "cu_seqlens", "dt_bias", "int", "isinstance", "memory", "numbers", "numbers_of",
+            "out", "output_final_state", "results", "state_indices", "wanted")
+
+
 class Algorithm:
     """A page: the function, the dims of its parameters, and how its outputs are named."""
 
@@ -208,6 +216,9 @@ class Algorithm:
         if set(positional) != set(dims):
             raise TypeRuleError(f"@algorithm of {self.name}: it names {', '.join(dims)}, the function takes "
                                 f"{', '.join(positional)}")
+        for n in (self.name, *sig):
+            if not (n.isascii() and n.isidentifier()):
+                raise TypeRuleError(f"@algorithm of {self.name}: got the name {n!r}; accepted: ASCII letters, digits and _")
         self.inputs = {n: _dims(self.name, n, str(dims[n])) for n in positional if not isinstance(dims[n], Carried)}
         self.states = {n: _dims(self.name, n, d.dims)[1] for n in positional if isinstance(d := dims[n], Carried)}
         self.forgets = next((d.forgets for d in dims.values() if isinstance(d, Carried) and d.forgets), "")
@@ -219,13 +230,30 @@ class Algorithm:
         for n, d in self.scalars.items():
             if d is inspect.Parameter.empty:
                 out[n] = None
-            else:
-                out[n] = float(eval(d, {"__builtins__": {}}, dict(sizes)) if isinstance(d, str) else d)
+                continue
+            try:
+                out[n] = x = float(eval(d, {"__builtins__": {}}, dict(sizes)) if isinstance(d, str) else d)
+                why = "" if math.isfinite(x) else "not finite"
+            except Exception as e:
+                why = f"{type(e).__name__}: {_line_of(e)}"
+            if why:
+                raise TypeRuleError(f"{n}: got the default {d!r} in {self.name} ({why}); accepted: a finite number, or an "
+                                    "expression over C, K and V as text")
         return out
+
+    def _check_names(self) -> None:
+        """Refuses parameters that generated functions have a use of their own for."""
+        own = [n for s in self.states for n in _state_tensors(s, len(self.states))]
+        words = sorted({*RESERVED, *own})
+        for n in (*self.inputs, *self.states, *self.scalars):
+            if n in words or n.startswith(("out_", "_")):
+                raise TypeRuleError(f"{n}: got it as a parameter of {self.name}; accepted: names that do not begin with _ or "
+                                    f"out_, other than {', '.join(words)}")
 
     def trace(self) -> Program:
         """Run the page once: a program of one kernel that walks the chunks, all in float32."""
         filename = self.fn.__code__.co_filename
+        self._check_names()
         tr = _Trace(filename)
         tensors: dict[str, Tensor] = {}
         values: dict[str, Value] = {}
@@ -238,12 +266,28 @@ class Algorithm:
             values[n] = Value(tr, n)
         for n in self.scalars:
             values[n] = Value(tr, _scalar(tr, n))
-        result, local = _call_with_locals(self.fn, values)
+        try:
+            result, local = _call_with_locals(self.fn, values)
+        except Exception as e:
+            at = next((f.lineno for f in reversed(traceback.extract_tb(e.__traceback__)) if f.filename == filename), 0)
+            what = str(e) if isinstance(e, TypeRuleError) else (f"got {type(e).__name__}: {_line_of(e)}; accepted: operators and "
+                                                                "functions of gdn_codegen.ir.builder")
+            raise TypeRuleError(f"{self.name} ({Path(filename).name}{f', line {at}' * bool(at)}): {what}") from e
         results = result if isinstance(result, tuple) else (result,)
         n_out = len(results) - len(self.states)
         if n_out < 1 or not all(isinstance(r, Value) for r in results):
             raise TypeRuleError(f"{self.name}: return the outputs, then the next of each state "
                                 f"({', '.join(self.states) or 'none'}); got {len(results)} values")
+        if any(r._transposed for r in results):
+            raise TypeRuleError(f"{self.name}: got x.T among what it returns; accepted: values as they are")
+        # passes take an output, or the next of a state, to be a value that the chunk computes, each its own
+        seen, same = {*self.inputs, *self.states, *self.scalars}, {}
+        for i, r in enumerate(results):
+            if r._name in seen:
+                fresh = tr.body.op("mul", r._name, tr.body.op("const", value=1.0), name=tr.body.fresh("same"))
+                same[fresh] = f"same_{r._name}"
+                results = (*results[:i], Value(tr, fresh), *results[i + 1:])
+            seen.add(results[i]._name)
         names = {v._name: k for k, v in local.items() if isinstance(v, Value) and not v._transposed
                  and k not in self.states and v._name not in self.inputs}
         for k in local:
@@ -251,6 +295,7 @@ class Algorithm:
                 names.setdefault(local[k]._name, k)
         for st, r in zip(self.states, results[n_out:], strict=True):
             names.setdefault(r._name, f"{st}_next")
+        names = same | names
         rename = {st: st for st in self.states}
         taken = set(self.inputs) | set(self.states)
         for o in tr.body.stmts:
@@ -288,9 +333,14 @@ class Algorithm:
         loop = Loop("chunk", tuple(carries), tuple(body))
         kernel = Kernel("walk", "sequences", (*before, loop, *after))
         lines = sorted({o.line for o in body if isinstance(o, Op) and o.line})
-        source = tuple((n, linecache.getline(filename, n).strip().split("  #")[0].rstrip()) for n in lines)
+        source = tuple((n, linecache.getline(filename, n).strip().split("  #")[0].rstrip("\\ \t")) for n in lines)
         return Program(self.name, "traced", tuple(tensors.values()), (kernel,), tuple(self.scalars), (), source,
                        forgets=forgets)
+
+
+def _line_of(e: Exception) -> str:
+    """What an exception says, in one line."""
+    return " ".join(str(e).split())
 
 
 def _scalar(tr: _Trace, name: str) -> str:

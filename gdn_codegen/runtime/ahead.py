@@ -18,11 +18,15 @@ from typing import Any
 from . import cache, chain
 from .build import Build
 from .check_triton import dtypes
-from .load import import_path
+from .load import check_environment, import_path
+
+#: Names of architectures by target, and what is said of others.
+NAMES = {"tilelang": (r"sm_\d+a?", "accepted for tilelang: an architecture of NVIDIA, as sm_90a"),
+         "triton": (r"sm_\d+a?|gfx\w+", "accepted for triton: as sm_90a or gfx942")}
 
 
-def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """Compile the kernels of the module at `path` for an architecture; a line for each. heads: H and HV (triton)."""
+def check_ahead(b: Build, arch: str, heads: Sequence[tuple[int, int]]) -> None:
+    """ValueError unless `compile_ahead` can compile the build's kernels so; nothing needs to be written."""
     if b.target == "pto":
         raise ValueError("compile: got pto; accepted: tilelang, triton (bisheng compiles on first use, and is cached by content)")
     if b.arch and b.arch != arch:
@@ -30,12 +34,18 @@ def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, in
     if b.target == "triton" and not heads:
         raise ValueError("compile: got triton without the head counts that its kernels are compiled for; accepted: with "
                          "--compile-heads H/HV")
+    name, accepted = NAMES[b.target]
+    if not re.fullmatch(name, arch):
+        raise ValueError(f"compile: got {arch!r}; {accepted}")
+
+
+def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Compile the kernels of the module at `path` for an architecture; a line for each. heads: H and HV (triton)."""
+    check_ahead(b, arch, heads)
     return _tilelang(path, arch) if b.target == "tilelang" else _triton(path, arch, heads)
 
 
 def _tilelang(path: Path, arch: str) -> Iterator[str]:
-    if not arch.startswith("sm_"):
-        raise ValueError(f"compile: got {arch!r}; accepted for tilelang: an architecture of NVIDIA, as sm_90a")
     module: Any = import_path(path)
     logging.getLogger("tilelang.jit.kernel").setLevel(logging.WARNING)
     wanted: list[tuple[Path, Callable[[Path], object]]] = [
@@ -83,8 +93,6 @@ class _Device:
 def _target(arch: str) -> Any:
     from triton.backends.compiler import GPUTarget
     nvidia = re.fullmatch(r"sm_(\d+)a?", arch)
-    if not nvidia and not re.fullmatch(r"gfx\w+", arch):
-        raise ValueError(f"compile: got {arch!r}; accepted for triton: as sm_90a or gfx942")
     return GPUTarget("cuda", int(nvidia[1]), 32) if nvidia else GPUTarget("hip", arch, 64)
 
 
@@ -118,6 +126,7 @@ def _variants(module: Any, name: str, heads: tuple[int, int]) -> Iterator[tuple[
 
 def fresh(path: Path) -> Any:
     """The module at `path`, imported apart from what else runs in this process."""
+    check_environment()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

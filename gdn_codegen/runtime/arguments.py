@@ -27,6 +27,8 @@ GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _INTEGERS = (torch.int32, torch.int64)
+#: Tensors that need not be given, and that nothing else looks at first.
+_OPTIONAL = ("A_log", "dt_bias", "initial_state", "state_indices", "final_state", "out")
 _unknown: set[str] = set()
 
 
@@ -95,6 +97,10 @@ def fail(argument: str, got: Any, accepted: Any) -> NoReturn:
 def check_tensor(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         fail(name, type(x).__name__, "a torch.Tensor")
+    if x.layout != torch.strided:
+        fail(name, x.layout, "a dense tensor")
+    if x.device.type == "meta" and name == "q":
+        fail(name, "device meta", "a tensor with memory")
 
 
 def check_ends(x: Any) -> None:
@@ -108,6 +114,8 @@ def number(name: str, x: Any) -> float | None:
         return None
     if isinstance(x, (Tensor, bool, str)) or not isinstance(x, (int, float)):
         fail(name, type(x).__name__, "a finite number, or None")
+    if not abs(x) <= torch.finfo(torch.float32).max:
+        fail(name, x if isinstance(x, float) else f"an int of {len(str(x))} digits", "a number that float32 holds")
     return float(x)
 
 
@@ -147,6 +155,8 @@ def renamed(own: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
                 own["beta_form"] = "sigmoid"
         elif name == "cu_seqlens_cpu":
             _check_cpu_ends(x, own["cu_seqlens"])
+        elif name in own:
+            fail(name, repr(x), "no such argument here: chunk_gated_delta_rule takes it")
         elif name in REFUSED:
             if x is not None and x is not False:
                 fail(name, type(x).__name__ if isinstance(x, Tensor) else repr(x), REFUSED[name])
@@ -228,6 +238,29 @@ def _gate(gate: Any, a_log: bool, dt_bias: bool) -> str:
     return found
 
 
+def _shared(x: Tensor, y: Tensor | None) -> bool:
+    """Whether two tensors surely share elements: dense ones whose addresses overlap, others that begin at the same one."""
+    if y is None or not x.numel() or not y.numel() or x.device != y.device:
+        return False
+    a, b = x.data_ptr(), y.data_ptr()
+    return a == b or (x.is_contiguous() and y.is_contiguous() and a < b + y.nbytes and b < a + x.nbytes)
+
+
+def check_written(t: tuple[Any, ...]) -> None:
+    """Of a call's Tensors: what it writes lies apart from what it reads, for kernels do both side by side."""
+    q, k, v, g, beta, _, _, initial, _, _, final, out, *_ = t
+    if out is not None:
+        for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("initial_state", initial)):
+            if _shared(out, x):
+                fail("out", f"memory of {name}", "memory of its own")
+    if final is not None and final is not initial:
+        if any(n > 1 and far == 0 for n, far in zip(final.shape, final.stride(), strict=True)):
+            fail("final_state", f"strides {final.stride()}", "no element in two places")
+        for name, x in (("initial_state", initial), ("q", q), ("k", k), ("v", v)):
+            if _shared(final, x):
+                fail("final_state", f"memory of {name}", "memory of its own, or inplace_final_state=True")
+
+
 def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices: bool) -> tuple[bool, str]:
     """Whether the final state takes the initial one's place, and the dtype of states. initial, final: dtypes, None where
     there is none."""
@@ -243,7 +276,7 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
     if same and not in_place and final is not None:
         fail("final_state", "the buffer of initial_state", "a buffer of its own, or inplace_final_state=True")
     dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and dtype not in DTYPES:
+    if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in DTYPES):
         fail("state_dtype", repr(dtype), ", ".join(map(str, DTYPES)))
     held = initial if in_place or indices else final
     if held is None:
@@ -263,10 +296,13 @@ def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, f
     n = x.checkpoint_chunks
     if isinstance(n, bool) or not isinstance(n, int) or n < 0:
         fail("checkpoint_chunks", repr(n), "a number of chunks, 0 for none")
-    if x.chunk_size is not None and x.chunk_size not in CHUNKS:
+    if x.chunk_size is not None and (type(x.chunk_size) is not int or x.chunk_size not in CHUNKS):
         fail("chunk_size", repr(x.chunk_size), f"{', '.join(map(str, CHUNKS))}, or None to choose")
     if x.schedule is not None and not isinstance(x.schedule, (str, Schedule)):
         fail("schedule", type(x.schedule).__name__, "a name, a Schedule, or None to choose")
+    if x.schedule == "" or not isinstance(x.target, str):
+        fail(*(("schedule", "''", "a name, a Schedule, or None to choose") if x.schedule == "" else
+               ("target", type(x.target).__name__, "a name")))
     in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, same, indices)
     return Words(x.output_final_state, _gate(x.gate, a_log, dt_bias), _beta_form(x.beta_form, x.allow_neg_eigval),
                  x.use_qk_l2norm_in_kernel, x.unit_keys, x.state_v_first, state_dtype, in_place, n, x.target, x.chunk_size,
@@ -289,8 +325,13 @@ def spelled(t: Tensors, x: Options, others: dict[str, Any]) -> tuple[Tensors, Op
 
 def settled(t: Tensors, x: Options, decode: bool = False) -> Words:
     """The options of a call in one spelling, or a ValueError naming the argument at fault."""
-    for name, y in zip(Tensors._fields[:5], t, strict=False):
-        check_tensor(name, y)
+    for n, (name, y) in enumerate(t._asdict().items()):
+        if n < 5 or (y is not None and name in _OPTIONAL):
+            check_tensor(name, y)
+    for name in ("g", "beta", "A_log", "dt_bias"):
+        y = getattr(t, name)
+        if isinstance(y, Tensor) and y.dtype not in DTYPES:  # the module that a call gets says what it was built for alone
+            fail(name, y.dtype, ", ".join(map(str, DTYPES)))
     check_ends(t.cu_seqlens)
     return _words(x, decode, t.A_log is not None, t.dt_bias is not None, _kind(t.initial_state), _kind(t.final_state),
                   t.initial_state is t.final_state, t.state_indices is not None)

@@ -17,7 +17,7 @@ import torch
 
 from ..ir import interpret
 from . import cache
-from .bench_gpu import TARGETS, Auto, check_algorithm, facts, judged, ours, outcome, row
+from .bench_gpu import TARGETS, Auto, check_build, facts, judged, ours, outcome, row
 from .build import Build, lowered
 from .peers import PEERS, Peer, Problem, Run
 from .problems import Shape, head_errors, problem, reference, worst
@@ -28,9 +28,6 @@ def interpreted(b: Build, x: Problem) -> Run:
     """A run of the build's lowered program, rounded as it says."""
     p, sizes = lowered(b), x.sizes
     given = {"q": x.q[0], "k": x.k[0], "v": x.v[0], "g": x.g[0], "beta": x.beta[0]}
-    lacks = [t.name for t in p.role("input") if not t.optional and t.name not in given]
-    if lacks:
-        raise ValueError(f"accept: got a build that takes {', '.join(lacks)}; accepted: one that takes q, k, v, g and beta")
     sequences = interpret.Problem(list(x.lengths), sizes["H"], sizes["HV"], b.plan.part_chunks)
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,10 +72,11 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
     if seeds < 1:
         raise ValueError(f"errors: got {seeds}; accepted: 1 seed or more")
     for b in builds:
-        check_algorithm(b)
+        check_build(b)
         why = "it is none for a GPU" if b.target not in TARGETS else "" if torch.cuda.is_available() else "torch sees no GPU here"
         if why and not on_cpu:
             raise ValueError(f"errors: got target {b.target}, and {why}; accepted: --interpret")
+    cache.places(json=json_to)
     options = {"gates": gates, "seed": seed, "seeds": seeds, "dtype": dtype, "K": dims[0], "V": dims[1], "interpreted": on_cpu}
     data: dict[str, Any] = {"facts": facts(command, options), "rows": []}
     for i, s in enumerate(todo):
@@ -93,7 +91,7 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
                 prepare = partial(interpreted if on_cpu else ours, wish)
             here.append(measured(base, prepare, problems, TOLERANCE[dtype]))
         data["rows"] += here
-        if json_to:
+        if json_to is not None:
             cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
         print("\n".join([f"[{i + 1}/{len(todo)}]", *lines(here)]), flush=True)
     return int(any("error" in r for r in data["rows"] if r["who"] not in PEERS))

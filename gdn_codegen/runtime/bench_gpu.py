@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -272,10 +272,14 @@ def rivals(names: str) -> list[Peer]:
     return [PEERS[n] for n in asked]
 
 
-def check_algorithm(b: Build | Auto) -> None:
-    """The reference knows one."""
-    if isinstance(b, Build) and b.page.name != "gated_delta_rule":
+def check_build(b: Build | Auto) -> None:
+    """The reference knows one algorithm, and tensors come as its page has them, with keys of norm 1."""
+    if isinstance(b, Auto):
+        return
+    if b.page.name != "gated_delta_rule":
         raise ValueError(f"algorithm: got {b.page.name!r}; accepted: gated_delta_rule on a GPU")
+    if replace(b.contract, strided=False) not in (PLAIN, choices.UNIT):
+        raise ValueError(f"accept: got {str(b.contract)!r}; accepted: k=unit, strided, both, or none")
 
 
 def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, gates: str = "layer", seed: int = 0,
@@ -283,10 +287,11 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
           json_to: str | None = None, plot_to: str | None = None, detail: bool = False) -> int:
     """Run all, printing and writing each shape as it is there; 1 where a row of ours failed."""
     for b in builds:
-        check_algorithm(b)
+        check_build(b)
     if not torch.cuda.is_available():
         raise ValueError("target: got one for a GPU; accepted: pto, since torch sees no GPU here")
-    if plot_to:
+    cache.places(json=json_to, plot=plot_to)
+    if plot_to is not None:
         pyplot()  # what is missing is said before the work
     options = {"gates": gates, "seed": seed, "runs": runs, "dtype": dtype, "K": dims[0], "V": dims[1]}
     top = ceilings()
@@ -297,10 +302,10 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
         here = shape_rows(s, problem(s, dtype, *dims, gates, seed), builds, peers, runs, top)
         data["rows"] += here
         torch.cuda.empty_cache()
-        if json_to:
+        if json_to is not None:
             cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
         print("\n".join([f"[{i + 1}/{len(todo)}]", *table({**data, "rows": here}, detail)[1:]]), flush=True)
-    for path in gpu_plots(data, Path(plot_to)) if plot_to else []:
+    for path in gpu_plots(data, Path(plot_to)) if plot_to is not None else []:
         print(path)
     return int(any("error" in r for r in data["rows"] if r["who"] not in PEERS))
 

@@ -11,7 +11,7 @@ import torch
 from ..emit.base import heads_tag
 from ..ir.interpret import TORCH
 from ..schedule import SCHEDULES
-from . import pto_sim
+from . import cache, pto_sim
 from .build import Build
 from .load import function
 from .plots import pyplot
@@ -52,6 +52,14 @@ def _inputs(b: Build, x: Problem) -> dict[str, torch.Tensor]:
             dims = t.tile.shape(b.sizes)[1:]
             out[t.name] = torch.zeros(1, *order, *dims, dtype=TORCH[b.dtype] if dims else torch.float32)
     return out
+
+
+def check_contract(b: Build) -> None:
+    """`_inputs` makes what a page reads, in the page's dtypes, and no states."""
+    c = b.contract
+    if c.pool or c.in_place or c.dtypes or "raw" in dict(c.inputs).values():
+        raise ValueError(f"accept: got {str(c)!r}; accepted: what brings no tensor along and no dtype but the state's: "
+                         "g=linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, state=vk|DTYPE|checkpoints, strided")
 
 
 def stages(b: Build, x: Problem) -> list[Stage]:
@@ -181,21 +189,26 @@ def plot(results: dict[str, list[Stage]], path: Path) -> None:
 def bench(builds: list[Build], x: Problem, json_to: str | None = None, trace_to: str | None = None,
           plot_to: str | None = None, detail: bool = False) -> int:
     """Print and write what the options ask for."""
-    if plot_to:
+    for b in builds:
+        check_contract(b)
+    cache.places(json=json_to, trace=trace_to, plot=plot_to)
+    if plot_to is not None:
+        if Path(plot_to).suffix not in ("", ".png"):
+            raise ValueError(f"plot: got {plot_to}; accepted: a file *.png")
         pyplot()  # what is missing is said before the work
     results: dict[str, list[Stage]] = {}
     for b in builds:
         results[b.plan.name] = stages(b, x)
         print("\n".join(table(b.plan.name, results[b.plan.name], hand_sum(b, x), detail)), flush=True)
-    if json_to:
+    if json_to is not None:
         b = builds[0]
         options = {"algorithm": b.page.name, "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype,
                    "head_dim_k": b.head_dim_k, "head_dim_v": b.head_dim_v, "tokens": x.tokens, "heads": x.heads,
                    "value_heads": x.value_heads, "blocks": x.blocks}
         data = {"options": options, "schedules": {n: report(f, hand_sum(b, x)) for n, f in results.items()}}
-        Path(json_to).write_text(json.dumps(data, indent=1) + "\n", encoding="ascii")
-    if trace_to:
-        Path(trace_to).write_text(json.dumps(chrome_trace(results)) + "\n", encoding="ascii")
-    if plot_to:
+        cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
+    if trace_to is not None:
+        cache.write(Path(trace_to), json.dumps(chrome_trace(results)) + "\n")
+    if plot_to is not None:
         plot(results, Path(plot_to))
     return 0

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ..emit.base import Heads, KernelText, heads_tag, stride_unit
 from ..ir.builder import Algorithm
 from ..ir.core import Kernel, Program, walk
 from ..ir.types import Tensor
-from ..schedule import Schedule, changes, named, spelled
+from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.pipelines import ARCHS, DEVICES, PIPELINES, lower
 
@@ -38,8 +38,6 @@ FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log
             "unit": "{0} has rows of norm 1: how far a walk begins early is worked out from gates and beta alone."}
 #: What a target's kernels ask of a view `x` of rows of several numbers, beside dense rows.
 VIEWS = {"pto": "x.stride(-1) == 1 and 0 < _strides(x.stride())[1] < 1 << 16", "tilelang": "_fits_units(x, name)"}
-#: File names use the field's short name where there is one.
-SHORT = {"gated_delta_rule": "gdn"}
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,11 @@ class Build:
     def __post_init__(self) -> None:
         for field, value, accepted in (("target", self.target, TARGETS), ("chunk", self.chunk, CHUNKS),
                                        ("layout", self.layout, LAYOUTS), ("dtype", self.dtype, DTYPES)):
-            if value not in accepted:
+            if not isinstance(value, int if field == "chunk" else str) or value not in accepted:
                 raise ValueError(f"{field}: got {value!r}; accepted: {', '.join(map(str, accepted))}")
         object.__setattr__(self, "layout", LAYOUTS[self.layout])
         for field, value in (("head_dim_k", self.head_dim_k), ("head_dim_v", self.head_dim_v)):
-            if value not in HEAD_DIMS:
+            if not isinstance(value, int) or value not in HEAD_DIMS:
                 raise ValueError(f"{field}: got {value!r}; accepted: 16, and multiples of 4 from 32 to 256")
         archs = [arch for target, arch in ARCHS if target == self.target]
         if self.arch and self.arch not in archs:
@@ -97,7 +95,7 @@ class Build:
     def name(self) -> str:
         """The module's name: ALGORITHM_cCHUNK_LAYOUT, then what differs from the defaults."""
         page = self.page.name
-        parts = [SHORT.get(page, page), f"c{self.chunk}", self.layout]
+        parts = [algorithms.SHORT.get(page, page), f"c{self.chunk}", self.layout]
         if (self.head_dim_k, self.head_dim_v) != (128, 128):
             parts.append(f"k{self.head_dim_k}v{self.head_dim_v}")
         if self.dtype != "float16":
@@ -144,8 +142,34 @@ def render(b: Build) -> str:
     page = b.page
     text = _environment().get_template(f"{b.target}/module.py.j2").render(
         **_facts(b, p, page), tables=_tables(p, page, b, kernels), kernels=kernels)
-    text.encode("ascii")
+    if not text.isascii():
+        other = next(x for x in text if not x.isascii())
+        raise ValueError(f"algorithm: got {other!a} in a line of {page.name} that its modules quote; accepted: ASCII")
     return text
+
+
+def _command(b: Build) -> str:
+    """What makes the module again, files in the folder at hand: a command, or Python where the schedule is one's own."""
+    file, colon, function = b.algorithm.rpartition(":")
+    algorithm = re.sub(r"[^\w.+-]", "_", Path(file).name, flags=re.ASCII) + colon + function if colon else b.algorithm
+    if b.plan.name not in SCHEDULES:
+        return f"render({_spelled_out(replace(b, algorithm=algorithm))}) of gdn_codegen.runtime.build"
+    return (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {algorithm}"
+            f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
+            + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
+            + (f" --partition {b.plan.partition}" if b.plan.partition else "")
+            + "".join(f" --set {n}={spelled(v)}" for n, v in changes(b.plan).items() if n not in ("launch", "partition"))
+            + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else "")
+            + (f" --accept {b.contract}" if b.contract != PLAIN else "")
+            + (f" --arch {b.arch}" if b.arch else ""))
+
+
+def _spelled_out(x: Any) -> str:
+    """Python for a Build, or part of one: fields that are not as by default."""
+    if not is_dataclass(x):
+        return repr(x)
+    given = [(f.name, getattr(x, f.name)) for f in fields(x) if getattr(x, f.name) != f.default]
+    return f"{type(x).__name__}({', '.join(f'{n}={_spelled_out(v)}' for n, v in given)})"
 
 
 def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
@@ -158,30 +182,24 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
     shapes = ", ".join(f"{t.name} {shape.format(h=t.heads, d=dims(t))} {t.dtype}" for t in inputs)
     forms = [FORM_DOC[form].format(n) for n, form in b.contract.inputs]
     forms += [f"{t.name}: [HV] {t.dtype}, one number a value head{'; zero where None' * bool(t.fill)}." for t in head_inputs]
-    command = (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {page.name}"
-               f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
-               + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
-               + (f" --partition {b.plan.partition}" if b.plan.partition else "")
-               + "".join(f" --set {n}={spelled(v)}" for n, v in changes(b.plan).items() if n not in ("launch", "partition"))
-               + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else "")
-               + (f" --accept {b.contract}" if b.contract != PLAIN else "")
-               + (f" --arch {b.arch}" if b.arch else ""))
+    # it stands in strings of the module's between three quotes
+    summary = re.sub(r"(['\"])\1+", r"\1", page.doc.splitlines()[0].replace("\\", "/")) if page.doc else page.name
     reaches = [o for k in p.kernels for o in walk(k.body) if o.kind == "reach"]
     most = max((o.attr("most", 0) for o in reaches), default=0)
-    return {"command": command, "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
+    return {"command": _command(b), "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
             "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype,
             "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}}, "padded": bool(p.extents),
             "strided": b.contract.strided, "view": VIEWS.get(b.target, ""),
             "units": {t.name: stride_unit(p, t) for t in p.tensors if t.strided},
             "outs": ["out"] if len(outputs) == 1 else [f"out_{t.name}" for t in outputs], "name": b.name, "heads": b.heads,
             "arch": b.arch,
-            "summary": page.doc.splitlines()[0] if page.doc else page.name, "shapes": shapes,
+            "summary": summary, "shapes": shapes,
             "state_doc": _state_doc(b, [*initial, *final], checkpoints),
             "inputs": [t.name for t in inputs], "head_inputs": [t.name for t in head_inputs], "form_doc": forms,
             "given": [t.name for t in (*inputs, *head_inputs)], "initial": [t.name for t in initial],
             "final": [t.name for t in final],
             "checkpoints": [t.name for t in checkpoints], "buffers": [t.name for t in (*final, *checkpoints)],
-            "scalars": list(p.scalars),
+            "scalars": list(p.scalars), "unset": None in page.scalar_defaults(b.sizes).values(),
             "pool": b.contract.pool, "in_place": b.contract.in_place, "state_dtype": b.contract.state_dtype,
             "ends_apart": bool(_named(p, "workspace", "sequence")),
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -23,6 +24,27 @@ def digest(*parts: str | bytes) -> str:
         data = p.encode() if isinstance(p, str) else p
         h.update(len(data).to_bytes(8, "little") + data)
     return h.hexdigest()[:16]
+
+
+def place(name: str, path: Path, folder: bool = False) -> None:
+    """ValueError for the argument `name` unless `path` can be written: a file, or a folder of files. Parents are made."""
+    into = path if folder else path.parent
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=into):  # modes alone do not tell: root may write anywhere, but not below /proc
+            pass
+        if not folder and path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError as e:
+        raise ValueError(f"{name}: got {path}: {e.strerror}; accepted: a {'folder' if folder else 'file'} that can be "
+                         "written") from None
+
+
+def places(**files: str | None) -> None:
+    """`place` for files that were asked for, by their arguments' names."""
+    for name, path in files.items():
+        if path is not None:
+            place(name, Path(path))
 
 
 def write(path: Path, text: str | bytes) -> Path:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..schedule import Schedule, named
 from ..schedule.contract import Contract
-from .arguments import DTYPES, Options, Tensors, Words, check_chunks, fail, reads, requires_grad, settled
+from .arguments import DTYPES, Options, Tensors, Words, check_chunks, check_written, fail, reads, requires_grad, settled
 from .build import DEFAULT_SCHEDULE
 from .chain import chained
 from .dispatch import DEFAULT_CHUNK, build, fits, key, units
@@ -177,12 +177,14 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
     if run is None:
         return None
     options, known, numbers, one_state = x, scale, m.numbers_of((scale,)), t.initial_state is t.final_state
-    initial, final, ends, chunks = map(at, ("initial_state", "final_state", "cu_seqlens", "chunk_indices"))
+    initial, final, out, ends, chunks = map(at, ("initial_state", "final_state", "out", "cu_seqlens", "chunk_indices"))
 
     def again(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool) -> Any:
         if (x != options or decode != words.decode or (t[initial] is t[final]) != one_state
                 or (torch.is_grad_enabled() and _wants_gradients(t))):
             return None
+        if t[out] is not None or t[final] is not None:
+            check_written(t)
         if t[chunks:] != (None, None):
             check_chunks(t[chunks], t[chunks + 1], t[ends], words.chunk_size)
         return run(t[:chunks], numbers if scale == known else m.numbers_of((scale,)))
@@ -214,6 +216,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
     if found is None:
         named = Tensors(*t)
         words = settled(named, Options(*x), decode)
+        check_written(t)
         check_values(named, words, few)
         m, wanted = _serves(named, words, _strided(named)), _wanted(named, words)
         numbers = m.numbers_of((scale,))
@@ -226,6 +229,8 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         words, m, numbers, call, wanted = found.words, found.module, found.numbers, found.call, found.wanted
         if few or tables != [None, None] or (torch.is_grad_enabled() and _wants_gradients(t)):
             check_values(Tensors(*t), words, few)
+        if out is not None or final is not None:
+            check_written(t)
         if scale is not None:
             numbers = m.numbers_of((scale,))
         if not found.came_again:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -21,6 +22,13 @@ def write(b: Build, out: Path) -> Path:
     return path
 
 
+def check_environment() -> None:
+    """Modules take this for a number as they are imported, and then name no variable."""
+    chunks = os.environ.get("GDN_CODEGEN_PART_CHUNKS", "0")
+    if not chunks.isdecimal():
+        raise ValueError(f"GDN_CODEGEN_PART_CHUNKS: got {chunks!r}; accepted: the chunks of a part, 0 to choose")
+
+
 def import_path(path: Path) -> ModuleType:
     """Import a generated module from any folder."""
     name = f"gdn_codegen_generated_{path.parent.name}_{path.stem}_{cache.digest(str(path.resolve()))[:8]}"
@@ -29,6 +37,7 @@ def import_path(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"path: got {path}; accepted: a generated Python module")
+    check_environment()
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and source inspection look the module up
     try:

@@ -177,6 +177,7 @@ def markdown(builds: list[tuple[Build, str, list[Result]]], device: str, note: s
 def write_report(builds: Sequence[Build], folder: Path, device: str = "cpu", lengths: Sequence[int] = LENGTHS,
                  packs: int = PACKS) -> bool:
     """Run all cases of `builds`, showing each, and write the report; whether all comparisons hold."""
+    cache.place("report", folder, folder=True)
     todo = cases(lengths, packs, min(MOST, 2 * sum(lengths)))
     done: list[tuple[Build, str, list[Result]]] = []
     note = ""

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -52,12 +53,23 @@ def runs(target: str, device: str) -> bool:
     return target != "tilelang" or device != "cpu" or shutil.which("gcc") is not None
 
 
+def pto_headers() -> tuple[Path | None, str]:
+    """The folder of <pto/pto-inst.hpp> below PTO_ISA_ROOT, or why there is none."""
+    root = os.environ.get("PTO_ISA_ROOT")
+    if not root:
+        return None, "set PTO_ISA_ROOT to a PTO-ISA installation"
+    for folder in (Path(root) / "include", Path(root)):
+        if (folder / "pto" / "pto-inst.hpp").exists():
+            return folder, ""
+    return None, f"PTO_ISA_ROOT: {root} has no include/pto/pto-inst.hpp"
+
+
 def findings() -> list[Finding]:
     """What `doctor` prints."""
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
     triton, tilelang, nvcc = _version("triton"), _version("tilelang"), _first_line("nvcc", "--version")
     gxx, bisheng = _first_line("g++", "--version"), shutil.which("bisheng") or ""
-    npu, root = _version("torch_npu"), os.environ.get("PTO_ISA_ROOT", "")
+    npu, (headers, no_headers) = _version("torch_npu"), pto_headers()
     need_gpu = "no GPU that torch sees"
     return [
         Finding("triton", "package", bool(triton), triton or "pip install 'gdn_codegen[triton]'"),
@@ -69,7 +81,7 @@ def findings() -> list[Finding]:
         Finding("tilelang", "nvcc", bool(nvcc), nvcc or "needs a CUDA toolkit with nvcc on PATH"),
         Finding("tilelang", "GPU tensors", bool(tilelang and gpu and nvcc), gpu or need_gpu),
         Finding("pto", "CPU tensors", bool(gxx), f"the bundled simulator, {gxx}" if gxx else "needs g++ 12 or newer"),
-        Finding("pto", "PTO-ISA headers", bool(root), root or "set PTO_ISA_ROOT to a PTO-ISA installation"),
+        Finding("pto", "PTO-ISA headers", headers is not None, str(headers or no_headers)),
         Finding("pto", "bisheng", bool(bisheng), bisheng or "needs the CANN toolkit: bisheng on PATH"),
         Finding("pto", "NPU tensors", bool(npu and bisheng), npu or "needs torch_npu and an Ascend NPU"),
     ]

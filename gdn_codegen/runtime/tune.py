@@ -105,6 +105,7 @@ class Log:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
     lost: list[int] = field(default_factory=list)
+    headed: bool = False
 
     def load(self) -> Log:
         """Read what is there; lines that a kill cut short are passed over and named in `lost`."""
@@ -116,14 +117,15 @@ class Log:
                 if isinstance(e, LogError):
                     raise
                 self.lost.append(i)
-        if not data:
-            self.append(self.head)
-        elif not data.endswith(b"\n"):
+        if data and not data.endswith(b"\n"):
             self._write(b"\n")
+        if not self.headed:  # a new file, or one whose first line a kill cut short
+            self.append(self.head)
         return self
 
     def _take(self, record: dict[str, Any]) -> None:
         if "versions" in record:
+            self.headed = True
             if record != self.head:
                 raise LogError(f"log: got {self.path} of {record}; accepted: of {self.head}, or another --out")
         elif "begun" in record:
@@ -321,6 +323,7 @@ def tune(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str,
     device look. options: of Tuner.
     """
     path = out or choices.own_path(names[0], about.target)
+    cache.place("out", path)
     with cache.lock(path):
         log = log_beside(path, about.target, names).load()
         tuner = Tuner(log, meter, arch, units, **options)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..ir.core import Program
+from ..ir.decays import log_decays
 from ..ir.interpret import TORCH, Problem, interpret
 from ..ir.types import Tensor
 from .build import Build
@@ -42,10 +43,10 @@ CASES = (Case((64,)), Case((1,)), Case((63, 0, 65)), Case((129,), gate=0.0), Cas
 
 
 def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
-    """Packed inputs [tokens, heads, ...] of a traced program: unit keys and queries, gates <= 0, beta in (0, 1); in the forms
-    and dtypes of the build's contract, with the numbers [HV] that they bring."""
+    """Packed inputs [tokens, heads, ...] of a traced program: unit keys and queries, log decays <= 0, other vectors in (0, 1); in
+    the forms and dtypes of the build's contract, with the numbers [HV] that they bring."""
     gen = torch.Generator().manual_seed(case.seed)
-    total, out = sum(case.lengths), {}
+    total, out, decays = sum(case.lengths), {}, log_decays(p)
     for t in p.role("input"):
         heads = case.heads if t.heads == "H" else case.value_heads
         shape = (total, heads, *t.tile.shape(b.sizes)[1:])
@@ -54,11 +55,11 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         x, form = torch.randn(shape, generator=gen), b.contract.form(t.name)
         if form in ("raw", "sigmoid", "twice_sigmoid"):
             x = 2 * x
-        elif t.heads == "H" and form in ("", "unit"):
+        elif t.heads == "H" and len(t.dims) > 1 and form in ("", "unit"):
             x = torch.nn.functional.normalize(x, dim=-1)
         elif t.index == "token" and len(t.dims) == 1:
             u = torch.rand(shape, generator=gen)
-            x = 2 * case.gate * u if t.name.startswith("g") else u
+            x = 2 * case.gate * u if t.name in decays else u
             x = torch.exp(x) if form == "linear" else x
         if t.index == "token":
             x = x.to(TORCH[b.dtype if len(t.dims) > 1 else b.contract.dtype(t.name)])
@@ -95,7 +96,7 @@ def reference(b: Build, case: Case, x: dict[str, torch.Tensor], chunk: int = 1) 
     p = page.trace()
     p = replace(p, dims=(("C", chunk), *((d, n) for d, n in b.sizes.items() if d != "C")))
     x = read(b, x)
-    numbers = {n: v if v is not None else 1.0 for n, v in page.scalar_defaults(b.sizes).items()}
+    numbers = {n: v if v is not None else 1.0 for n, v in page.scalar_defaults(b.sizes).items()}  # `run` passes 1, too
     given: dict[str, torch.Tensor | None] = {t.name: None if t.optional and not case.initial else x[t.name]
                                              for t in p.role("input")}
     return interpret(p, Problem(list(case.lengths), case.heads, case.value_heads), given, numbers)
@@ -145,7 +146,8 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], device: str = "cpu") -
     for n in case.lengths:
         ends.append(ends[-1] + n)
     cu = None if case.batched else torch.tensor(ends, dtype=torch.int32, device=device)
-    results = function(b)(**given, **states, output_final_state=True, cu_seqlens=cu)
+    unset = {n: 1.0 for n, v in b.page.scalar_defaults(b.sizes).items() if v is None}
+    results = function(b)(**given, **states, **unset, output_final_state=True, cu_seqlens=cu)
     outs = p.role("output")
     got = {}
     for t, r in zip(sorted(outs, key=lambda t: t.index != "token"), results, strict=False):  # checkpoints are not compared
@@ -161,7 +163,10 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], device: str = "cpu") -
 
 def compare(b: Build, case: Case, device: str = "cpu") -> dict[str, float]:
     """RMSE over RMS of each output."""
-    x = inputs(b, b.page.trace(), case)
+    p = b.page.trace()
+    if all(t.heads == "H" for t in p.role("input") if t.index == "token"):
+        case = replace(case, value_heads=case.heads)  # nothing says of more
+    x = inputs(b, p, case)
     want, got = reference(b, case, x), run(b, case, x, device)
     return {n: rms_error(got[n], want[n]) for n in want}
 

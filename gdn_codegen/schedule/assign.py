@@ -36,7 +36,7 @@ class _Assign:
     """The rule for one kernel of a device whose products have an agent of their own."""
 
     def __init__(self, k: Kernel, device: Cores, made: dict[str, Tensor]) -> None:
-        self.first, self.maker, self.made = device.agents[0], device.runs["matmul"], made
+        self.first, self.maker, self.made, self.split = device.agents[0], device.runs["matmul"], made, k.split
         self.order = {id(o): n for n, o in enumerate(walk(k.body))}
         self.readers: dict[str, list[tuple[Op, int, int]]] = {}  # op, which operand, place
         for n, o in enumerate(walk(k.body)):
@@ -115,7 +115,7 @@ class _Assign:
             source = self.defs[x]
             exact = source.kind == "cast" and self.fed(source.args[0])  # a widened operand
             image = source.args[0] if exact else x if self.fed(x) else self.casts[x].out if x in self.casts else ""
-            if image:
+            if image in b.types and b.types[image].dims[1] != self.split:  # made before, and as wide as I
                 start = matmul(self.twin.get(image, image), self.identity(b, image, o.line))
                 return matmul(left, right, start, name=o.out, **dict(o.attrs))
         part = matmul(left, right, name=b.fresh(f"{o.out}_part"), **dict(o.attrs))

@@ -6,6 +6,8 @@ from typing import Any
 
 #: How an input comes, where not as the page has it.
 FORMS = ("linear", "raw", "sigmoid", "twice_sigmoid", "l2norm", "unit")
+#: Of the inputs whose meaning all pages share; those of a page's own may have any that their dims take.
+MEANT = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw"), "beta": ("sigmoid", "twice_sigmoid")}
 DTYPES = ("float32", "float16", "bfloat16")
 STATE_WORDS = ("vk", *DTYPES, "pool", "in_place", "checkpoints")
 
@@ -79,23 +81,29 @@ class Contract:
 
     @classmethod
     def parse(cls, text: str) -> Contract:
-        """The contract that `str` gives as `text`."""
+        """The contract that `str` gives as `text`. Nothing may be said twice, not even the same."""
         inputs: dict[str, str] = {}
         dtypes: dict[str, str] = {}
         fields: dict[str, Any] = {}
+
+        def put(into: dict[str, Any], key: str, value: Any, what: str) -> None:
+            if key in into:
+                raise ContractError(f"accept: got {text!r}, which says twice {what}; accepted: once")
+            into[key] = value
         for item in filter(None, text.split(",")):
             name, _, words = item.partition("=")
             for word in words.split("/") if words else [""]:
                 own = name not in ("", "state", "strided")
                 if (item, word) == ("strided", ""):
-                    fields["strided"] = True
+                    put(fields, "strided", True, "that inputs are strided")
                 elif name == "state" and word in STATE_WORDS:
                     field = "state" if word == "vk" else "state_dtype" if word in DTYPES else word
-                    fields[field] = word if field in ("state", "state_dtype") else True
+                    put(fields, field, word if field in ("state", "state_dtype") else True,
+                        "the dtype of states" if word in DTYPES else item)
                 elif own and word in FORMS:
-                    inputs[name] = word
+                    put(inputs, name, word, f"how {name} comes")
                 elif own and word in DTYPES:
-                    dtypes[name] = word
+                    put(dtypes, name, word, f"the dtype of {name}")
                 else:
                     raise ContractError(f"accept: got {item!r}; accepted: INPUT={'|'.join((*FORMS, *DTYPES))}, "
                                         f"state={'|'.join(STATE_WORDS)}, strided")

@@ -23,6 +23,7 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
     if loop is None:
         raise ScheduleError(f"{p.name}: the program has no walk over chunks")
     g = _Graph(p, s, whole, loop)
+    g.check(apart)
     if p.forgets:
         joins = not g.slice(0).walks
         s = replace(s, kernels=((*(s.kernels[0] if joins else ()), p.forgets), *s.kernels[joins:]))
@@ -43,7 +44,8 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
 
 
 def _split(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:
-    """"V" where the kernel's grid may cut V into blocks: all it writes has V, and no product or sum runs over V."""
+    """"V" where the kernel's grid may cut V into blocks: all it writes has V, no tile has it twice, and no product or sum runs
+    over V."""
     if not block or block >= sizes["V"]:
         return ""
     if sizes["V"] % block:
@@ -51,6 +53,8 @@ def _split(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes
     ops = [o for st in k.body for o in (st.body if isinstance(st, Loop) else [st]) if isinstance(o, Op)]
     env = {o.out: o.type for o in ops if o.type} | {c.name: c.type for st in k.body if isinstance(st, Loop)
                                                    for c in st.carried}
+    if any(t is not None and t.dims.count("V") > 1 for t in env.values()):
+        return ""
     for o in ops:
         if o.kind == "store" and "V" not in tensors[o.attr("tensor")].dims:
             return ""
@@ -78,14 +82,28 @@ class _Graph:
                      and p.tensor(o.attr("tensor")).index == "checkpoint"]
         self.outputs = {o.args[0]: o for o in loop.body if isinstance(o, Op) and o.kind == "store" and o not in self.kept}
         names = [n for group in s.kernels for n in group]
-        unknown = [n for n in names if n not in self.defs and n not in self.states]
+        known = [n for n, o in self.defs.items() if o.kind not in ("const", "scalar")]
+        unknown = [n for n in names if n not in known and n not in self.states]
         if unknown:
-            have = [n for n, o in self.defs.items() if o.kind not in ("load", "const", "scalar")]
+            have = [n for n in known if self.defs[n].kind != "load"]
             raise ScheduleError(f"schedule {s.name}: kernels names {', '.join(unknown)}; {p.name} has "
                                 f"{', '.join([*have, *self.states])}")
         lost = [n for n in [*self.outputs, *self.states] if n not in names]
         if lost:
             raise ScheduleError(f"schedule {s.name}: no group of kernels writes {', '.join(lost)}")
+
+    def check(self, apart: bool) -> None:
+        """Refuses groups that write nothing and, on cores that share no memory, workspaces of numbers."""
+        parts = [self.slice(i) for i in range(len(self.s.kernels))]
+        for i, group in enumerate(self.s.kernels):
+            read = {n for later in parts[i + 1:] for n in later.reads}
+            if not {*read, *self.outputs, *self.states, *self.p.scales, self.p.forgets}.intersection(group):
+                raise ScheduleError(f"schedule {self.s.name}: kernels has the group {','.join(group)}, of which no later group "
+                                    "reads anything and no caller gets it; accepted are groups before those that read them")
+            numbers = [n for n in group if n in self.defs and (x := self.defs[n].type) is not None and not x.dims]
+            if numbers and apart:
+                raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(numbers)}, a number a chunk; accepted "
+                                    "where cores share no memory: tiles and vectors")
 
     def slice(self, i: int) -> _Slice:
         out, earlier = _Slice(), {n for group in self.s.kernels[:i] for n in group}

@@ -100,8 +100,10 @@ class _Assign:
         return replace(self.k, body=b.finish())
 
     def order(self) -> list[Op]:
-        """Loads, what `aux` and `solve` compute, what leads to the next carried value, the rest."""
+        """Loads, what `aux` and `solve` compute, what leads to the next carried value or is made of the one that it replaces, the
+        rest."""
         first = {c.next for c in self.loop.carried}
+        first |= {o.out for o in self.inside if o.out and set(o.args) & {c.name for c in self.loop.carried}}
         for o in reversed(self.inside):
             if o.out in first:
                 first |= set(o.args)

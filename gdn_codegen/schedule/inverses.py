@@ -49,7 +49,7 @@ class _Inverses:
     def strict(self, a: str) -> Op | None:
         """The inverse of which `a` is what lies below the diagonal."""
         below = self.defs.get(a)
-        if below is None or below.kind != "strictly_lower" or self.count[a] != 1:
+        if below is None or below.kind != "strictly_lower" or below.attr("fill") or self.count[a] != 1:
             return None
         return self.alone(below.args[0])
 

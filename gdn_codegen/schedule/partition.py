@@ -155,6 +155,11 @@ class _Parts:
                 raise self.other(o)
             if b.types[linear[o.out]].dims[1:] != (self.rows,):
                 raise self.other(o)
+        if self.c.next not in linear:
+            raise ScheduleError(f"{self.where} needs a state made of the one before, and "
+                                f"{self.c.name} of {self.p.name} is not")
+        if linear[self.c.next] == self.c.name:  # a walk with nothing in it is no text
+            return b.op("mul", b.op("const", value=1.0), self.c.name)
         return linear[self.c.next]
 
     def other(self, o: Op) -> ScheduleError:

@@ -45,13 +45,15 @@ def _ops(loop: Loop) -> list[Op]:
 
 def _gate_free(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     defs = {o.out: o for o in _ops(loop)}
-    count = uses(loop.body)
+    count, tile = uses(loop.body), types(loop.body)
     b, decays = _start(p, loop), {}
     for o in defs.values():  # the tiles to be inverted whose decay factors out, with that decay
         a = defs.get(o.args[0]) if o.kind == "unit_lower_inverse" else None
         if a is not None and a.kind == "strictly_lower" and count[a.out] == 1:
-            decay = next((f for f in _factors(a.args[0], defs) if _is_decay(f, defs)), None)
-            if decay is not None:
+            factors = _factors(a.args[0], defs)
+            decay = next((f for f in factors if _is_decay(f, defs)), None)
+            rest = [f for n, f in enumerate(factors) if decay is None or n != factors.index(decay)]
+            if decay is not None and any(tile[f] == tile[a.out] for f in rest):  # which is then masked alone
                 decays[a.out] = decays[o.out] = decay
     if not decays:
         raise ScheduleError(f"schedule {s.name}: form gate-free needs unit_lower_inverse(strictly_lower(... * "
@@ -61,7 +63,9 @@ def _gate_free(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
         if decay is None:
             b.copy(o)
         elif o.kind == "strictly_lower":
-            x, *rest = [f for f in _factors(o.args[0], defs) if f != decay]
+            factors = _factors(o.args[0], defs)
+            factors.remove(decay)
+            x, *rest = factors
             for f in rest:
                 x = b.op("mul", x, f, line=o.line)
             b.op("strictly_lower", x, line=o.line, name=o.out)
@@ -122,7 +126,10 @@ def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
             y0, f = affine(o.args[1 - at])
             assert f is not None
             negative = f[2] ^ (o.kind == "sub" and at == 0)
-            y0 = free[0] if y0 is None else b.op(o.kind, *((free[0], y0) if at == 0 else (y0, free[0])), line=o.line)
+            if y0 is None:
+                y0 = b.op("neg", free[0], line=o.line) if o.kind == "sub" and at == 1 else free[0]
+            else:
+                y0 = b.op(o.kind, *((free[0], y0) if at == 0 else (y0, free[0])), line=o.line)
             return y0, (f[0], f[1], negative)
         raise _NotAffine
 

@@ -98,7 +98,8 @@ class _Kernel:
         """Whether a product may overwrite its accumulator: made in the same turn, and read before by what keeps its own value."""
         order = {id(x): n for n, x in enumerate(self.inside)}
         made = next((x for x in self.inside if x.out == o.args[2]), None)
-        return made is not None and all(r is o or (self.stored(r) and order[id(r)] < order[id(o)])
+        kept = {c.next for c in self.loop.carried}
+        return made is not None and made.out not in kept and all(r is o or (self.stored(r) and order[id(r)] < order[id(o)])
                                         for r, _ in self.readers[made.out])
 
     def stored(self, o: Op) -> bool:

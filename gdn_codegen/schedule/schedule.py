@@ -1,6 +1,7 @@
 """A schedule is data: which values leave the chip, in which form, computed by whom."""
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,6 +19,15 @@ EARLY = ("all", "state")
 PARTITIONS = (None, "exact", "decay")
 
 
+#: Fields that take one of a few values.
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "form": FORMS, "inverse": INVERSES, "inverse_dtype": ("input", "float32"), "launch": LAUNCHES, "partition": PARTITIONS,
+    "order": ORDERS, "lanes": (1, 2), "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state": STATES,
+    "stages": (1, 2, 3, 4), "early": EARLY, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (1, 2, 4),
+    "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
+    "descriptors": (False, True)}
+
+
 class ScheduleError(ValueError):
     """A schedule that does not fit its algorithm or itself."""
 
@@ -26,6 +36,7 @@ class ScheduleError(ValueError):
 class Schedule:
     """How an algorithm is cut and computed.
 
+    name: letters, digits and _, for file names have it.
     kernels: groups of value names. A group is one kernel and writes the values it names to global memory; later groups
       read them, and what no group names is recomputed where it is needed.
     form: "direct"; "wy" (what multiplies the state is split off as W and U0, so that they do not wait for it);
@@ -46,7 +57,7 @@ class Schedule:
     Where cores share no memory (PTO), as far as there is room on the chip:
     cache_masks: masks are loaded once a core group rather than once an instance.
     lanes: value heads that a core group computes side by side in kernels over chunks.
-    inverse_block: diagonal blocks of this size are inverted apart where the chunk has two; 0 for whole tiles.
+    inverse_block: diagonal blocks of this size (16, 32, 64) are inverted apart where the chunk has two; 0 for whole tiles.
     order: "page" (ops in the page's order) or "list" (list scheduling by the device's rates).
     prefetch: what a walk over chunks does one chunk ahead: "no" (nothing), "operands" (loads of what products read),
       "loads", "all" (whatever needs no state).
@@ -88,18 +99,23 @@ class Schedule:
     descriptors: bool = False
 
     def __post_init__(self) -> None:
-        for field, value, accepted in (("form", self.form, FORMS), ("inverse", self.inverse, INVERSES),
-                                       ("inverse_dtype", self.inverse_dtype, ("input", "float32")),
-                                       ("launch", self.launch, LAUNCHES), ("partition", self.partition, PARTITIONS),
-                                       ("order", self.order, ORDERS), ("lanes", self.lanes, (1, 2)),
-                                       ("prefetch", self.prefetch, PREFETCHES),
-                                       ("channel_slots", self.channel_slots, (1, 2)), ("l0_slots", self.l0_slots, (1, 2)),
-                                       ("state", self.state, STATES), ("stages", self.stages, (1, 2, 3, 4)),
-                                       ("early", self.early, EARLY), ("warps", self.warps, (0, 1, 2, 4, 8, 16)),
-                                       ("value_heads", self.value_heads, (1, 2, 4))):
-            if value not in accepted:
+        if not (isinstance(self.name, str) and re.fullmatch("[A-Za-z0-9_]+", self.name)):
+            raise ScheduleError(f"schedule: got the name {self.name!r}; accepted: letters, digits and _ of ASCII")
+        groups = self.kernels
+        if not isinstance(groups, (list, tuple)) or not all(isinstance(g, (list, tuple)) for g in groups) \
+                or not all(isinstance(n, str) for g in groups for n in g):
+            raise ScheduleError(f"schedule {self.name}: kernels={groups!r}; accepted are groups of names, as "
+                                "(('G', 'Tinv'), ('o', 'S'))")
+        object.__setattr__(self, "kernels", tuple(map(tuple, groups)))  # lists cannot be hashed
+        for field, accepted in CHOICES.items():
+            value = getattr(self, field)
+            if not any(type(value) is type(x) and value == x for x in accepted):
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are {', '.join(map(str, accepted))}")
-        if self.part_chunks < 0 or (self.part_chunks and not self.partition):
+        for field in ("v_block", "part_chunks"):
+            value = getattr(self, field)
+            if type(value) is not int or value < 0:
+                raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are whole numbers from 0")
+        if self.part_chunks and not self.partition:
             raise ScheduleError(f"schedule {self.name}: part_chunks={self.part_chunks}; accepted are 0 and, with a partition, "
                                 "more")
         if self.longest_first and self.partition != "decay":

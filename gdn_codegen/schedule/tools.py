@@ -80,7 +80,7 @@ def _loops(body: tuple[Stmt, ...]) -> list[Loop]:
 def with_tensors(p: Program, *more: Tensor) -> Program:
     """`p` with tensors added that it does not have yet."""
     have = {t.name for t in p.tensors}
-    return replace(p, tensors=(*p.tensors, *(t for t in more if t.name not in have)))
+    return replace(p, tensors=(*p.tensors, *{t.name: t for t in more if t.name not in have}.values()))
 
 
 def walks(p: Program, k: Kernel) -> bool:

@@ -964,6 +964,7 @@ TENSORS = tuple(row[0] for row in (*INPUTS, *INITIAL, *FINAL, *OUTPUTS, *WORKSPA
 _FINAL = slice(len(INPUTS) + len(INITIAL), len(INPUTS) + len(INITIAL) + len(FINAL))
 _OUTPUTS = slice(_FINAL.stop, _FINAL.stop + len(OUTPUTS))
 _STATE = _FLOATS["float32"]
+_LARGEST = torch.finfo(torch.float32).max
 _ends = {}
 _plans = {}
 
@@ -1116,6 +1117,11 @@ def _kin(shape, dtype, device):
     return _made((1,), dtype, device).expand(shape)
 
 
+def _picker(at):
+    """Takes these of a call's TENSORS. `itemgetter`, which is faster, gives a single one bare."""
+    return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)
+
+
 def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, every=0):
     """Check a call's arguments: INPUTS, INITIAL, where OUTPUTS go, and FINAL; whether final states
     are wanted, slots of a pool, chunks from checkpoint to checkpoint. Returns a function that does the call for all tensors of
@@ -1164,7 +1170,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     check_ends = cu_seqlens is not None and (CHECK or device.type == "cpu")
     ends_are_plain = cu_seqlens is not None and _is_plain(cu_seqlens, torch.int32)
 
-    picked = [(launch, operator.itemgetter(*tensors), numbers) for launch, tensors, numbers in launches]
+    picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in launches]
 
     def call(given, numbers, states, outs, cu_seqlens, buffers, indices=None):
         if _is_elsewhere(device):
@@ -1235,11 +1241,12 @@ def _run(given, numbers, states, outs, cu_seqlens, buffers, wanted, indices=None
 
 def numbers_of(given):
     """Of SCALARS, their values where None is given."""
-    numbers = tuple(default if x is None else float(x) for x, default in zip(given, SCALARS.values()))
-    for name, value in zip(SCALARS, numbers):
-        if not math.isfinite(value):
-            _fail(name, value, "a finite number")
-    return numbers
+    for name, x in zip(SCALARS, given):
+        if x is not None and (isinstance(x, bool) or not isinstance(x, (int, float))):
+            _fail(name, type(x).__name__, "a number, or None")
+        if x is not None and not abs(x) <= _LARGEST:
+            _fail(name, x, "a number that float32 holds")
+    return tuple(default if x is None else float(x) for x, default in zip(given, SCALARS.values()))
 
 
 def results(memory, wanted):
@@ -1257,8 +1264,14 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
+    if torch.is_grad_enabled():
+        for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("initial_state", initial_state), ):
+            if getattr(x, "requires_grad", False):
+                _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
     numbers = numbers_of((scale,))
-    wanted = bool(output_final_state) or final_state is not None
+    if output_final_state is not True and output_final_state is not False:
+        _fail("output_final_state", repr(output_final_state), "True or False")
+    wanted = output_final_state or final_state is not None
     memory = _run((q, k, v, g, beta), numbers, (initial_state,), (out,), cu_seqlens,
                   (final_state,), wanted)
     return results(memory, wanted)

@@ -22,6 +22,7 @@ from reference import ON_CORES, call, expected, problem, rms_error
 
 from gdn_codegen.runtime import pto_sim
 from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.runtime.targets import pto_headers
 from gdn_codegen.schedule import Schedule, named
 from gdn_codegen.schedule.contract import Contract
 
@@ -63,17 +64,6 @@ namespace vector_role {
 """
 
 
-def headers():
-    """The folder of <pto/pto-inst.hpp> below PTO_ISA_ROOT, and why there is none."""
-    root = os.environ.get("PTO_ISA_ROOT")
-    if not root:
-        return None, "PTO_ISA_ROOT is not set: set it to a checkout of PTO-ISA"
-    for folder in (Path(root) / "include", Path(root)):
-        if (folder / "pto" / "pto-inst.hpp").exists():
-            return folder, ""
-    return None, f"PTO_ISA_ROOT: {root} has no include/pto/pto-inst.hpp"
-
-
 def clang():
     """A clang++ of version 15 or newer, and why there is none."""
     names = [os.environ.get("CLANGXX", ""), "clang++", *(f"clang++-{n}" for n in range(25, 14, -1))]
@@ -85,7 +75,7 @@ def clang():
     return None, "no clang++ 15 or newer on PATH (CLANGXX may name one), which PTO-ISA's CPU_SIM needs"
 
 
-INCLUDE, NO_HEADERS = headers()
+INCLUDE, NO_HEADERS = pto_headers()
 COMPILER, NO_CLANG = clang() if INCLUDE else (None, "")
 pytestmark = pytest.mark.skipif(not (INCLUDE and COMPILER), reason=NO_HEADERS or NO_CLANG)
 

@@ -153,6 +153,7 @@ def test_number_of_parts(monkeypatch):
         assert span(32768, 1, 16, gpu) * 16 == 512  # two walks share a multiprocessor
         assert span(32768, 16, 16, gpu) == span(32768, 16, 16, torch.device("cpu")) == 513
         assert span(2048, 1, 16, gpu) <= 33 and span(0, 1, 16, gpu) == 1 and span(64, 3, 1, gpu) == 2
+        assert span(0, 0, 16, gpu) == 1  # no rows
         parts = 32768 // (64 * span(32768, 1, 16, gpu)) + 1
         held = 4 * 64 + 2 * 64 * 64 + 4 * (how == "decay")
         folded = 2 * 4 * 128 * 128 + 2 * 128 * 128 + 4 * (how == "decay")

@@ -366,6 +366,15 @@ def test_auto_refuses_what_the_op_chooses(more, why, gpu, capsys):
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more, why", [
+    (["--json", "/proc/x/y"], "json: got /proc/x/y: No such file or directory; accepted: a file that can be written"),
+    (["--plot", "/proc/x/y"], "plot: got /proc/x/y: No such"), (["--accept", "beta=sigmoid"], "accept: got 'beta=sigmoid'")])
+def test_what_is_refused_before_the_work(more, why, gpu, monkeypatch, capsys):
+    monkeypatch.setattr(bench_gpu, "ceilings", lambda: pytest.fail("it worked first"))
+    assert main(["bench", "--target", "triton", *SMALL, "--schedule", "fused", *more]) == 2
+    assert why in capsys.readouterr().err
+
+
 def test_wall_time_is_what_a_call_adds_to_a_queue(monkeypatch):
     """By a clock of our own: a flush takes 80 ms, a call 7, an event 2."""
     now = [0.0]

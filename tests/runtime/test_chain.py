@@ -133,6 +133,12 @@ def test_it_gives_the_bits_that_python_gives(form, started):
     assert (again[1][1] is None) == (form in ("rows", "states only read", "slices", "raw gates"))
     for name, result in (("out", again[1][0]), ("final_state", again[1][1])):
         assert name not in again[0] or result is again[0][name]
+    if form == "buffers":
+        given = tensors()
+        with pytest.raises(ValueError, match="out: got memory of v"):
+            chunk_gated_delta_rule(**given, out=given["v"], final_state=torch.empty(1, 4, 16, 16), target="tilelang",
+                                   chunk_size=16, schedule="walk")
+        assert taken() == set()
     if form in ("in place", "a pool"):
         assert again[1][1] is again[0]["initial_state"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
+from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.build import TARGETS
 from gdn_codegen.runtime.targets import runs
 
@@ -27,12 +27,14 @@ def cu(*ends):
     return torch.tensor(ends)
 
 
-STATE = zeros(1, HV, K, V)
+STATE, STATES = zeros(1, HV, K, V), zeros(3, HV, K, V)
+OVER = half(1, T + 1, HV, V)
 POOL = dict(initial_state=zeros(6, HV, K, V), cu_seqlens=cu(0, 10, 40))
 ROWS = dict(q=half(2, 20, H, K), k=half(2, 20, H, K), v=half(2, 20, HV, V), g=zeros(2, 20, HV), beta=zeros(2, 20, HV))
 #: (argument, what is wrong with it) -> what is passed.
 TRIALS = {
     ("q", "not a tensor"): dict(q=[1.0]),
+    ("q", "without memory"): dict(q=half(1, T, H, K).to("meta")),
     ("q", "rank"): dict(q=half(T, H, K)),
     ("q", "dtype"): dict(q=zeros(1, T, H, K, dtype=torch.int8)),
     ("k", "dtype unlike q's"): dict(k=zeros(1, T, H, K)),
@@ -45,15 +47,18 @@ TRIALS = {
     ("g", "dtype"): dict(g=zeros(1, T, HV, dtype=torch.float64)),
     ("g", "heads unlike v's"): dict(g=zeros(1, T, H)),
     ("g", "requires grad"): dict(g=zeros(1, T, HV, requires_grad=True)),
+    ("beta", "dtype"): dict(beta=zeros(1, T, HV, dtype=torch.int32)),
     ("beta", "rank"): dict(beta=zeros(1, T, HV, V)),
     ("beta", "tokens unlike q's"): dict(beta=zeros(1, 1, HV)),
     ("heads", "HV no multiple of H"): dict(q=half(1, T, 3, K), k=half(1, T, 3, K)),
     ("scale", "not finite"): dict(scale=float("nan")),
+    ("scale", "more than float32 holds"): dict(scale=1e300),
     ("scale", "a tensor"): dict(scale=zeros(())),
     ("use_qk_l2norm_in_kernel", "a tensor: vLLM's order, by position"): dict(use_qk_l2norm_in_kernel=cu(0, T)),
     ("initial_state", "shape"): dict(initial_state=zeros(2, HV, K, V)),
     ("initial_state", "dtype"): dict(initial_state=zeros(1, HV, K, V, dtype=torch.float64)),
     ("initial_state", "device"): dict(initial_state=torch.zeros(1, HV, K, V, device="meta")),
+    ("initial_state", "not a tensor"): dict(initial_state=[0.0]),
     ("state_dtype", "dtype"): dict(state_dtype=torch.int8),
     ("inplace_final_state", "without initial_state"): dict(inplace_final_state=True),
     ("state_indices", "without initial_state"): dict(state_indices=cu(0)),
@@ -68,7 +73,10 @@ TRIALS = {
     ("final_state", "shape"): dict(final_state=zeros(2, HV, K, V)),
     ("state_dtype", "unlike the buffer's"): dict(initial_state=STATE, inplace_final_state=True, state_dtype=torch.float16),
     ("final_state", "two places for it"): dict(initial_state=STATE, inplace_final_state=True, final_state=zeros(1, HV, K, V)),
+    ("final_state", "part of what initial_state lies in"): dict(initial_state=STATES[:1], final_state=STATES[:1]),
+    ("final_state", "elements in two places"): dict(final_state=zeros(1, HV, 1, V).expand(1, HV, K, V)),
     ("checkpoint_chunks", "negative"): dict(checkpoint_chunks=-1),
+    ("checkpoint_chunks", "of a decoding step"): dict(op=recurrent_gated_delta_rule, checkpoint_chunks=1),
     ("cu_seqlens", "a bool: FLA 0.5's order, by position"): dict(cu_seqlens=True),
     ("cu_seqlens", "dtype"): dict(cu_seqlens=zeros(2)),
     ("cu_seqlens", "rank"): dict(cu_seqlens=cu((0, T))),
@@ -85,15 +93,20 @@ TRIALS = {
     ("out", "shape"): dict(out=half(1, T, H, V)),
     ("out", "dtype"): dict(out=zeros(1, T, HV, V)),
     ("out", "elements in two places"): dict(out=half(1, 1, HV, V).expand(1, T, HV, V)),
+    ("out", "memory of an input"): dict(v=OVER[:, :T], out=OVER[:, 1:]),
     ("chunk_size", "not one that there is"): dict(chunk_size=60),
+    ("chunk_size", "not an int"): dict(chunk_size=16.0),
     ("layout", "not one that there is"): dict(layout="tbhd"),
     ("head_first", "contradicts layout"): dict(head_first=True, layout="bthd"),
     ("target", "not one that there is"): dict(target="cuda"),
+    ("target", "not a name"): dict(target=["triton"]),
     ("schedule", "not one that there is"): dict(schedule="fastest"),
     ("gate", "not one that there is"): dict(gate="tanh"),
     ("A_log", "without raw gates"): dict(A_log=zeros(HV)),
     ("dt_bias", "without raw gates"): dict(dt_bias=zeros(HV), gate="linear"),
     ("A_log", "missing for raw gates"): dict(gate="raw"),
+    ("A_log", "not a tensor"): dict(gate="raw", A_log=1.0),
+    ("A_log", "dtype"): dict(gate="raw", A_log=zeros(HV, dtype=torch.float64)),
     ("A_log", "shape"): dict(gate="raw", A_log=zeros(H)),
     ("dt_bias", "device"): dict(gate="raw", A_log=zeros(HV), dt_bias=torch.zeros(HV, device="meta")),
     ("use_gate_in_kernel", "contradicts gate"): dict(use_gate_in_kernel=True, A_log=zeros(HV), gate="linear"),
@@ -105,6 +118,8 @@ TRIALS = {
     ("num_accepted_tokens", "speculative decoding"): dict(num_accepted_tokens=cu(1)),
     ("return_intermediate_states", "another name"): dict(return_intermediate_states=True),
     ("q", "more than 16 tokens to decode"): dict(op=recurrent_gated_delta_rule),
+    ("g", "missing, in a form"): dict(op=fused_recurrent_gated_delta_rule, g=None, gate="linear"),
+    ("beta", "missing, in a form"): dict(op=fused_recurrent_gated_delta_rule, beta=None, use_beta_sigmoid_in_kernel=True),
     ("cu_seqlens", "more than 16 tokens to decode (*)"): dict(op=recurrent_gated_delta_rule, cu_seqlens=cu(0, 20, T)),
 }
 
@@ -112,7 +127,7 @@ TRIALS = {
 def message(trial):
     x = arguments(**TRIALS[trial])
     op = x.pop("op", chunk_gated_delta_rule)
-    if op is recurrent_gated_delta_rule:
+    if op is not chunk_gated_delta_rule:
         del x["chunk_size"]
     kept = {n: t.clone() for n, t in x.items() if isinstance(t, torch.Tensor) and t.device.type == "cpu"}
     with pytest.raises(ValueError) as error:

@@ -1,11 +1,14 @@
 """What the package's ops make of the contract: gates before their activations, slices of a projection, a buffer for o."""
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from reference import expected, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule
-from gdn_codegen.runtime.build import TARGETS
+from gdn_codegen.runtime.build import TARGETS, Build
+from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 
 HERE = [t for t in TARGETS if runs(t, "cpu")]
@@ -25,6 +28,42 @@ def test_a_layers_values_before_its_activations(target):
     want = expected({**x, "q": unit(q), "k": unit(k), "g": -A.double().exp() * F.softplus(a.double() + dt),
                      "beta": 2 * b.double().sigmoid()})
     assert rms_error(o[0], want[0]) < 5e-3 and rms_error(S, want[1]) < 5e-3
+
+
+def test_every_call_looks_at_what_it_writes():
+    """Kinds of tensors are settled once, where they lie is not."""
+    x = problem([20], 1, 1, 32, 32, initial=False)
+    given = {n: x[n][None] for n in ("q", "k", "v", "g", "beta")}
+    states = torch.zeros(3, 1, 32, 32)
+    call = lambda **more: chunk_gated_delta_rule(**given, target=HERE[0], chunk_size=16, **more)
+    want = call()[0].clone()
+    for _ in range(3):
+        o, S = call(out=torch.full_like(given["v"], 7.0), initial_state=states[:1], final_state=states[1:2])
+        assert torch.equal(o, want) and S.data_ptr() == states[1:2].data_ptr()
+        with pytest.raises(ValueError, match="out: got memory of k; accepted: memory of its own"):
+            call(out=given["k"], initial_state=states[:1], final_state=states[1:2])
+        with pytest.raises(ValueError, match="final_state: got memory of initial_state; accepted: memory of its own, or inplace"):
+            call(out=torch.full_like(given["v"], 7.0), initial_state=states[:1], final_state=states[:1])
+    qkv = torch.cat([given[n].flatten(2) for n in ("q", "k", "v")] + [torch.zeros(1, 20, 32).half()], -1).unflatten(-1, (4, 32))
+    q, k, v, out = (qkv[:, :, n:n + 1] for n in range(4))  # apart, though in one memory
+    o, _ = chunk_gated_delta_rule(q, k, v, given["g"], given["beta"], target=HERE[0], chunk_size=16, out=out)
+    assert o is out and torch.equal(o, want)
+
+
+def test_a_modules_function_makes_the_same_checks():
+    fn = function(Build(HERE[0], 16, head_dim_k=32, head_dim_v=32))
+    x = problem([20], 1, 1, 32, 32)
+    given = {n: x[n][None] for n in ("q", "k", "v", "g", "beta")}
+    grad = given["k"].clone().requires_grad_()
+    for name, bad, why in (("scale", "x", "got str; accepted: a number, or None"), ("scale", torch.tensor(1.0), "got Tensor"),
+                           ("scale", math.nan, "got nan; accepted: a number that float32 holds"), ("scale", 10**400, "got 1000"),
+                           ("output_final_state", 1, "got 1; accepted: True or False"),
+                           ("output_final_state", "no", "got 'no'; accepted"),
+                           ("k", grad, "got a tensor that requires grad; accepted: inference only")):
+        with pytest.raises(ValueError, match=f"{name}: {why}"):
+            fn(**{**given, name: bad})
+    with torch.no_grad():
+        assert fn(**{**given, "k": grad})[0].shape == given["v"].shape
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])

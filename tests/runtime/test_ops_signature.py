@@ -174,6 +174,16 @@ def test_fla_recurrent_takes_any_number_of_tokens(lengths):
     check(op, problem(lengths, 1, 2, 32, 32))
 
 
+@pytest.mark.parametrize("layout, heads, tokens, step", [("bhtd", 8, 100, False), ("bhtd", 40, 9, True), ("bthd", 8, 100, False),
+                                                         (None, 40, 9, True)])
+def test_fla_recurrent_counts_tokens_by_their_layout(layout, heads, tokens, step, monkeypatch):
+    told = []
+    monkeypatch.setattr(gdn_codegen.ops, "_call", lambda *a, decode: told.append(decode))
+    q = torch.zeros((1, heads, tokens, 32) if layout == "bhtd" else (1, tokens, heads, 32))
+    gdn_codegen.fused_recurrent_gated_delta_rule(q, q, q, q[..., 0], beta=q[..., 0], layout=layout)
+    assert told == [step]
+
+
 def test_a_schedule_of_ones_own(tensors):
     op = lambda *a, **o: chunk_gated_delta_rule(*a, **o, target=TARGET, chunk_size=16, schedule=named("replay"))
     assert rms_error(call(op, tensors[0])[0], expected(tensors[0])[0]) < 5e-3

@@ -127,11 +127,15 @@ def test_tritons_cache_has_what_calls_look_up(schedule, tmp_path, monkeypatch):
     (["--target", "triton", "--compile", "avx", "--compile-heads", "1/2"], "compile: got 'avx'"),
     (["--target", "tilelang", "--compile", "gfx942"], "compile: got 'gfx942'"),
     (["--target", "tilelang", "--arch", "sm_90a", "--compile", "sm_80"], "compile: got 'sm_80'; accepted: sm_90a"),
-    (["--target", "triton", "--compile", "--compile-heads", "2"], "heads: got '2'"),
+    (["--target", "tilelang", "--compile", "foo"], "compile: got 'foo'"),
+    (["--target", "triton", "--compile", "--compile-heads", "2"], "compile_heads: got '2'"),
+    (["--target", "triton", "--compile", "--compile-heads", "3/4"], "compile_heads: got '3/4'; accepted: H/HV"),
+    (["--target", "all", "--compile"], "compile: got triton without the head counts"),
+    (["--target", "all", "--accept", "g=unit"], "inputs: got g='unit'"),
 ])
 def test_what_cannot_be_compiled_is_said(words, text, capsys, tmp_path):
     assert cli.main(["build", *words, "--out", str(tmp_path)]) == 2
-    assert text in capsys.readouterr().err
+    assert text in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_cached_modules_are_those_of_the_packages_op(tmp_path, monkeypatch, capsys):

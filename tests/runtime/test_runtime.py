@@ -12,7 +12,8 @@ from reference import call, check, problem
 
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.cli import main
-from gdn_codegen.runtime import cache, load
+from gdn_codegen.runtime import cache, load, targets
+from gdn_codegen.runtime.ahead import fresh
 from gdn_codegen.runtime.build import TARGETS, Build, render
 from gdn_codegen.runtime.load import function, import_path, write
 from gdn_codegen.runtime.targets import runs
@@ -31,7 +32,8 @@ def test_names(b, name):
 
 
 @pytest.mark.parametrize("bad", [dict(target="cuda"), dict(chunk=48), dict(layout="tbhd"), dict(dtype="int8"),
-                                 dict(head_dim_k=50), dict(schedule="none")])
+                                 dict(head_dim_k=50), dict(schedule="none"), dict(chunk=64.0), dict(head_dim_v=128.0),
+                                 dict(target=3)])
 def test_bad_options_name_the_field(bad):
     (field, value), = bad.items()
     with pytest.raises(ValueError, match=rf"{field}.*{value}.*accepted"):
@@ -126,6 +128,12 @@ def test_build_reports_a_bad_page(capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("word", ["cache_masks=5", "descriptors=7", "longest_first=2", "lanes=\u00b2"])
+def test_build_reports_a_bad_field(word, capsys, tmp_path):
+    assert main(["build", "--target", "triton", "--set", word, "--out", str(tmp_path)]) == 2
+    assert f"set: got {word!r}; accepted: " in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_show(capsys):
     assert main(["show", "--target", "triton", "--schedule", "replay", "--kernels"]) == 0
     out = capsys.readouterr().out
@@ -188,7 +196,7 @@ BAD = {
     "head dim": (dict(k=torch.randn(1, 40, 2, 64).half()), "k: got shape .*32"),
     "not a tensor": (dict(beta=[1.0]), "beta: got list"),
     "state": (dict(initial_state=torch.zeros(2, 4, 32, 32)), r"initial_state: got .*\(1, 4, 32, 32\)"),
-    "scale": (dict(scale=float("nan")), "scale: got nan.*finite"),
+    "scale": (dict(scale=float("nan")), "scale: got nan.*float32 holds"),
     "cu start": (dict(cu_seqlens=torch.tensor([1, 40])), "cu_seqlens: got .*start at 0"),
     "cu falls": (dict(cu_seqlens=torch.tensor([0, 30, 20])), "cu_seqlens: got .*never fall"),
     "cu past T": (dict(cu_seqlens=torch.tensor([0, 41])), "cu_seqlens: got .*T = 40"),
@@ -218,6 +226,29 @@ def test_modules_of_one_name_in_two_folders_do_not_mix(tmp_path):
     for n, value in (("a", 1), ("b", 2)):
         cache.write(tmp_path / n / "m.py", f"VALUE = {value}\n")
     assert import_path(tmp_path / "a" / "m.py").VALUE == 1 and import_path(tmp_path / "b" / "m.py").VALUE == 2
+
+
+@pytest.mark.parametrize("chunks", ["x", "-3", ""])
+@pytest.mark.parametrize("read", [import_path, fresh])
+def test_chunks_of_a_part_are_a_number(read, chunks, tmp_path, monkeypatch):
+    monkeypatch.setenv("GDN_CODEGEN_PART_CHUNKS", chunks)
+    path = cache.write(tmp_path / "m.py", "import os\nN = int(os.environ['GDN_CODEGEN_PART_CHUNKS'])\n")
+    with pytest.raises(ValueError, match=f"GDN_CODEGEN_PART_CHUNKS: got '{chunks}'; accepted: the chunks of a part"):
+        read(path)
+    monkeypatch.setenv("GDN_CODEGEN_PART_CHUNKS", "3")
+    assert read(path).N == 3
+
+
+def test_doctor_looks_for_headers(tmp_path, monkeypatch):
+    def said():
+        (found,) = (f for f in targets.findings() if f.what == "PTO-ISA headers")
+        return found.ok, found.detail
+    monkeypatch.delenv("PTO_ISA_ROOT", raising=False)
+    assert said() == (False, "set PTO_ISA_ROOT to a PTO-ISA installation")
+    monkeypatch.setenv("PTO_ISA_ROOT", str(tmp_path))
+    assert said() == (False, f"PTO_ISA_ROOT: {tmp_path} has no include/pto/pto-inst.hpp")
+    cache.write(tmp_path / "include" / "pto" / "pto-inst.hpp", "")
+    assert said() == (True, str(tmp_path / "include"))
 
 
 def test_check_says_what_is_missing_and_fails_on_a_bad_kernel(tmp_path, capsys, monkeypatch):

@@ -358,6 +358,16 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     assert cli.main(["tune"]) == 2 and "no GPU that torch sees" in capsys.readouterr().err
 
 
+def test_a_log_whose_first_line_was_cut_short_says_again_what_it_is_of(tmp_path):
+    head = {"device": "x", "target": "tilelang", "versions": {}}
+    (tmp_path / "a.jsonl").write_bytes(json.dumps(head).encode()[:20])
+    log = Log(tmp_path / "a.jsonl", head).load()
+    log.append({"key": "k", "ms": 1.0})
+    assert log.lost == [1] and Log(log.path, head).load().results == {"k": {"key": "k", "ms": 1.0}}
+    with pytest.raises(ValueError, match=r"log: got .* accepted: of .*'y'"):
+        Log(log.path, {**head, "device": "y"}).load()
+
+
 def test_a_log_may_be_read_while_it_is_written(tmp_path):
     head = {"device": "x", "target": "tilelang", "versions": {}}
     log = Log(tmp_path / "a.jsonl", head).load()

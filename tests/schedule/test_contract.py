@@ -30,6 +30,16 @@ def test_what_there_is_not_is_refused(text, capsys):
     assert "accepted: INPUT=linear|raw" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text, what", [
+    ("k=unit,k=l2norm", "how k comes"), ("g=linear/raw", "how g comes"), ("g=raw,g=raw", "how g comes"),
+    ("beta=float16/bfloat16", "the dtype of beta"), ("state=float16/bfloat16", "the dtype of states"),
+    ("state=vk,state=vk", "state=vk"), ("state=pool/pool", "state=pool"), ("strided,strided", "that inputs are strided")])
+def test_nothing_is_said_twice(text, what):
+    with pytest.raises(ContractError, match=f"accept: got '{text}', which says twice {what}.*; accepted: once"):
+        Contract.parse(text)
+    assert Contract.parse("g=float16,g=raw,state=vk,state=pool") == Contract.parse("g=raw/float16,state=vk/pool")
+
+
 def test_fields_are_checked():
     with pytest.raises(ContractError, match="inputs: got g='sour'"):
         Contract(inputs=(("g", "sour"),))

@@ -1,4 +1,5 @@
 """Schedules, rewrites and passes. The fixture in conftest checks every pass by interpreting before and after."""
+import re
 from dataclasses import replace
 
 import pytest
@@ -109,10 +110,45 @@ def test_one_kernel_a_value():
 
 @pytest.mark.parametrize("kernels, text", [
     ((("G", "X"), ("o", "S")), "names X"), ((("o",),), "no group of kernels writes S"),
-    ((("G",), ("G", "o", "S")), "twice"), (((), ("o", "S")), "empty group"), ((("S",),), "writes o")])
+    ((("G",), ("G", "o", "S")), "twice"), (((), ("o", "S")), "empty group"), ((("S",),), "writes o"),
+    ((("scale",), ("o", "S")), "names scale"), ((("o", "S"), ("G",)), "group G, of which no later group reads anything"),
+    ((("S",), ("o",), ("A", "D")), "group A,D, of which")])
 def test_bad_cuts(kernels, text):
     with pytest.raises(ScheduleError, match=text):
         cut(find("gated_delta_rule").trace(), Schedule("bad", kernels), SIZES)
+
+
+@pytest.mark.parametrize("target", PIPELINES)
+def test_a_number_a_chunk_is_no_workspace_where_cores_share_no_memory(target):
+    plan = Schedule("own", (("exp_last_G",), ("o", "S")))
+    build = lambda: lower(find("gated_delta_rule").trace(), target, plan, SIZES, "float16")
+    if target == "pto":
+        with pytest.raises(ScheduleError, match="names exp_last_G, a number a chunk; accepted"):
+            build()
+    else:
+        assert [k.name for k in build().kernels] == ["exp_last_G", "o_S"]
+
+
+@pytest.mark.parametrize("kernels", ["oS", ("oS",), ["oS"], 3, ((1,),), (("o", None),)])
+def test_kernels_are_groups_of_names(kernels):
+    with pytest.raises(ScheduleError, match=r"schedule own: kernels=.*; accepted are groups of names"):
+        Schedule("own", kernels)
+    assert hash(Schedule("own", [["o", "S"]])) == hash(Schedule("own", (("o", "S"),)))
+
+
+@pytest.mark.parametrize("field, value", [
+    ("part_chunks", 1.5), ("part_chunks", True), ("v_block", -1), ("v_block", "64"), ("inverse_block", -1), ("inverse_block", 7),
+    ("inverse_block", 128), ("descriptors", 7), ("longest_first", 2), ("cache_masks", 5), ("cache_masks", 1), ("lanes", True),
+    ("stages", 2.0), ("form", ["wy"])])
+def test_fields_of_a_schedule_are_what_is_accepted(field, value):
+    with pytest.raises(ScheduleError, match=re.escape(f"schedule own: {field}={value!r}; accepted are ")):
+        Schedule("own", (("o", "S"),), partition="decay", **{field: value})
+
+
+@pytest.mark.parametrize("name", ["../x y", "", "a/b", "a-b", "\u00e9", "a\n", 3, None])
+def test_a_schedules_name_is_part_of_a_files(name):
+    with pytest.raises(ScheduleError, match=r"schedule: got the name .*; accepted: letters, digits and _"):
+        Schedule(name, (("o", "S"),))
 
 
 def test_groups_of_ones_own_are_taken_to_the_letter_and_those_of_named_schedules_are_not():

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from ..base import Heads, Kernel, KernelText, Program, blocks, heads_tag, integers, numbers, touched, walk
-from .kernel import CTYPE, KernelWriter
+from .kernel import CTYPE, KernelWriter, parameter
 from .rules import rule
 
 __all__ = ["emit", "rule"]
@@ -28,7 +28,7 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
     sizes = ("N", "T", "batched", *(() if heads else ("H", "HV")), "slots")
     more = tuple(sorted(dict.fromkeys(x for k in kernels for x in integers(p, k)), key=lambda x: not x.startswith("has_")))
     ints = [f"int64_t {x}" for x in (*sizes, *more)]
-    plain = [*ints, *(f"float {x}" for x in scalars)]
+    plain = [*ints, *(f"float {parameter(x)}" for x in scalars)]
     bytes_ = [f"uint8_t *{t.name}_bytes" for t in tensors] + ["uint8_t *cu_seqlens_bytes"]
     pointers = [(f"{t.name}_gm", CTYPE[t.dtype], f"{t.name}_bytes") for t in tensors]
     pointers.append(("cu_seqlens", "int32_t", "cu_seqlens_bytes"))

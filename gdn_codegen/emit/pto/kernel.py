@@ -26,11 +26,19 @@ WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
        "sub", "col", "heads", "turn", "t_next", "rows_next", "part_next", "slot_next", "block", "batched", "slots", "ffts",
        "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do", "if", "for",
-       EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short"}
+       EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short", "bool", "case", "catch", "char", "const",
+       "constexpr", "default", "delete", "double", "else", "enum", "explicit", "export", "extern", "friend", "goto", "inline",
+       "mutable", "namespace", "operator", "private", "protected", "public", "register", "sizeof", "static", "struct", "switch",
+       "template", "throw", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile"}
 
 
 #: What counts the turns of a loop.
 COUNT = {"item": "turn", "chunk": "c"}
+
+
+def parameter(number: str) -> str:
+    """A caller's number among a kernel's parameters, out of the way of its own names."""
+    return f"{number}_" if number in OWN else number
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class KernelWriter:
         self.inside: list[str] = []  # loops around the statement being written
         self.which = ""  # the chunk that it works for: this one, or "_next"
         self.ring = rings(k)
-        self.taken = OWN | set(numbers(k))
+        self.taken = OWN | {parameter(n) for n in numbers(k)}
         self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in (("", "_gm"), ("has_", ""), ("", "_stride"))}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
 
@@ -85,7 +93,7 @@ class KernelWriter:
             return literal(o.attr("value"))
         if o is not None and o.kind == "scalar":
             lane = f"_{o.attr('lane')}" if o.attr("lane") else ""
-            return f"{o.attr('tensor')}_gm[hv{lane}]" if o.attr("tensor") else str(o.attr("param"))
+            return f"{o.attr('tensor')}_gm[hv{lane}]" if o.attr("tensor") else parameter(o.attr("param"))
         if (o is not None and o.kind == "row") or (o is not None and o.kind == "cast" and not o.buffer):
             return self.name(o.args[0])
         return f"{value}_" if value in self.taken else value

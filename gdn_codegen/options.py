@@ -1,0 +1,242 @@
+"""The command line's options: the parser, what words of it mean, and which of them mean nothing."""
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import Any
+
+from . import algorithms
+from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, DTYPES, LAYOUTS, TARGETS, Build
+from .schedule import SCHEDULES, Schedule, named
+from .schedule.contract import Contract
+from .schedule.pipelines import ARCHS
+from .schedule.schedule import LAUNCHES, PARTITIONS
+
+#: Numbers that an option may not be below.
+LEAST = {"tokens": 1, "value_heads": 1, "blocks": 1, "runs": 1, "budget": 0, "memory": 0}
+#: What `bench` takes where nothing is said: None tells that, so that an option is refused where it means nothing.
+BENCH: dict[str, Any] = {"heads": "16", "tokens": 2048, "blocks": 24, "seed": 0, "runs": 15, "gates": "layer"}
+#: Ways of `bench`, and the options of some of them alone.
+WAYS = {"pto": "with --target pto", "gpu": "with times on a GPU", "errors": "with --errors"}
+MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "interpret": ("errors",), "plot": ("pto", "gpu"),
+         "detail": ("pto", "gpu"), **dict.fromkeys(("seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
+#: Of `tune`: seconds, bytes and runs of measurements.
+TUNE = {"budget": None, "memory": 8.0, "runs": 15}
+
+
+def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[str, ...] = (), target: str = "",
+                   chunk: str = "64", compiles: bool = False) -> None:
+    """chunk: which is taken where none is said. compiles: whether --arch names what --check compiles for, too."""
+    targets = (*TARGETS, "all") if several else TARGETS
+    target = target or ("all" if several else TARGETS[0])
+    p.add_argument("--target", default=target, choices=targets, help=f"what to emit (default: {target})")
+    p.add_argument("--chunk", type=int, default=int(chunk) if chunk.isdecimal() else None, choices=CHUNKS,
+                   help=f"tokens of a chunk (default: {chunk})")
+    p.add_argument("--algorithm", default="gated_delta_rule", metavar="NAME|FILE.py:FUNCTION",
+                   help=f"one of {', '.join(algorithms.names())}, or a page of your own (default: gated_delta_rule)")
+    bare: dict[str, Any] = {} if several else {"nargs": "?", "const": ""}
+    p.add_argument("--schedule", default=None, choices=(*SCHEDULES, *([] if several else [""]), *extra),
+                   metavar="NAME",
+                   help=f"one of {', '.join((*SCHEDULES, *extra))} (default: {DEFAULT_SCHEDULE})"
+                   + ("" if several else "; without a name, print the schedule"), **bare)
+    p.add_argument("--launch", default="kernels", choices=LAUNCHES,
+                   help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
+    p.add_argument("--partition", default=None, choices=PARTITIONS[1:],
+                   help="a long sequence in parts that run side by side (default: whole)")
+    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
+                   help="a field of the schedule, as lanes=1 or kernels=G,Tinv/o,S; may be given again")
+    _inputs_options(p)
+    p.add_argument("--accept", default="", metavar="WORDS",
+                   help="what callers pass where it differs: g=raw|linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, "
+                        "g=float16 and so on, state=vk|DTYPE|pool|in_place|checkpoints (joined by /), strided; joined by commas")
+    p.add_argument("--arch", default="", metavar="NAME", help="the architecture to build for: "
+                   f"{', '.join(f'{a} ({t})' for t, a in ARCHS)} (default: any)" + ("; triton: those that --check compiles for, "
+                   "joined by commas" if compiles else ""))
+
+
+def _inputs_options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--layout", default="bthd", choices=LAYOUTS,
+                   help="order of tokens and heads; bsnd and bnsd are other names of bthd and bhtd (default: bthd)")
+    p.add_argument("--dtype", default="float16", choices=DTYPES, help="of q, k, v and o (default: float16)")
+    p.add_argument("--head-dim-k", type=int, default=128, metavar="N", help="K (default: 128)")
+    p.add_argument("--head-dim-v", type=int, default=128, metavar="N", help="V (default: 128)")
+
+
+def _heads_option(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--heads", metavar="H/HV", help="head counts compiled in (pto) (default: taken at run time)")
+
+
+def parser() -> argparse.ArgumentParser:
+    from .runtime.tune import SHAPES
+    top = argparse.ArgumentParser(prog="gdn_codegen", description="Gated DeltaNet kernels from one algorithm.")
+    sub = top.add_subparsers(dest="command", required=True)
+    p = sub.add_parser("build", help="write a module that stands alone")
+    _build_options(p, several=True, compiles=True)
+    _heads_option(p)
+    p.add_argument("--out", metavar="DIR", help="folder of DIR/TARGET/NAME.py (default: generated)")
+    p.add_argument("--check", action="store_true", help="compile as far as this machine allows")
+    p.add_argument("--compile", metavar="ARCH", nargs="?", const="sm_90a",
+                   help="compile ahead for a GPU that need not be here, so that no call does: sm_90a (the default), gfx942, ...")
+    p.add_argument("--compile-heads", metavar="H/HV", action="append", default=[],
+                   help="head counts to compile for (triton); may be given again")
+    p.add_argument("--cached", action="store_true", help="write where the package's own op looks, rather than to --out")
+    sub.add_parser("list", help="algorithms, schedules, targets")
+    p = sub.add_parser("show", help="what a build does")
+    _build_options(p, several=False)
+    _heads_option(p)
+    for flag, text in (("--kernels", "each kernel's grid, reads and writes"),
+                       ("--ir", "the lowered program"), ("--source", "the emitted module"),
+                       ("--graph", "the chunk graph with its kernel cuts, in DOT")):
+        p.add_argument(flag, action="store_true", help=text)
+    p = sub.add_parser("verify", help="run targets against the float64 recurrence")
+    _build_options(p, several=True)
+    p.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the tensors live (default: cpu)")
+    p.add_argument("--quick", action="store_true", help="a few short cases only")
+    p.add_argument("--report", metavar="DIR", help="instead run many lengths, and write DIR/report.md, report.json and plots")
+    p = sub.add_parser("bench", help="time on a GPU, beside peers; target pto: simulated cycles of a stage and a pipe")
+    _build_options(p, several=True, extra=("all", "none", "auto"), target="pto",
+                   chunk="128 for cycles of pto, else 64; with --schedule auto, the op chooses")
+    p.add_argument("--heads", metavar="N|H/HV", help="query and key heads, or these and value heads (pto: compiled in) "
+                   f"(default: {BENCH['heads']})")
+    for flag, text in (("--value-heads", "value heads (default: heads)"), ("--tokens", "of one sequence"),
+                       ("--blocks", "pto: core groups; block 0 is timed"), ("--seed", "GPU: of the inputs"),
+                       ("--runs", "GPU: times are medians of these")):
+        default = f" (default: {BENCH[flag[2:]]})" if flag[2:] in BENCH else ""
+        p.add_argument(flag, type=int, metavar="N", help=text + default)
+    p.add_argument("--shapes", metavar="FILE", help="GPU: shapes in JSON, as benchmarks/shapes/serving.json")
+    p.add_argument("--only", action="append", default=[], metavar="NAME", help="GPU: a shape of the file; may be given again")
+    p.add_argument("--errors", type=int, metavar="N", help="GPU: errors alone, on all value heads and N seeds")
+    p.add_argument("--interpret", action="store_true", help="with --errors: interpret builds, with their roundings, on the CPU")
+    p.add_argument("--peers", metavar="NAME,...", help="GPU: of fla, flashqla, tileops, flashinfer; all or none "
+                   "(default: all; one that is not installed is said to be absent)")
+    p.add_argument("--gates", choices=("layer", "uniform"),
+                   help="GPU: drawn as a layer does at initialisation, or -U(0, 1) a token (default: layer)")
+    for flag, text in (("--json", "the figures as JSON"), ("--trace", "a Chrome trace (pto)"),
+                       ("--plot", "PNG: a timeline (pto), or time against length, roofline, where the time goes (GPU)")):
+        p.add_argument(flag, metavar="FILE", help=f"write {text}")
+    p.add_argument("--detail", action="store_true", help="pto: each stage's instructions; GPU: peers' kernels too")
+    p = sub.add_parser("tune", help="time candidates on this GPU, and write the table from which calls choose")
+    p.add_argument("--target", default="all", choices=("tilelang", "triton", "all"), help="(default: all)")
+    _inputs_options(p)
+    p.add_argument("--shapes", metavar="FILE", help=f"shapes in JSON, as benchmarks/shapes/serving.json (default: {len(SHAPES)})")
+    p.add_argument("--only", action="append", default=[], metavar="NAME", help="a shape of these; may be given again")
+    p.add_argument("--unit-keys", action="store_true", help="for callers that promise keys of norm 1")
+    p.add_argument("--budget", type=float, metavar="SECONDS", help="begin no measurement later; the same command goes on")
+    p.add_argument("--memory", type=float, metavar="GIB",
+                   help=f"that a candidate may hold between its kernels (default: {TUNE['memory']:g})")
+    p.add_argument("--runs", type=int, metavar="N", help=f"times are medians of these (default: {TUNE['runs']})")
+    p.add_argument("--out", metavar="FILE", help="the table, with its log beside it (default: where calls look for it)")
+    p.add_argument("--compile", metavar="ARCH", help="only compile the candidates, for a GPU (sm_90a, ...) that need not be here")
+    p.add_argument("--list", action="store_true", help="only say what was measured and what is pending")
+    sub.add_parser("doctor", help="which targets run here, and what is missing for the rest")
+    return top
+
+
+# --- what words mean -------------------------------------------------------------------------------------------------
+def builds(a: argparse.Namespace) -> list[Build]:
+    targets = TARGETS if a.target == "all" else (a.target,)
+    schedule = named(a.schedule or DEFAULTS.get(a.arch, DEFAULT_SCHEDULE))
+    schedule = replace(schedule, launch=a.launch, partition=a.partition, **_fields(a.set))
+    counts = heads(a.heads) if getattr(a, "heads", None) is not None else None
+    contract = Contract.parse(a.accept)
+    return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v, counts, a.arch, contract)
+            for t in targets]
+
+
+def heads(given: str, name: str = "heads") -> tuple[int, int]:
+    """H and HV of the words H/HV."""
+    h, _, hv = given.partition("/")
+    if not (h.isdecimal() and hv.isdecimal() and int(h) and int(hv)) or int(hv) % int(h):
+        raise ValueError(f"{name}: got {given!r}; accepted: H/HV, as 16/32: HV a multiple of H, both at least 1")
+    return int(h), int(hv)
+
+
+def bench_heads(a: argparse.Namespace) -> tuple[int, int]:
+    """H and HV of --heads and --value-heads."""
+    if not a.heads.isdecimal():
+        found = heads(a.heads)
+        if a.value_heads not in (None, found[1]):
+            raise ValueError(f"value_heads: got {a.value_heads}; accepted: none beside --heads {a.heads}")
+        return found
+    h, hv = int(a.heads), a.value_heads or int(a.heads)
+    if not h or hv % h:
+        name, got = ("heads", a.heads) if a.value_heads is None or not h else ("value_heads", hv)
+        raise ValueError(f"{name}: got {got!r}; accepted: " + ("1 or more, or H/HV" if name == "heads" else f"a multiple of {h}"))
+    return h, hv
+
+
+def _fields(given: list[str]) -> dict[str, Any]:
+    """Fields of a schedule, from words FIELD=VALUE."""
+    defaults = {f.name: f.default for f in fields(Schedule) if isinstance(f.default, (str, int)) and f.name != "launch"}
+    out: dict[str, Any] = {}
+    for word in given:
+        name, _, value = word.partition("=")
+        groups = tuple(tuple(g.split(",")) for g in value.split("/"))
+        if name == "kernels" and all(n.isidentifier() for g in groups for n in g):
+            out[name] = groups
+            continue
+        default = defaults.get(name)
+        ok = default is not None and (isinstance(default, str) or (value in ("0", "1") if isinstance(default, bool)
+                                                                   else value.isascii() and value.isdecimal()))
+        if not ok:
+            raise ValueError(f"set: got {word!r}; accepted: FIELD=VALUE, a name or a number (0 and 1 for no and yes), with "
+                             f"FIELD one of {', '.join(defaults)}; or kernels=G,Tinv/o,S, names of a page's values")
+        out[name] = value if isinstance(default, str) else bool(int(value)) if isinstance(default, bool) else int(value)
+    return out
+
+
+# --- which options are refused ---------------------------------------------------------------------------------------
+def given(a: argparse.Namespace, name: str) -> bool:
+    """Whether the command line has the option; those asked for have no other default."""
+    x = getattr(a, name)
+    return x is not None and x is not False and x != []
+
+
+def refuse(a: argparse.Namespace, names: Iterable[str], where: str, accepted: str) -> None:
+    """ValueError for the first of the options that is given, where it would be ignored."""
+    for name in names:
+        if given(a, name):
+            raise ValueError(f"{name}: got {getattr(a, name)!r} {where}; accepted: {accepted}")
+
+
+def check_numbers(a: argparse.Namespace) -> None:
+    for name, least in LEAST.items():
+        x = getattr(a, name, None)
+        if x is not None and not least <= x < math.inf:  # which NaN is not, either
+            raise ValueError(f"{name}: got {x:g}; accepted: {least} or more")
+
+
+def check_bench(a: argparse.Namespace) -> str:
+    """The way of `bench`, one of WAYS; what is not given then has its default."""
+    way = "errors" if a.errors is not None else "pto" if a.target == "pto" else "gpu"
+    for name, ways in MEANT.items():
+        if way not in ways:
+            refuse(a, [name], WAYS[way], " or ".join(WAYS[w] for w in ways))
+    if a.shapes is not None:
+        refuse(a, ("heads", "value_heads", "tokens"), "with --shapes", "without, where there is one shape")
+    for name, value in BENCH.items():
+        if getattr(a, name) is None:
+            setattr(a, name, value)
+    return way
+
+
+def check_tune(a: argparse.Namespace) -> None:
+    """Refuses what nothing is measured for; what is not given then has its default."""
+    if a.compile is not None:
+        refuse(a, ("list", "out", *TUNE), "with --compile", "without, where candidates are timed")
+    if a.list:
+        refuse(a, TUNE, "with --list", "without, where candidates are timed")
+    for name, value in TUNE.items():
+        if getattr(a, name) is None:
+            setattr(a, name, value)
+
+
+def check_build(a: argparse.Namespace) -> None:
+    if a.cached:
+        refuse(a, ["out"], "with --cached", "one of both")
+    if a.compile is None:
+        refuse(a, ["compile_heads"], "without --compile", "with --compile, for triton")
+    elif a.target != "triton":
+        refuse(a, ["compile_heads"], f"with --target {a.target}", "with --target triton")
