@@ -22,6 +22,8 @@ BENCH: dict[str, Any] = {"heads": "16", "tokens": 2048, "blocks": 24, "seed": 0,
 WAYS = {"pto": "with --target pto", "gpu": "with times on a GPU", "errors": "with --errors"}
 MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "interpret": ("errors",), "plot": ("pto", "gpu"),
          "detail": ("pto", "gpu"), **dict.fromkeys(("seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
+#: Forms that an input of the package's pages may come in; on a page of one's own, any that its dims take.
+COMES = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw"), "beta": ("sigmoid", "twice_sigmoid")}
 #: Of `tune`: seconds, bytes and runs of measurements.
 TUNE = {"budget": None, "memory": 8.0, "runs": 15}
 
@@ -141,6 +143,9 @@ def builds(a: argparse.Namespace) -> list[Build]:
     schedule = replace(schedule, launch=a.launch, partition=a.partition, **_fields(a.set))
     counts = heads(a.heads) if getattr(a, "heads", None) is not None else None
     contract = Contract.parse(a.accept)
+    for n, form in contract.inputs if a.algorithm in algorithms.names() else ():
+        if form not in (fit := COMES.get(n, (form,))):  # what no page has, the build says
+            raise ValueError(f"accept: got {n}={form}; accepted for {n}: {', '.join(fit) or 'no form'}")
     return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v, counts, a.arch, contract)
             for t in targets]
 

@@ -17,7 +17,7 @@ from typing import Any
 from ..ir.builder import Body
 from ..ir.core import Loop, Op, Program, Stmt
 from ..ir.types import Tensor
-from .contract import FORMS, MEANT, Contract, ContractError
+from .contract import FORMS, Contract, ContractError
 from .tools import dead_code
 
 EPS = 1e-6  # as in FLA
@@ -41,10 +41,10 @@ def accept(p: Program, c: Contract, narrow: bool = True) -> Program:
             raise ContractError(f"dtypes: got {n}={c.dtype(n)!r}; accepted: inputs of one number a token and head, of which {n} "
                                 f"is none: {', '.join(x for x, t in tokens.items() if t.dims == ('C',))}")
     for n, form in c.inputs:
-        fit = [f for f in MEANT.get(n, FORMS) if (f in ROWS) == (len(tokens[n].dims) == 2)]
-        if form not in fit:
+        if (form in ROWS) != (len(tokens[n].dims) == 2):
+            fit = [f for f in FORMS if (f in ROWS) == (len(tokens[n].dims) == 2)]
             raise ContractError(f"inputs: got {n}={form!r}; accepted for {n}, dims {' '.join(map(str, tokens[n].dims))}: "
-                                f"{', '.join(fit) or 'none'}")
+                                f"{', '.join(fit)}")
     if [form for _, form in c.inputs].count("raw") > 1:
         raise ContractError("inputs: got several raw inputs; accepted: one, to which A_log and dt_bias belong")
     if not c.inputs:

@@ -6,8 +6,6 @@ from typing import Any
 
 #: How an input comes, where not as the page has it.
 FORMS = ("linear", "raw", "sigmoid", "twice_sigmoid", "l2norm", "unit")
-#: Of the inputs whose meaning all pages share; those of a page's own may have any that their dims take.
-MEANT = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw"), "beta": ("sigmoid", "twice_sigmoid")}
 DTYPES = ("float32", "float16", "bfloat16")
 STATE_WORDS = ("vk", *DTYPES, "pool", "in_place", "checkpoints")
 

@@ -106,7 +106,7 @@ def test_command_line(capsys):
     assert main(["verify", *small, "--accept", FULL]) == 0
     assert "all comparisons hold" in capsys.readouterr().out
     assert main(["verify", *small, "--accept", "q=raw"]) == 2
-    assert "inputs: got q='raw'; accepted for q, dims C K: l2norm" in capsys.readouterr().err
+    assert "accept: got q=raw; accepted for q: l2norm" in capsys.readouterr().err
 
 
 def test_through_the_front_door():

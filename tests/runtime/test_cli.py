@@ -36,8 +36,11 @@ def refusal(words, capsys):
     ([*GPU, "--runs", "0"], "runs: got 0"), (["tune", "--runs", "0"], "runs: got 0"),
     (["tune", "--budget", "-1"], "budget: got -1; accepted: 0 or more"), (["tune", "--budget", "nan"], "budget: got nan"),
     (["tune", "--memory", "-1"], "memory: got -1; accepted: 0 or more"), (["tune", "--memory", "inf"], "memory: got inf"),
+    *((["build", "--accept", f"{n}={form}"], f"accept: got {n}={form}; accepted for {n}: {fit}") for n, form, fit in (
+        ("q", "unit", "l2norm"), ("v", "unit", "no form"), ("v", "l2norm", "no form"), ("q", "raw", "l2norm"),
+        ("beta", "raw", "sigmoid, twice_sigmoid"), ("g", "sigmoid", "linear, raw"))),
     (["build", "--heads", ""], "heads: got ''"), (["build", "--target", "pto", "--heads", "3/4"], "heads: got '3/4'")])
-def test_numbers(words, said, capsys):
+def test_numbers_and_forms(words, said, capsys):
     assert refusal(words, capsys).startswith(said)
 
 
