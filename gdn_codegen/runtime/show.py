@@ -8,7 +8,7 @@ MEMORY_FREE = ("const", "scalar")
 
 
 def schedule_text(b: Build) -> str:
-    s = b.plan.adapted(b.page.trace())
+    s = b.plan.adapted(b.page.trace(), b.device.joined)
     groups = " ".join(f"[{' '.join(g)}]" for g in s.kernels)
     return "\n".join([f"schedule {s.name}", f"  kernels        {groups}", f"  form           {s.form}",
                       f"  inverse        {s.inverse}", f"  inverse_dtype  {s.inverse_dtype}",
@@ -34,8 +34,8 @@ def graph_dot(b: Build) -> str:
     """The chunk graph in DOT, a box around the values that each kernel writes; dashed values are recomputed."""
     from ..schedule.rewrite import rewrite
     page = b.page
-    s = b.plan.adapted(page.trace())
-    p: Program = rewrite(page.trace(), s, b.device)
+    s = b.plan.adapted(page.trace(), b.device.joined)
+    p: Program = rewrite(page.trace(), s)
     loop = next(x for x in p.kernels[0].body if isinstance(x, Loop))
     ops = {o.out: o for o in loop.body if isinstance(o, Op) and o.out and o.kind not in MEMORY_FREE}
     written = {n for g in s.kernels for n in g}

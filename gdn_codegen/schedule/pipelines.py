@@ -89,7 +89,7 @@ FRONT: tuple[tuple[str, Pass], ...] = (
     ("accept", lambda p, c: accept(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("scale", lambda p, c: scale(p)),
     ("forget", lambda p, c: forget(p, c.schedule)),
-    ("rewrite", lambda p, c: rewrite(p, c.schedule, c.device)),
+    ("rewrite", lambda p, c: rewrite(p, c.schedule)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), c.device.v_block, apart=isinstance(c.device, Cores))),
     ("near", lambda p, c: near(p, c.device, c.dtype)),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
@@ -173,7 +173,7 @@ def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dt
     and V as callers know them."""
     passes, device = ARCHS[target, arch] if arch else (PIPELINES[target], DEVICES[target])
     p = verify(memory(p, sizes, device, contract))
-    c = Context(schedule.adapted(p), device, p.dims, dtype, contract)
+    c = Context(schedule.adapted(p, device.joined), device, p.dims, dtype, contract)
     for name, run in passes:
         before, p = p, verify(run(p, c))
         for see in observers:

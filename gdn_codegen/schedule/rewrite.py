@@ -2,7 +2,7 @@
 
 "wy": a product M @ Y of a Y affine in the carried state S, Y = Y0 + F S, becomes U0 - W S with U0 = M Y0 and W = -M F.
 "split": a product M @ (b * (Y0 - Z)) of a state-free M and column b, with Z of the carried state, becomes
-Tb @ Y0 + Tb @ -Z with Tb = M * b^T, or Tb @ (Y0 - Z) where the device has that `joined`.
+Tb @ Y0 + Tb @ -Z with Tb = M * b^T.
 "unit": a product of an inverse M, which has ones on its diagonal, with X becomes X + Toff @ X, Toff what M has below them:
 as an operand X is rounded to 16 bit, as a summand it is not.
 "gate-free": decay D[i, j] = exp(x_i - x_j) is a conjugation by diag(exp(x)), so the inverse of I + (B * D) is the
@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
-from ..devices import Device
 from ..ir.builder import Body
 from ..ir.core import Loop, Op, Program, types, uses
 from .schedule import Schedule, ScheduleError
 from .tools import dead_code
 
 
-def rewrite(p: Program, s: Schedule, device: Device) -> Program:
+def rewrite(p: Program, s: Schedule) -> Program:
     """`p` in the schedule's form."""
     if s.form == "direct":
         return p
@@ -30,7 +28,7 @@ def rewrite(p: Program, s: Schedule, device: Device) -> Program:
     loop = kernel.body[len(before)]
     assert isinstance(loop, Loop)
     forms: dict[str, Callable[[Program, Schedule, Loop], tuple[Op, ...]]] = {
-        "gate-free": _gate_free, "wy": _wy, "split": partial(_split, joined=device.joined), "unit": _unit}
+        "gate-free": _gate_free, "wy": _wy, "split": _split, "unit": _unit}
     body = dead_code(replace(loop, body=forms[s.form](p, s, loop)).body, {c.next for c in loop.carried} | {p.forgets})
     return replace(p, kernels=(replace(kernel, body=(*before, replace(loop, body=body), *kernel.body[len(before) + 1:])),))
 
@@ -156,7 +154,7 @@ def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     return b.finish()  # type: ignore[return-value]
 
 
-def _split(p: Program, s: Schedule, loop: Loop, joined: bool) -> tuple[Op, ...]:
+def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     defs = {o.out: o for o in _ops(loop)}
     b, waits = _start(p, loop), {c.name for c in loop.carried}
     done = 0
@@ -176,12 +174,9 @@ def _split(p: Program, s: Schedule, loop: Loop, joined: bool) -> tuple[Op, ...]:
             b.copy(o)
             continue
         weight = b.op("mul", o.args[0], b.op("row", column.args[0], line=o.line), name=b.fresh("Tb"), line=o.line)
-        if joined:
-            b.op("matmul", weight, rest.out, name=o.out, line=o.line)
-        else:
-            start = b.op("matmul", weight, rest.args[0], name=b.fresh(f"{o.out}0"), line=o.line)
-            more = b.op("matmul", weight, b.op("neg", rest.args[1], line=o.line), line=o.line)
-            b.op("add", start, more, name=o.out, line=o.line)
+        start = b.op("matmul", weight, rest.args[0], name=b.fresh(f"{o.out}0"), line=o.line)
+        more = b.op("matmul", weight, b.op("neg", rest.args[1], line=o.line), line=o.line)
+        b.op("add", start, more, name=o.out, line=o.line)
         done += 1
     if not done:
         raise ScheduleError(f"schedule {s.name}: form split needs a product of a state-free tile with b[:, None] * (y - z), z "

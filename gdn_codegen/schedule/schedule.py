@@ -41,7 +41,7 @@ class Schedule:
       read them, and what no group names is recomputed where it is needed.
     form: "direct"; "wy" (what multiplies the state is split off as W and U0, so that they do not wait for it);
       "gate-free" (decay factored out of the inverse); "split" (the column that scales what the inverse multiplies
-      folded into it: Tb, which no longer waits for the state; U0 apart unless the device has it `joined`); "unit" (what the
+      folded into it: Tb, which no longer waits for the state, and U0, which does not, apart); "unit" (what the
       ones on the inverse's diagonal give is added in float32, not multiplied: Toff, the inverse without them).
     state: "kv", or "vk": kernels that walk the chunks hold tiles whose last dim is V transposed.
     inverse: "substitution" (blocks that the device solves by itself, then merged; "doubling" where it solves none),
@@ -127,13 +127,20 @@ class Schedule:
         if not all(self.kernels):
             raise ScheduleError(f"schedule {self.name}: kernels has an empty group")
 
-    def adapted(self, p: Program) -> Schedule:
-        """This schedule for a family member that lacks some of its values: those names and empty groups drop out.
+    def adapted(self, p: Program, joined: bool = False) -> Schedule:
+        """This schedule for a family member that lacks some of its values: those names and empty groups drop out. And where the
+        device has tiles of tokens `joined`, form "split" of the schedules that have it is "unit".
 
         For groups of the named schedules, which serve every algorithm; groups of one's own are taken to the letter.
         """
-        if all(s.kernels != self.kernels for s in SCHEDULES.values()):
+        base = next((s for s in SCHEDULES.values() if s.kernels == self.kernels), None)
+        if base is None:
             return self
+        if joined and self.form == base.form and base.name in JOINED:
+            return replace(self, **JOINED[base.name])._adapted(p)
+        return self._adapted(p)
+
+    def _adapted(self, p: Program) -> Schedule:
         loop = next(loops(p.kernels[0].body))
         have = {o.out for o in walk(p.kernels[0].body)} | {c.name for c in loop.carried}
         has_inverse = any(o.kind == "unit_lower_inverse" for o in loop.body if not hasattr(o, "body"))
@@ -152,6 +159,10 @@ SCHEDULES = {s.name: s for s in (
     Schedule("fused", (("o", "S"),), prefetch="all"),
     Schedule("fused_walk", (("G", "beta"), ("o", "S")), form="split", state="vk", stages=3, early="state"),
 )}
+
+#: What the schedules of form "split" are where v needs no product of its own.
+JOINED: dict[str, dict[str, Any]] = {"walk": {"form": "unit", "kernels": (("G", "Toff", "beta"), ("o", "S"))},
+                                     "fused_walk": {"form": "unit"}}
 
 
 def named(name: str) -> Schedule:

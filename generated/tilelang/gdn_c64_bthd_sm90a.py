@@ -40,7 +40,8 @@ OUTPUTS = (
 # one tile a chunk slot and value head
 WORKSPACES = (
     ("G_ws", (64,), "float32"),
-    ("Tb_ws", (64, 64), "float16"),
+    ("Toff_ws", (64, 64), "float16"),
+    ("beta_ws", (64,), "float32"),
 )
 # one float32 tile a sequence and value head
 INITIAL = (
@@ -53,11 +54,11 @@ FINAL = (
 SCALARS = {"scale": 0.08838834764831845}
 # name, instances over, blocks of a split dim, tensors passed, numbers passed
 KERNELS = (
-    ("G_Tb", "chunks", 1, ("k", "g", "beta", "G_ws", "Tb_ws"), ()),
-    ("o_S", "sequences", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Tb_ws"), ("scale",)),
+    ("G_Toff_beta", "chunks", 1, ("k", "g", "beta", "G_ws", "Toff_ws", "beta_ws"), ()),
+    ("o_S", "sequences", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Toff_ws", "beta_ws"), ("scale",)),
 )
 # whole numbers passed beside the sizes
-INTS = {"G_Tb": [], "o_S": ["has_initial_state", "has_final_state"]}
+INTS = {"G_Toff_beta": [], "o_S": ["has_initial_state", "has_final_state"]}
 # tile sizes
 C = 64
 K = 128
@@ -340,7 +341,7 @@ template <bool turned> static __device__ __forceinline__ void store_tile(void *t
 """
 # tensors that a kernel stores to
 WRITTEN = {
-    "G_Tb": ["G_ws", "Tb_ws"],
+    "G_Toff_beta": ["G_ws", "Toff_ws", "beta_ws"],
     "o_S": ["o", "final_state"],
 }
 
@@ -544,16 +545,17 @@ def _prelude(cpu):
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
-def G_Tb_kernel(t):
+def G_Toff_beta_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
 
     @T.prim_func
-    def G_Tb_kernel(
+    def G_Toff_beta_kernel(
         k_in: T.Tensor((B, L, H, K), T.float16),
         g_in: T.Tensor((B, L, HV), T.float32),
         beta_in: T.Tensor((B, L, HV), T.float32),
         G_ws: T.Tensor((slots, HV, C), T.float32),
-        Tb_ws: T.Tensor((slots, HV, C, C), T.float16),
+        Toff_ws: T.Tensor((slots, HV, C, C), T.float16),
+        beta_ws: T.Tensor((slots, HV, C), T.float32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
@@ -570,7 +572,7 @@ def G_Tb_kernel(t):
             G = t.shared((C,), T.float32)
             k_k = t.fragment((C, C), T.float32)
             mul_h_2 = t.fragment((C, C), T.float16)
-            Tb_h = t.staged((C, C), T.float16)
+            Toff_h = t.staged((C, C), T.float16)
             t.blocks_at_least(8)
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -587,6 +589,8 @@ def G_Tb_kernel(t):
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 t.wait_copies()
+                for i in t.parallel(C):
+                    beta_ws[slot, hv, i] = beta[i]
                 # G = cumsum(g)
                 t.cumsum(g, G)
                 for i in t.parallel(C):
@@ -596,12 +600,12 @@ def G_Tb_kernel(t):
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
                     mul_h_2[i, j] = beta[i] * k_k[i, j] * T.exp(G[i] - G[j])
-                t.copy(mul_h_2, Tb_h)
-                t.diag_inverse(Tb_h, Tb_h, 64, scale=beta)
+                t.copy(mul_h_2, Toff_h)
+                t.diag_inverse(Toff_h, Toff_h, 64, strict=True)
                 for i, j in t.parallel(C, C):
-                    Tb_ws[slot, hv, i, j] = Tb_h[i, j]
+                    Toff_ws[slot, hv, i, j] = Toff_h[i, j]
 
-    return G_Tb_kernel
+    return G_Toff_beta_kernel
 
 
 def o_S_kernel(t):
@@ -617,7 +621,8 @@ def o_S_kernel(t):
         initial_state_in: T.Tensor((n_initial_state, HV, K, V), T.float32),
         final_state_out: T.Tensor((n_final_state, HV, K, V), T.float32),
         G_ws: T.Tensor((slots, HV, C), T.float32),
-        Tb_ws: T.Tensor((slots, HV, C, C), T.float16),
+        Toff_ws: T.Tensor((slots, HV, C, C), T.float16),
+        beta_ws: T.Tensor((slots, HV, C), T.float32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
         has_initial_state: T.int32,
@@ -633,26 +638,28 @@ def o_S_kernel(t):
             k = T.alloc_shared((2, C, K), T.float16)
             q = T.alloc_shared((2, C, K), T.float16)
             v = t.staged((2, C, V), T.float16)
-            Tb = T.alloc_shared((2, C, C), T.float16)
+            beta = T.alloc_shared((2, C), T.float32)
+            Toff = T.alloc_shared((2, C, C), T.float16)
             G = T.alloc_shared((2, C), T.float32)
             G_col = t.fragment((C,), T.float32)
             G_row = t.fragment((C,), T.float32)
             q_k = t.fragment((C, C), T.float32)
-            mul_h = t.fragment((C, C), T.float16)
+            mul_h_2 = t.fragment((C, C), T.float16)
             S_h = t.fragment((V, K), T.float16)
             k_S = t.fragment((V, C), T.float32)
             exp_G_s = T.alloc_shared((2, C), T.float32)
             exp_G_row = t.fragment((C,), T.float32)
             v_T = t.fragment((V, C), T.float16)
-            sub_v_h = t.fragment((V, C), T.float16)
-            U = t.fragment((V, C), T.float32)
+            beta_row = t.fragment((C,), T.float32)
+            mul_beta_2 = t.fragment((V, C), T.float32)
+            mul_h = t.fragment((V, C), T.float16)
             exp_last_G_s = T.alloc_shared((2, 1), T.float32)
             exp_sub_s = T.alloc_shared((2, C), T.float32)
             exp_sub_row = t.fragment((C,), T.float32)
-            mul_h_2 = t.fragment((V, C), T.float16)
+            mul_h_3 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
             U_h = t.fragment((V, C), T.float16)
-            mul_h_s = t.staged((2, C, C), T.float16)
+            mul_h_2_s = t.staged((2, C, C), T.float16)
             add_mul = t.fragment((V, C), T.float32)
             o_h = t.fragment((V, C), T.float16)
             o_h_s = t.staged((C, V), T.float16)
@@ -688,23 +695,19 @@ def o_S_kernel(t):
                     T.copy(exp_G_s[chunk % 2, :], exp_G_row)
                     T.barrier_wait(v_ready[chunk % 2], chunk // 2 % 2)
                     t.load_turned(v[chunk % 2, :, :], v_T, tx)
+                    T.copy(beta[chunk % 2, :], beta_row)
                     for i, j in t.as_sums(V, C):
-                        sub_v_h[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
-                    T.gemm(
-                        sub_v_h,
-                        Tb[chunk % 2, :, :],
-                        U,
-                        transpose_B=True,
-                        clear_accum=True,
-                        policy=T.GemmWarpPolicy.FullRow,
-                    )
+                        mul_beta_2[i, j] = beta_row[j] * (T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j])
+                    for i, j in t.as_sums(V, C):
+                        mul_h[i, j] = mul_beta_2[i, j]
+                    T.gemm(mul_h, Toff[chunk % 2, :, :], mul_beta_2, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                     T.copy(exp_sub_s[chunk % 2, :], exp_sub_row)
                     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                     for i, j in t.as_sums(V, C):
-                        mul_h_2[i, j] = exp_sub_row[j] * U[i, j]
+                        mul_h_3[i, j] = exp_sub_row[j] * mul_beta_2[i, j]
                     for i, j in t.parallel(V, K):
                         S[i, j] = exp_last_G_s[chunk % 2, 0] * S[i, j]
-                    T.gemm(mul_h_2, k[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(mul_h_3, k[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                     T.gemm(
                         S_h,
@@ -716,10 +719,10 @@ def o_S_kernel(t):
                     )
                     T.barrier_arrive(k_free[chunk % 2])
                     for i, j in t.as_sums(V, C):
-                        U_h[i, j] = U[i, j]
+                        U_h[i, j] = mul_beta_2[i, j]
                     for i, j in t.as_sums(V, C):
                         add_mul[i, j] = exp_G_row[j] * q_S[i, j]
-                    T.gemm(U_h, mul_h_s[chunk % 2, :, :], add_mul, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(U_h, mul_h_2_s[chunk % 2, :, :], add_mul, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                     T.barrier_arrive(exp_G_s_free[chunk % 2])
                     for i, j in t.as_sums(V, C):
                         o_h[i, j] = scale * add_mul[i, j]
@@ -747,7 +750,7 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     for i, j in t.as_sums(C, C):
-                        mul_h[i, j] = q_k[i, j] * T.exp(
+                        mul_h_2[i, j] = q_k[i, j] * T.exp(
                             T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                         )
                     T.barrier_wait(exp_G_s_free[chunk % 2], (chunk // 2 + 1) % 2)
@@ -760,7 +763,7 @@ def o_S_kernel(t):
                     for i in t.parallel(C):
                         exp_sub_s[chunk % 2, i] = T.exp(G[chunk % 2, C - 1] - G[chunk % 2, i])
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                    t.store_tile(mul_h, mul_h_s[chunk % 2, :, :], tx - 256)
+                    t.store_tile(mul_h_2, mul_h_2_s[chunk % 2, :, :], tx - 256)
                     T.fence_proxy_async()
                     T.barrier_arrive(exp_G_s_ready[chunk % 2])
             else:
@@ -800,7 +803,8 @@ def o_S_kernel(t):
                             for i in T.serial(C - rows):
                                 for j in T.Parallel(V):
                                     v[chunk % 2, rows + i, j] = 0
-                        T.tma_copy(Tb_ws[slot, hv, 0:C, 0:C], Tb[chunk % 2, :, :], barrier=v_ready[chunk % 2])
+                        T.tma_copy(beta_ws[slot, hv, 0:C], beta[chunk % 2, :], barrier=v_ready[chunk % 2])
+                        T.tma_copy(Toff_ws[slot, hv, 0:C, 0:C], Toff[chunk % 2, :, :], barrier=v_ready[chunk % 2])
                         T.barrier_arrive(v_ready[chunk % 2])
                         T.tma_copy(G_ws[slot, hv, 0:C], G[chunk % 2, :], barrier=G_ready[chunk % 2])
                         T.barrier_arrive(G_ready[chunk % 2])
@@ -821,12 +825,12 @@ def o_S_kernel(t):
 
 
 # --- launching --------------------------------------------------------------------------------------------------------
-_KERNELS = {"G_Tb": G_Tb_kernel, "o_S": o_S_kernel}
+_KERNELS = {"G_Toff_beta": G_Toff_beta_kernel, "o_S": o_S_kernel}
 # every access is in bounds by itself
 _COMMON = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
 # warp groups wait for each other by themselves
 _GROUPS = {**_COMMON, "tl.disable_thread_storage_sync": True}
-_PASSES = {"G_Tb": _COMMON, "o_S": _GROUPS}
+_PASSES = {"G_Toff_beta": _COMMON, "o_S": _GROUPS}
 _compiling = threading.Lock()
 
 

@@ -77,18 +77,12 @@ GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
           "fused-parts": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], partition="decay"), arch="sm_90a"),
           "fused-early": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay",
                                                             early="state"), arch="sm_90a"),
-          "fused-unit": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedunit", form="unit",
-                                                           partition="decay"), arch="sm_90a"),
-          "fused-unit-bf16": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedunit", form="unit"),
-                                   dtype="bfloat16", arch="sm_90a"),
-          "walk-unit": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walkunit", form="unit", partition="decay",
-                                                          kernels=(("G", "Toff", "beta"), ("o", "S"))), arch="sm_90a"),
           "fused-longest": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], partition="decay", longest_first=True),
                                  arch="sm_90a"),
           "fused-bf16-bhtd": Build("tilelang", layout="bhtd", schedule="fused_walk", dtype="bfloat16", arch="sm_90a"),
           "fused-k64v64": Build("tilelang", schedule="fused_walk", head_dim_k=64, head_dim_v=64, arch="sm_90a"),
           **{f"own-{form}": Build("tilelang", schedule=Schedule("own", (("G", "Tinv"), ("o", "S")), form=form, state="vk"),
-                                  arch="sm_90a") for form in ("split", "direct")}}
+                                  arch="sm_90a") for form in ("split", "direct", "unit")}}
 
 
 def for_groups(b, lengths, H=2, HV=4, **options):

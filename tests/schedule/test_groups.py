@@ -24,9 +24,8 @@ OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk")
 #: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
 PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
          "own": OWN, "direct": replace(OWN, form="direct"),
-         "unit": replace(OWN, kernels=(("G", "Toff", "beta"), ("o", "S")), form="unit"),
+         "unit": replace(OWN, form="unit"),
          "early": replace(named("walk"), partition="decay", early="state"), "fused_walk": named("fused_walk"),
-         "fused_unit": replace(named("fused_walk"), form="unit"),
          "fused_early": replace(named("fused_walk"), partition="decay", early="state"),
          "longest": replace(named("walk"), partition="decay", early="all", longest_first=True)}
 
@@ -60,7 +59,7 @@ def test_agents_follow_the_data():
     k, ops = walker(p), inside(p)
     mine = {a.name: [o for o in ops if o.agent == a.name and o.kind not in SYNC] for a in k.agents}
     assert {o.kind for o in mine["loader"]} == {"load"} and {o.kind for o in mine["store"]} == {"store"}
-    assert {o.out for o in mine["loader"]} == {"k", "q", "v", "Tb", "G"}
+    assert {o.out for o in mine["loader"]} == {"k", "q", "v", "Toff", "beta", "G"}
     assert [o.out for o in mine["aux"] if o.kind == "matmul"] == ["q_k"]
     assert [o.out for o in mine["state"] if o.kind == "matmul"] == ["k_S", "U", "S_next", "q_S", "add_mul"]
     assert [(a.first, a.threads) for a in k.agents] == [(0, 128), (128, 128), (256, 32), (288, 32)]
@@ -75,7 +74,7 @@ def test_who_reads_a_tile_transposed_turns_it():
     assert [(o.args[0], o.agent, space[o.buffer]) for o in turned] == [("v", "state", "fragment"), ("o_h", "state", "shared")]
     assert not made["v"].attr("transposed") and space[made["v"].buffer] == "shared"
     assert [o.agent for o in ops if turned[0].out in o.args] == ["state"]
-    assert made["U"].args == ("sub_v_h", "Tb") and len([o for o in ops if o.kind == "matmul"]) == 6
+    assert made["U"].args == ("mul_h", "Toff", "mul_beta_2") and len([o for o in ops if o.kind == "matmul"]) == 6
 
 
 def test_a_group_of_four_warps_for_each_64_rows_of_the_state():
@@ -94,7 +93,7 @@ def test_inverses_have_warps_of_their_own(plan):
     assert (inverse.kind, inverse.attr("size")) == ("diag_inverse", 64)
     (handed,) = (o for o in mine["aux"] if o.out == inverse.args[0])
     assert handed.kind == "move" and [o.out for o in mine["aux"] if o.kind == "matmul"] == ["k_k", "q_k"]
-    assert {o.out for o in mine["loader"]} == {"k", "G", "beta", "q", "v"} and inverse.args[1:] == ("beta",)
+    assert {o.out for o in mine["loader"]} == {"k", "G", "beta", "q", "v"} and inverse.args[1:] == () and inverse.attr("strict")
     assert {o.agent for o in ops if inverse.out in o.args} == {"state"}
     assert [(a.name, a.first, a.threads) for a in k.agents] == [("state", 0, 128), ("aux", 128, 128), ("loader", 256, 32),
                                                                 ("store", 288, 32), ("solve", 320, 64)]
@@ -124,7 +123,7 @@ def test_aux_begins_what_leads_to_no_inverse_once_it_handed_over_what_does(plan)
 def test_what_leads_to_an_inverse_is_loaded_first_and_waited_for_alone():
     ops = inside(lowered("fused_walk"))
     loads = {o.out: o.attr("channel") for o in ops if o.kind == "load"}
-    assert list(loads) == ["k", "G", "beta", "q", "v"]
+    assert list(loads) == ["k", "beta", "G", "q", "v"]
     assert not {loads[x] for x in ("k", "G", "beta")} & {loads[x] for x in ("q", "v")}
     (inverse,) = (n for n, o in enumerate(ops) if o.kind == "diag_inverse")
     waits = [o.attr("channel") for o in ops[:inverse] if o.agent == "solve" and o.kind == "wait"]
@@ -146,19 +145,19 @@ def test_products_read_fragments_first_and_rings_second(plan):
 
 def test_rings_turn_as_the_schedule_says():
     slots = {b.name: b.slots for b in walker(lowered("stages")).buffers if b.space == "shared"}
-    assert {slots[n] for n in ("k", "q", "v", "Tb", "G")} == {3} and slots["exp_G_s"] == 2 and slots["o_h_s"] == 1
+    assert {slots[n] for n in ("k", "q", "v", "Toff", "beta", "G")} == {3} and slots["exp_G_s"] == 2 and slots["o_h_s"] == 1
 
 
 def test_an_inverse_is_turns_ahead():
     """And takes the place of what it inverts."""
     slots = {b.name: b.slots for b in walker(lowered("fused_walk")).buffers if b.space == "shared"}
-    assert slots == {**dict.fromkeys(("k", "q", "v", "G", "beta", "mul_h_3_s", "exp_G_s", "exp_last_G_s", "exp_sub_s",
-                                      "mul_h_s"), 3), "o_h_s": 1}
+    assert slots == {**dict.fromkeys(("k", "q", "v", "G", "beta", "mul_h_4_s", "exp_G_s", "exp_last_G_s", "exp_sub_s",
+                                      "mul_h_2_s"), 3), "o_h_s": 1}
 
 
 def test_a_product_takes_the_place_of_a_summand_that_nobody_reads_later():
     """Form unit: U = X + Toff X, X in float32 and rounded, as an operand."""
-    p = lowered("fused_unit")
+    p = lowered("fused_walk")
     (u,) = (o for o in inside(p) if o.out == "U")
     x = next(o for o in inside(p) if o.out == u.args[2])
     assert x.kind == "mul" and x.buffer == u.buffer and u.args[0] != x.out
@@ -370,8 +369,9 @@ def test_too_much_shared_memory_is_an_error(monkeypatch):
 # --- turns before a walk's own part ----------------------------------------------------------------------------------
 def test_early_turns_leave_out_what_leads_to_no_state():
     own = {o.out or (o.kind, o.attr("channel")) for o in inside(lowered("early")) if o.attr(OWN_PART)}
-    assert {"q", "q_k", "q_S", "add_mul", "mul_h_s", "o_h_s"} <= own
-    assert not own & {"k", "v", "Tb", "G", "k_S", "v_T", "U", "S_next", "exp_G_s", ("wait", "k_ready"), ("signal", "k_free")}
+    assert {"q", "q_k", "q_S", "add_mul", "mul_h_2_s", "o_h_s"} <= own
+    needed = {"k", "v", "Toff", "beta", "G", "k_S", "v_T", "U", "S_next", "exp_G_s", ("wait", "k_ready"), ("signal", "k_free")}
+    assert not own & needed
     assert {c for o in own if isinstance(o, tuple) and (c := o[1])} == {"o_h_s_ready", "o_h_s_free"}
     assert not any(o.attr(OWN_PART) for o in inside(lowered(replace(PLANS["early"], early="all"))))
 
