@@ -4,7 +4,8 @@
 "split": a product M @ (b * (Y0 - Z)) of a state-free M and column b, with Z of the carried state, becomes
 Tb @ Y0 + Tb @ -Z with Tb = M * b^T.
 "unit": a product of an inverse M, which has ones on its diagonal, with X becomes X + Toff @ X, Toff what M has below them:
-as an operand X is rounded to 16 bit, as a summand it is not.
+as an operand X is rounded to 16 bit, as a summand it is not. And (I + b * N)^-1 @ (b * Y) of a column b is b times
+delta = (I + N * b^T)^-1 @ Y: what reads the product reads delta, and b multiplies what does not wait for the state.
 "gate-free": decay D[i, j] = exp(x_i - x_j) is a conjugation by diag(exp(x)), so the inverse of I + (B * D) is the
 inverse of I + B, times D.
 """
@@ -43,6 +44,11 @@ def _ops(loop: Loop) -> list[Op]:
     return [o for o in loop.body if isinstance(o, Op)]
 
 
+def _is_plain(o: Op) -> bool:
+    """A product of two tiles as they lie."""
+    return o.kind == "matmul" and len(o.args) == 2 and not o.attr("ta") and not o.attr("tb")
+
+
 def _gate_free(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     defs = {o.out: o for o in _ops(loop)}
     count, tile = uses(loop.body), types(loop.body)
@@ -65,10 +71,7 @@ def _gate_free(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
         elif o.kind == "strictly_lower":
             factors = _factors(o.args[0], defs)
             factors.remove(decay)
-            x, *rest = factors
-            for f in rest:
-                x = b.op("mul", x, f, line=o.line)
-            b.op("strictly_lower", x, line=o.line, name=o.out)
+            b.op("strictly_lower", _product(b, factors, o.line), line=o.line, name=o.out)
         else:
             free = b.op("unit_lower_inverse", o.args[0], line=o.line, name=b.fresh(f"{o.out}_free"))
             b.op("mul", free, decay, line=o.line, name=o.out)
@@ -135,8 +138,7 @@ def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
 
     done = 0
     for o in _ops(loop):
-        if o.kind == "matmul" and len(o.args) == 2 and o.args[1] not in states and not depends[o.args[0]] \
-                and depends[o.args[1]] and not o.attr("ta") and not o.attr("tb"):
+        if _is_plain(o) and o.args[1] not in states and not depends[o.args[0]] and depends[o.args[1]]:
             try:
                 y0, f = affine(o.args[1])
             except _NotAffine:
@@ -161,8 +163,7 @@ def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     for o in _ops(loop):
         if waits & set(o.args):
             waits.add(o.out)
-        plain = o.kind == "matmul" and len(o.args) == 2 and not o.attr("ta") and not o.attr("tb")
-        scaled = defs.get(o.args[1]) if plain else None
+        scaled = defs.get(o.args[1]) if _is_plain(o) else None
         if scaled is None or scaled.kind != "mul" or o.args[0] in waits:
             b.copy(o)
             continue
@@ -185,18 +186,76 @@ def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
 
 
 def _unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
-    inverses = {o.out for o in _ops(loop) if o.kind == "unit_lower_inverse"}
+    defs, tile = {o.out: o for o in _ops(loop)}, types(loop.body)
+    inverses = {o.out for o in defs.values() if o.kind == "unit_lower_inverse"}
+    columns = _columns(s, loop)
     b, done = _start(p, loop), 0
+    scaled: dict[str, tuple[str, str]] = {}  # a product that is x[:, None] * z, as (x, z)
+
+    def by_row(factors: list[str], x: str, line: int) -> str:
+        """The factors' product, the last tile of them times x[None, :]."""
+        at = max(n for n, f in enumerate(factors) if tile[f].dims == ("C", "C"))
+        factors[at] = b.op("mul", factors[at], b.op("row", x, line=line), line=line)
+        return _product(b, factors, line)
+
     for o in _ops(loop):
-        if o.kind != "matmul" or len(o.args) != 2 or o.args[0] not in inverses or o.attr("ta") or o.attr("tb"):
+        plain = _is_plain(o)
+        if o.kind == "strictly_lower" and o.out in columns:
+            x, factors = columns[o.out]
+            b.op("strictly_lower", by_row(factors, x, o.line), line=o.line, name=o.out)
+        elif plain and o.args[0] in inverses:
+            x, factors = columns.get(o.out, ("", [o.args[1]]))
+            y = _product(b, factors, o.line)
+            off = b.op("strictly_lower", o.args[0], line=o.line, name=b.fresh("Toff"))
+            z = b.op("add", y, b.op("matmul", off, y, line=o.line), line=o.line, name=b.fresh("delta") if x else o.out)
+            if x:
+                scaled[o.out] = x, z
+                b.op("mul", b.op("col", x, line=o.line), z, line=o.line, name=o.out)
+            done += 1
+        elif plain and o.args[1] in scaled and tile[o.args[0]].dims == ("C", "C"):
+            x, z = scaled[o.args[1]]
+            factors = _factors(o.args[0], defs)
+            if not any(tile[f].dims == ("C", "C") for f in factors):
+                factors = [o.args[0]]
+            b.op("matmul", by_row(factors, x, o.line), z, line=o.line, name=o.out)
+        elif o.kind == "mul" and o.args[1] in scaled and o.args[0] in defs and defs[o.args[0]].kind == "col":
+            x, z = scaled[o.args[1]]
+            both = b.op("mul", defs[o.args[0]].args[0], x, line=o.line)
+            b.op("mul", b.op("col", both, line=o.line), z, line=o.line, name=o.out)
+        else:
             b.copy(o)
-            continue
-        off = b.op("strictly_lower", o.args[0], line=o.line, name=b.fresh("Toff"))
-        b.op("add", o.args[1], b.op("matmul", off, o.args[1], line=o.line), name=o.out, line=o.line)
-        done += 1
     if not done:
         raise ScheduleError(f"schedule {s.name}: form unit needs a product of a unit_lower_inverse, which {p.name} has not")
     return b.finish()  # type: ignore[return-value]
+
+
+def _columns(s: Schedule, loop: Loop) -> dict[str, tuple[str, list[str]]]:
+    """Where U = (I + A)^-1 @ (x[:, None] * Y), A = strictly_lower(x[:, None] * N), and U alone reads the inverse, and it alone A:
+    x and the factors of N by A's name, and x and those of Y by U's."""
+    defs, count, tile = {o.out: o for o in _ops(loop)}, uses(loop.body), types(loop.body)
+    named = {n for g in s.kernels for n in g}
+    found = {}
+    for o in defs.values():
+        inverse = defs.get(o.args[0]) if _is_plain(o) else None
+        a = defs.get(inverse.args[0]) if inverse is not None and inverse.kind == "unit_lower_inverse" else None
+        if inverse is None or a is None or a.kind != "strictly_lower" or count[inverse.out] > 1 or count[a.out] > 1 \
+                or named & {o.out, inverse.out, a.out}:
+            continue
+        low, high = _factors(a.args[0], defs), _factors(o.args[1], defs)
+        column = next((f for f in low if f in defs and defs[f].kind == "col" and f in high), "")
+        if column:
+            low.remove(column)
+            high.remove(column)
+            if any(tile[f].dims == ("C", "C") for f in low) and any(tile[f] == tile[o.args[1]] for f in high):
+                found.update({a.out: (defs[column].args[0], low), o.out: (defs[column].args[0], high)})
+    return found
+
+
+def _product(b: Body, factors: list[str], line: int) -> str:
+    x, *rest = factors
+    for f in rest:
+        x = b.op("mul", x, f, line=line)
+    return x
 
 
 class _NotAffine(Exception):

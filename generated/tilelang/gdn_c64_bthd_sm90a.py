@@ -599,7 +599,7 @@ def G_Toff_beta_kernel(t):
                 t.gemm(k, k, k_k, transpose_B=True)
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
-                    mul_h_2[i, j] = beta[i] * k_k[i, j] * T.exp(G[i] - G[j])
+                    mul_h_2[i, j] = k_k[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                 t.copy(mul_h_2, Toff_h)
                 t.diag_inverse(Toff_h, Toff_h, 64, strict=True)
                 for i, j in t.parallel(C, C):
@@ -638,28 +638,28 @@ def o_S_kernel(t):
             k = T.alloc_shared((2, C, K), T.float16)
             q = T.alloc_shared((2, C, K), T.float16)
             v = t.staged((2, C, V), T.float16)
-            beta = T.alloc_shared((2, C), T.float32)
             Toff = T.alloc_shared((2, C, C), T.float16)
             G = T.alloc_shared((2, C), T.float32)
+            beta = T.alloc_shared((2, C), T.float32)
             G_col = t.fragment((C,), T.float32)
             G_row = t.fragment((C,), T.float32)
+            beta_row = t.fragment((C,), T.float32)
             q_k = t.fragment((C, C), T.float32)
-            mul_h_2 = t.fragment((C, C), T.float16)
+            mul_h = t.fragment((C, C), T.float16)
             S_h = t.fragment((V, K), T.float16)
             k_S = t.fragment((V, C), T.float32)
             exp_G_s = T.alloc_shared((2, C), T.float32)
             exp_G_row = t.fragment((C,), T.float32)
             v_T = t.fragment((V, C), T.float16)
-            beta_row = t.fragment((C,), T.float32)
-            mul_beta_2 = t.fragment((V, C), T.float32)
-            mul_h = t.fragment((V, C), T.float16)
+            sub_v = t.fragment((V, C), T.float32)
+            sub_v_h = t.fragment((V, C), T.float16)
             exp_last_G_s = T.alloc_shared((2, 1), T.float32)
-            exp_sub_s = T.alloc_shared((2, C), T.float32)
-            exp_sub_row = t.fragment((C,), T.float32)
-            mul_h_3 = t.fragment((V, C), T.float16)
+            mul_exp_5_s = T.alloc_shared((2, C), T.float32)
+            mul_exp_5_row = t.fragment((C,), T.float32)
+            mul_h_2 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
-            U_h = t.fragment((V, C), T.float16)
-            mul_h_2_s = t.staged((2, C, C), T.float16)
+            delta_h = t.fragment((V, C), T.float16)
+            mul_h_s = t.staged((2, C, C), T.float16)
             add_mul = t.fragment((V, C), T.float32)
             o_h = t.fragment((V, C), T.float16)
             o_h_s = t.staged((C, V), T.float16)
@@ -695,19 +695,18 @@ def o_S_kernel(t):
                     T.copy(exp_G_s[chunk % 2, :], exp_G_row)
                     T.barrier_wait(v_ready[chunk % 2], chunk // 2 % 2)
                     t.load_turned(v[chunk % 2, :, :], v_T, tx)
-                    T.copy(beta[chunk % 2, :], beta_row)
                     for i, j in t.as_sums(V, C):
-                        mul_beta_2[i, j] = beta_row[j] * (T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j])
+                        sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     for i, j in t.as_sums(V, C):
-                        mul_h[i, j] = mul_beta_2[i, j]
-                    T.gemm(mul_h, Toff[chunk % 2, :, :], mul_beta_2, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                    T.copy(exp_sub_s[chunk % 2, :], exp_sub_row)
+                        sub_v_h[i, j] = sub_v[i, j]
+                    T.gemm(sub_v_h, Toff[chunk % 2, :, :], sub_v, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.copy(mul_exp_5_s[chunk % 2, :], mul_exp_5_row)
                     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                     for i, j in t.as_sums(V, C):
-                        mul_h_3[i, j] = exp_sub_row[j] * mul_beta_2[i, j]
+                        mul_h_2[i, j] = mul_exp_5_row[j] * sub_v[i, j]
                     for i, j in t.parallel(V, K):
                         S[i, j] = exp_last_G_s[chunk % 2, 0] * S[i, j]
-                    T.gemm(mul_h_3, k[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(mul_h_2, k[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                     T.gemm(
                         S_h,
@@ -719,10 +718,16 @@ def o_S_kernel(t):
                     )
                     T.barrier_arrive(k_free[chunk % 2])
                     for i, j in t.as_sums(V, C):
-                        U_h[i, j] = mul_beta_2[i, j]
+                        delta_h[i, j] = sub_v[i, j]
                     for i, j in t.as_sums(V, C):
                         add_mul[i, j] = exp_G_row[j] * q_S[i, j]
-                    T.gemm(U_h, mul_h_2_s[chunk % 2, :, :], add_mul, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(
+                        delta_h,
+                        mul_h_s[chunk % 2, :, :],
+                        add_mul,
+                        transpose_B=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
                     T.barrier_arrive(exp_G_s_free[chunk % 2])
                     for i, j in t.as_sums(V, C):
                         o_h[i, j] = scale * add_mul[i, j]
@@ -739,6 +744,7 @@ def o_S_kernel(t):
                     T.barrier_wait(G_ready[chunk % 2], chunk // 2 % 2)
                     T.copy(G[chunk % 2, :], G_col)
                     T.copy(G[chunk % 2, :], G_row)
+                    T.copy(beta[chunk % 2, :], beta_row)
                     T.barrier_wait(k_ready[chunk % 2], chunk // 2 % 2)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                     T.gemm(
@@ -750,8 +756,8 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     for i, j in t.as_sums(C, C):
-                        mul_h_2[i, j] = q_k[i, j] * T.exp(
-                            T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
+                        mul_h[i, j] = q_k[i, j] * (
+                            T.exp(T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32))) * beta_row[j]
                         )
                     T.barrier_wait(exp_G_s_free[chunk % 2], (chunk // 2 + 1) % 2)
                     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
@@ -761,9 +767,9 @@ def o_S_kernel(t):
                     for i in t.parallel(1):
                         exp_last_G_s[chunk % 2, i] = T.exp(G[chunk % 2, C - 1])
                     for i in t.parallel(C):
-                        exp_sub_s[chunk % 2, i] = T.exp(G[chunk % 2, C - 1] - G[chunk % 2, i])
+                        mul_exp_5_s[chunk % 2, i] = T.exp(G[chunk % 2, C - 1] - G[chunk % 2, i]) * beta[chunk % 2, i]
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                    t.store_tile(mul_h_2, mul_h_2_s[chunk % 2, :, :], tx - 256)
+                    t.store_tile(mul_h, mul_h_s[chunk % 2, :, :], tx - 256)
                     T.fence_proxy_async()
                     T.barrier_arrive(exp_G_s_ready[chunk % 2])
             else:
@@ -803,10 +809,10 @@ def o_S_kernel(t):
                             for i in T.serial(C - rows):
                                 for j in T.Parallel(V):
                                     v[chunk % 2, rows + i, j] = 0
-                        T.tma_copy(beta_ws[slot, hv, 0:C], beta[chunk % 2, :], barrier=v_ready[chunk % 2])
                         T.tma_copy(Toff_ws[slot, hv, 0:C, 0:C], Toff[chunk % 2, :, :], barrier=v_ready[chunk % 2])
                         T.barrier_arrive(v_ready[chunk % 2])
                         T.tma_copy(G_ws[slot, hv, 0:C], G[chunk % 2, :], barrier=G_ready[chunk % 2])
+                        T.tma_copy(beta_ws[slot, hv, 0:C], beta[chunk % 2, :], barrier=G_ready[chunk % 2])
                         T.barrier_arrive(G_ready[chunk % 2])
                 elif tx < 448:
                     for chunk in T.serial(T.ceildiv(length, C)):

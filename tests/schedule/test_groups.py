@@ -61,7 +61,7 @@ def test_agents_follow_the_data():
     assert {o.kind for o in mine["loader"]} == {"load"} and {o.kind for o in mine["store"]} == {"store"}
     assert {o.out for o in mine["loader"]} == {"k", "q", "v", "Toff", "beta", "G"}
     assert [o.out for o in mine["aux"] if o.kind == "matmul"] == ["q_k"]
-    assert [o.out for o in mine["state"] if o.kind == "matmul"] == ["k_S", "U", "S_next", "q_S", "add_mul"]
+    assert [o.out for o in mine["state"] if o.kind == "matmul"] == ["k_S", "delta", "S_next", "q_S", "add_mul"]
     assert [(a.first, a.threads) for a in k.agents] == [(0, 128), (128, 128), (256, 32), (288, 32)]
 
 
@@ -74,7 +74,7 @@ def test_who_reads_a_tile_transposed_turns_it():
     assert [(o.args[0], o.agent, space[o.buffer]) for o in turned] == [("v", "state", "fragment"), ("o_h", "state", "shared")]
     assert not made["v"].attr("transposed") and space[made["v"].buffer] == "shared"
     assert [o.agent for o in ops if turned[0].out in o.args] == ["state"]
-    assert made["U"].args == ("mul_h", "Toff", "mul_beta_2") and len([o for o in ops if o.kind == "matmul"]) == 6
+    assert made["delta"].args == ("sub_v_h", "Toff", "sub_v") and len([o for o in ops if o.kind == "matmul"]) == 6
 
 
 def test_a_group_of_four_warps_for_each_64_rows_of_the_state():
@@ -117,13 +117,13 @@ def test_aux_begins_what_leads_to_no_inverse_once_it_handed_over_what_does(plan)
         read = next(n for n, o in enumerate(aux) if masked in o.args)
         assert at["k_k"] < at[inverse.args[0]] < told < at[name] < drained < read
         # What else it computes and moves hides the product.
-        assert all(at[name] < at[x] < drained for x in ("exp_G_s", "exp_last_G_s", "exp_sub_s"))
+        assert all(at[name] < at[x] < drained for x in ("exp_G_s", "exp_last_G_s", "mul_exp_5_s"))
 
 
 def test_what_leads_to_an_inverse_is_loaded_first_and_waited_for_alone():
     ops = inside(lowered("fused_walk"))
     loads = {o.out: o.attr("channel") for o in ops if o.kind == "load"}
-    assert list(loads) == ["k", "beta", "G", "q", "v"]
+    assert list(loads) == ["k", "G", "beta", "q", "v"]
     assert not {loads[x] for x in ("k", "G", "beta")} & {loads[x] for x in ("q", "v")}
     (inverse,) = (n for n, o in enumerate(ops) if o.kind == "diag_inverse")
     waits = [o.attr("channel") for o in ops[:inverse] if o.agent == "solve" and o.kind == "wait"]
@@ -151,16 +151,16 @@ def test_rings_turn_as_the_schedule_says():
 def test_an_inverse_is_turns_ahead():
     """And takes the place of what it inverts."""
     slots = {b.name: b.slots for b in walker(lowered("fused_walk")).buffers if b.space == "shared"}
-    assert slots == {**dict.fromkeys(("k", "q", "v", "G", "beta", "mul_h_4_s", "exp_G_s", "exp_last_G_s", "exp_sub_s",
-                                      "mul_h_2_s"), 3), "o_h_s": 1}
+    assert slots == {**dict.fromkeys(("k", "q", "v", "G", "beta", "mul_h_3_s", "exp_G_s", "exp_last_G_s", "mul_exp_5_s",
+                                      "mul_h_s"), 3), "o_h_s": 1}
 
 
 def test_a_product_takes_the_place_of_a_summand_that_nobody_reads_later():
-    """Form unit: U = X + Toff X, X in float32 and rounded, as an operand."""
+    """Form unit: delta = X + Toff X, X in float32 and rounded, as an operand."""
     p = lowered("fused_walk")
-    (u,) = (o for o in inside(p) if o.out == "U")
+    (u,) = (o for o in inside(p) if o.out == "delta")
     x = next(o for o in inside(p) if o.out == u.args[2])
-    assert x.kind == "mul" and x.buffer == u.buffer and u.args[0] != x.out
+    assert x.kind == "sub" and x.buffer == u.buffer and u.args[0] != x.out
     assert next(o for o in inside(p) if o.out == u.args[0]).args == (x.out,)
 
     @algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
@@ -310,7 +310,7 @@ def test_counts_and_slots_are_checked(name, change, message):
 
 def test_a_fragment_stays_with_its_agent():
     p = lowered()
-    ops = [replace(o, agent="aux") if o.out == "U_h" else o for o in inside(p)]
+    ops = [replace(o, agent="aux") if o.out == "delta_h" else o for o in inside(p)]
     with pytest.raises(RaceError, match="fragment of"):
         check_rings(with_body(p, ops), SM_90A)
 
@@ -369,8 +369,9 @@ def test_too_much_shared_memory_is_an_error(monkeypatch):
 # --- turns before a walk's own part ----------------------------------------------------------------------------------
 def test_early_turns_leave_out_what_leads_to_no_state():
     own = {o.out or (o.kind, o.attr("channel")) for o in inside(lowered("early")) if o.attr(OWN_PART)}
-    assert {"q", "q_k", "q_S", "add_mul", "mul_h_2_s", "o_h_s"} <= own
-    needed = {"k", "v", "Toff", "beta", "G", "k_S", "v_T", "U", "S_next", "exp_G_s", ("wait", "k_ready"), ("signal", "k_free")}
+    assert {"q", "q_k", "q_S", "add_mul", "mul_h_s", "o_h_s"} <= own
+    needed = {"k", "v", "Toff", "beta", "G", "k_S", "v_T", "delta", "S_next", "exp_G_s", ("wait", "k_ready"),
+              ("signal", "k_free")}
     assert not own & needed
     assert {c for o in own if isinstance(o, tuple) and (c := o[1])} == {"o_h_s_ready", "o_h_s_free"}
     assert not any(o.attr(OWN_PART) for o in inside(lowered(replace(PLANS["early"], early="all"))))

@@ -77,6 +77,61 @@ def test_signs_of_what_the_inverse_multiplies(target, form):
 
 
 @algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
+def read_often(q, k, v, g, beta, S):
+    """U is a product's operand beside tiles of the state and free of it, scaled, turned over, and a summand."""
+    G = cumsum(g)
+    D = decayed(G)
+    A = strictly_lower(D * (beta[:, None] * (k @ k.T)))
+    Tinv = unit_lower_inverse(A)
+    U = Tinv @ ((v - exp(G)[:, None] * (k @ S)) * beta[:, None])
+    o = (D * lower(q @ k.T)) @ U + lower((q @ S) @ v.T) @ U + lower(q @ k.T) @ (g[:, None] * U) + U
+    S = exp(last(G)) * S + k.T @ U + k.T @ (U * g[:, None])
+    return o, S
+
+
+@algorithm(q="C K", k="C K", v="C V", beta="C", S=carried("K V"))
+def inverse_read_twice(q, k, v, beta, S):
+    Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+    U = Tinv @ (beta[:, None] * (v - k @ S))
+    o = lower(q @ k.T) @ U + Tinv @ v
+    S = 0.5 * S + k.T @ U
+    return o, S
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
+def column_elsewhere(q, k, v, g, beta, S):
+    """What is inverted is read besides; another is scaled by another column; another inverse is turned over."""
+    A = strictly_lower(beta[:, None] * (k @ k.T))
+    U = unit_lower_inverse(A) @ (beta[:, None] * (v - k @ S))
+    W = unit_lower_inverse(strictly_lower(g[:, None] * (k @ k.T))) @ (beta[:, None] * v)
+    X = unit_lower_inverse(strictly_lower(beta[:, None] * (q @ k.T))).T @ (beta[:, None] * v)
+    o = A @ U + W + X
+    S = 0.5 * S + k.T @ U
+    return o, S
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
+def outer_products(q, k, v, g, beta, S):
+    """Tiles that are a column times a row: below a diagonal, in a product with U, and where only the other factor is one."""
+    U = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T))) @ (beta[:, None] * (v - k @ S))
+    W = unit_lower_inverse(strictly_lower(beta[:, None] * g[None, :])) @ (beta[:, None] * v)
+    X = unit_lower_inverse(strictly_lower(beta[:, None] * (q @ k.T))) @ (beta[:, None] * g[None, :])
+    o = lower(g[:, None] * g[None, :]) @ W + (g[:, None] * beta[None, :]) @ U + X @ v
+    S = 0.5 * S + k.T @ U
+    return o, S
+
+
+@pytest.mark.parametrize("target", ["triton", "tilelang", "pto"])
+@pytest.mark.parametrize("page, groups", [
+    *((page, ONE) for page in (read_often, inverse_read_twice, column_elsewhere, outer_products, "gated_delta_rule")),
+    *((read_often, ((name,), ("o", "S"))) for name in ("A", "Tinv", "Toff")), (read_often, (("Toff",), ("U", "S"), ("o",))),
+    ("gated_delta_rule", (("G", "Toff", "beta"), ("U", "S"), ("o",)))])
+def test_a_column_that_goes_through_the_inverse(page, groups, target):
+    """Form unit takes it out of the product, but where something else reads what would change."""
+    means_the_page(find(page) if isinstance(page, str) else page, Schedule("own", groups, form="unit"), target)
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
 def twice_decayed(q, k, v, g, beta, S):
     G = cumsum(g)
     D = decayed(G)

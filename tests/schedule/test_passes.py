@@ -190,6 +190,19 @@ def test_what_was_loaded_is_multiplied_apart_unless_the_device_has_it_joined():
     assert named("walk").adapted(gla, True) == replace(named("walk"), kernels=(("G",), ("o", "S")), form="direct")
 
 
+@pytest.mark.parametrize("groups, waiting", [((("G", "beta"), ("o", "S")), []), ((("G", "Toff", "beta"), ("o", "S")), []),
+                                             ((("G",), ("U", "S"), ("o",)), ["sub_v"]), ((("G", "Tinv"), ("o", "S")), ["sub_v"])])
+def test_in_form_unit_beta_multiplies_what_does_not_wait_for_the_state(groups, waiting):
+    """Unless a group names what it would have to go through."""
+    p = rewrite(find("gated_delta_rule").trace(), Schedule("own", groups, form="unit"))
+    ops = [o for o in walk(p.kernels[0].body) if o.out]
+    columns, depends, scaled = {o.out for o in ops if o.kind == "col" and o.args == ("beta",)}, {"S"}, []
+    for o in ops:
+        depends |= {o.out} if depends & set(o.args) else set()
+        scaled += [a for a in o.args if a in depends and columns & set(o.args)]
+    assert scaled == waiting and ("U" in depends) == bool(waiting)
+
+
 def test_v_block_cuts_what_has_v_and_nothing_else():
     x = problem([33], 1, 2, 16, 32)
     p = lower(find("gated_delta_rule").trace(), "triton", replace(named("staged"), v_block=16), SIZES, "float16")
