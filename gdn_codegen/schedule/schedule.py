@@ -42,7 +42,8 @@ class Schedule:
     form: "direct"; "wy" (what multiplies the state is split off as W and U0, so that they do not wait for it);
       "gate-free" (decay factored out of the inverse); "split" (the column that scales what the inverse multiplies
       folded into it: Tb, which no longer waits for the state, and U0, which does not, apart); "unit" (what the
-      ones on the inverse's diagonal give is added in float32, not multiplied: Toff, the inverse without them).
+      ones on the inverse's diagonal give is added in float32, not multiplied: Toff, the inverse without them; the column
+      that scales both what is inverted and what that multiplies goes to what reads the product).
     state: "kv", or "vk": kernels that walk the chunks hold tiles whose last dim is V transposed.
     inverse: "substitution" (blocks that the device solves by itself, then merged; "doubling" where it solves none),
       "doubling" (blocks of 1, 2, 4... rows merged) or "blocked16" (16-row blocks by powers, then merged).
