@@ -41,14 +41,15 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
     early = leads(ops, INVERSE)
     before: dict[int, list[Op]] = {}
     after: dict[int, list[Op]] = {}
+    drained: dict[int, Op] = {}  # what was begun -> the op before which it is drained
     for o in ops:
         if o.buffer in slots:
             readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read[id(r)])) for x in (o, final[o.buffer]))
             first = o is given[o.buffer]
             groups.setdefault((o.agent, readers, last if first else (), slots[o.buffer], o.out in early), []).append(o)
         if o.attr("later"):
-            reader = next(r for r in ops if o.out in read[id(r)])
-            before.setdefault(id(reader), []).append(_sync("drain", o.agent, **_own([o])))
+            drained[id(o)] = next(r for r in ops if o.out in read[id(r)])
+            before.setdefault(id(drained[id(o)]), []).append(_sync("drain", o.agent, **_own([o])))
     copied: dict[int, dict[str, str]] = {}  # load -> where its copy arrives
     barriers = []
     for writes in groups.values():
@@ -65,10 +66,12 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
         done = [r for r in ops if read[id(r)] & {final[o.buffer].out for o in writes}]
         if writes[0] is given[writes[0].buffer]:
             before.setdefault(id(writes[0]), []).append(_sync("wait", producer, channel=free, back=n, **own))
+            done.sort(key=lambda r: ops.index(drained.get(id(r), r)))
             ends = {r.agent: r for r in done}
             barriers.append(Buffer(free, BARRIER, (sum(count[c] for c in ends),), "uint64", slots=n))
             for c, r in ends.items():
-                after.setdefault(id(r), []).append(_sync("signal", c, channel=free, **own))
+                place, at = (before, drained[id(r)]) if id(r) in drained else (after, r)
+                place.setdefault(id(at), []).append(_sync("signal", c, channel=free, **own))
         fenced = {o.out for o in writes if by_threads(p, o)}
         if any(by_units(p, r) and read[id(r)] & fenced for r in users):
             after.setdefault(id(writes[-1]), []).append(_sync("fence", producer, **own))
