@@ -240,10 +240,10 @@ class _Kernel:
         nexts = {c.next: c.name for lp in loops(self.k.body) for c in lp.carried}
         nexts |= {self.defs[n].args[0]: c for n, c in nexts.items() if n in self.defs and self.defs[n].kind == "valid"}
         x = o.args[0] if o.args else ""
-        if o.kind == "valid" or (o.kind == "load" and o.attr("tensor") in self.token):
+        if (o.kind == "valid" and x in self.wide) or (o.kind == "load" and o.attr("tensor") in self.token):
             if self.type[o.out].rank == 1:
                 self.wide.add(o.out)
-        if self.type[o.out].rank == 1 and o.kind != "move" and isinstance(self.type[o.out].dims[0], str) and (
+        if self.type[o.out].rank == 1 and isinstance(self.type[o.out].dims[0], str) and (
                 o.kind == "row_sum" or any(self.source(a) in self.half for a in o.args)):
             self.half.add(o.out)
         if o.kind == "expand" and any(self.source(a) in self.half and self.type[a].dims[0] == 1 for a in o.args):

@@ -172,11 +172,13 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     }
 }
 
-// Zeroes a vector past its first `rows`, of which there is one.
+// Zeroes a vector past its first `rows`.
 template <typename Whole, typename Part>
 AICORE inline void fill_row(Whole &whole, Part &part, int64_t rows)
 {
-    if (rows < Whole::Cols) TFILLPAD_INPLACE(whole, part);
+    if (rows >= Whole::Cols) return;
+    if (rows > 0) TFILLPAD_INPLACE(whole, part);
+    else TEXPANDS(whole, 0.0f);
 }
 
 template <typename Part>

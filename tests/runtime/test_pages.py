@@ -18,7 +18,7 @@ from gdn_codegen.schedule.contract import Contract
 
 HERE = [t for t in TARGETS if runs(t, "cpu")]
 HEAD = '''import torch
-from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, maximum, valid
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower, maximum, row_sum, valid
 
 '''
 
@@ -54,6 +54,27 @@ def test_values_may_be_handed_on_as_they_are(name, target, tmp_path):
     case = Case((20, 0, 40))
     x = inputs(b, b.page.trace(), case)
     want, got = reference(b, case, x, 16), run(b, case, x)
+    assert max(rms_error(got[n], want[n]) for n in want) < 1e-3
+
+
+SUMS = {"summed": "n = valid(exp(row_sum(k * k)))", "of sums": "n = valid(exp(valid(row_sum(k * k)) + row_sum(k)))",
+        "with an input": "n = valid(exp(row_sum(k * k)) + b)"}
+
+
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("what", SUMS)
+def test_sums_along_rows_may_end_with_a_sequence(what, target, tmp_path):
+    """And what comes of them. Of exp(k) and exp(v) rows past the end are ones, so the state shows which rows n has there."""
+    body = f"""{SUMS[what]}
+    E = exp(k)
+    U = n[:, None] * exp(v)
+    o = lower(q @ E.T) @ U + q @ S
+    return o, S + E.T @ U"""
+    spec = file(tmp_path, page(body, "q, k, v, b, S", 'q="C K", k="C K", v="C V", b="C", S=carried("K V")'))
+    b = Build(target, 32, algorithm=spec, schedule=Schedule("own", (("o", "S"),)), head_dim_k=16, head_dim_v=16)
+    case = Case((20, 0, 40, 64, 1))
+    x = inputs(b, b.page.trace(), case)
+    want, got = reference(b, case, x), run(b, case, x)
     assert max(rms_error(got[n], want[n]) for n in want) < 1e-3
 
 

@@ -140,13 +140,11 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
         return [f"fill_wide({raw}, {rows}, {k.address(o.out)});"]
     source = k.defs.get(o.args[0])
     if source is None or source.kind != "load":  # a computed value: name its valid part
-        shape, sizes = (f"1, {b.shape[0]}", f"1, {rows}") if len(b.shape) == 1 else (f"{b.shape[0]}, {b.shape[1]}",
-                                                                                f"{part}, {b.shape[1]}")
-        if len(b.shape) == 1 and not k.whole(o.out):
-            raise EmitError(f"pto takes valid of vectors that each core holds whole, and {o.out} is one a core's rows")
-        fill = "fill_row(" if len(b.shape) == 1 else "fill_rows("
-        return braces([f"UbPart<float, {shape}> valid({sizes});", f"TASSIGN(valid, {k.address(o.out)});",
-                       f"{fill}{name}, valid, {rows if len(b.shape) == 1 else f'{part}, {k.address(o.out)}'});"])
+        flat = len(b.shape) == 1
+        some = rows if flat and k.whole(o.out) else part
+        shape, sizes = (f"1, {b.shape[0]}", f"1, {some}") if flat else (f"{b.shape[0]}, {b.shape[1]}", f"{some}, {b.shape[1]}")
+        fill = f"fill_row({name}, valid, {some});" if flat else f"fill_rows({name}, valid, {some}, {k.address(o.out)});"
+        return braces([f"UbPart<float, {shape}> valid({sizes});", f"TASSIGN(valid, {k.address(o.out)});", fill])
     fill = "fill_tile" if k.p.padded(k.p.tensor(source.attr("tensor")))[-1] else "fill_rows"
     return [f"{fill}({name}, {raw}, {part}, {k.address(o.out)});"]
 
