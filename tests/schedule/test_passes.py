@@ -168,6 +168,17 @@ def test_bad_fields():
         named("nothing")
 
 
+def test_what_a_state_becomes_is_not_written_before_it():
+    """It would be rounded on its way."""
+    @algorithm(q="C K", v="C V", S=carried("K V"))
+    def linear(q, v, S):
+        o = q @ S
+        N = S + q.T @ v
+        return o, N
+    with pytest.raises(ScheduleError, match="kernels names N, which S becomes in a group before its own; accepted is the state"):
+        lower(linear.trace(), "triton", Schedule("bad", (("N",), ("o", "S"))), SIZES, "float16")
+
+
 @pytest.mark.parametrize("form", ["wy", "gate-free", "split", "unit"])
 def test_a_form_that_does_not_apply_is_an_error(form):
     @algorithm(q="C K", v="C V", S=carried("K V"))
