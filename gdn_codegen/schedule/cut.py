@@ -100,11 +100,11 @@ class _Graph:
             if not {*read, *self.outputs, *self.states, *self.p.scales, self.p.forgets}.intersection(group):
                 raise ScheduleError(f"schedule {self.s.name}: kernels has the group {','.join(group)}, of which no later group "
                                     "reads anything and no caller gets it; accepted are groups before those that read them")
-            later_state = {n for later in self.s.kernels[i + 1:] for n in later}
-            early = [f"{c.next}, which {c.name} becomes" for c in self.states.values() if c.next in group and c.name in later_state]
+            after = {n for later in self.s.kernels[i + 1:] for n in later}
+            early = [f"{c.next}, which {c.name} becomes" for c in self.states.values() if c.next in group and c.name in after]
             if early:
-                raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(early)} in a group before its own; accepted "
-                                    "is the state, by its name")
+                raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(early)} in a group before its own; "
+                                    "accepted is the state, by its name")
             numbers = [n for n in group if n in self.defs and (x := self.defs[n].type) is not None and not x.dims]
             if numbers and apart:
                 raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(numbers)}, a number a chunk; accepted "
