@@ -41,6 +41,7 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
     early = leads(ops, INVERSE)
     before: dict[int, list[Op]] = {}
     after: dict[int, list[Op]] = {}
+    order = {id(o): n for n, o in enumerate(ops)}
     drained: dict[int, Op] = {}  # what was begun -> the op before which it is drained
     for o in ops:
         if o.buffer in slots:
@@ -66,7 +67,7 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
         done = [r for r in ops if read[id(r)] & {final[o.buffer].out for o in writes}]
         if writes[0] is given[writes[0].buffer]:
             before.setdefault(id(writes[0]), []).append(_sync("wait", producer, channel=free, back=n, **own))
-            done.sort(key=lambda r: ops.index(drained.get(id(r), r)))
+            done.sort(key=lambda r: order[id(drained.get(id(r), r))])
             ends = {r.agent: r for r in done}
             barriers.append(Buffer(free, BARRIER, (sum(count[c] for c in ends),), "uint64", slots=n))
             for c, r in ends.items():

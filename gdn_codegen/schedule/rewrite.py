@@ -195,8 +195,8 @@ def _unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     def by_row(factors: list[str], x: str, line: int) -> str:
         """The factors' product, the last tile of them times x[None, :]."""
         at = max(n for n, f in enumerate(factors) if tile[f].dims == ("C", "C"))
-        factors[at] = b.op("mul", factors[at], b.op("row", x, line=line), line=line)
-        return _product(b, factors, line)
+        new = b.op("mul", factors[at], b.op("row", x, line=line), line=line)
+        return _product(b, [*factors[:at], new, *factors[at + 1:]], line)
 
     for o in _ops(loop):
         plain = _is_plain(o)

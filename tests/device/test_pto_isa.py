@@ -252,6 +252,28 @@ def test_headers_take_every_contract(tmp_path, cost_model, contract, size):
         assert done.returncode == 0, done.stderr[:6000]
 
 
+SUMS = '''from gdn_codegen.ir.builder import algorithm, carried, exp, row_sum, valid
+
+
+@algorithm(q="C K", k="C K", v="C V", S=carried("K V"))
+def summed(q, k, v, S):
+    """A core has its own rows of a sum, and may have none of a sequence."""
+    n = valid(exp(row_sum(k * k)))
+    o = q @ S
+    return o, S + exp(k).T @ (n[:, None] * exp(v))
+'''
+
+
+def test_headers_take_sums_along_rows(tmp_path, cost_model):
+    (tmp_path / "summed.py").write_text(SUMS)
+    b = Build("pto", 64, algorithm=f"{tmp_path / 'summed.py'}:summed", schedule=Schedule("own", (("o", "S"),)), head_dim_k=64,
+              head_dim_v=64)
+    text = source(tmp_path, b)
+    assert re.search(r"UbPart<float, 1, 32> valid\(1, part", text)  # half of the chunk's rows a core
+    done = checked(tmp_path, cost_model, text)
+    assert done.returncode == 0, done.stderr[:6000]
+
+
 def test_headers_of_a2_and_a3_refuse(tmp_path, cost_model):
     """So that a pass above says something."""
     text = source(tmp_path, Build("pto")).replace("SLayout::RowMajor, 512, PadValue::Zero>", "SLayout::RowMajor, 512, "
