@@ -257,7 +257,7 @@ SUMS = '''from gdn_codegen.ir.builder import algorithm, carried, exp, row_sum, v
 
 @algorithm(q="C K", k="C K", v="C V", S=carried("K V"))
 def summed(q, k, v, S):
-    """A core has its own rows of a sum, and may have none of a sequence."""
+    """A core has its own rows of a sum, and may have none of a sequence. Only a chunk reads the state before it."""
     n = valid(exp(row_sum(k * k)))
     o = q @ S
     return o, S + exp(k).T @ (n[:, None] * exp(v))
