@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _import_line(path: Path, function: str) -> str:
     parts = path.with_suffix("").parts
     if path.is_absolute() or any(not x.isidentifier() for x in parts):
-        return f"sys.path.insert(0, {str(path.parent)!r}); from {path.stem} import {function}"
+        return f"import sys; sys.path.insert(0, {str(path.parent)!r}); from {path.stem} import {function}"
     return f"from {'.'.join(parts)} import {function}"
 
 
@@ -221,13 +221,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options.check_numbers(a)
         status = COMMANDS[a.command](a)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as where it was closed before the start
+            sys.stdout.flush()
     except BrokenPipeError:  # a reader that has read enough, as head; what is left goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError) as e:
         print(f"gdn_codegen: {e}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("gdn_codegen: interrupted", file=sys.stderr)
+        return 130
     return status
 
 

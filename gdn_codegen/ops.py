@@ -22,8 +22,9 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     if others:
         t, x = spelled(Tensors(*t), Options(*x), others)
     scale = None if scale is None else number("scale", scale)
-    # classes of tensors that have their own way with ops, as fake ones, get an op
-    if not torch.compiler.is_compiling() and (type(t[0]) in PLAIN or not isinstance(t[0], Tensor)):
+    # classes of tensors that have their own way with ops, as fake ones, and whoever traces get an op
+    if (not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+            and (type(t[0]) in PLAIN or not isinstance(t[0], Tensor))):
         return eager(t, x, scale, decode, few)
     tensors = Tensors(*t)
     words = settled(tensors, Options(*x), decode)
@@ -125,7 +126,7 @@ def fused_recurrent_gated_delta_rule(
     t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
     x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    tokens = v.shape[2 if x.head_first or x.layout in ("bhtd", "bnsd") else 1]
+    tokens = v.shape[2 if x.head_first is True or x.layout in ("bhtd", "bnsd") else 1]
     return _call(t, x, scale, others, decode=v.shape[0] * tokens <= DECODE_CHUNK * sequences)
 
 

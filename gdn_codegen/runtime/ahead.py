@@ -18,7 +18,7 @@ from typing import Any
 from . import cache, chain
 from .build import Build
 from .check_triton import dtypes
-from .load import check_environment, import_path
+from .load import import_path
 
 #: Names of architectures by target, and what is said of others.
 NAMES = {"tilelang": (r"sm_\d+a?", "accepted for tilelang: an architecture of NVIDIA, as sm_90a"),
@@ -126,7 +126,6 @@ def _variants(module: Any, name: str, heads: tuple[int, int]) -> Iterator[tuple[
 
 def fresh(path: Path) -> Any:
     """The module at `path`, imported apart from what else runs in this process."""
-    check_environment()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..schedule import Schedule
 from .build import CHUNKS, LAYOUTS
+from .memory import shared
 
 #: Another library's keyword -> ours: FLA, vLLM, SGLang, AITER.
 ALIASES = {"transpose_state_layout": "state_v_first", "ssm_state_indices": "state_indices",
@@ -97,8 +98,10 @@ def fail(argument: str, got: Any, accepted: Any) -> NoReturn:
 def check_tensor(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         fail(name, type(x).__name__, "a torch.Tensor")
-    if x.layout != torch.strided:
-        fail(name, x.layout, "a dense tensor")
+    if x.layout != torch.strided or x.is_nested:
+        fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
+    if not torch.compiler.is_compiling() and x.is_neg():
+        fail(name, "a view with torch's negative bit", "x.resolve_neg(): memory as it lies")
     if x.device.type == "meta" and name == "q":
         fail(name, "device meta", "a tensor with memory")
 
@@ -106,6 +109,8 @@ def check_tensor(name: str, x: Any) -> None:
 def check_ends(x: Any) -> None:
     if x is not None and not isinstance(x, Tensor):
         fail("cu_seqlens", repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
+    if x is not None and (x.dtype not in _INTEGERS or x.layout != torch.strided):
+        fail("cu_seqlens", f"{x.dtype}, {x.layout}", "a dense int32 or int64 tensor")
 
 
 def number(name: str, x: Any) -> float | None:
@@ -142,7 +147,7 @@ def renamed(own: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     for name, x in others.items():
         if name in ALIASES:
             ours = ALIASES[name]
-            if own[ours] is not None and own[ours] is not False:
+            if own[ours] is not (False if ours == "state_v_first" else None):
                 fail(name, f"both {name} and {ours}", f"one of them: {ours}")
             own[ours] = x
         elif name == "use_gate_in_kernel":
@@ -238,26 +243,17 @@ def _gate(gate: Any, a_log: bool, dt_bias: bool) -> str:
     return found
 
 
-def _shared(x: Tensor, y: Tensor | None) -> bool:
-    """Whether two tensors surely share elements: dense ones whose addresses overlap, others that begin at the same one."""
-    if y is None or not x.numel() or not y.numel() or x.device != y.device:
-        return False
-    a, b = x.data_ptr(), y.data_ptr()
-    return a == b or (x.is_contiguous() and y.is_contiguous() and a < b + y.nbytes and b < a + x.nbytes)
-
-
 def check_written(t: tuple[Any, ...]) -> None:
-    """Of a call's Tensors: what it writes lies apart from what it reads, for kernels do both side by side."""
-    q, k, v, g, beta, _, _, initial, _, _, final, out, *_ = t
+    """Of a call's Tensors: what it writes lies apart from what it reads and else writes, for kernels do it all side by side."""
+    q, k, v, g, beta, a_log, dt_bias, initial, _, _, final, out, *_ = t
+    read = ("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("A_log", a_log), ("dt_bias", dt_bias)
     if out is not None:
-        for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("initial_state", initial)):
-            if _shared(out, x):
+        for name, x in (*read, ("initial_state", initial), ("final_state", final)):
+            if x is not None and shared(out, x):
                 fail("out", f"memory of {name}", "memory of its own")
     if final is not None and final is not initial:
-        if any(n > 1 and far == 0 for n, far in zip(final.shape, final.stride(), strict=True)):
-            fail("final_state", f"strides {final.stride()}", "no element in two places")
-        for name, x in (("initial_state", initial), ("q", q), ("k", k), ("v", v)):
-            if _shared(final, x):
+        for name, x in (("initial_state", initial), *read):
+            if x is not None and shared(final, x):
                 fail("final_state", f"memory of {name}", "memory of its own, or inplace_final_state=True")
 
 
@@ -294,8 +290,8 @@ def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, f
     for name in ("output_final_state", "use_qk_l2norm_in_kernel", "head_first", "state_v_first", "allow_neg_eigval", "unit_keys"):
         _flag(name, getattr(x, name))
     n = x.checkpoint_chunks
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-        fail("checkpoint_chunks", repr(n), "a number of chunks, 0 for none")
+    if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**31:
+        fail("checkpoint_chunks", repr(n), "a number of chunks that int32 holds, 0 for none")
     if x.chunk_size is not None and (type(x.chunk_size) is not int or x.chunk_size not in CHUNKS):
         fail("chunk_size", repr(x.chunk_size), f"{', '.join(map(str, CHUNKS))}, or None to choose")
     if x.schedule is not None and not isinstance(x.schedule, (str, Schedule)):

@@ -14,7 +14,7 @@ from pathlib import Path
 def folder() -> Path:
     """$GDN_CODEGEN_CACHE, or gdn_codegen under $XDG_CACHE_HOME or ~/.cache."""
     given = os.environ.get("GDN_CODEGEN_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gdn_codegen"
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen"
 
 
 def digest(*parts: str | bytes) -> str:
@@ -82,5 +82,7 @@ def made(path: Path, make: Callable[[Path], object]) -> Path:
             with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making.") as tmp:
                 temporary = Path(tmp) / path.name
                 make(temporary)
+                with open(temporary, "rb") as f:
+                    os.fsync(f.fileno())
                 os.replace(temporary, path)
     return path

@@ -61,7 +61,7 @@ def _columns(plan: Schedule, columns: int) -> Schedule:
 def decode_plan(target: str, device: torch.device, walks: int, head_dim_v: int) -> Schedule:
     """The schedule of a decoding step: one kernel, its columns split until walks fill the GPU."""
     plan, columns = named(DEFAULT_SCHEDULE), head_dim_v
-    while walks * (head_dim_v // columns) < units(device) and columns > DECODE_COLUMNS:
+    while columns > DECODE_COLUMNS and walks * (head_dim_v // columns) < units(device):
         half = columns // 2 if columns & (columns - 1) == 0 else 64 if columns > 64 else 32  # which divides its tiles
         columns = max(half, DECODE_COLUMNS)
     return plan if columns == head_dim_v or target == "pto" else _columns(plan, columns)
@@ -180,12 +180,15 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
     initial, final, out, ends, chunks = map(at, ("initial_state", "final_state", "out", "cu_seqlens", "chunk_indices"))
 
     def again(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool) -> Any:
-        if (x != options or decode != words.decode or (t[initial] is t[final]) != one_state
-                or (torch.is_grad_enabled() and _wants_gradients(t))):
+        try:
+            if (x != options or decode != words.decode or (t[initial] is t[final]) != one_state
+                    or (torch.is_grad_enabled() and _wants_gradients(t))):
+                return None
+        except RuntimeError:  # a tensor among the options, which says neither yes nor no: settling refuses it
             return None
         if t[out] is not None or t[final] is not None:
             check_written(t)
-        if t[chunks:] != (None, None):
+        if t[chunks] is not None or t[chunks + 1] is not None:
             check_chunks(t[chunks], t[chunks + 1], t[ends], words.chunk_size)
         return run(t[:chunks], numbers if scale == known else m.numbers_of((scale,)))
 
@@ -211,7 +214,8 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
                       None if ends is None else _kind(ends), None if final is None else _kind(final),
                       None if out is None else _kind(out), initial is final)
         found = _kept.get(about)
-    except (AttributeError, TypeError):  # no tensor where one is due, or an option without a hash: settling says so
+    except (AttributeError, TypeError, RuntimeError):  # no plain tensor where one is due, or an option without a hash: settling
+        # says so
         about = found = None
     if found is None:
         named = Tensors(*t)
@@ -227,7 +231,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
             _kept[about] = Settled(words, m, m.numbers_of((None,)), call, wanted)
     else:
         words, m, numbers, call, wanted = found.words, found.module, found.numbers, found.call, found.wanted
-        if few or tables != [None, None] or (torch.is_grad_enabled() and _wants_gradients(t)):
+        if few or tables[0] is not None or tables[1] is not None or (torch.is_grad_enabled() and _wants_gradients(t)):
             check_values(Tensors(*t), words, few)
         if out is not None or final is not None:
             check_written(t)

@@ -66,7 +66,7 @@ def _compile(module: Any, name: str, arch: str) -> Compiled:
                 tilelang.tvm.target.Target({"kind": "cuda", "arch": arch}) as target:
             source = tilelang.lower(module._KERNELS[name](module._prelude(cpu=False)), target=target)
     except Exception as e:  # TVM raises what its passes raise
-        return Compiled(name, arch, error=" ".join(str(e).split())[-300:])
+        return Compiled(name, arch, error=" ".join(f"{type(e).__name__}: {e}".split())[-300:])
     text = source.kernel_source
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cu")

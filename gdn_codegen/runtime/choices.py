@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd
+from math import gcd, inf
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +118,16 @@ def from_json(table: dict[str, Any], source: str) -> tuple[Row, ...]:
     rows, kind = [], table.get("kind", "")
     for r in table["rows"]:
         about = {n: r[n] for n in ABOUT} | {"target": table["target"], "contract": Contract.parse(r["accept"])}
-        extent = Extent(r["H"], r["HV"], r["sequences"], r["tokens"])
-        rows.append(Row(table["device"], chosen(about, r["build"]), extent, r["ms"], r["model_ms"], source, kind))
+        extent = Extent(*(_number(r, n, int) for n in ("H", "HV", "sequences", "tokens")))
+        rows.append(Row(table["device"], chosen(about, r["build"]), extent, _number(r, "ms", float, int),
+                        None if r["model_ms"] is None else _number(r, "model_ms", float, int), source, kind))
     return tuple(rows)
+
+
+def _number(row: dict[str, Any], name: str, *kinds: type) -> Any:
+    if type(row[name]) not in kinds or not 0 < row[name] < inf:
+        raise ValueError(f"{name}: got {row[name]!r}; accepted: a number above 0")
+    return row[name]
 
 
 # --- where tables lie ------------------------------------------------------------------------------------------------
@@ -141,7 +148,7 @@ def read(path: Path, source: str) -> tuple[Row, ...]:
     """The rows of a table; none, and a warning, where it cannot be read: a call must not fail for it."""
     try:
         return from_json(json.loads(path.read_text(encoding="utf-8")), source)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
         warnings.warn(f"gdn_codegen: {path} is no table of choices and is left out: {type(e).__name__}: {e}", stacklevel=2)
         return ()
 

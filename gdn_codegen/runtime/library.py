@@ -34,13 +34,15 @@ def gated_delta_rule_into(
         initial_state: Tensor | None, state_indices: Tensor | None, cu_seqlens: Tensor | None, scale: float | None,
         output_final_state: bool, gate: str, beta_form: str, l2norm: bool, unit_keys: bool, state_v_first: bool,
         state_dtype: str, checkpoint_chunks: int, target: str, chunk_size: int | None, layout: str, schedule: str | None,
-        decode: bool, final_state: Tensor | None, out: Tensor, checkpoints: Tensor | None, in_place: bool) -> None:
-    """The same, written to buffers. in_place: final_state holds the initial states, too."""
+        decode: bool, final_state: Tensor | None, out: Tensor, checkpoints: Tensor | None, in_place: bool) -> Tensor:
+    """The same, written to buffers. in_place: final_state holds the initial states, too. Gives the final state where it is wanted
+    and has no buffer, else nothing."""
     t = Tensors(q, k, v, g, beta, A_log, dt_bias, final_state if in_place else initial_state, state_indices, cu_seqlens,
                 None if in_place else final_state, out)
     x = Words(output_final_state, gate, beta_form, l2norm, unit_keys, state_v_first, state_dtype, in_place, checkpoint_chunks,
               target, chunk_size, layout, schedule, decode)
-    run(t, x, scale, checkpoints)
+    _, final, _ = run(t, x, scale, checkpoints)
+    return v.new_empty(0) if final is None or final_state is not None else final
 
 
 def _empty_state(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, layout: str, v_first: bool, dtype: str) -> Tensor:
@@ -71,8 +73,13 @@ def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Any, dt_b
 
 
 @gated_delta_rule_into.register_fake
-def _(*arguments: Any) -> None:
-    return None
+def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Any, dt_bias: Any, initial_state: Any, state_indices: Any,
+      cu_seqlens: Tensor | None, scale: Any, output_final_state: bool, gate: Any, beta_form: Any, l2norm: Any, unit_keys: Any,
+      state_v_first: bool, state_dtype: str, checkpoint_chunks: int, target: Any, chunk_size: Any, layout: str, schedule: Any,
+      decode: Any, final_state: Tensor | None, out: Tensor, checkpoints: Any, in_place: bool) -> Tensor:
+    if final_state is not None or not output_final_state:
+        return v.new_empty(0)
+    return _empty_state(q, v, cu_seqlens, layout, state_v_first, state_dtype)
 
 
 def _no_gradient(context: Any, *gradients: Any) -> Any:
@@ -88,18 +95,15 @@ def compiled(t: Tensors, x: Words, scale: float | None) -> tuple[Tensor, Tensor 
         fail("schedule", f"the Schedule {x.schedule.name} under torch.compile", "a name, or None to choose")
     options = (scale, x.output_final_state, x.gate, x.beta_form, x.l2norm, x.unit_keys, x.state_v_first, x.state_dtype,
                x.checkpoint_chunks, x.target, x.chunk_size, x.layout, x.schedule, x.decode)
-    wanted = x.output_final_state and t.final_state is None and not x.in_place
-    if not x.in_place and t.final_state is None and (t.out is None or (wanted and t.state_indices is not None)):
-        made = gated_delta_rule(*t[:10], *options)
-        o, final, checkpoints = made[0], made[1] if wanted else None, made[-1] if x.checkpoint_chunks else None
-        return o if t.out is None else t.out.copy_(o), final, checkpoints
-    out = t.v.new_empty(t.v.shape) if t.out is None else t.out
     final = t.initial_state if x.in_place else t.final_state
-    if wanted:
-        final = _empty_state(t.q, t.v, t.cu_seqlens, x.layout, x.state_v_first, x.state_dtype)
+    wanted = x.output_final_state and final is None
+    if final is None and t.out is None:
+        made = gated_delta_rule(*t[:10], *options)
+        return made[0], made[1] if wanted else None, made[-1] if x.checkpoint_chunks else None
+    out = t.v.new_empty(t.v.shape) if t.out is None else t.out
     checkpoints = None
     if x.checkpoint_chunks:
         checkpoints = _empty_checkpoints(t.q, t.v, x.layout, x.state_v_first, x.state_dtype, x.checkpoint_chunks, x.chunk_size)
-    gated_delta_rule_into(*t[:7], None if x.in_place else t.initial_state, t.state_indices, t.cu_seqlens, *options, final, out,
-                          checkpoints, x.in_place)
-    return out, final, checkpoints
+    state = gated_delta_rule_into(*t[:7], None if x.in_place else t.initial_state, t.state_indices, t.cu_seqlens, *options, final,
+                                  out, checkpoints, x.in_place)
+    return out, state if wanted else final, checkpoints

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
+import threading
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -13,46 +13,47 @@ from typing import Any
 from . import cache
 from .build import Build, render
 
+_importing = threading.RLock()
 
-def write(b: Build, out: Path) -> Path:
-    """The generated module of `b` at out/TARGET/NAME.py; an unchanged file is left alone."""
-    path, text = out / b.target / f"{b.name}.py", render(b)
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
+
+def _written(path: Path, text: str) -> Path:
+    """The file with this text; one that has it already is left alone."""
+    if not path.exists() or path.read_bytes() != text.encode():
         cache.write(path, text)
     return path
 
 
-def check_environment() -> None:
-    """Modules take this for a number as they are imported, and then name no variable."""
-    chunks = os.environ.get("GDN_CODEGEN_PART_CHUNKS", "0")
-    if not chunks.isdecimal():
-        raise ValueError(f"GDN_CODEGEN_PART_CHUNKS: got {chunks!r}; accepted: the chunks of a part, 0 to choose")
+def write(b: Build, out: Path) -> Path:
+    """The generated module of `b` at out/TARGET/NAME.py."""
+    return _written(out / b.target / f"{b.name}.py", render(b))
 
 
 def import_path(path: Path) -> ModuleType:
     """Import a generated module from any folder."""
     name = f"gdn_codegen_generated_{path.parent.name}_{path.stem}_{cache.digest(str(path.resolve()))[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"path: got {path}; accepted: a generated Python module")
-    check_environment()
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and source inspection look the module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    with _importing:  # it is in sys.modules, half made, until it is run through
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"path: got {path}; accepted: a generated Python module")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses and source inspection look the module up
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module
 
 
 def cached(b: Build) -> Path:
     """The generated module of `b` in the package's cache."""
     text = render(b)
-    path = cache.folder() / "modules" / b.target / f"{b.name}_{cache.digest(text)}.py"
-    return cache.made(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    try:
+        return _written(cache.folder() / "modules" / b.target / f"{b.name}_{cache.digest(text)}.py", text)
+    except OSError as e:
+        raise ValueError(f"GDN_CODEGEN_CACHE: got {cache.folder()}: {e.strerror}; accepted: a folder that can be written") from e
 
 
 @lru_cache(maxsize=256)

@@ -324,6 +324,8 @@ def tune(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str,
     """
     path = out or choices.own_path(names[0], about.target)
     cache.place("out", path)
+    if path.suffix != ".json":  # its log is what the name with .jsonl says
+        raise ValueError(f"out: got {path}; accepted: a name that ends in .json")
     with cache.lock(path):
         log = log_beside(path, about.target, names).load()
         tuner = Tuner(log, meter, arch, units, **options)

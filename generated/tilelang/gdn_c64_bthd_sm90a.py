@@ -893,7 +893,7 @@ _FINAL = slice(len(INPUTS) + len(INITIAL), len(INPUTS) + len(INITIAL) + len(FINA
 _OUTPUTS = slice(_FINAL.stop, _FINAL.stop + len(OUTPUTS))
 _STATE = _FLOATS["float32"]
 _LARGEST = torch.finfo(torch.float32).max
-_ends = {}
+_kept = {}
 _plans = {}
 
 
@@ -924,7 +924,7 @@ def _check_inputs(given):
                 _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
     value_heads = seen.get("HV", seen.get("H"))
     heads = seen.get("H", value_heads)
-    if heads < 1 or value_heads % heads:
+    if min(heads, value_heads) < 1 or value_heads % heads:
         _fail("heads", f"H = {heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
     return seen["B"], seen["T"], heads, value_heads, device
 
@@ -955,36 +955,55 @@ def _stream(device):
     return address(device.index) if address else torch.cuda.current_stream(device)
 
 
-def _equal_rows(batch, tokens, device):
-    """Where equal rows end. A tensor serves the stream that filled it; a graph has its own, filled whenever it runs."""
-    cuda = device.type == "cuda"
-    key = (batch, tokens, device, _stream(device) if cuda else None)
+def _filled(make, *about):
+    """What make(*about) gives, the last of which is the device, for calls to share. It serves the stream that filled it; a graph
+    has its own, filled whenever it runs."""
+    cuda = about[-1].type == "cuda"
+    key = (make, *about, _stream(about[-1]) if cuda else None)
     kept = not (cuda and torch.cuda.is_current_stream_capturing())
-    ends = _ends.get(key) if kept else None
-    if ends is None:
-        ends = torch.arange(0, batch * tokens + 1, max(tokens, 1), dtype=torch.int32, device=device)
-        ends = ends if tokens else ends.new_zeros(batch + 1)
-    if kept and key not in _ends:
-        if len(_ends) >= 64:
-            _ends.clear()
-        _ends[key] = ends
-    return ends
+    x = _kept.get(key) if kept else None
+    if x is None:
+        x = make(*about)
+        if kept:
+            if len(_kept) >= 64:
+                _kept.clear()
+            _kept[key] = x
+    return x
 
 
-def _check_state(name, x, shape, device, dtypes=(_STATE,)):
+def _equal_rows(batch, tokens, device):
+    """Where equal rows end."""
+    if not tokens:
+        return torch.zeros(batch + 1, dtype=torch.int32, device=device)
+    return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
+
+
+def _is_apart(x):
+    """Whether no element of `x` is in two places: each dim steps over all that the finer ones reach."""
+    reach = 1
+    for far, n in sorted((far, n) for far, n in zip(x.stride(), x.shape) if n > 1):
+        if far < reach:
+            return x.numel() == 0
+        reach += far * (n - 1)
+    return True
+
+
+def _check_state(name, x, shape, device, dtypes=(_STATE,), written=False):
     if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
         _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
     if x.dtype not in dtypes:
         _fail(name, x.dtype, ", ".join(map(str, dtypes)))
     if x.device != device:
         _fail(name, f"device {x.device}", f"device {device}")
+    if written and not _is_apart(x):
+        _fail(name, f"strides {x.stride()}", "no element in two places")
 
 
 def _check_buffers(buffers, shapes, device):
     """Callers' memory for what has these names and shapes; whether it can be used as it is."""
     for x, (name, shape, _) in zip(buffers, shapes):
         if x is not None:
-            _check_state(name, x, shape, device)
+            _check_state(name, x, shape, device, written=True)
     return [x is None or _is_plain(x, _STATE) for x in buffers]
 
 
@@ -1027,7 +1046,7 @@ def _check_out(name, x, shape, dtype, device):
         _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
     if x.dtype != dtype or x.device != device:
         _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
-    if x.stride(-1) != 1 or any(n > 1 and far == 0 for n, far in zip(shape, x.stride())):
+    if x.stride(-1) != 1 or not _is_apart(x):
         _fail(name, f"strides {x.stride()}", "a last dim that is dense, and no element in two places")
 
 
@@ -1123,7 +1142,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
                     memory[i] = x if fit and x.data_ptr() % 16 == 0 else _plain(x, x.dtype)
                     copied += [(i, x)] * (memory[i] is not x)
         if cu_seqlens is None:
-            ends = _equal_rows(batch, tokens, device)
+            ends = _filled(_equal_rows, batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
         for launch, tensors, used in picked:
@@ -1151,7 +1170,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
                for n, (x, (absent, like)) in enumerate(zip(buffers, state_kin), first_buffer)]
         of += [("given", n, tuple(x.shape)) if x is not None else ("result", like) for n, (x, like) in enumerate(zip(outs, kin), first_out)]
         of += [("workspace", like) for like in kin[len(outs):]]
-        call.pieces = of, launches, functools.partial(_equal_rows, batch, tokens, device)
+        call.pieces = of, launches, functools.partial(_filled, _equal_rows, batch, tokens, device)
     return call
 
 

@@ -80,6 +80,12 @@ PTO_ENTRY void vec_rules(__gm__ float *in, __gm__ float *out, __gm__ float *ws, 
             TADDS(y, x, 1.0f);
             TEXPANDS(x, 2.0f);
             break;
+        case 103:  // v-after-v-in-place
+            TEXPANDS(x, 1.0f);
+            pipe_barrier(PIPE_V);
+            TADDS(y, x, 1.0f);
+            TADDS(x, x, 2.0f);                         // reads what it overwrites, as the one before does
+            break;
         case 8:  // scalar-read
             TLOAD(x, gi);
             FLAG(PIPE_MTE2, PIPE_V);

@@ -57,6 +57,7 @@ VEC = {
     "v-after-v-raw": ["[v-after-v] RAW", "TADDS at {vv reads} reads", "TEXPANDS at {vv wrote} wrote", "pipe_barrier(PIPE_V)"],
     "v-after-v-waw": ["[v-after-v] WAW"],
     "v-after-v-war": ["[v-after-v] WAR"],
+    "v-after-v-in-place": ["[v-after-v] WAR"],
     "scalar-read": ["[race] RAW on UB, bytes [12, 14)", "GetValue at {scalar reads} on pipe S", "a flag from MTE2 to S"],
     "scalar-write": ["[race] WAW on UB", "SetValue at {scalar wrote} on pipe S", "a flag from S to V"],
     "tile-overlap": ["[race] WAW on UB, bytes [1024, 1056)"],

@@ -12,7 +12,7 @@ from gdn_codegen.ir import interpret
 from gdn_codegen.runtime import bench_errors, bench_gpu
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.peers import PEERS
-from gdn_codegen.runtime.problems import Shape, problem, reference
+from gdn_codegen.runtime.problems import Shape, problem, reference, worst
 from gdn_codegen.schedule import varied
 
 SMALL = ["--head-dim-k", "32", "--head-dim-v", "16", "--chunk", "16", "--tokens", "50", "--heads", "1/2"]
@@ -105,3 +105,14 @@ def test_a_row_that_stops_is_a_finding(gpu, monkeypatch, capsys):
 def test_bad_words(words, why, capsys):
     assert main(["bench", *SMALL, *words]) == 2
     assert re.search(why, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("each", [(0.1, math.nan), (math.nan, 0.1)])
+def test_a_head_that_is_no_number_is_the_worst(each):
+    assert math.isnan(worst(each))
+
+
+@pytest.mark.parametrize("o, state", [(1.0, 0.0), (0.0, 1.0), (math.nan, 0.0), (0.0, math.nan)])
+def test_either_error_is_judged(o, state):
+    assert "error" in bench_gpu.judged(o, state, 5e-3) and not bench_gpu.judged(o, state, None)
+    assert not bench_gpu.judged(5e-3, 5e-3, 5e-3)

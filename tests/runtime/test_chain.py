@@ -179,6 +179,8 @@ def test_what_is_not_the_same_call_is_not_taken_for_it(started):
         assert torch.equal(call({})[0], first)
     with pytest.raises(ValueError, match="chunk_size"):
         call({}, chunk_size=24)
+    with pytest.raises(ValueError, match="use_qk_l2norm_in_kernel: got Tensor"):
+        call({}, use_qk_l2norm_in_kernel=ends)
     with pytest.raises(ValueError, match="scale"):
         call({}, scale=float("nan"))
     with pytest.raises(ValueError, match="requires grad"):

@@ -241,7 +241,12 @@ def test_the_packages_tables_can_be_read_and_name_builds_that_fit():
 
 def test_a_table_that_is_broken_costs_a_warning_and_no_call(tmp_path):
     path = tmp_path / "table.json"
-    for text in ("{", "[]", '{"device": "x", "target": "tilelang", "rows": [{}]}'):
+    row = choices.as_json(choices.Row("x", Build("tilelang"), choices.Extent(2, 4, 1, 64), 1.0))
+    head = dict(device="x", target="tilelang")
+    path.write_text(json.dumps({**head, "rows": [row]}))
+    assert len(choices.read(path, choices.USER)) == 1
+    bad = [dict(ms="fast"), dict(ms=None), dict(ms=0), dict(model_ms=float("nan")), dict(H="1"), dict(HV=-2), dict(tokens=40.5)]
+    for text in ("{", "[]", "[" * 100000, *(json.dumps({**head, "rows": [x]}) for x in ({}, *(row | y for y in bad)))):
         path.write_text(text)
         with pytest.warns(UserWarning, match=r"table\.json is no table of choices"):
             assert choices.read(path, choices.USER) == ()

@@ -28,7 +28,7 @@ def cu(*ends):
 
 
 STATE, STATES = zeros(1, HV, K, V), zeros(3, HV, K, V)
-OVER = half(1, T + 1, HV, V)
+OVER, BIG = half(1, T + 1, HV, V), zeros(1, HV, K, V)
 POOL = dict(initial_state=zeros(6, HV, K, V), cu_seqlens=cu(0, 10, 40))
 ROWS = dict(q=half(2, 20, H, K), k=half(2, 20, H, K), v=half(2, 20, HV, V), g=zeros(2, 20, HV), beta=zeros(2, 20, HV))
 #: (argument, what is wrong with it) -> what is passed.
@@ -40,6 +40,8 @@ TRIALS = {
     ("k", "dtype unlike q's"): dict(k=zeros(1, T, H, K)),
     ("k", "tokens unlike q's"): dict(k=half(1, T + 1, H, K)),
     ("k", "head dim unlike q's"): dict(k=half(1, T, H, 64)),
+    ("q", "torch's negative bit, which kernels do not see"): dict(
+        q=torch.complex(zeros(1, T, H, K), zeros(1, T, H, K)).conj().imag),
     ("v", "rank"): dict(v=half(1, T, HV)),
     ("v", "device"): dict(v=torch.zeros(1, T, HV, V, dtype=torch.float16, device="meta")),
     ("v", "batch unlike q's"): dict(v=half(2, T, HV, V)),
@@ -51,6 +53,7 @@ TRIALS = {
     ("beta", "rank"): dict(beta=zeros(1, T, HV, V)),
     ("beta", "tokens unlike q's"): dict(beta=zeros(1, 1, HV)),
     ("heads", "HV no multiple of H"): dict(q=half(1, T, 3, K), k=half(1, T, 3, K)),
+    ("heads", "none"): dict(v=half(1, T, 0, V), g=zeros(1, T, 0), beta=zeros(1, T, 0)),
     ("scale", "not finite"): dict(scale=float("nan")),
     ("scale", "more than float32 holds"): dict(scale=1e300),
     ("scale", "a tensor"): dict(scale=zeros(())),
@@ -61,6 +64,8 @@ TRIALS = {
     ("initial_state", "not a tensor"): dict(initial_state=[0.0]),
     ("state_dtype", "dtype"): dict(state_dtype=torch.int8),
     ("inplace_final_state", "without initial_state"): dict(inplace_final_state=True),
+    ("initial_state", "in place, elements in two places"): dict(initial_state=zeros(1, 1, K, V).expand(1, HV, K, V),
+                                                                inplace_final_state=True),
     ("state_indices", "without initial_state"): dict(state_indices=cu(0)),
     ("state_indices", "dtype"): dict(POOL, state_indices=zeros(2)),
     ("state_indices", "fewer than sequences"): dict(POOL, state_indices=cu(0)),
@@ -75,10 +80,15 @@ TRIALS = {
     ("final_state", "two places for it"): dict(initial_state=STATE, inplace_final_state=True, final_state=zeros(1, HV, K, V)),
     ("final_state", "part of what initial_state lies in"): dict(initial_state=STATES[:1], final_state=STATES[:1]),
     ("final_state", "elements in two places"): dict(final_state=zeros(1, HV, 1, V).expand(1, HV, K, V)),
+    ("final_state", "rows over one another"): dict(final_state=zeros(9 * HV * K * V).as_strided(
+        (1, HV, K, V), (1, K * V, V // 2, 1))),
+    ("final_state", "memory of an input"): dict(final_state=STATE, g=STATE.view(-1)[:T * HV].view(1, T, HV)),
     ("checkpoint_chunks", "negative"): dict(checkpoint_chunks=-1),
+    ("checkpoint_chunks", "more than kernels count"): dict(checkpoint_chunks=2**31),
     ("checkpoint_chunks", "of a decoding step"): dict(op=recurrent_gated_delta_rule, checkpoint_chunks=1),
     ("cu_seqlens", "a bool: FLA 0.5's order, by position"): dict(cu_seqlens=True),
     ("cu_seqlens", "dtype"): dict(cu_seqlens=zeros(2)),
+    ("cu_seqlens", "sparse"): dict(cu_seqlens=cu(0, T).to_sparse()),
     ("cu_seqlens", "rank"): dict(cu_seqlens=cu((0, T))),
     ("cu_seqlens", "device"): dict(cu_seqlens=torch.zeros(2, dtype=torch.int32, device="meta")),
     ("cu_seqlens", "with rows"): dict(ROWS, cu_seqlens=cu(0, 20, 40)),
@@ -93,7 +103,10 @@ TRIALS = {
     ("out", "shape"): dict(out=half(1, T, H, V)),
     ("out", "dtype"): dict(out=zeros(1, T, HV, V)),
     ("out", "elements in two places"): dict(out=half(1, 1, HV, V).expand(1, T, HV, V)),
+    ("out", "rows over one another"): dict(out=half(T * HV * V).as_strided((1, T, HV, V), (1, HV * V // 2, V, 1))),
     ("out", "memory of an input"): dict(v=OVER[:, :T], out=OVER[:, 1:]),
+    ("out", "memory of the final state"): dict(final_state=BIG, out=BIG.view(torch.float16).view(-1)[V:][:T * HV * V].view(
+        1, T, HV, V)),
     ("chunk_size", "not one that there is"): dict(chunk_size=60),
     ("chunk_size", "not an int"): dict(chunk_size=16.0),
     ("layout", "not one that there is"): dict(layout="tbhd"),
@@ -114,6 +127,8 @@ TRIALS = {
     ("unit_keys", "not a bool"): dict(unit_keys=cu(0, T)),
     ("allow_neg_eigval", "without a sigmoid"): dict(allow_neg_eigval=True),
     ("ssm_state_indices", "beside state_indices"): dict(POOL, ssm_state_indices=cu(0, 1), state_indices=cu(0, 1)),
+    ("inplace_update", "contradicts inplace_final_state"): dict(initial_state=STATE, inplace_update=True,
+                                                                inplace_final_state=False),
     ("gk", "a gate a key"): dict(gk=zeros(1, T, HV, K)),
     ("num_accepted_tokens", "speculative decoding"): dict(num_accepted_tokens=cu(1)),
     ("return_intermediate_states", "another name"): dict(return_intermediate_states=True),
@@ -129,7 +144,8 @@ def message(trial):
     op = x.pop("op", chunk_gated_delta_rule)
     if op is not chunk_gated_delta_rule:
         del x["chunk_size"]
-    kept = {n: t.clone() for n, t in x.items() if isinstance(t, torch.Tensor) and t.device.type == "cpu"}
+    kept = {n: t.clone() for n, t in x.items() if isinstance(t, torch.Tensor) and t.device.type == "cpu"
+            and t.layout == torch.strided}
     with pytest.raises(ValueError) as error:
         op(**x)
     assert all(torch.equal(x[n], t) for n, t in kept.items()), "an argument was written to"

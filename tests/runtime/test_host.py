@@ -45,7 +45,7 @@ def stubbed(monkeypatch):
         monkeypatch.setattr(m, "_launcher", lambda name, *rest: lambda *x: launched.append((name, *x)))
         monkeypatch.setattr(m, "POISON", False)
         monkeypatch.setattr(m, "_plans", {})
-        monkeypatch.setattr(m, "_ends", {})
+        monkeypatch.setattr(m, "_kept", {})
         return m, launched
     return make
 
@@ -179,7 +179,7 @@ def test_equal_rows_are_filled_once_a_stream_and_anew_in_a_graph(stubbed, monkey
     filled = []
     real = torch.arange
     monkeypatch.setattr(torch, "arange", lambda *a, device, **k: filled.append(a) or real(*a, **k))
-    rows = lambda: m._equal_rows(3, 5, Gpu())
+    rows = lambda: m._filled(m._equal_rows, 3, 5, Gpu())
     first = rows()
     assert first.tolist() == [0, 5, 10, 15] and first.dtype == torch.int32 and rows() is first and len(filled) == 1
     state.stream = 2
@@ -196,7 +196,7 @@ def test_many_kinds_of_calls_keep_few_plans(stubbed):
     m, _ = stubbed("triton")
     for tokens in range(1, 300):
         m.chunk_gated_delta_rule(**given("meta", tokens))
-    assert len(m._plans) <= 256 and len(m._ends) <= 64
+    assert len(m._plans) <= 256 and len(m._kept) <= 64
 
 
 # --- launching on a GPU, with the toolchains' objects stubbed -------------------------------------------------------

@@ -113,6 +113,19 @@ def test_callers_functions_take_fake_tensors_too():
     assert isinstance(o, FakeTensor) and isinstance(S, FakeTensor) and o.shape == a[2].shape and S.shape == (2, 2, 32, 32)
 
 
+def test_whoever_traces_plain_tensors_sees_the_op():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    x, a, cu = given((9, 4))
+    want = model(*a, x["S"], cu)
+    graph = make_fx(model)(*a, x["S"], cu)
+    assert any(n.target is torch.ops.gdn_codegen.gated_delta_rule.default for n in graph.graph.nodes)
+    assert all(torch.equal(t, y) for t, y in zip(graph(*a, x["S"], cu), want, strict=True))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert model(*a, x["S"], cu)[0].shape == a[2].shape
+    assert all(torch.equal(t, y) for t, y in zip(model(*a, x["S"], cu), want, strict=True))
+
+
 def test_gradients_are_refused():
     x, a, cu = given()
     a[2].requires_grad_()

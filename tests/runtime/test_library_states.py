@@ -55,6 +55,22 @@ def test_in_place_and_in_a_buffer(given, wrap):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, compiled], ids=["eager", "compiled"])
+def test_a_buffer_for_o_beside_a_pool_that_stays(given, wrap):
+    """Rows past the last end stay as they were, and a buffer that does not fit is refused."""
+    a, cu, (want, S), x, slots, pool = given
+    a = [torch.nn.functional.pad(t, (0, 0) * (t.ndim - 2) + (0, 6)) for t in a]
+    before = pool.clone()
+    call = wrap(lambda out: chunk_gated_delta_rule(*a, x["scale"], pool, True, cu_seqlens=cu, state_indices=slots, out=out,
+                                                   inplace_final_state=False, **MODEL))
+    out = torch.full_like(a[2], 7.0)
+    o, final = call(out)
+    assert o is out and rms_error(out[0, :42], want) < 5e-3 and (out[0, 42:] == 7.0).all()
+    assert rms_error(final, S) < 5e-3 and torch.equal(pool, before)
+    with pytest.raises(ValueError, match="out: got"):
+        call(torch.zeros_like(a[2], dtype=torch.float32))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, compiled], ids=["eager", "compiled"])
 def test_checkpoints(given, wrap):
     a, cu, _, x, _, _ = given
     f = lambda *b: chunk_gated_delta_rule(*b[:5], x["scale"], x["S"], True, cu_seqlens=cu, checkpoint_chunks=1, **MODEL)
@@ -84,6 +100,7 @@ def test_opcheck(given):
             (gated_delta_rule_into, (*a, None, None, None, slots, cu), (*words(), pool, out, None, True)),
             (gated_delta_rule_into, (*a, None, None, x["S"], None, cu), (*words(), state, out, None, False)),
             (gated_delta_rule_into, (*a, None, None, x["S"], None, cu), (*words(), None, out, None, False)),
+            (gated_delta_rule_into, (*a, None, None, pool, slots, cu), (*words(True), None, out, None, False)),
             (gated_delta_rule, (*a, None, None, pool, slots, cu), words(True)),
             (gated_delta_rule, (*a, None, None, x["S"], None, cu), words(True, 1)),  # each row is written: others hold anything
             (gated_delta_rule, (*a[:2], b, *a[3:], None, None, None, None, cu), words(True, 0, True, "bfloat16"))):

@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from gdn_codegen.runtime.ahead import fresh
 from gdn_codegen.runtime.build import TARGETS, Build, render
 from gdn_codegen.runtime.load import function, import_path, write
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule import varied
 
 ROOT = Path(__file__).parents[2]
 HERE = [t for t in TARGETS if runs(t, "cpu")]
@@ -228,15 +230,40 @@ def test_modules_of_one_name_in_two_folders_do_not_mix(tmp_path):
     assert import_path(tmp_path / "a" / "m.py").VALUE == 1 and import_path(tmp_path / "b" / "m.py").VALUE == 2
 
 
+def test_threads_that_call_first_all_get_the_module(tmp_path):
+    """A module that is being imported is known already, and not yet whole."""
+    path = cache.write(tmp_path / "slow.py", "import time\ntime.sleep(0.5)\nVALUE = 1\n")
+    with ThreadPoolExecutor(4) as pool:
+        assert [m.VALUE for m in pool.map(import_path, [path] * 4)] == [1] * 4
+
+
+def test_a_module_that_failed_can_be_imported_once_it_is_mended(tmp_path):
+    path = cache.write(tmp_path / "m.py", "1 / 0")
+    with pytest.raises(ZeroDivisionError):
+        import_path(path)
+    assert import_path(cache.write(path, "x = 12345")).x == 12345
+
+
+def test_a_damaged_module_in_the_cache_is_written_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path))
+    path = load.cached(Build("triton"))
+    text = path.read_text()
+    path.write_text(text[:1000])
+    assert load.cached(Build("triton")) == path and path.read_text() == text
+    monkeypatch.setenv("GDN_CODEGEN_CACHE", str(path))
+    with pytest.raises(ValueError, match=r"GDN_CODEGEN_CACHE: got .*; accepted: a folder that can be written"):
+        load.cached(Build("triton"))
+
+
 @pytest.mark.parametrize("chunks", ["x", "-3", ""])
 @pytest.mark.parametrize("read", [import_path, fresh])
 def test_chunks_of_a_part_are_a_number(read, chunks, tmp_path, monkeypatch):
     monkeypatch.setenv("GDN_CODEGEN_PART_CHUNKS", chunks)
-    path = cache.write(tmp_path / "m.py", "import os\nN = int(os.environ['GDN_CODEGEN_PART_CHUNKS'])\n")
+    path = write(Build("triton", schedule=varied("walk", partition="decay")), tmp_path)
     with pytest.raises(ValueError, match=f"GDN_CODEGEN_PART_CHUNKS: got '{chunks}'; accepted: the chunks of a part"):
         read(path)
     monkeypatch.setenv("GDN_CODEGEN_PART_CHUNKS", "3")
-    assert read(path).N == 3
+    assert read(path).PART_CHUNKS == 3
 
 
 def test_doctor_looks_for_headers(tmp_path, monkeypatch):

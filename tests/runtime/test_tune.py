@@ -12,6 +12,7 @@ from gdn_codegen.runtime import bench_gpu, candidates, choices, dispatch, tune
 from gdn_codegen.runtime.bench_gpu import Shape
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function
+from gdn_codegen.runtime.problems import problem
 from gdn_codegen.runtime.tune import Job, Log, Tuner
 from gdn_codegen.schedule import varied
 
@@ -153,6 +154,12 @@ def test_a_killed_run_goes_on_where_it_was_and_writes_the_same_table(kill, run, 
     assert sorted(again.seen) == sorted(first.seen + second.seen)
     done = Fake()
     assert run(done)[0] == 0 and done.seen == []
+
+
+def test_a_table_whose_log_would_be_itself_is_refused(run, tmp_path):
+    with pytest.raises(ValueError, match=r"out: got .*table\.jsonl; accepted: a name that ends in \.json"):
+        tune.tune(ABOUT, SHAPES, *GPU, Fake(), tmp_path / "table.jsonl")
+    assert not run.log.exists()
 
 
 def test_a_line_cut_short_is_measured_again_and_said(run):
@@ -374,3 +381,23 @@ def test_a_log_may_be_read_while_it_is_written(tmp_path):
     log.append({"key": "k", "ms": 1.0})
     assert Log(log.path, head).load().results == {"k": {"key": "k", "ms": 1.0}}
     assert Tuner(log, Fake(), "", 0).left(3, 0) == "about 3 s left"
+
+
+def test_a_lost_device_is_no_finding(monkeypatch):
+    def lost(self):
+        raise tune.DeviceLost("gone")
+    monkeypatch.setattr(tune, "problem", lambda *a, **k: problem(*a, **{**k, "device": "cpu"}))
+    monkeypatch.setattr(tune.Gpu, "alive", lost)
+    monkeypatch.setattr(bench_gpu, "ours", lambda b, x: 1 / 0)
+    b = Build("triton", 16, schedule="replay", head_dim_k=16, head_dim_v=16)
+    with pytest.raises(tune.DeviceLost):
+        tune.Gpu().wrong(b)
+    with pytest.raises(tune.DeviceLost):
+        tune.Gpu().time(b, Shape("s", (40,), 1, 2))
+
+
+@pytest.mark.parametrize("lens, heads, ok", [((2048, 64), 64, False), ((4096,), 64, True), ((4096,), 396, True),
+                                             ((4096,), 400, False), ((4096,), 32, False)])
+def test_parts_are_shorter_than_a_sequence_and_fill_the_gpu(lens, heads, ok):
+    b = Build("tilelang", schedule=varied("walk", partition="decay", part_chunks=32))
+    assert tune.sensible(b, Shape("s", lens, 1, heads), 132) == ok

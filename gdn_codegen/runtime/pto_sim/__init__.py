@@ -93,7 +93,7 @@ def runtime_object(cache: Path | None = None, cxx: str | None = None) -> Path:
 
 def _cache() -> Path:
     given = os.environ.get("GDN_CODEGEN_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gdn_codegen"
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen"
 
 
 def _compile(command: Sequence[str]) -> None:

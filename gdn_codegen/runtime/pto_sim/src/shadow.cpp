@@ -90,7 +90,7 @@ static void visit(const Instr& in, Buffer& b, History& h, bool write, size_t fro
         return;
     }
     // A reader that the new one is ordered after says nothing more: what follows the new one follows it too.
-    if (!h.read.who || h.read.who == in.who || ordered(in, h.read)) {
+    if (!h.read.who || ordered(in, h.read)) {
         h.read = now;
         return;
     }
@@ -100,7 +100,7 @@ static void visit(const Instr& in, Buffer& b, History& h, bool write, size_t fro
     }
     auto& list = b.readers[h.more - 1];
     for (Access& r : list) {
-        if (r.who == in.who || ordered(in, r)) {
+        if (ordered(in, r)) {
             r = now;
             return;
         }
