@@ -201,8 +201,8 @@ def carried(dims: str, forgets: str = "") -> Carried:
 
 
 #: Words of generated functions: their other parameters, and what stands in their bodies.
-RESERVED = ("A_log", "bool", "checkpoint_chunks", "cu_seqlens", "dt_bias", "int", "isinstance", "memory", "numbers", "numbers_of",
-            "out", "output_final_state", "results", "state_indices", "wanted")
+RESERVED = ("A_log", "bool", "checkpoint_chunks", "cu_seqlens", "dt_bias", "getattr", "int", "isinstance", "memory", "numbers",
+            "numbers_of", "out", "output_final_state", "repr", "results", "state_indices", "torch", "wanted")
 
 
 class Algorithm:

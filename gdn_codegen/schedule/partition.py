@@ -40,10 +40,11 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     if isinstance(device, Cores):
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r}; accepted for {device.target} is None")
     first = next((k for k in p.kernels if k.grid == "sequences"), None)
-    loop = next(loops(first.body)) if first is not None else None
-    if first is None or loop is None or len(loop.carried) != 1:
+    walks = [x for k in p.kernels if k.grid == "sequences" for x in loops(k.body)]
+    states = {c.name for x in walks for c in x.carried}  # each walk starts where the first one's summaries say
+    if first is None or len(states) != 1:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state, which {p.name} has not")
-    parts = _Parts(p, s, first, loop, begins(f"{p.forgets}_ws", device, dtype) if p.forgets else {})
+    parts = _Parts(p, s, first, walks[0], begins(f"{p.forgets}_ws", device, dtype) if p.forgets else {})
     longest_first = s.longest_first and device.shares
     kernels: list[Kernel] = []
     for k in p.kernels:

@@ -1285,9 +1285,9 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
     if torch.is_grad_enabled():
-        for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("initial_state", initial_state), ):
-            if getattr(x, "requires_grad", False):
-                _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+        for _name, _x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("initial_state", initial_state), ):  # no page's names
+            if getattr(_x, "requires_grad", False):
+                _fail(_name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
     numbers = numbers_of((scale,))
     if output_final_state is not True and output_final_state is not False:
         _fail("output_final_state", repr(output_final_state), "True or False")

@@ -108,7 +108,8 @@ def test_a_bad_page_is_refused_before_anything_is_written(what, tmp_path, capsys
 
 
 @pytest.mark.parametrize("name", ["out", "out_o", "cu_seqlens", "initial_state", "final_state", "output_final_state", "numbers",
-                                  "wanted", "results", "state_indices", "checkpoint_chunks", "A_log", "_run"])
+                                  "wanted", "results", "state_indices", "checkpoint_chunks", "A_log", "_run", "torch",
+                                  "getattr", "repr"])
 @pytest.mark.parametrize("number", [False, True])
 def test_parameters_may_not_have_names_of_generated_functions(name, number):
     def fn(q, S, *, n=1.0):
@@ -228,3 +229,17 @@ def test_other_characters_than_ascii_are_refused(body, tmp_path):
 def test_a_page_that_is_called_like_one_of_the_package_is_to_be_renamed(name, tmp_path):
     with pytest.raises(ValueError, match=rf"algorithm: got .*{name}.*; accepted: .*rename it"):
         render(Build("triton", algorithm=file(tmp_path, page(name=name), name)))
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_inputs_may_have_any_name_where_gradients_are_enabled(target, tmp_path):
+    """The function that callers see has variables of its own."""
+    algorithm_of = file(tmp_path, page("S = S + k.T @ x\n    o = q @ S + name\n    return o, S", "q, k, x, name, S",
+                                       'q="C K", k="C K", x="C V", name="C V", S=carried("K V")'))
+    plan = Schedule("own", (("o", "S"),))
+    fn = function(Build(target, 16, algorithm=algorithm_of, head_dim_k=32, head_dim_v=32, schedule=plan))
+    q, k, x, name = torch.randn(4, 1, 10, 1, 32).half()
+    with torch.enable_grad():
+        o, _ = fn(q, k, x, name)
+    want = q[0, :, 0].double() @ (k[0, :, 0].double().T @ x[0, :, 0].double()) + name[0, :, 0]
+    assert rms_error(o[0, :, 0], want) < 5e-3

@@ -264,3 +264,18 @@ def test_parts_of_plain_pages(page, target):
         assert rms_error(got, want.double()) < 1e-5
     with pytest.raises(ScheduleError, match="partition='exact' needs a state made of the one before"):
         pipelines.lower(begun_anew.trace(), target, plan, {"C": 16, "K": 16, "V": 16}, "float32")
+
+
+@algorithm(q="C K", k="C K", v="C V", S=carried("K V"), R=carried("K V"))
+def two_walks(q, k, v, S, R):
+    o, p = q @ S, k @ R
+    S = S + k.T @ v
+    R = R + q.T @ v
+    return o, p, S, R
+
+
+@pytest.mark.parametrize("kernels", [(("o", "S"), ("p", "R")), (("o", "S", "p", "R"),)])
+def test_parts_need_one_state_in_all_walks(kernels):
+    plan = Schedule("own", kernels, partition="exact")
+    with pytest.raises(ScheduleError, match="needs one carried state, which two_walks has not"):
+        pipelines.lower(two_walks.trace(), "triton", plan, SIZES, "float16")
