@@ -165,6 +165,9 @@ class GroupsWriter(KernelWriter):
         self.head()
         for x in self.k.buffers:
             self.w(self.allocation(x))
+        for x in self.k.buffers:  # here, as there is a fence for each place where one stands
+            if x.name in self.inverted | self.crossing:
+                self.w(f"t.expect_swizzled({self.name(x.name)})")
         self.leave_out()
         if parts:
             self.w("if first < T.max(stop, 1):")  # a sequence's first part, or one with chunks

@@ -85,6 +85,8 @@ def strict(o: Op) -> list[str]:
 @rule("diag_inverse")
 def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -> None:
     row = _side_by_side(w, o) if o.attr("size") == WHOLE else [o]
+    for y in row if o.attr("size") == WHOLE else []:
+        w.line(f"t.expect_swizzled({w.name(y.buffer)})")
     if len(row) == 1:
         columns = [f"scale={_storage(w, o, scale)}"] if scale else []
         w.line(f"t.diag_inverse({', '.join([_storage(w, o, x), w.name(o.buffer), str(o.attr('size')), *columns, *strict(o)])})")
