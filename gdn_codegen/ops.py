@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .runtime.arguments import Options, Tensors, check_ends, check_tensor, fail, number, settled, spelled
+from .runtime.adapt import adapted
+from .runtime.arguments import Options, Tensors, check_ends, check_tensor, fail, number, settled
 from .runtime.calls import DECODE_CHUNK, check_values, eager
 from .runtime.library import compiled
+from .runtime.names import spelled
 from .schedule import Schedule
 
 State = Tensor | None
-PLAIN = Tensor, torch.nn.Parameter
 
 
 def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: dict[str, Any], decode: bool = False,
@@ -20,17 +21,22 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     """o and the final state, and the checkpoints where they were asked for. t, x: Tensors and Options, as tuples, which are made
     in a tenth of the time. few: no more tokens than a decoding step has."""
     if others:
-        t, x = spelled(Tensors(*t), Options(*x), others)
+        t, x = spelled(Tensors(*t), Options(*x), others, -1 if few else DECODE_CHUNK if decode else 0)
     scale = None if scale is None else number("scale", scale)
     # classes of tensors that have their own way with ops, as fake ones, and whoever traces get an op
-    if (not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
-            and (type(t[0]) in PLAIN or not isinstance(t[0], Tensor))):
-        return eager(t, x, scale, decode, few)
-    tensors = Tensors(*t)
-    words = settled(tensors, Options(*x), decode)
-    check_values(tensors, words, few)
-    results = compiled(tensors, words, scale)
-    return results if words.checkpoint_chunks else results[:2]
+    if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
+        results = eager(t, x, scale, decode, few)
+        if results is not None:
+            return results
+    tensors, options = Tensors(*t), Options(*x)
+    check_values(tensors, settled(tensors, options, decode), few)
+
+    def call(t: Tensors, x: Options) -> tuple[Any, ...]:
+        words = settled(t, x, decode)
+        results = compiled(t, words, scale)
+        return results if words.checkpoint_chunks else results[:2]
+
+    return adapted(tensors, options, call)
 
 
 def chunk_gated_delta_rule(

@@ -4,14 +4,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from operator import itemgetter
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..schedule import Schedule, named
 from ..schedule.contract import Contract
-from .arguments import DTYPES, Options, Tensors, Words, check_chunks, check_written, fail, reads, requires_grad, settled
+from .adapt import adapted, adapts
+from .arguments import (
+    DTYPES,
+    Options,
+    Tensors,
+    Words,
+    check_chunks,
+    check_written,
+    fail,
+    reads,
+    requires_grad,
+    settled,
+    transformed,
+)
 from .build import DEFAULT_SCHEDULE
 from .chain import chained
 from .dispatch import DEFAULT_CHUNK, build, fits, key, units
@@ -29,6 +43,8 @@ class Settled:
     numbers: tuple[float, ...]  # where no scale is given
     call: Callable[..., Any]  # what it prepared
     wanted: bool  # whether a final state is
+    present: Callable[[tuple[Any, ...]], tuple[Tensor, ...]]  # the tensors among a call's Tensors
+    adapts: bool = False  # whether it is another call in other dtypes (runtime/adapt.py): then nothing was prepared
     came_again: bool = False
     again: Callable[..., Any] | None = None  # the call as one function, made only when it comes again: it takes a while
 
@@ -37,6 +53,9 @@ _kept: dict[Any, Settled] = {}
 #: The last call's one function: the next call is mostly of the same kinds, for all layers of a model are.
 _last: Callable[..., Any] | None = None
 
+#: Classes of tensors that are their memory.
+PLAIN = Tensor, torch.nn.Parameter
+is_neg = Tensor.is_neg
 ALGORITHM = "gated_delta_rule"
 #: Of a decoding step: chunks of so many tokens, which is the most that a sequence may bring.
 DECODE_CHUNK = 16
@@ -178,13 +197,12 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
         return None
     options, known, numbers, one_state = x, scale, m.numbers_of((scale,)), t.initial_state is t.final_state
     initial, final, out, ends, chunks = map(at, ("initial_state", "final_state", "out", "cu_seqlens", "chunk_indices"))
+    kinds, sorts, present = [*map(type, t[:chunks])], [*map(type, x)], s.present
 
     def again(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool) -> Any:
-        try:
-            if (x != options or decode != words.decode or (t[initial] is t[final]) != one_state
-                    or (torch.is_grad_enabled() and _wants_gradients(t))):
-                return None
-        except RuntimeError:  # a tensor among the options, which says neither yes nor no: settling refuses it
+        if ([*map(type, x)] != sorts or x != options or decode != words.decode or [*map(type, t[:chunks])] != kinds or transformed()
+                or (t[initial] is t[final]) != one_state or any(map(is_neg, present(t)))
+                or (torch.is_grad_enabled() and _wants_gradients(t))):
             return None
         if t[out] is not None or t[final] is not None:
             check_written(t)
@@ -195,59 +213,92 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
     return again
 
 
-def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...]:
+def _about(t: tuple[Any, ...], x: tuple[Any, ...], decode: bool) -> Any:
+    """All that settles a call but what changes from call to call: types too, for 1 equals True; the sign that torch may keep
+    beside a tensor is looked at elsewhere. None where there is no plain tensor where one is due."""
+    q, k, v, g, beta, a_log, dt_bias, initial, indices, ends, final, out, *_ = t
+    try:
+        return (x, decode, *map(type, x), *map(type, t[:12]), q.shape, q.stride(), q.dtype, q.device,
+                k.shape, k.stride(), k.dtype, k.device, v.shape, v.stride(), v.dtype, v.device,
+                g.shape, g.stride(), g.dtype, g.device, beta.shape, beta.stride(), beta.dtype, beta.device,
+                None if a_log is None else _kind(a_log), None if dt_bias is None else _kind(dt_bias),
+                None if initial is None else _kind(initial), None if indices is None else _kind(indices),
+                None if ends is None else _kind(ends), None if final is None else _kind(final),
+                None if out is None else _kind(out), initial is final)
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+
+
+def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
+    """A call of a kind that none had before. None where a tensor is of a class that has its own way with ops, as fake ones."""
+    if any(isinstance(y, Tensor) and type(y) not in PLAIN for y in t):
+        return None
+    words = settled(t, x, decode)
+    check_written(t)
+    check_values(t, words, few)
+    present = itemgetter(*(n for n, y in enumerate(t[:12]) if y is not None))
+    if adapts(t, x):
+        kept, results = Settled(words, None, (), _nothing, False, present, adapts=True), _adapted(t, x, scale, decode, few)
+    else:
+        m, wanted = _serves(t, words, _strided(t)), _wanted(t, words)
+        numbers = m.numbers_of((scale,))
+        call = m.prepare(*_given(t, words, None), wanted, t.state_indices, words.checkpoint_chunks)
+        kept = Settled(words, m, m.numbers_of((None,)), call, wanted, present)
+        results = _results(kept, t, numbers)
+    if about is not None:
+        if len(_kept) >= 1024:
+            _kept.clear()
+        _kept[about] = kept
+    return results
+
+
+def _nothing(*_: Any) -> NoReturn:
+    raise AssertionError("a call in other dtypes has nothing prepared")
+
+
+def _adapted(t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Any, ...]:
+    return adapted(t, x, lambda t, x: eager(t, x, scale, decode, few) or ())
+
+
+def _results(s: Settled, t: tuple[Any, ...], numbers: tuple[float, ...]) -> tuple[Any, ...]:
+    _, _, _, _, _, _, _, initial, indices, ends, final, out, *_ = t
+    words = s.words
+    buffers = () if words.in_place else (final,)
+    memory = s.call(t[:7] if words.gate == "raw" else t[:5], numbers, (initial,), (out,), ends,
+                    (*buffers, None) if words.checkpoint_chunks else buffers, indices)
+    return s.module.results(memory, s.wanted)  # type: ignore[no-any-return]
+
+
+def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
     """What the op returns for Tensors and Options as they came: whatever options and kinds of tensors decide is looked up at
-    once. Every microsecond here is one that a server waits."""
+    once. Every microsecond here is one that a server waits. None where some tensor is of a class with its own way with ops."""
     global _last
     last = _last
     if last is not None:
         results = last(t, x, scale, decode)
         if results is not None:
             return results  # type: ignore[no-any-return]
+    about = _about(t, x, decode)
     try:
-        q, k, v, g, beta, a_log, dt_bias, initial, indices, ends, final, out, *tables = t
-        about: Any = (x, decode, q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
-                      v.shape, v.stride(), v.dtype, v.device, g.shape, g.stride(), g.dtype, g.device,
-                      beta.shape, beta.stride(), beta.dtype, beta.device,
-                      None if a_log is None else _kind(a_log), None if dt_bias is None else _kind(dt_bias),
-                      None if initial is None else _kind(initial), None if indices is None else _kind(indices),
-                      None if ends is None else _kind(ends), None if final is None else _kind(final),
-                      None if out is None else _kind(out), initial is final)
         found = _kept.get(about)
-    except (AttributeError, TypeError, RuntimeError):  # no plain tensor where one is due, or an option without a hash: settling
-        # says so
+    except (TypeError, RuntimeError):  # an option without a hash, or a tensor: settling says so
         about = found = None
-    if found is None:
-        named = Tensors(*t)
-        words = settled(named, Options(*x), decode)
+    if found is None or transformed() or any(map(is_neg, found.present(t))):
+        return _settle(about, Tensors(*t), Options(*x), scale, decode, few)
+    if few or t[12] is not None or t[13] is not None or (torch.is_grad_enabled() and _wants_gradients(t)):
+        check_values(Tensors(*t), found.words, few)
+    if t[10] is not None or t[11] is not None:
         check_written(t)
-        check_values(named, words, few)
-        m, wanted = _serves(named, words, _strided(named)), _wanted(named, words)
-        numbers = m.numbers_of((scale,))
-        call = m.prepare(*_given(named, words, None), wanted, named.state_indices, words.checkpoint_chunks)
-        if about is not None:
-            if len(_kept) >= 1024:
-                _kept.clear()
-            _kept[about] = Settled(words, m, m.numbers_of((None,)), call, wanted)
-    else:
-        words, m, numbers, call, wanted = found.words, found.module, found.numbers, found.call, found.wanted
-        if few or tables[0] is not None or tables[1] is not None or (torch.is_grad_enabled() and _wants_gradients(t)):
-            check_values(Tensors(*t), words, few)
-        if out is not None or final is not None:
-            check_written(t)
-        if scale is not None:
-            numbers = m.numbers_of((scale,))
-        if not found.came_again:
-            found.came_again, found.again = True, _as_one(found, Tensors(*t), x, scale)
-        if found.again is not None:
-            _last = found.again
-            results = found.again(t, x, scale, decode)
-            if results is not None:
-                return results  # type: ignore[no-any-return]
-    buffers = () if words.in_place else (final,)
-    memory = call(t[:7] if words.gate == "raw" else t[:5], numbers, (initial,), (out,), ends,
-                  (*buffers, None) if words.checkpoint_chunks else buffers, indices)
-    return m.results(memory, wanted)  # type: ignore[no-any-return]
+    if found.adapts:
+        return _adapted(Tensors(*t), Options(*x), scale, decode, few)
+    if not found.came_again:
+        found.came_again, found.again = True, _as_one(found, Tensors(*t), x, scale)
+    if found.again is not None:
+        _last = found.again
+        results = found.again(t, x, scale, decode)
+        if results is not None:
+            return results  # type: ignore[no-any-return]
+    return _results(found, t, found.numbers if scale is None else found.module.numbers_of((scale,)))
 
 
 def forget() -> None:
