@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
@@ -43,7 +42,8 @@ class Settled:
     numbers: tuple[float, ...]  # where no scale is given
     call: Callable[..., Any]  # what it prepared
     wanted: bool  # whether a final state is
-    present: Callable[[tuple[Any, ...]], tuple[Tensor, ...]]  # the tensors among a call's Tensors
+    sorts: list[type]  # of options
+    given: tuple[int, ...]  # which tensors there are that need not be
     adapts: bool = False  # whether it is another call in other dtypes (runtime/adapt.py): then nothing was prepared
     came_again: bool = False
     again: Callable[..., Any] | None = None  # the call as one function, made only when it comes again: it takes a while
@@ -55,7 +55,6 @@ _last: Callable[..., Any] | None = None
 
 #: Classes of tensors that are their memory.
 PLAIN = Tensor, torch.nn.Parameter
-is_neg = Tensor.is_neg
 ALGORITHM = "gated_delta_rule"
 #: Of a decoding step: chunks of so many tokens, which is the most that a sequence may bring.
 DECODE_CHUNK = 16
@@ -197,12 +196,11 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
         return None
     options, known, numbers, one_state = x, scale, m.numbers_of((scale,)), t.initial_state is t.final_state
     initial, final, out, ends, chunks = map(at, ("initial_state", "final_state", "out", "cu_seqlens", "chunk_indices"))
-    kinds, sorts, present = [*map(type, t[:chunks])], [*map(type, x)], s.present
+    sorts, given = s.sorts, s.given
 
     def again(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool) -> Any:
-        if ([*map(type, x)] != sorts or x != options or decode != words.decode or [*map(type, t[:chunks])] != kinds or transformed()
-                or (t[initial] is t[final]) != one_state or any(map(is_neg, present(t)))
-                or (torch.is_grad_enabled() and _wants_gradients(t))):
+        if ([*map(type, x)] != sorts or x != options or decode != words.decode or (t[initial] is t[final]) != one_state
+                or not _is_memory(t, given) or (torch.is_grad_enabled() and _wants_gradients(t))):
             return None
         if t[out] is not None or t[final] is not None:
             check_written(t)
@@ -213,22 +211,6 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
     return again
 
 
-def _about(t: tuple[Any, ...], x: tuple[Any, ...], decode: bool) -> Any:
-    """All that settles a call but what changes from call to call: types too, for 1 equals True; the sign that torch may keep
-    beside a tensor is looked at elsewhere. None where there is no plain tensor where one is due."""
-    q, k, v, g, beta, a_log, dt_bias, initial, indices, ends, final, out, *_ = t
-    try:
-        return (x, decode, *map(type, x), *map(type, t[:12]), q.shape, q.stride(), q.dtype, q.device,
-                k.shape, k.stride(), k.dtype, k.device, v.shape, v.stride(), v.dtype, v.device,
-                g.shape, g.stride(), g.dtype, g.device, beta.shape, beta.stride(), beta.dtype, beta.device,
-                None if a_log is None else _kind(a_log), None if dt_bias is None else _kind(dt_bias),
-                None if initial is None else _kind(initial), None if indices is None else _kind(indices),
-                None if ends is None else _kind(ends), None if final is None else _kind(final),
-                None if out is None else _kind(out), initial is final)
-    except (AttributeError, TypeError, RuntimeError):
-        return None
-
-
 def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
     """A call of a kind that none had before. None where a tensor is of a class that has its own way with ops, as fake ones."""
     if any(isinstance(y, Tensor) and type(y) not in PLAIN for y in t):
@@ -236,15 +218,17 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
     words = settled(t, x, decode)
     check_written(t)
     check_values(t, words, few)
-    present = itemgetter(*(n for n, y in enumerate(t[:12]) if y is not None))
+    sorts, given = [*map(type, x)], tuple(n for n, y in enumerate(t[:12]) if n > 4 and y is not None)
     if adapts(t, x):
-        kept, results = Settled(words, None, (), _nothing, False, present, adapts=True), _adapted(t, x, scale, decode, few)
+        kept = Settled(words, None, (), _nothing, False, sorts, given, adapts=True)
+        results = _adapted(t, x, scale, decode, few)
     else:
         m, wanted = _serves(t, words, _strided(t)), _wanted(t, words)
         numbers = m.numbers_of((scale,))
-        call = m.prepare(*_given(t, words, None), wanted, t.state_indices, words.checkpoint_chunks)
-        kept = Settled(words, m, m.numbers_of((None,)), call, wanted, present)
-        results = _results(kept, t, numbers)
+        inputs, *others = _given(t, words, None)
+        call = m.prepare(inputs, *others, wanted, t.state_indices, words.checkpoint_chunks)
+        kept = Settled(words, m, m.numbers_of((None,)), call, wanted, sorts, given)
+        results = m.results(call(inputs, numbers, *others, t.state_indices), wanted)
     if about is not None:
         if len(_kept) >= 1024:
             _kept.clear()
@@ -260,13 +244,18 @@ def _adapted(t: Tensors, x: Options, scale: float | None, decode: bool, few: boo
     return adapted(t, x, lambda t, x: eager(t, x, scale, decode, few) or ())
 
 
-def _results(s: Settled, t: tuple[Any, ...], numbers: tuple[float, ...]) -> tuple[Any, ...]:
-    _, _, _, _, _, _, _, initial, indices, ends, final, out, *_ = t
-    words = s.words
-    buffers = () if words.in_place else (final,)
-    memory = s.call(t[:7] if words.gate == "raw" else t[:5], numbers, (initial,), (out,), ends,
-                    (*buffers, None) if words.checkpoint_chunks else buffers, indices)
-    return s.module.results(memory, s.wanted)  # type: ignore[no-any-return]
+def _is_memory(t: tuple[Any, ...], given: tuple[int, ...]) -> bool:
+    """Whether tensors of a settled kind are what their memory holds: without a class of their own, torch's negative bit, or
+    whatever a transform keeps beside it. One by one, for a call waits."""
+    q, k, v, g, beta = t[:5]
+    if not (type(q) is type(k) is type(v) is type(g) is type(beta) is Tensor) and any(type(y) not in PLAIN for y in t[:5]):
+        return False
+    if q.is_neg() or k.is_neg() or v.is_neg() or g.is_neg() or beta.is_neg():
+        return False
+    for n in given:
+        if type(t[n]) not in PLAIN or t[n].is_neg():
+            return False
+    return not transformed()
 
 
 def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
@@ -278,16 +267,24 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         results = last(t, x, scale, decode)
         if results is not None:
             return results  # type: ignore[no-any-return]
-    about = _about(t, x, decode)
     try:
+        q, k, v, g, beta, a_log, dt_bias, initial, indices, ends, final, out, *tables = t
+        about: Any = (x, decode, q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
+                      v.shape, v.stride(), v.dtype, v.device, g.shape, g.stride(), g.dtype, g.device,
+                      beta.shape, beta.stride(), beta.dtype, beta.device,
+                      None if a_log is None else _kind(a_log), None if dt_bias is None else _kind(dt_bias),
+                      None if initial is None else _kind(initial), None if indices is None else _kind(indices),
+                      None if ends is None else _kind(ends), None if final is None else _kind(final),
+                      None if out is None else _kind(out), initial is final)
         found = _kept.get(about)
-    except (TypeError, RuntimeError):  # an option without a hash, or a tensor: settling says so
+    except (AttributeError, TypeError, RuntimeError):  # no plain tensor where one is due, or an option without a hash: settling
+        # says so
         about = found = None
-    if found is None or transformed() or any(map(is_neg, found.present(t))):
+    if found is None or [*map(type, x)] != found.sorts or not _is_memory(t, found.given):  # to a key 1 is True, and 64.0 is 64
         return _settle(about, Tensors(*t), Options(*x), scale, decode, few)
-    if few or t[12] is not None or t[13] is not None or (torch.is_grad_enabled() and _wants_gradients(t)):
+    if few or tables[0] is not None or tables[1] is not None or (torch.is_grad_enabled() and _wants_gradients(t)):
         check_values(Tensors(*t), found.words, few)
-    if t[10] is not None or t[11] is not None:
+    if out is not None or final is not None:
         check_written(t)
     if found.adapts:
         return _adapted(Tensors(*t), Options(*x), scale, decode, few)
@@ -298,7 +295,11 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         results = found.again(t, x, scale, decode)
         if results is not None:
             return results  # type: ignore[no-any-return]
-    return _results(found, t, found.numbers if scale is None else found.module.numbers_of((scale,)))
+    words, m = found.words, found.module
+    buffers = () if words.in_place else (final,)
+    memory = found.call(t[:7] if words.gate == "raw" else t[:5], found.numbers if scale is None else m.numbers_of((scale,)),
+                        (initial,), (out,), ends, (*buffers, None) if words.checkpoint_chunks else buffers, indices)
+    return m.results(memory, found.wanted)  # type: ignore[no-any-return]
 
 
 def forget() -> None:
