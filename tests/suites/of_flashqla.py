@@ -1,0 +1,54 @@
+"""FlashQLA's tests/test_gdr_unit.py (c18a486)."""
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from suite import DEVICE, absent, chunk, package
+
+ENV, PATHS = "SUITE_FLASHQLA", ("tests/test_gdr_unit.py",)
+DIFFERENT = {
+    r"test_bwd": "gradients: inference only",
+    r"test_mixed_cp_control": "gradients: inference only",
+    r"test_fwd_cp_cache": "a cache of its context parallel parts, which here belong to the schedule"}
+C = 64
+
+
+def forward(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any = None, initial_state: Any = None, cu_seqlens: Any = None,
+            output_final_state: bool = True, output_h: bool = False, auto_cp: bool = True, state_v_first: bool = False,
+            **others: Any) -> tuple[Any, ...]:
+    """FlashQLA's order: sums of g and inverses (of which its own backward pass is fed; none here), o, states before each chunk,
+    final states."""
+    if others.pop("enable_fwd_cp_cache", False) or others:
+        raise NotImplementedError(str(others))
+    o, final, *more = chunk(q, k, v, g, beta, scale, initial_state=initial_state, output_final_state=output_final_state,
+                            cu_seqlens=cu_seqlens, state_v_first=state_v_first, chunk_size=C, checkpoint_chunks=int(output_h))
+    return None, None, o, _before(more[0], v, initial_state, cu_seqlens) if output_h else None, final, None
+
+
+def _before(after: Any, v: Any, initial: Any, ends: Any) -> Any:
+    """The states before each chunk, of those after: FlashQLA has a row for each chunk begun, we one for each that is full."""
+    B, T = v.shape[:2]
+    at = ends.tolist() if ends is not None else [0, T]
+    rows = []
+    for b in range(B):
+        for n, (first, end) in enumerate(pairwise(at)):
+            start = initial[b + n] if initial is not None else torch.zeros_like(after[0, 0])
+            chunks = -(-(end - first) // C)
+            if chunks:
+                rows.append(torch.cat([start[None].to(after.dtype), after[b, first // C:first // C + chunks - 1]]))
+    h = torch.cat(rows) if rows else after[0, :0]
+    return h.unflatten(0, (B if ends is None else 1, -1))
+
+
+def prepare(root: Path) -> None:
+    package("flash_qla", root / "flash_qla", chunk_gated_delta_rule_fwd=forward, chunk_gated_delta_rule_bwd=absent("backward"))
+    if DEVICE == "cpu":
+        import tilelang
+        tilelang.contrib.nvcc.get_target_compute_version = lambda *a: "9.0"
+
+
+def adapt(module: Any) -> None:
+    module.DEVICE, module.DETERMINISM_ITERS = DEVICE, 20
