@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice, zip_longest
@@ -130,16 +130,18 @@ def run(a: argparse.Namespace, start: float) -> int:
     # the same interpreter, which another name may not find
     command = [sys.executable, str(Path(__file__)), "--worker", "--device", a.device, "--targets", a.targets]
     logs = Path(tempfile.mkdtemp(prefix="gdn_codegen_matrix_"))
-    pool = Pool(command, a.workers, logs, a.limit)  # they start while the draw is made
+    pool, plan = Pool(command, a.workers, logs, a.limit), []
     try:
         of, facts = covers(a), device_facts(a)
-        plan = list(islice(drawn_jobs(of, a.seed, False), a.builds or None))
-        more = islice(drawn_jobs(covers(a), a.seed, True), len(plan), None) if a.more else iter(())
-        print(f"{facts['device']}, seed {a.seed}, {a.workers} processes, {a.budget:.0f} s at most: {len(plan)} builds, "
-              f"{sum(map(len, plan))} calls; logs in {logs}", flush=True)
-        done = ended(a, pool, chain(plan, more), start)
+        print(f"{facts['device']}, seed {a.seed}, {a.workers} processes, {a.budget:.0f} s at most, "
+              + ", ".join(f"{c.target}: {c.pairs} pairs" for c in of) + f"; logs in {logs}", flush=True)
+        # drawn as workers ask, and kept
+        draw = (plan.append(j) or j for j in islice(drawn_jobs(of, a.seed, a.more), a.builds or None))
+        done = ended(a, pool, draw, start)
     finally:
         pool.end()
+    if not a.more:
+        deque(draw, 0)  # the rest, to say what was not run
     known = {(d["target"], d["n"], d["call"]) for d in done}
     not_run = [f"{j['target']}:{j['n']}.{j['call']}" for js in plan for j in js if (j["target"], j["n"], j["call"]) not in known]
     pairs = {c.target: (len(set().union(*(c.pairs_of(tupled(d["row"])) for d in done if d["target"] == c.target and

@@ -50,7 +50,7 @@ def _reasons(calls: list[dict[str, Any]], status: str) -> dict[tuple[str, str], 
 
 
 def _row(c: dict[str, Any]) -> str:
-    said = {n: x for n, x in c["row"].items() if x not in (None, False, 0, "none", "given", "log")}
+    said = {n: x for n, x in c["row"].items() if x not in ((None,) if n == "alike" else (None, False, 0, "none", "given", "log"))}
     return ", ".join(f"{n}={'/'.join(map(str, x)) if isinstance(x, list) else x}" for n, x in said.items())
 
 

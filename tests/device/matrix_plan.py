@@ -148,7 +148,7 @@ class Cover:
             why = self.fits(self.target, self.ways[base["schedule"]], base)
             rows = [self._best(base, self.call, 4)]
             if why:  # tried once, and its pairs with it, which other levels beside them may make fit
-                self._tried.update(p := self.pairs_of(base) & self.left)
+                self._tried.update(p := self.pairs_of(rows[0]) & self.left)
                 lost = {x for x in p if self._tried[x] >= 3}
                 self.without_room |= lost
                 self.left -= lost

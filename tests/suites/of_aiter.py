@@ -8,6 +8,7 @@ from suite import DEVICE, absent, chunk, package, recurrent, without_gradients
 
 ENV, PATHS = "SUITE_AITER", ("op_tests/test_gated_delta_rule.py",)
 _STEP = "a step of AITER's own chain of kernels"
+WORDS = ("--noconftest",)
 DIFFERENT = {
     r"gfx12|hip|flydsl": "AITER's kernels for AMD GPUs, or the choice between them",
     r"test_solve_tril|test_chunk_opt_vk_indice|test_chunk_snapshot_dtype|test_chunk_fwd_h": _STEP,

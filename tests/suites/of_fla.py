@@ -9,6 +9,7 @@ from typing import Any
 from suite import DEVICE, absent, chunk, package, recurrent, without_gradients
 
 ENV, PATHS = "SUITE_FLA", ("tests/ops/test_gdn.py",)
+WORDS = ("--noconftest",)
 #: Beside these, comparisons of gradients are left out: inference only.
 DIFFERENT = {
     r"test_gate\b": "FLA's own kernel of the gate alone",

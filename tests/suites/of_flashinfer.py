@@ -10,6 +10,7 @@ from suite import DEVICE, Torch, absent, chunk, package, recurrent
 
 ENV = "SUITE_FLASHINFER"
 PATHS = ("tests/gdn/test_prefill_delta_rule.py", "tests/gdn/test_prefill_state_indices.py", "tests/gdn/test_decode_delta_rule.py")
+WORDS = ("--import-mode=importlib", "--confcutdir=tests/gdn")
 #: The other files of tests/gdn are about kernels of its own: context parallel parts, `ucache`, the decoding step fused with a
 #: convolution, strides of CuTe.
 DIFFERENT = {
@@ -59,7 +60,7 @@ def prefill(q: Any, k: Any, v: Any, g: Any = None, beta: Any = None, scale: Any 
         starts = checkpoint_cu_starts.tolist()
         for n, (at, _) in enumerate(pairwise(cu_seqlens.tolist())):
             row = at // checkpoint_every_n_tokens
-            state_checkpoints[starts[n]:starts[n + 1]] = more[0].flatten(0, 1)[row:row + starts[n + 1] - starts[n]]
+            state_checkpoints[starts[n]:starts[n + 1]] = more[0][row:row + starts[n + 1] - starts[n]]
     return (o[0], final) if output_final_state else o[0]
 
 

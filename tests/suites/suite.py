@@ -1,8 +1,9 @@
-"""A pytest plugin that runs another project's tests of the gated delta rule against our op. `run.py` starts it; an adapter
+"""A pytest plugin that runs another project's tests of the gated delta rule against our op. `run_suites.py` starts it; an adapter
 (`of_NAME.py`) says what stands for what. It has:
 
     ENV                the variable that names a checkout
     PATHS              test files in it
+    WORDS              what pytest is told beside them
     DIFFERENT          pattern of a test's name -> why our op differs, or has no such thing: these are not run
     prepare(root)      before collection: what the tests import
     adapt(module)      after it: names in a test module
@@ -29,7 +30,7 @@ from gdn_codegen.runtime.arguments import Options, Tensors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: What CPU tensors can bear of a test: tokens x value heads.
-CPU_WORK = 1200
+CPU_WORK = int(os.environ.get("SUITE_CPU_WORK", "1200"))
 #: Results that are gradients, as tests name them.
 GRADIENT = re.compile(r"\s*(d[qkvgb]|dh0|dA\w*|d?bias|ddt\w*|db\w*|dbeta)\b")
 ADAPTERS = {"fla": "of_fla", "flashqla": "of_flashqla", "flashinfer": "of_flashinfer", "aiter": "of_aiter"}
@@ -143,6 +144,10 @@ class Plugin:
         items[:] = kept
         self._write()
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:  # a file that does not import is no empty file
+            self.out["failed"][report.nodeid] = str(report.longrepr).strip().splitlines()[-1][:300]
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             lines = str(report.longrepr).splitlines()
@@ -173,7 +178,10 @@ class Plugin:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for mark in ("gpu", "hopper", "blackwell", "sm120", "long_running"):
+    for mark in ("gpu", "hopper", "blackwell", "sm120", "long_running", "slow"):
         config.addinivalue_line("markers", f"{mark}: the suite's own")
-    adapter(os.environ["SUITE"]).prepare(Path(os.environ["SUITE_ROOT"]))
     config.pluginmanager.register(Plugin(), "suite-results")
+
+
+if "SUITE_ROOT" in os.environ:  # before a checkout's conftest is imported, which is before `pytest_configure`
+    adapter(os.environ["SUITE"]).prepare(Path(os.environ["SUITE_ROOT"]))

@@ -1,6 +1,6 @@
 """Other projects' suites against our op, where checkouts are given.
 
-    SUITE_FLA=~/flash-linear-attention SUITE_AITER=~/aiter python tests/suites/run.py [--every 4] [--seconds 140] [--out results.json]
+    SUITE_FLA=~/flash-linear-attention SUITE_AITER=~/aiter python tests/suites/run_suites.py [--every 4] [--seconds 140] [--out results.json]
 """
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Run:
     """A suite in a process of its own."""
 
     def __init__(self, name: str, root: Path, every: int = 1, seconds: float = 0, workers: int = 0, words: tuple[str, ...] = ()) -> None:
-        paths = importlib.import_module("suite").adapter(name).PATHS
+        adapter = importlib.import_module("suite").adapter(name)
+        paths = adapter.PATHS
         missing = [p for p in paths if not (root / p).exists()]
         if missing:
             raise ValueError(f"{VARIABLES[name]}: got {root}; accepted: a checkout with {', '.join(missing)}")
@@ -42,7 +43,7 @@ class Run:
                 "SUITE_SECONDS": str(seconds), "GDN_CODEGEN_POISON": "1",
                 "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "suite", "-p", "no:cacheprovider", "--rootdir", str(root), "-c",
-                   os.devnull, "--noconftest" if name == "fla" else "-q", *(["-n", str(workers)] if workers else []), *words,
+                   os.devnull, *adapter.WORDS, *(["-n", str(workers)] if workers else []), *words,
                    *(str(root / p) for p in paths)]
         with open(self.log, "w") as f:
             self.process = subprocess.Popen(command, cwd=root, env={**os.environ, **said}, stdout=f, stderr=subprocess.STDOUT)
@@ -67,7 +68,7 @@ def lines(r: dict[str, Any]) -> list[str]:
     """A suite's result as it is printed."""
     count = lambda name: sum(r.get(name, {}).values())
     out = [f"{r['suite']}: {r['passed']} passed, {len(r['failed'])} failed, {count('skipped')} skipped by themselves, "
-           f"{count('different')} differ, {count('left out')} left out, {r.get('seconds', 0)} s" + "" * r["done"] +
+           f"{count('different')} differ, {count('left out')} left out, {r.get('seconds', 0)} s" +
            (", not all run: time was up" if not r["done"] else "")]
     out += [f"  FAILED {n}: {why}" for n, why in r["failed"].items()]
     for name in ("different", "skipped", "left out"):
@@ -86,6 +87,8 @@ def main() -> int:
     given = {n: root for n in NAMES if (root := checkout(n))}
     if not given:
         raise SystemExit(f"set one of {', '.join(VARIABLES.values())} to a checkout")
+    os.environ.setdefault("GDN_CODEGEN_CACHE", str(Path(tempfile.gettempdir()) / f"gdn_codegen_suites_{os.getuid()}"))
+    os.environ.setdefault("TILELANG_CACHE_DIR", str(Path(os.environ["GDN_CODEGEN_CACHE"]) / "tilelang"))
     start = time.monotonic()
     runs = [Run(n, root, a.every, a.seconds, a.workers, tuple(a.words)) for n, root in given.items()]
     results = [r.wait() for r in runs]
