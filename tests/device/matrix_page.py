@@ -11,10 +11,10 @@ NAMED = 12
 
 HEAD = """# Verification
 
-What the last run of the matrix found. `tests/device/matrix.py` draws calls from the whole contract so that each pair of levels of two
-options meets at least once on each target, and holds o, final states and checkpoints against the token recurrence in float64, by
-RMSE over RMS. Outputs and workspaces start as NaN; each call is made four times, and gives the same bits; memory between slots of a
-pool, rows of no sequence and inputs stay as they were. This page is written by
+What the last run of the matrix found. `tests/device/matrix.py` draws calls from the whole contract so that each pair of levels of
+two options meets at least once on each target, and holds o, final states and checkpoints against the token recurrence in float64,
+by RMSE over RMS. Outputs and workspaces start as NaN; each call is made four times, and gives the same bits; memory between slots
+of a pool, rows of no sequence and inputs stay as they were. This page is written by
 `python tests/device/matrix.py --write docs/verification.md result.json`.
 """
 
@@ -76,8 +76,8 @@ def page(result: dict[str, Any]) -> str:
     pairs = "; ".join(f"{t} {met} of {known}" for t, (met, known) in result["pairs"].items())
     lines = [HEAD, f"- commit {result['commit']}, {result['date']}, {result['device']}; "
              + ", ".join(f"{n} {v}" for n, v in result["versions"].items()),
-             f"- seed {result['seed']}, {result['builds']} builds, {len(calls)} calls in {result['seconds']} s on {result['workers']} "
-             f"processes: {', '.join(f'{all_[k]} {k}' for k in KINDS)}",
+             f"- seed {result['seed']}, {result['builds']} builds, {len(calls)} calls in {result['seconds']} s on "
+             f"{result['workers']} processes: {', '.join(f'{all_[k]} {k}' for k in KINDS)}",
              f"- pairs of levels that met in a call that ran: {pairs} (less those that no build has room for)",
              f"- not run when time was up: {len(result['not_run'])} calls" +
              (f", from {result['not_run'][0]} on" if result["not_run"] else ""), ""]

@@ -17,8 +17,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """A level of the factor "schedule". plan: None where the op chooses; arch: of kernels for one architecture; parts: chunks of a
-    part, where sequences are split; only: the levels of other factors that it goes with."""
+    """A level of the factor "schedule". plan: None where the op chooses; arch: of kernels for one architecture; parts: chunks of
+    a part, where sequences are split; only: the levels of other factors that it goes with."""
 
     plan: Schedule | None = None
     arch: str = ""
@@ -101,8 +101,9 @@ class Cover:
                  calls: int = 3) -> None:
         self.target, self.fits, self.calls = target, fits, calls
         self.random, self.ways = random.Random(f"{target} {seed}"), ways(target, hopper)
-        self.build = {"schedule": tuple(self.ways), **LEVELS, **({n: x for n, x in SMALL.items() if n in LEVELS} if small else {})}
-        self.call = {**CALL, **({n: x for n, x in SMALL.items() if n in CALL} if small else {})}
+        less = SMALL if small else {}
+        self.build = {"schedule": tuple(self.ways), **{n: less.get(n, x) for n, x in LEVELS.items()}}
+        self.call = {n: less.get(n, x) for n, x in CALL.items()}
         self.levels = {**self.build, **self.call}
         self.left = {pair for a, b in combinations(self.levels, 2) for x in self.levels[a] for y in self.levels[b]
                      if self._goes(dict([*(pair := ((a, x), (b, y)))]))}

@@ -19,8 +19,9 @@ INTERNAL = ("use_chunk_hip", "use_chunk_flydsl", "use_prepare_flydsl", "use_exp2
 
 
 def opt_vk(q: Any, k: Any, v: Any, o: Any = None, g: Any = None, beta: Any = None, scale: Any = None, initial_state: Any = None,
-           output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Any = None, use_chunk_hip: Any = False,
-           use_chunk_flydsl: Any = False, use_prepare_flydsl: Any = False, state_dtype: Any = None, use_exp2: Any = True,
+           output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Any = None,
+           use_chunk_hip: Any = False, use_chunk_flydsl: Any = False, use_prepare_flydsl: Any = False, state_dtype: Any = None,
+           use_exp2: Any = True,
            num_decodes: int = 0, num_decode_tokens: int = 0, **others: Any) -> Any:
     """Its order of arguments; states [V, K]."""
     assert not num_decodes and not num_decode_tokens
@@ -29,9 +30,9 @@ def opt_vk(q: Any, k: Any, v: Any, o: Any = None, g: Any = None, beta: Any = Non
                  state_v_first=True, out=o, **({"state_dtype": state_dtype} if state_dtype else {}), **more)
 
 
-def sigmoid_gating(A_log: Any, a: Any, dt_bias: Any, softplus_beta: float, softplus_threshold: float, q: Any, k: Any, v: Any, b: Any,
-                   initial_state_source: Any, initial_state_indices: Any, scale: Any = None, use_qk_l2norm_in_kernel: bool = False,
-                   cu_seqlens: Any = None, **others: Any) -> Any:
+def sigmoid_gating(A_log: Any, a: Any, dt_bias: Any, softplus_beta: float, softplus_threshold: float, q: Any, k: Any, v: Any,
+                   b: Any, initial_state_source: Any, initial_state_indices: Any, scale: Any = None,
+                   use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Any = None, **others: Any) -> Any:
     assert softplus_beta == 1.0 and softplus_threshold == 20.0 and not others, (softplus_beta, softplus_threshold, others)
     return recurrent(q=q, k=k, v=v, g=a, beta=b, scale=scale, gate="raw", A_log=A_log, dt_bias=dt_bias, beta_form="sigmoid",
                      initial_state=initial_state_source, state_indices=initial_state_indices, cu_seqlens=cu_seqlens,

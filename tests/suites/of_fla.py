@@ -32,7 +32,8 @@ def prepare(root: Path) -> None:
     package("fla", root / "fla", __version__="0")
     package("fla.ops", root / "fla/ops")
     rule = root / "fla/ops/gated_delta_rule"
-    package("fla.ops.gated_delta_rule", rule, chunk_gated_delta_rule=_named(chunk), fused_recurrent_gated_delta_rule=_named(recurrent))
+    package("fla.ops.gated_delta_rule", rule, chunk_gated_delta_rule=_named(chunk),
+            fused_recurrent_gated_delta_rule=_named(recurrent))
     package("fla.ops.gated_delta_rule.wy_fast", prepare_wy_repr_bwd=absent("prepare_wy_repr_bwd"),
             recompute_w_u_fwd=absent("recompute_w_u_fwd"))
 

@@ -37,9 +37,10 @@ def _heads(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
 def prefill(q: Any, k: Any, v: Any, g: Any = None, beta: Any = None, scale: Any = None, initial_state: Any = None,
             output_final_state: bool = False, cu_seqlens: Any = None, use_qk_l2norm_in_kernel: bool = False, output: Any = None,
             output_state: Any = None, state_checkpoints: Any = None, checkpoint_cu_starts: Any = None,
-            checkpoint_every_n_tokens: int = 0, use_cp: Any = "auto", state_indices: Any = None, _cp_chunk_len: Any = None) -> Any:
-    """Packed tensors [T, heads, ...], states [V, K], gates as factors; `use_cp` is the schedule's matter here. use_qk_l2norm_in_kernel
-    is not passed on: its kernels on Hopper take no notice of it, and its tests count on that."""
+            checkpoint_every_n_tokens: int = 0, use_cp: Any = "auto", state_indices: Any = None,
+            _cp_chunk_len: Any = None) -> Any:
+    """Packed tensors [T, heads, ...], states [V, K], gates as factors; `use_cp` is the schedule's matter here. There
+    use_qk_l2norm_in_kernel does nothing, and the tests count on that, so it is not passed on."""
     q, k, v = _heads(q, k, v)
     rows = v.shape[:2]
     g = torch.ones(rows, dtype=torch.float32, device=q.device) if g is None else g

@@ -1,6 +1,6 @@
 """Other projects' suites against our op, where checkouts are given.
 
-    SUITE_FLA=~/flash-linear-attention SUITE_AITER=~/aiter python tests/suites/run_suites.py [--every 4] [--seconds 140] [--out results.json]
+    SUITE_FLA=~/flash-linear-attention SUITE_AITER=~/aiter python tests/suites/run_suites.py [--every 4] [--seconds 140]
 """
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def checkout(name: str) -> Path | None:
 class Run:
     """A suite in a process of its own."""
 
-    def __init__(self, name: str, root: Path, every: int = 1, seconds: float = 0, workers: int = 0, words: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, root: Path, every: int = 1, seconds: float = 0, workers: int = 0,
+                 words: tuple[str, ...] = ()) -> None:
         adapter = importlib.import_module("suite").adapter(name)
         paths = adapter.PATHS
         missing = [p for p in paths if not (root / p).exists()]
@@ -58,7 +59,8 @@ class Run:
             self.process.kill()
             self.process.wait()
         log = self.log.read_text(errors="replace")
-        out: dict[str, Any] = json.loads(self.result.read_text()) if self.result.exists() else {"passed": 0, "failed": {}, "done": False}
+        out: dict[str, Any] = {"passed": 0, "failed": {}, "done": False}
+        out.update(json.loads(self.result.read_text()) if self.result.exists() else {})
         if (self.process.returncode not in (0, 1, 2) or not self.result.exists()) and not late:
             out["failed"]["the run itself"] = "\n".join(log.strip().splitlines()[-8:])
         return {"suite": self.name, **out, "log": log[-20000:]}

@@ -96,8 +96,9 @@ class Torch:
     """The module torch, for tests that say "cuda", where there is no GPU."""
 
     def __init__(self) -> None:
-        self.cuda = package("torch_cuda_on_cpu", synchronize=lambda *a: None, manual_seed=lambda *a: None, is_available=lambda: True,
-                            manual_seed_all=lambda *a: None, empty_cache=lambda: None)
+        nothing = lambda *a: None
+        self.cuda = package("torch_cuda_on_cpu", synchronize=nothing, manual_seed=nothing, manual_seed_all=nothing,
+                            empty_cache=nothing, is_available=lambda: True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -120,8 +121,8 @@ class Plugin:
 
     def __init__(self) -> None:
         self.adapter, self.start = adapter(os.environ["SUITE"]), time.monotonic()
-        self.out: dict[str, Any] = {"passed": 0, "failed": {}, "skipped": Counter(), "different": Counter(), "left out": Counter(),
-                                    "seconds": 0, "done": False}
+        self.out: dict[str, Any] = {"passed": 0, "failed": {}, "skipped": Counter(), "different": Counter(),
+                                    "left out": Counter(), "seconds": 0, "done": False}
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         for module in {item.module for item in items}:  # type: ignore[attr-defined]

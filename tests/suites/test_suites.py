@@ -59,7 +59,7 @@ def test_a_file_that_does_not_import_is_a_failure(like_fla):
     (like_fla / "tests/ops/test_gdn.py").write_text("import nothing_of_that_name")
     r = Run("fla", like_fla).wait()
     assert "nothing_of_that_name" in str(r["failed"]) and r["passed"] == 0
-    with pytest.raises(ValueError, match="SUITE_AITER: got .*; accepted: a checkout with op_tests"):
+    with pytest.raises(ValueError, match=r"SUITE_AITER: got .*; accepted: a checkout with op_tests"):
         Run("aiter", like_fla)
 
 
