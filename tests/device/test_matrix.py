@@ -19,9 +19,9 @@ from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.schedule import varied
 
 MATRIX = Path(__file__).with_name("matrix.py")
-ROW = {"schedule": "replay", "K": 16, "V": 16, "chunk": 16, "dtype": "float16", "layout": "bthd", "heads": (1, 2), "gate": "log",
+ROW = {"schedule": "fused", "K": 16, "V": 16, "chunk": 16, "dtype": "float16", "layout": "bthd", "heads": (1, 2), "gate": "log",
        "gate_dtype": "float32", "beta": "given", "beta_dtype": "float32", "l2norm": False, "state": "pool in place",
-       "state_dtype": "float32", "v_first": False, "views": True, "checkpoints": 1, "lengths": "ragged", "alike": None,
+       "state_dtype": "float32", "v_first": False, "views": True, "checkpoints": 0, "lengths": "ragged", "alike": None,
        "beta_value": None, "gate_mean": -0.1, "out": True, "extra_rows": 3, "skip": False}
 
 
@@ -92,9 +92,9 @@ def spoiled(how):
 def test_what_came_of_a_call(how, status, why, monkeypatch):
     """Seed 1 has slots apart. The op's way on another device keeps views, and sees what is written between slots."""
     monkeypatch.setattr(matrix_run, "chunk_gated_delta_rule", spoiled(how))
-    got = matrix_run.called("triton", ROW, Way(varied("replay")), 1, "cpu")
+    got = matrix_run.called("triton", ROW, Way(varied("fused")), 1, "cpu")
     assert got["status"] == status and why in got.get("why", ""), got
-    assert drawn("triton", ROW, Way(varied("replay")), 1, False).views
+    assert drawn("triton", ROW, Way(varied("fused")), 1, False).views
 
 
 # --- processes and the page ---------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def lines(r: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--every", type=int, default=1, help="of each test's parameters every so manyth")
+    p.add_argument("--every", default="1", help="of each test's parameters every so manyth, as 1,flashinfer=40")
     p.add_argument("--seconds", type=float, default=0, help="no test begins after so many")
     p.add_argument("--workers", type=int, default=0, help="processes of a suite (pytest-xdist)")
     p.add_argument("--out", help="the file for all results (JSON)")
@@ -92,7 +92,8 @@ def main() -> int:
     os.environ.setdefault("GDN_CODEGEN_CACHE", str(Path(tempfile.gettempdir()) / f"gdn_codegen_suites_{os.getuid()}"))
     os.environ.setdefault("TILELANG_CACHE_DIR", str(Path(os.environ["GDN_CODEGEN_CACHE"]) / "tilelang"))
     start = time.monotonic()
-    runs = [Run(n, root, a.every, a.seconds, a.workers, tuple(a.words)) for n, root in given.items()]
+    every = {n or "all": int(x) for n, _, x in (item.rpartition("=") for item in a.every.split(","))}
+    runs = [Run(n, root, every.get(n, every.get("all", 1)), a.seconds, a.workers, tuple(a.words)) for n, root in given.items()]
     results = [r.wait() for r in runs]
     for r in results:
         print("\n".join(lines(r)), flush=True)

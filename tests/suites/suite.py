@@ -170,7 +170,14 @@ class Plugin:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self.out["done"] = not session.shouldstop
+        if hasattr(session.config, "workeroutput"):  # one of several processes; each has collected the same
+            session.config.workeroutput["suite"] = json.dumps([self.out["different"], self.out["left out"]])
         self._write()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        if "suite" in getattr(node, "workeroutput", {}):
+            self.out["different"], self.out["left out"] = json.loads(node.workeroutput["suite"])
 
     def _write(self) -> None:
         if "PYTEST_XDIST_WORKER" not in os.environ:
