@@ -19,7 +19,7 @@ DIFFERENT = {
     r"requires_output_state_pool": "the words of an error of its own: a pool is written in place, unless said otherwise",
     r"zero_length_sequence_state_untouched": "a sequence without tokens has its initial state for its final one here; there the "
                                              "buffer keeps what it had",
-    r"state_dtype.*float8": "states of float8",
+    r"test_prefill_kernel_state_dtype.*state_dtype[23]-": "states of float8",
     r"preserves_inner_strides": "slots of a pool may lie apart, each is dense",
     r"mtp|verify": "a state for each draft token (speculative decoding)",
     r"bf16_state|bf16_wy|bf16_padding": "kernels of bfloat16 states by their own names; slot 0 for padding"}

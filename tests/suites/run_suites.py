@@ -42,9 +42,10 @@ class Run:
         self.result, self.log = Path(self.folder.name) / "result.json", Path(self.folder.name) / "log"
         said = {"SUITE": name, "SUITE_ROOT": str(root), "SUITE_OUT": str(self.result), "SUITE_EVERY": str(every),
                 "SUITE_SECONDS": str(seconds), "GDN_CODEGEN_POISON": "1",
+                "TORCHDYNAMO_DISABLE": "1",  # of what they compile nothing is ours
                 "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "suite", "-p", "no:cacheprovider", "--rootdir", str(root), "-c",
-                   os.devnull, *adapter.WORDS, *(["-n", str(workers)] if workers else []), *words,
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "suite", "-p", "no:cacheprovider", "--show-capture=no",
+                   "--rootdir", str(root), "-c", os.devnull, *adapter.WORDS, *(["-n", str(workers)] if workers else []), *words,
                    *(str(root / p) for p in paths)]
         with open(self.log, "w") as f:
             self.process = subprocess.Popen(command, cwd=root, env={**os.environ, **said}, stdout=f, stderr=subprocess.STDOUT)
