@@ -17,7 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from functools import cache
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ from matrix_run import Pool, called, fits, serve
 
 from gdn_codegen.runtime.build import TARGETS
 from gdn_codegen.runtime.targets import runs
+
+#: Seconds past the budget in which the run comes to its end.
+MARGIN = 20
 
 
 def parser() -> argparse.ArgumentParser:
@@ -140,8 +143,8 @@ def run(a: argparse.Namespace, start: float) -> int:
         done = ended(a, pool, draw, start)
     finally:
         pool.end()
-    if not a.more:
-        deque(draw, 0)  # the rest, to say what was not run
+    if not a.more:  # the rest, to say what was not run, as far as that is soon known
+        deque(takewhile(lambda _: time.monotonic() - start < a.budget + MARGIN, draw), 0)
     known = {(d["target"], d["n"], d["call"]) for d in done}
     not_run = [f"{j['target']}:{j['n']}.{j['call']}" for js in plan for j in js if (j["target"], j["n"], j["call"]) not in known]
     pairs = {c.target: (len(set().union(*(c.pairs_of(tupled(d["row"])) for d in done if d["target"] == c.target and
@@ -150,7 +153,7 @@ def run(a: argparse.Namespace, start: float) -> int:
               "builds": len({(d["target"], d["n"]) for d in done}), "pairs": pairs, "not_run": not_run, "calls": done}
     if a.out:
         Path(a.out).write_text(json.dumps(result, indent=0))
-    print("\n".join(page(result).splitlines()[4:]))
+    print(page(result).partition("\n- ")[2])
     return int(any(d["status"] in ("wrong", "error") for d in done))
 
 

@@ -79,7 +79,8 @@ def page(result: dict[str, Any]) -> str:
              f"- seed {result['seed']}, {result['builds']} builds, {len(calls)} calls in {result['seconds']} s on "
              f"{result['workers']} processes: {', '.join(f'{all_[k]} {k}' for k in KINDS)}",
              f"- pairs of levels that met in a call that ran: {pairs} (less those that no build has room for)",
-             f"- not run when time was up: {len(result['not_run'])} calls" +
+             f"- not run when time was up: {len(result['not_run'])} calls or more" * bool(result["not_run"]) +
+             "- all was run" * (not result["not_run"]) +
              (f", from {result['not_run'][0]} on" if result["not_run"] else ""), ""]
     lines += ["## Counts", ""]
     for name, of in (("target", lambda c: c["target"]), ("schedule", lambda c: f"{c['target']}: {c['row']['schedule']}"),
