@@ -16,6 +16,7 @@ from .build import DEFAULT_SCHEDULE
 from .chain import chained
 from .dispatch import DEFAULT_CHUNK, build, fits, key, units
 from .load import module
+from .memory import reach
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -29,6 +30,7 @@ class Settled:
     numbers: tuple[float, ...]  # where no scale is given
     call: Callable[..., Any]  # what it prepared
     wanted: bool  # whether a final state is
+    reaches: tuple[int, ...]  # bytes from the first of each tensor to its last
     came_again: bool = False
     again: Callable[..., Any] | None = None  # the call as one function, made only when it comes again: it takes a while
 
@@ -186,8 +188,8 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
                 return None
         except RuntimeError:  # a tensor among the options, which says neither yes nor no: settling refuses it
             return None
-        if t[out] is not None or t[final] is not None:
-            check_written(t)
+        if t[out] is not None or t[final] is not None or words.in_place:
+            check_written(t, words.in_place, s.reaches)
         if t[chunks] is not None or t[chunks + 1] is not None:
             check_chunks(t[chunks], t[chunks + 1], t[ends], words.chunk_size)
         return run(t[:chunks], numbers if scale == known else m.numbers_of((scale,)))
@@ -220,7 +222,8 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
     if found is None:
         named = Tensors(*t)
         words = settled(named, Options(*x), decode)
-        check_written(t)
+        reaches = tuple(map(reach, t[:12]))
+        check_written(t, words.in_place, reaches)
         check_values(named, words, few)
         m, wanted = _serves(named, words, _strided(named)), _wanted(named, words)
         numbers = m.numbers_of((scale,))
@@ -228,13 +231,13 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         if about is not None:
             if len(_kept) >= 1024:
                 _kept.clear()
-            _kept[about] = Settled(words, m, m.numbers_of((None,)), call, wanted)
+            _kept[about] = Settled(words, m, m.numbers_of((None,)), call, wanted, reaches)
     else:
         words, m, numbers, call, wanted = found.words, found.module, found.numbers, found.call, found.wanted
         if few or tables[0] is not None or tables[1] is not None or (torch.is_grad_enabled() and _wants_gradients(t)):
             check_values(Tensors(*t), words, few)
-        if out is not None or final is not None:
-            check_written(t)
+        if out is not None or final is not None or words.in_place:
+            check_written(t, words.in_place, found.reaches)
         if scale is not None:
             numbers = m.numbers_of((scale,))
         if not found.came_again:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import Tensors, Words, fail
+from .arguments import Tensors, Words, check_written, fail
 from .calls import run
 from .dispatch import DEFAULT_CHUNK
+from .memory import reach
 
 
 @torch.library.custom_op("gdn_codegen::gated_delta_rule", mutates_args=())
@@ -41,6 +42,7 @@ def gated_delta_rule_into(
                 None if in_place else final_state, out)
     x = Words(output_final_state, gate, beta_form, l2norm, unit_keys, state_v_first, state_dtype, in_place, checkpoint_chunks,
               target, chunk_size, layout, schedule, decode)
+    check_written(t, in_place, tuple(map(reach, t[:12])))
     _, final, _ = run(t, x, scale, checkpoints)
     return v.new_empty(0) if final is None or final_state is not None else final
 
