@@ -102,7 +102,9 @@ def compiled(t: Tensors, x: Words, scale: float | None) -> tuple[Tensor, Tensor 
     if final is None and t.out is None:
         made = gated_delta_rule(*t[:10], *options)
         return made[0], made[1] if wanted else None, made[-1] if x.checkpoint_chunks else None
-    out = t.v.new_empty(t.v.shape) if t.out is None else t.out
+    out = t.out
+    if out is None:  # as for a caller's buffer, kernels leave rows alone that no sequence covers
+        out = (t.v.new_empty if t.cu_seqlens is None and t.state_indices is None else t.v.new_zeros)(t.v.shape)
     checkpoints = None
     if x.checkpoint_chunks:
         checkpoints = _empty_checkpoints(t.q, t.v, x.layout, x.state_v_first, x.state_dtype, x.checkpoint_chunks, x.chunk_size)
