@@ -21,6 +21,8 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 _INTEGERS = (torch.int32, torch.int64)
 #: Tensors that need not be given, and that nothing else looks at first.
 _OPTIONAL = ("A_log", "dt_bias", "initial_state", "state_indices", "final_state", "out")
+#: By the place in Tensors of what is written: what else there is than memory of its own.
+_APART = {7: ", where the final state takes its place", 10: ", or inplace_final_state=True", 11: ""}
 
 
 class Tensors(NamedTuple):
@@ -231,18 +233,22 @@ def _gate(gate: Any, a_log: bool, dt_bias: bool) -> str:
     return found
 
 
-def check_written(t: tuple[Any, ...]) -> None:
-    """Of a call's Tensors: what it writes lies apart from what it reads and else writes, for kernels do it all side by side."""
-    q, k, v, g, beta, a_log, dt_bias, initial, _, _, final, out, *_ = t
-    read = ("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("A_log", a_log), ("dt_bias", dt_bias)
-    if out is not None:
-        for name, x in (*read, ("initial_state", initial), ("final_state", final)):
-            if x is not None and shared(out, x):
-                fail("out", f"memory of {name}", "memory of its own")
-    if final is not None and final is not initial:
-        for name, x in (("initial_state", initial), *read):
-            if x is not None and shared(final, x):
-                fail("final_state", f"memory of {name}", "memory of its own, or inplace_final_state=True")
+def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) -> None:
+    """Of a call's Tensors: what it writes lies apart from what it reads and else writes, for kernels do it all side by side.
+    reaches: of each tensor, which its kind decides, so that most calls compare addresses alone."""
+    state = 10 if t[10] is not None and t[10] is not t[7] else 7 if in_place else -1
+    for n in (11, state):
+        if n < 0 or t[n] is None:
+            continue
+        x: Any = t[n]
+        first = x.data_ptr()
+        last = first + reaches[n]
+        for m, y in enumerate(t[:12]):
+            if y is None or m == n or (n == 7 and m == 10):
+                continue
+            at = y.data_ptr()
+            if at < last and first < at + reaches[m] and shared(x, y):
+                fail(Tensors._fields[n], f"memory of {Tensors._fields[m]}", "memory of its own" + _APART[n])
 
 
 def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices: bool) -> tuple[bool, str]:

@@ -29,6 +29,7 @@ from .build import DEFAULT_SCHEDULE
 from .chain import chained
 from .dispatch import DEFAULT_CHUNK, build, fits, key, units
 from .load import module
+from .memory import reach
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -44,6 +45,7 @@ class Settled:
     wanted: bool  # whether a final state is
     sorts: list[type]  # of options
     given: tuple[int, ...]  # which tensors there are that need not be
+    reaches: tuple[int, ...]  # bytes from the first of each tensor to its last
     adapts: bool = False  # whether it is another call in other dtypes (runtime/adapt.py): then nothing was prepared
     came_again: bool = False
     again: Callable[..., Any] | None = None  # the call as one function, made only when it comes again: it takes a while
@@ -202,8 +204,8 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
         if ([*map(type, x)] != sorts or x != options or decode != words.decode or (t[initial] is t[final]) != one_state
                 or not _is_memory(t, given) or (torch.is_grad_enabled() and _wants_gradients(t))):
             return None
-        if t[out] is not None or t[final] is not None:
-            check_written(t)
+        if t[out] is not None or t[final] is not None or words.in_place:
+            check_written(t, words.in_place, s.reaches)
         if t[chunks] is not None or t[chunks + 1] is not None:
             check_chunks(t[chunks], t[chunks + 1], t[ends], words.chunk_size)
         return run(t[:chunks], numbers if scale == known else m.numbers_of((scale,)))
@@ -215,19 +217,19 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
     """A call of a kind that none had before. None where a tensor is of a class that has its own way with ops, as fake ones."""
     if any(isinstance(y, Tensor) and type(y) not in PLAIN for y in t):
         return None
-    words = settled(t, x, decode)
-    check_written(t)
+    words, reaches = settled(t, x, decode), tuple(map(reach, t[:12]))
+    check_written(t, words.in_place, reaches)
     check_values(t, words, few)
     sorts, given = [*map(type, x)], tuple(n for n, y in enumerate(t[:12]) if n > 4 and y is not None)
     if adapts(t, x):
-        kept = Settled(words, None, (), _nothing, False, sorts, given, adapts=True)
+        kept = Settled(words, None, (), _nothing, False, sorts, given, reaches, adapts=True)
         results = _adapted(t, x, scale, decode, few)
     else:
         m, wanted = _serves(t, words, _strided(t)), _wanted(t, words)
         numbers = m.numbers_of((scale,))
         inputs, *others = _given(t, words, None)
         call = m.prepare(inputs, *others, wanted, t.state_indices, words.checkpoint_chunks)
-        kept = Settled(words, m, m.numbers_of((None,)), call, wanted, sorts, given)
+        kept = Settled(words, m, m.numbers_of((None,)), call, wanted, sorts, given, reaches)
         results = m.results(call(inputs, numbers, *others, t.state_indices), wanted)
     if about is not None:
         if len(_kept) >= 1024:
@@ -284,8 +286,8 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         return _settle(about, Tensors(*t), Options(*x), scale, decode, few)
     if few or tables[0] is not None or tables[1] is not None or (torch.is_grad_enabled() and _wants_gradients(t)):
         check_values(Tensors(*t), found.words, few)
-    if out is not None or final is not None:
-        check_written(t)
+    if out is not None or final is not None or found.words.in_place:
+        check_written(t, found.words.in_place, found.reaches)
     if found.adapts:
         return _adapted(Tensors(*t), Options(*x), scale, decode, few)
     if not found.came_again:

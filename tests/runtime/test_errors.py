@@ -38,6 +38,7 @@ def dual(v, **others):
 
 STATE, STATES = zeros(1, HV, K, V), zeros(3, HV, K, V)
 OVER, BIG = half(1, T + 1, HV, V), zeros(1, HV, K, V)
+INSIDE = BIG.view(torch.float16).view(-1)[V:][:T * HV * V].view(1, T, HV, V)
 POOL = dict(initial_state=zeros(6, HV, K, V), cu_seqlens=cu(0, 10, 40))
 ROWS = dict(q=half(2, 20, H, K), k=half(2, 20, H, K), v=half(2, 20, HV, V), g=zeros(2, 20, HV), beta=zeros(2, 20, HV))
 #: (argument, what is wrong with it) -> what is passed.
@@ -78,6 +79,9 @@ TRIALS = {
     ("inplace_final_state", "without initial_state"): dict(inplace_final_state=True),
     ("initial_state", "in place, elements in two places"): dict(initial_state=zeros(1, 1, K, V).expand(1, HV, K, V),
                                                                 inplace_final_state=True),
+    ("initial_state", "in place, memory of an input"): dict(initial_state=BIG, inplace_final_state=True, v=INSIDE),
+    ("initial_state", "a pool in place, memory of an input"): dict(
+        initial_state=BIG, state_indices=cu(0), cu_seqlens=cu(0, T), v=INSIDE),
     ("state_indices", "without initial_state"): dict(state_indices=cu(0)),
     ("state_indices", "dtype"): dict(POOL, state_indices=zeros(2)),
     ("state_indices", "fewer than sequences"): dict(POOL, state_indices=cu(0)),
@@ -117,8 +121,8 @@ TRIALS = {
     ("out", "elements in two places"): dict(out=half(1, 1, HV, V).expand(1, T, HV, V)),
     ("out", "rows over one another"): dict(out=half(T * HV * V).as_strided((1, T, HV, V), (1, HV * V // 2, V, 1))),
     ("out", "memory of an input"): dict(v=OVER[:, :T], out=OVER[:, 1:]),
-    ("out", "memory of the final state"): dict(final_state=BIG, out=BIG.view(torch.float16).view(-1)[V:][:T * HV * V].view(
-        1, T, HV, V)),
+    ("out", "memory of the final state"): dict(final_state=BIG, out=INSIDE),
+    ("out", "memory of a state in place"): dict(initial_state=BIG, inplace_final_state=True, out=INSIDE),
     ("chunk_size", "not one that there is"): dict(chunk_size=60),
     ("chunk_size", "not an int"): dict(chunk_size=16.0),
     ("layout", "not one that there is"): dict(layout="tbhd"),
