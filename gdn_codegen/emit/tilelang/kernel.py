@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -300,12 +301,12 @@ class KernelWriter(Addresses):
         parts = [f"n_{x.name}" for x in tensors if x.index == "part"]
         own = [x for x in bare if x.startswith("n_") and x not in (*long, *parts)]
         dynamic = [", ".join(names) for names in (fixed, own, parts) if names]
+        text = "\n".join([*self.w.lines, *body])
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
                  "long": long,
                  "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted),
-                 "abreast": self.k.abreast > 1, "together": self.k.lanes > 1, "tiles": bool(self.crossing)}
-        return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
-                          "\n".join([*self.w.lines, *body]), extra)
+                 "calls": sorted(set(re.findall(r"\bt\.(\w+)\(", text)))}
+        return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k), text, extra)
 
     def written(self) -> tuple[str, ...]:
         names = {t.over or t.name for o in walk(self.k.body) if o.kind == "store" for t in [self.p.tensor(o.attr("tensor"))]}
