@@ -173,9 +173,10 @@ class _Kernel:
                 same.append((last, name))
 
     def along_rows(self, name: str) -> bool:
-        """Whether products read `name` along its rows: as a first operand as it is, or as a second one transposed. The inverse of a
-        whole tile fixes the layout of its buffer, rows of 128 bytes. A product that reads another way may make the compiler of the
-        kernel choose another layout for the buffer, so such a value needs a buffer of its own."""
+        """Whether products read `name` along its rows: as a first operand as it is, or as a second one transposed.
+
+        The inverse of a whole tile fixes the layout of its buffer, rows of 128 bytes. A product that reads another way may make
+        the kernel's compiler choose another layout, so such a value needs a buffer of its own."""
         reads = [(r, n) for r, n in self.all_readers(name) if r.kind == "matmul" and n < 2]
         return not any(r.attr("ta") if n == 0 else not r.attr("tb") for r, n in reads)
 
