@@ -181,6 +181,9 @@ def tune(a: argparse.Namespace) -> int:
     from .runtime import choices
     from .runtime import tune as t
     options.check_tune(a)
+    if a.decode:
+        from .runtime import tune_decode
+        return tune_decode.command(a, _only(a, tune_decode.SHAPES))
     targets = t.TARGETS if a.target == "all" else (a.target,)
     if a.out is not None and len(targets) > 1:
         raise ValueError("out: got a file for several targets; accepted: one --target")

@@ -125,6 +125,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--shapes", metavar="FILE", help=f"shapes in JSON, as benchmarks/shapes/serving.json (default: {len(SHAPES)})")
     p.add_argument("--only", action="append", default=[], metavar="NAME", help="a shape of these; may be given again")
     p.add_argument("--unit-keys", action="store_true", help="for callers that promise keys of norm 1")
+    p.add_argument("--decode", action="store_true", help="decoding steps, of all targets, for one table")
     p.add_argument("--budget", type=float, metavar="SECONDS", help="begin no measurement later; the same command goes on")
     p.add_argument("--memory", type=float, metavar="GIB",
                    help=f"that a candidate may hold between its kernels (default: {TUNE['memory']:g})")
@@ -229,6 +230,10 @@ def check_bench(a: argparse.Namespace) -> str:
 
 def check_tune(a: argparse.Namespace) -> None:
     """Refuses what nothing is measured for; what is not given then has its default."""
+    if a.decode:
+        refuse(a, ("unit_keys", "memory"), "with --decode", "without: callers normalise keys in the kernel, and there is one")
+        if a.target != "all":
+            raise ValueError(f"target: got {a.target!r} with --decode; accepted: all, which have one table")
     if a.compile is not None:
         refuse(a, ("list", "out", *TUNE), "with --compile", "without, where candidates are timed")
     if a.list:
