@@ -234,6 +234,8 @@ def check_tune(a: argparse.Namespace) -> None:
         refuse(a, ("unit_keys", "memory"), "with --decode", "without: callers normalise keys in the kernel, and there is one")
         if a.target != "all":
             raise ValueError(f"target: got {a.target!r} with --decode; accepted: all, which have one table")
+        if LAYOUTS[a.layout] != "bthd":
+            raise ValueError(f"layout: got {a.layout!r} with --decode; accepted: bthd")
     if a.compile is not None:
         refuse(a, ("list", "out", *TUNE), "with --compile", "without, where candidates are timed")
     if a.list:
