@@ -1,4 +1,4 @@
-"""gdn_codegen: build, list, show, verify, bench, tune, doctor."""
+"""gdn_codegen: build, list, show, verify, bench, tune, doctor, cache."""
 from __future__ import annotations
 
 import argparse
@@ -214,7 +214,13 @@ def doctor(a: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"build": build, "list": list_, "show": show, "verify": verify, "bench": bench, "tune": tune, "doctor": doctor}
+def cache_(a: argparse.Namespace) -> int:
+    from .runtime.cache_command import command
+    return command(a)
+
+
+COMMANDS = {"build": build, "list": list_, "show": show, "verify": verify, "bench": bench, "tune": tune, "doctor": doctor,
+            "cache": cache_}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

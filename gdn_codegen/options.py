@@ -71,6 +71,7 @@ def _heads_option(p: argparse.ArgumentParser) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
+    from .runtime import cache_command
     from .runtime.tune import SHAPES
     top = argparse.ArgumentParser(prog="gdn_codegen", description="Gated DeltaNet kernels from one algorithm.")
     sub = top.add_subparsers(dest="command", required=True)
@@ -133,7 +134,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", metavar="FILE", help="the table, with its log beside it (default: where calls look for it)")
     p.add_argument("--compile", metavar="ARCH", help="only compile the candidates, for a GPU (sm_90a, ...) that need not be here")
     p.add_argument("--list", action="store_true", help="only say what was measured and what is pending")
-    sub.add_parser("doctor", help="which targets run here, and what is missing for the rest")
+    sub.add_parser("doctor", help="which targets run here, what is missing for the rest, versions, and the cache")
+    cache_command.options(sub.add_parser("cache", help="what the package keeps on disk"))
     return top
 
 
