@@ -2,15 +2,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..schedule import Schedule, named
 from ..schedule.contract import Contract
+from . import decoding
 from .adapt import adapted, adapts
 from .arguments import (
     DTYPES,
@@ -25,9 +25,8 @@ from .arguments import (
     settled,
     transformed,
 )
-from .build import DEFAULT_SCHEDULE
 from .chain import chained
-from .dispatch import DEFAULT_CHUNK, build, fits, key, units
+from .dispatch import DEFAULT_CHUNK, build, key
 from .load import module
 from .memory import reach
 
@@ -58,10 +57,7 @@ _last: Callable[..., Any] | None = None
 #: Classes of tensors that are their memory.
 PLAIN = Tensor, torch.nn.Parameter
 ALGORITHM = "gated_delta_rule"
-#: Of a decoding step: chunks of so many tokens, which is the most that a sequence may bring.
-DECODE_CHUNK = 16
-#: The fewest columns of the state that a decoding kernel's instance holds.
-DECODE_COLUMNS = 32
+DECODE_CHUNK = decoding.CHUNK
 
 
 @lru_cache(maxsize=1024)
@@ -73,24 +69,10 @@ def _contract(gate: str, beta_form: str, l2norm: bool, unit_keys: bool, given: t
                     "vk" if state_v_first else "kv", state_dtype, pool, in_place, checkpoints, strided)
 
 
-@lru_cache(maxsize=256)
-def _columns(plan: Schedule, columns: int) -> Schedule:
-    return replace(plan, v_block=columns)
-
-
-def decode_plan(target: str, device: torch.device, walks: int, head_dim_v: int) -> Schedule:
-    """The schedule of a decoding step: one kernel, its columns split until walks fill the GPU."""
-    plan, columns = named(DEFAULT_SCHEDULE), head_dim_v
-    while columns > DECODE_COLUMNS and walks * (head_dim_v // columns) < units(device):
-        half = columns // 2 if columns & (columns - 1) == 0 else 64 if columns > 64 else 32  # which divides its tiles
-        columns = max(half, DECODE_COLUMNS)
-    return plan if columns == head_dim_v or target == "pto" else _columns(plan, columns)
-
-
 @lru_cache(maxsize=1024)
-def _loaded(*wanted: Any) -> Any:
-    """The generated module of a build. Kept, so that a call costs a look-up."""
-    return module(build(*wanted))
+def _loaded(step: bool, *wanted: Any) -> Any:
+    """The generated module for a key, or for a decoding step of it. Kept, so that a call costs a look-up."""
+    return module((decoding.build(*wanted) if step else None) or build(*wanted))
 
 
 def _check_step(t: Tensors, layout: str) -> None:
@@ -147,17 +129,8 @@ def _serves(t: Tensors, x: Words, strided: bool) -> Any:
                   if y is not None)
     contract = _contract(x.gate, x.beta_form, x.l2norm, x.unit_keys, given, x.state_v_first, x.state_dtype,
                          t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, strided)
-    sequences = _sequences(t)
-
-    def wanted(schedule: str | Schedule | None) -> tuple[Any, ...]:
-        return key(ALGORITHM, t.q, t.v, x.target, chunk_of(x), x.layout, schedule, sequences, contract)
-
-    if x.decode and x.schedule is None and t.v.ndim == 4:
-        walks = (sequences or t.v.shape[0]) * t.v.shape[2 if x.layout == "bthd" else 1]
-        step = wanted(decode_plan(x.target, t.v.device, walks, t.v.shape[3]))
-        if fits(build(*step)):
-            return _loaded(*step)
-    return _loaded(*wanted(x.schedule))
+    wanted = key(ALGORITHM, t.q, t.v, x.target, chunk_of(x), x.layout, x.schedule, _sequences(t), contract)
+    return _loaded(x.decode and x.schedule is None, *wanted)
 
 
 def _given(t: Tensors, x: Words, checkpoints: Tensor | None) -> tuple[Any, ...]:

@@ -6,8 +6,8 @@ unit_lower_inverse, by `inverse`:
   T is rounded after each step. Where the device solves no blocks, "doubling"; where it solves whole tiles, nothing is merged.
 - "doubling": T = I; for b = 1, 2, 4... T <- T - T A_b T, where A_b holds, of each 2b x 2b diagonal block of A, the lower
   left b x b block. T is then the inverse of I + (A's diagonal 2b-blocks): block forward substitution, all blocks at once.
-The plain product (I - A)(I + A^2)(I + A^4)... is not offered, neither over the chunk nor over blocks of 16 rows. With equal keys the
-entries of A^32 reach binomial(62, 31) = 5e17, and in a block those of A^8 reach 3432 * 2^8 at beta = 2, so that every digit is lost.
+The plain product (I - A)(I + A^2)(I + A^4)... is not offered, neither over the chunk nor over blocks of 16 rows. With equal keys
+the entries of A^32 reach binomial(62, 31) = 5e17, and in a block those of A^8 reach 3432 * 2^8 at beta = 2: no digit is left.
 
 With `block`, diagonal blocks of that size are inverted apart, T0 and T1, by products of that size, and a chunk of two is
 the tile of T0, 0, -T1 A10 T0, T1. Entries are the same: the other blocks of the products above are zero.

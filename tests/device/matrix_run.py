@@ -23,7 +23,7 @@ from matrix_reference import Means, chunked, expected_on
 from reference import in_parts, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime import calls
+from gdn_codegen.runtime import calls, decoding
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.dispatch import build, unfit
 from gdn_codegen.runtime.load import module
@@ -57,8 +57,8 @@ def _allowed(c: Drawn, device: str, expected: Callable[[Means], Any]) -> float:
 @contextlib.contextmanager
 def _asked(way: Way, used: list[str]) -> Iterator[None]:
     """The op's builds for the architecture and with the parts that a way asks for; their names go to `used`."""
-    def loaded(*wanted: Any) -> Any:
-        b = build(*wanted)
+    def loaded(step: bool, *wanted: Any) -> Any:
+        b = (decoding.build(*wanted) if step else None) or build(*wanted)
         b = replace(b, arch=way.arch) if way.arch else b
         m = module(b)
         used.append(m.__name__.removeprefix("gdn_codegen_generated_"))

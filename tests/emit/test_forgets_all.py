@@ -26,7 +26,8 @@ BUILDS += [Build("tilelang", 32, "bthd", schedule="fused", dtype="float16", head
 BUILDS += [Build("pto", 32, schedule=s, dtype=d, head_dim_k=32, head_dim_v=32) for s, d in (
     ("fused", "float32"), ("staged", "float16"))]
 BUILDS += [Build("triton", 32, "bhtd", "simple_gla", dtype="float32", head_dim_k=32, head_dim_v=32)]
-FORMS = [("triton", "g=raw", "fused"), ("triton", "g=linear", "fused"), ("tilelang", "g=linear", "fused"), ("pto", "g=raw", "fused")]
+FORMS = [("triton", "g=raw", "fused"), ("triton", "g=linear", "fused"), ("tilelang", "g=linear", "fused"),
+         ("pto", "g=raw", "fused")]
 
 
 def needs(target):
