@@ -16,7 +16,7 @@ from .schedule import SCHEDULES
 from .schedule.contract import Contract
 
 if TYPE_CHECKING:
-    from .runtime.problems import Shape
+    from .runtime.shapes import Shape
 
 
 def _import_line(path: Path, function: str) -> str:
@@ -138,7 +138,7 @@ def _bench_pto(a: argparse.Namespace, heads: tuple[int, int]) -> int:
 
 def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
     """The shapes of the file, or those by default; of these the ones that are named."""
-    from .runtime.problems import shapes
+    from .runtime.shapes import shapes
     todo = shapes(Path(a.shapes)) if a.shapes is not None else list(default)
     known = [s.name for s in todo]
     if set(a.only) - set(known):
@@ -148,7 +148,7 @@ def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
 
 def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
     from .runtime import bench_gpu
-    from .runtime.problems import Shape
+    from .runtime.shapes import Shape
     todo = _only(a, [Shape(f"1 x {a.tokens}, {heads[0]}/{heads[1]}", (a.tokens,), *heads)])
     targets = bench_gpu.TARGETS if a.target == "all" else (a.target,)
     names = SCHEDULES if a.schedule == "all" else () if a.schedule in ("none", "auto") else (a.schedule,)
@@ -180,11 +180,12 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
 def tune(a: argparse.Namespace) -> int:
     from .runtime import choices
     from .runtime import tune as t
+    from .runtime.shapes import SHAPES
     options.check_tune(a)
     targets = t.TARGETS if a.target == "all" else (a.target,)
     if a.out is not None and len(targets) > 1:
         raise ValueError("out: got a file for several targets; accepted: one --target")
-    shapes, out, failed = _only(a, t.SHAPES), None if a.out is None else Path(a.out), False
+    shapes, out, failed = _only(a, SHAPES), None if a.out is None else Path(a.out), False
     if a.compile is not None:
         from .runtime.ahead import check_ahead
         for target in targets:

@@ -71,8 +71,10 @@ def _heads_option(p: argparse.ArgumentParser) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    from .runtime.tune import SHAPES
+    from . import __version__
+    from .runtime.shapes import SHAPES
     top = argparse.ArgumentParser(prog="gdn_codegen", description="Gated DeltaNet kernels from one algorithm.")
+    top.add_argument("--version", action="version", version=f"gdn_codegen {__version__}")
     sub = top.add_subparsers(dest="command", required=True)
     p = sub.add_parser("build", help="write a module that stands alone")
     _build_options(p, several=True, compiles=True)

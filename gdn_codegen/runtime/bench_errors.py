@@ -20,7 +20,8 @@ from . import cache
 from .bench_gpu import TARGETS, Auto, check_build, facts, judged, ours, outcome, row
 from .build import Build, lowered
 from .peers import PEERS, Peer, Problem, Run
-from .problems import Shape, head_errors, problem, reference, worst
+from .problems import head_errors, problem, reference, worst
+from .shapes import Shape
 from .verify import TOLERANCE
 
 

@@ -30,8 +30,9 @@ from .dispatch import build_for
 from .load import function
 from .peers import PEERS, Absent, Peer, Problem, Refused, Run
 from .plots import gpu_plots, pyplot
-from .problems import Reference, Shape, errors, problem, reference
+from .problems import Reference, errors, problem, reference
 from .roofline import Ceilings, Cost, costs
+from .shapes import Shape
 from .verify import TOLERANCE
 
 TARGETS = ("tilelang", "triton")

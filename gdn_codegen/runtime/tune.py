@@ -26,17 +26,13 @@ from .candidates import candidates
 from .choices import Extent, Row
 from .load import cached, function, import_path
 from .peers import Problem
-from .problems import Reference, Shape, errors, problem, reference
+from .problems import Reference, errors, problem, reference
+from .shapes import Shape
 from .verify import TOLERANCE
 
 TARGETS = bench_gpu.TARGETS
 #: A candidate must take at most so much of what the model's choice takes to be preferred to it.
 MARGIN = 0.98
-#: What is tuned for where nothing is asked: what prompts of 2 to 128 thousand tokens come to.
-SHAPES = (*(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv) for n, t, h, hv in (
-    (1, 2048, 16, 32), (1, 8192, 4, 16), (1, 32768, 4, 16), (8, 4096, 4, 16), (1, 32768, 16, 16), (4, 8192, 16, 64),
-    (1, 131072, 16, 16), (1, 8192, 16, 32), (8, 1024, 16, 32), (1, 131072, 32, 32), (1, 65536, 16, 16))),
-    Shape("4096 + 28672, 4/16", (4096, 28672), 4, 16))
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
