@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from .build import DEFAULT_SCHEDULE
 from .chain import chained
 from .dispatch import DEFAULT_CHUNK, build, fits, key, units
 from .load import module
+from .progress import first_call
+from .targets import lacks_tools
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -140,6 +143,22 @@ def _serves(t: Tensors, x: Words, strided: bool) -> Any:
     return _loaded(*wanted(x.schedule))
 
 
+def _first(m: Any, run: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Part of a call of a new kind, in which kernels may compile: says that it is under way, and what to install if they fail."""
+    def first(*given: Any) -> Any:
+        target, name = Path(m.__file__).parent.name, Path(m.__file__).stem
+        with first_call(f"first call of {target} {name}"):
+            try:
+                return run(*given)
+            except ValueError:  # what the call itself refuses
+                raise
+            except Exception as e:
+                if why := lacks_tools(target, device):
+                    raise ValueError(f"target: got {target!r}, and {why}; accepted: one that compiles here") from e
+                raise
+    return first
+
+
 def _given(t: Tensors, x: Words, checkpoints: Tensor | None) -> tuple[Any, ...]:
     """A call's tensors as modules take them: inputs, states, outputs, ends, buffers."""
     buffers = () if x.in_place else (t.final_state,)
@@ -224,11 +243,13 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         check_values(named, words, few)
         m, wanted = _serves(named, words, _strided(named)), _wanted(named, words)
         numbers = m.numbers_of((scale,))
-        call = m.prepare(*_given(named, words, None), wanted, named.state_indices, words.checkpoint_chunks)
+        prepare = _first(m, m.prepare, named.q.device.type)
+        call = prepare(*_given(named, words, None), wanted, named.state_indices, words.checkpoint_chunks)
         if about is not None:
             if len(_kept) >= 1024:
                 _kept.clear()
             _kept[about] = Settled(words, m, m.numbers_of((None,)), call, wanted)
+        call = _first(m, call, named.q.device.type)
     else:
         words, m, numbers, call, wanted = found.words, found.module, found.numbers, found.call, found.wanted
         if few or tables[0] is not None or tables[1] is not None or (torch.is_grad_enabled() and _wants_gradients(t)):

@@ -228,7 +228,7 @@ def explained(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}; accepted: {', '.join(LAYOUTS)}")
     layout = LAYOUTS[layout]
-    target = choose(device.type) if target == "auto" else target
+    target = choose(device.type, target)
     tokens, head = (1, 2) if layout == "bthd" else (2, 1)
     x = Extent(q[head], v[head], sequences or q[0], q[0] * q[tokens])
     few = 2 * x.walks <= units(device) if units(device) else None

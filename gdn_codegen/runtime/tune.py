@@ -27,6 +27,7 @@ from .choices import Extent, Row
 from .load import cached, function, import_path
 from .peers import Problem
 from .problems import Reference, errors, problem, reference
+from .progress import under_way
 from .shapes import Shape
 from .verify import TOLERANCE
 
@@ -138,8 +139,10 @@ class Log:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(fd, data)
-            os.fsync(fd)
+            with cache.naming(self.path):
+                while data:  # a disk that is nearly full takes a part of it
+                    data = data[os.write(fd, data):]
+                os.fsync(fd)
         finally:
             os.close(fd)
 
@@ -265,7 +268,8 @@ class Tuner:
         start, measured = self.clock(), 0
         while pending and not (self.budget is not None and self.clock() - start >= self.budget):
             j = pending[0]
-            result = self.judge(j)
+            with under_way(f"{j.shape.name}: {j.build.name}"):
+                result = self.judge(j)
             self.log.append({"key": j.key, **result})
             pending, measured = pending[1:], measured + 1
             each = (self.clock() - start) / measured
@@ -359,12 +363,13 @@ def compile_candidates(about: Build, shapes: Sequence[Shape], arch: str) -> Iter
     todo = [b for b in dict.fromkeys(map(in_short_parts, candidates(about, arch))) if dispatch.fits(b)]
     for i, b in enumerate(todo, 1):
         start = time.monotonic()
-        if b.target == "triton":
-            list(compile_ahead(b, cached(b), arch, heads))
-        else:
-            module: Any = import_path(cached(b))
-            for name in module._KERNELS:
-                module._compiled(name, arch)
+        with under_way(f"compiling {b.name} for {arch}"):
+            if b.target == "triton":
+                list(compile_ahead(b, cached(b), arch, heads))
+            else:
+                module: Any = import_path(cached(b))
+                for name in module._KERNELS:
+                    module._compiled(name, arch)
         yield f"[{i}/{len(todo)}] {b.name}: {time.monotonic() - start:.0f} s"
 
 

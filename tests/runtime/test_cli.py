@@ -163,6 +163,6 @@ def test_help_says_what_is_so(capsys):
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])
         said[command] = " ".join(capsys.readouterr().out.split())
-    assert {c for c, text in said.items() if "--check compiles for" in text} == {"build"}
+    assert {c for c, text in said.items() if "--check compiles for, joined" in text} == {"build"}
     assert f"serving.json (default: {len(SHAPES)})" in said["tune"]
     assert "what to emit (default: pto)" in said["bench"] and "(default: 128 for cycles of pto" in said["bench"]
