@@ -181,6 +181,7 @@ def choices(a: argparse.Namespace) -> list[Choice]:
         if form not in (fit := COMES.get(n, (form,))):  # what no page has, the build says
             raise ValueError(f"accept: got {n}={form}; accepted for {n}: {', '.join(fit) or 'no form'}")
     names = gpus(a)
+    compiled = getattr(a, "compile", None)  # names a GPU, too
     arch = "" if names else a.arch
     given = "schedule" if a.schedule else "kernels" if "kernels" in fields else ""
     out = []
@@ -190,7 +191,8 @@ def choices(a: argparse.Namespace) -> list[Choice]:
         if given:
             out.append(Choice(replace(b, schedule=replace(b.plan, **fields)), ((given, ASKED),)))
         else:
-            found = planned(replace(b, arch=""), names or [arch] * bool(arch), bool(a.partition), a.chunk, fields)
+            on = names or ((arch,) if arch else (compiled,) if compiled and t in ARCHES else ())
+            found = planned(replace(b, arch=""), on, bool(a.partition), a.chunk, fields)
             if arch != found.build.arch:
                 raise ValueError(f"arch: got {arch!r}, for which nothing fits ({found.why[0][1]}); accepted: none, where the op "
                                  f"takes {words(found.build)}")

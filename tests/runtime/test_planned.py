@@ -43,6 +43,7 @@ def test_without_a_gpu_it_is_what_any_gets():
     assert built("--target", "triton", "--chunk", "64").name == "gdn_c64_bthd_walk"
     assert built("--target", "triton", "--arch", "sm_90,gfx942") == built("--target", "triton", "--arch", "gfx942") \
         == built("--target", "triton")
+    assert built("--target", "triton", "--compile", "sm_90a") == built("--target", "triton", "--arch", "sm_90")
     assert built("--target", "tilelang").name == built("--target", "pto").name == "gdn_c64_bthd"
 
 
