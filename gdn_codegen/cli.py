@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import algorithms, options
+from .options import ASKED
 from .runtime.build import TARGETS, Build, lowered, render
+from .runtime.progress import under_way
 from .schedule import SCHEDULES
 from .schedule.contract import Contract
 
 if TYPE_CHECKING:
-    from .runtime.problems import Shape
+    from .runtime.shapes import Shape
 
 
 def _import_line(path: Path, function: str) -> str:
@@ -26,47 +28,43 @@ def _import_line(path: Path, function: str) -> str:
     return f"from {'.'.join(parts)} import {function}"
 
 
-def _compiled_for(a: argparse.Namespace) -> tuple[str, ...]:
-    """What --arch names where text runs on any architecture: those for which --check compiles it; `a` is then for any."""
-    from .runtime.check import ARCHES
-    names = tuple(a.arch.split(",")) if a.arch and a.target in ARCHES else ()
-    if names and (set(names) - set(ARCHES[a.target]) or not a.check):
-        raise ValueError(f"arch: got {a.arch!r}{'' if a.check else ' without --check'}; accepted for {a.target}: with --check, "
-                         f"any of {', '.join(ARCHES[a.target])}, joined by commas")
-    a.arch = "" if names else a.arch
-    return names
-
-
 def build(a: argparse.Namespace) -> int:
     from .runtime import cache
     from .runtime.load import cached, write
     options.check_build(a)
-    arches = _compiled_for(a)
-    builds, failed = options.builds(a), False
+    arches, choices = options.gpus(a), options.choices(a)
+    builds, failed, left = [c.build for c in choices], False, []
     heads = [options.heads(x, "compile_heads") for x in a.compile_heads]
     if a.compile is not None:
         from .runtime.ahead import check_ahead, compile_ahead
         for b in builds:
             check_ahead(b, a.compile, heads)
-    for b in builds:  # what one of them refuses is said before any is written
-        render(b)
+    with under_way(f"emitting {', '.join(b.name for b in builds)}"):
+        for b in builds:  # what one of them refuses is said before any is written
+            render(b)
     out = Path("generated" if a.out is None else a.out)
     cache.place(*(("GDN_CODEGEN_CACHE", cache.folder()) if a.cached else ("out", out)), folder=True)
     for i, b in enumerate(builds):
         if len(builds) > 1:
             print(f"[{i + 1}/{len(builds)}] {b.target}: {b.name}", flush=True)
+        what, why = choices[i].why[-1]
+        if why != ASKED:
+            print(f"gdn_codegen: {b.target}: {what}: {why}", file=sys.stderr)
         start = time.perf_counter()
         path = cached(b) if a.cached else write(b, out)
         print(f"{path}  ({time.perf_counter() - start:.2f} s)\n{_import_line(path, b.function)}", flush=True)
         if a.check:
             from .runtime.check import check
             for line, ok in check(b, path, arches):
-                failed |= not ok
+                failed |= ok is False
+                left += [b.target] * (ok is None)
                 print(f"  {line}", flush=True)
         if a.compile is not None:
             for line in compile_ahead(b, path, a.compile, heads):
                 print(f"  {line}", flush=True)
-    return int(failed)
+    if left:
+        print(f"not checked, or in part: {', '.join(dict.fromkeys(left))}")
+    return int(failed or a.strict and bool(left))
 
 
 def list_(a: argparse.Namespace) -> int:
@@ -94,30 +92,45 @@ def show(a: argparse.Namespace) -> int:
     return 0
 
 
-def verify(a: argparse.Namespace) -> int:
-    import torch
+def _verdict(good: bool, ran: bool, left: dict[str, str], strict: bool) -> int:
+    """Says what came of `verify`, and what did not run; the exit status."""
+    if not ran:
+        print("FAILED: nothing ran")
+    elif left:
+        print(f"{'all comparisons that ran hold' if good else 'FAILED'}; not run: {', '.join(left)}")
+    else:
+        print("all comparisons hold" if good else "FAILED")
+    return int(not (good and ran) or strict and bool(left))
 
-    from .runtime.targets import runs
-    from .runtime.verify import CASES, table
-    if a.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: got 'cuda'; accepted: cpu, since torch sees no GPU here")
-    builds = [b for b in options.builds(a) if runs(b.target, a.device)]
-    for b in options.builds(a):
-        if b not in builds:
-            print(f"{b.target}: does not run {a.device} tensors here; see gdn_codegen doctor")
+
+def verify(a: argparse.Namespace) -> int:
+    from .runtime.targets import lacks, serves
+    if a.target != "all" and not serves(a.target, a.device):
+        raise ValueError(f"device: got {a.device!r}; accepted for {a.target}: cpu, for it has no kernels for {a.device} tensors")
+    if a.report is not None:
+        from .runtime.report import check_report
+        check_report(Path(a.report))
+    asked = [b for b in options.builds(a) if serves(b.target, a.device)]
+    left = {b.target: why for b in asked if (why := lacks(b.target, a.device))}
+    builds = [b for b in asked if b.target not in left]
+    if a.device == "cuda":
+        import torch
+        if not torch.cuda.is_available():
+            raise ValueError("device: got 'cuda'; accepted: cpu, since torch sees no GPU here")
+    for target, why in left.items():
+        print(f"{target}: not run: {why}", flush=True)
     if a.report is not None:
         from .runtime.report import LENGTHS, QUICK, write_report
-        good = bool(builds) and write_report(builds, Path(a.report), a.device, QUICK if a.quick else LENGTHS)
-        print("all comparisons hold" if good else "FAILED")
-        return int(not good)
-    cases = CASES[:2] if a.quick else CASES
-    good = bool(builds)
-    for i, b in enumerate(builds):
-        lines, ok = table([b], cases, a.device)
-        print("\n".join(lines if i == 0 else lines[1:]), flush=True)
-        good &= ok
-    print("all comparisons hold" if good else "FAILED")
-    return int(not good)
+        good = write_report(builds, Path(a.report), a.device, QUICK if a.quick else LENGTHS, left=left)
+    else:
+        from .runtime.verify import CASES, HEAD, lines
+        good = True
+        if builds:
+            print(HEAD, flush=True)
+        for line, ok in lines(builds, CASES[:2] if a.quick else CASES, a.device):
+            print(line, flush=True)
+            good &= ok
+    return _verdict(good, bool(builds), left, a.strict)
 
 
 def bench(a: argparse.Namespace) -> int:
@@ -138,7 +151,7 @@ def _bench_pto(a: argparse.Namespace, heads: tuple[int, int]) -> int:
 
 def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
     """The shapes of the file, or those by default; of these the ones that are named."""
-    from .runtime.problems import shapes
+    from .runtime.shapes import shapes
     todo = shapes(Path(a.shapes)) if a.shapes is not None else list(default)
     known = [s.name for s in todo]
     if set(a.only) - set(known):
@@ -148,13 +161,13 @@ def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
 
 def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
     from .runtime import bench_gpu
-    from .runtime.problems import Shape
+    from .runtime.shapes import Shape
     todo = _only(a, [Shape(f"1 x {a.tokens}, {heads[0]}/{heads[1]}", (a.tokens,), *heads)])
     targets = bench_gpu.TARGETS if a.target == "all" else (a.target,)
     names = SCHEDULES if a.schedule == "all" else () if a.schedule in ("none", "auto") else (a.schedule,)
     builds: list[Build | bench_gpu.Auto] = [
         b for t in targets for n in names for b in options.builds(
-            argparse.Namespace(**{**vars(a), "chunk": a.chunk or 64, "target": t, "schedule": n, "heads": None}))]
+            argparse.Namespace(**{**vars(a), "target": t, "schedule": n, "heads": None}))]
     if a.schedule == "auto":
         from .ops import chunk_gated_delta_rule
         plain: dict[str, tuple[Any, ...]] = {"partition": (None,), "set": ([],), "arch": ("",), "accept": ("", "k=unit"),
@@ -180,6 +193,7 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
 def tune(a: argparse.Namespace) -> int:
     from .runtime import choices
     from .runtime import tune as t
+    from .runtime.shapes import SHAPES
     options.check_tune(a)
     if a.decode:
         from .runtime import tune_decode
@@ -187,7 +201,7 @@ def tune(a: argparse.Namespace) -> int:
     targets = t.TARGETS if a.target == "all" else (a.target,)
     if a.out is not None and len(targets) > 1:
         raise ValueError("out: got a file for several targets; accepted: one --target")
-    shapes, out, failed = _only(a, t.SHAPES), None if a.out is None else Path(a.out), False
+    shapes, out, failed = _only(a, SHAPES), None if a.out is None else Path(a.out), False
     if a.compile is not None:
         from .runtime.ahead import check_ahead
         for target in targets:

@@ -5,14 +5,25 @@ import argparse
 import math
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import algorithms
 from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, DTYPES, LAYOUTS, TARGETS, Build
+from .runtime.check import ARCHES
 from .schedule import SCHEDULES, Schedule, named
 from .schedule.contract import Contract
 from .schedule.pipelines import ARCHS
 from .schedule.schedule import LAUNCHES, PARTITIONS
+
+if TYPE_CHECKING:
+    from .runtime.dispatch import Choice
+
+#: Why a build is what it is, where the command line says so.
+ASKED = "asked for"
+#: Tokens of a chunk where a schedule is named and nothing said of it.
+CHUNK = 64
+#: How the default is told where no schedule is named, either.
+OPEN = f"{CHUNK} with --schedule, else as the op chooses"
 
 #: Numbers that an option may not be below.
 LEAST = {"tokens": 1, "value_heads": 1, "blocks": 1, "runs": 1, "budget": 0, "memory": 0}
@@ -29,19 +40,19 @@ TUNE = {"budget": None, "memory": 8.0, "runs": 15}
 
 
 def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[str, ...] = (), target: str = "",
-                   chunk: str = "64", compiles: bool = False) -> None:
-    """chunk: which is taken where none is said. compiles: whether --arch names what --check compiles for, too."""
+                   chunk: str = OPEN, compiles: bool = False) -> None:
+    """chunk: what is said of its default. compiles: whether --arch names what --check compiles for, too."""
     targets = (*TARGETS, "all") if several else TARGETS
     target = target or ("all" if several else TARGETS[0])
     p.add_argument("--target", default=target, choices=targets, help=f"what to emit (default: {target})")
-    p.add_argument("--chunk", type=int, default=int(chunk) if chunk.isdecimal() else None, choices=CHUNKS,
+    p.add_argument("--chunk", type=int, choices=CHUNKS,
                    help=f"tokens of a chunk (default: {chunk})")
     p.add_argument("--algorithm", default="gated_delta_rule", metavar="NAME|FILE.py:FUNCTION",
                    help=f"one of {', '.join(algorithms.names())}, or a page of your own (default: gated_delta_rule)")
     bare: dict[str, Any] = {} if several else {"nargs": "?", "const": ""}
     p.add_argument("--schedule", default=None, choices=(*SCHEDULES, *([] if several else [""]), *extra),
                    metavar="NAME",
-                   help=f"one of {', '.join((*SCHEDULES, *extra))} (default: {DEFAULT_SCHEDULE})"
+                   help=f"one of {', '.join((*SCHEDULES, *extra))} (default: what the op would choose on the GPUs of --arch)"
                    + ("" if several else "; without a name, print the schedule"), **bare)
     p.add_argument("--launch", default="kernels", choices=LAUNCHES,
                    help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
@@ -54,8 +65,8 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
                    help="what callers pass where it differs: g=raw|linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, "
                         "g=float16 and so on, state=vk|DTYPE|pool|in_place|checkpoints (joined by /), strided; joined by commas")
     p.add_argument("--arch", default="", metavar="NAME", help="the architecture to build for: "
-                   f"{', '.join(f'{a} ({t})' for t, a in ARCHS)} (default: any)" + ("; triton: those that --check compiles for, "
-                   "joined by commas" if compiles else ""))
+                   f"{', '.join(f'{a} ({t})' for t, a in ARCHS)} (default: any); triton: GPUs for which to choose a schedule"
+                   + (", and --check compiles for" if compiles else "") + ", joined by commas")
 
 
 def _inputs_options(p: argparse.ArgumentParser) -> None:
@@ -71,15 +82,18 @@ def _heads_option(p: argparse.ArgumentParser) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
+    from . import __version__
     from .runtime import cache_command
-    from .runtime.tune import SHAPES
+    from .runtime.shapes import SHAPES
     top = argparse.ArgumentParser(prog="gdn_codegen", description="Gated DeltaNet kernels from one algorithm.")
+    top.add_argument("--version", action="version", version=f"gdn_codegen {__version__}")
     sub = top.add_subparsers(dest="command", required=True)
     p = sub.add_parser("build", help="write a module that stands alone")
     _build_options(p, several=True, compiles=True)
     _heads_option(p)
     p.add_argument("--out", metavar="DIR", help="folder of DIR/TARGET/NAME.py (default: generated)")
     p.add_argument("--check", action="store_true", help="compile as far as this machine allows")
+    p.add_argument("--strict", action="store_true", help="with --check: what cannot be checked here is an error")
     p.add_argument("--compile", metavar="ARCH", nargs="?", const="sm_90a",
                    help="compile ahead for a GPU that need not be here, so that no call does: sm_90a (the default), gfx942, ...")
     p.add_argument("--compile-heads", metavar="H/HV", action="append", default=[],
@@ -97,10 +111,11 @@ def parser() -> argparse.ArgumentParser:
     _build_options(p, several=True)
     p.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the tensors live (default: cpu)")
     p.add_argument("--quick", action="store_true", help="a few short cases only")
+    p.add_argument("--strict", action="store_true", help="a target that does not run here is an error")
     p.add_argument("--report", metavar="DIR", help="instead run many lengths, and write DIR/report.md, report.json and plots")
     p = sub.add_parser("bench", help="time on a GPU, beside peers; target pto: simulated cycles of a stage and a pipe")
     _build_options(p, several=True, extra=("all", "none", "auto"), target="pto",
-                   chunk="128 for cycles of pto, else 64; with --schedule auto, the op chooses")
+                   chunk=f"128 for cycles of pto; {OPEN}")
     p.add_argument("--heads", metavar="N|H/HV", help="query and key heads, or these and value heads (pto: compiled in) "
                    f"(default: {BENCH['heads']})")
     for flag, text in (("--value-heads", "value heads (default: heads)"), ("--tokens", "of one sequence"),
@@ -140,17 +155,52 @@ def parser() -> argparse.ArgumentParser:
 
 
 # --- what words mean -------------------------------------------------------------------------------------------------
+def gpus(a: argparse.Namespace) -> tuple[str, ...]:
+    """What --arch names where text runs on any architecture."""
+    names = tuple(a.arch.split(",")) if a.arch and a.target in ARCHES else ()
+    if set(names) - set(ARCHES.get(a.target, ())):
+        raise ValueError(f"arch: got {a.arch!r}; accepted for {a.target}: any of {', '.join(ARCHES[a.target])}, joined by commas")
+    if names and a.schedule and not getattr(a, "check", False):
+        raise ValueError(f"arch: got {a.arch!r} with --schedule {a.schedule}; accepted for {a.target}: without it, where it says "
+                         "for which GPUs to choose, or with --check")
+    return names
+
+
 def builds(a: argparse.Namespace) -> list[Build]:
+    return [c.build for c in choices(a)]
+
+
+def choices(a: argparse.Namespace) -> list[Choice]:
+    """A build a target, and why: as asked for, or what the op would choose on the GPUs that --arch names."""
+    algorithms.find(a.algorithm)  # a name that is none is said before torch is imported
+    from .runtime.dispatch import Choice
+    from .runtime.planned import planned, words
     targets = TARGETS if a.target == "all" else (a.target,)
-    schedule = named(a.schedule or DEFAULTS.get(a.arch, DEFAULT_SCHEDULE))
-    schedule = replace(schedule, launch=a.launch, partition=a.partition, **_fields(a.set))
+    fields = {**({"launch": a.launch} if a.launch != "kernels" else {}),
+              **({"partition": a.partition} if a.partition else {}), **_fields(a.set)}
     counts = heads(a.heads) if getattr(a, "heads", None) is not None else None
     contract = Contract.parse(a.accept)
     for n, form in contract.inputs if a.algorithm in algorithms.names() else ():
         if form not in (fit := COMES.get(n, (form,))):  # what no page has, the build says
             raise ValueError(f"accept: got {n}={form}; accepted for {n}: {', '.join(fit) or 'no form'}")
-    return [Build(t, a.chunk, a.layout, a.algorithm, schedule, a.dtype, a.head_dim_k, a.head_dim_v, counts, a.arch, contract)
-            for t in targets]
+    names = gpus(a)
+    compiled = getattr(a, "compile", None)  # names a GPU, too
+    arch = "" if names else a.arch
+    given = "schedule" if a.schedule else "kernels" if "kernels" in fields else ""
+    out = []
+    for t in targets:
+        b = Build(t, a.chunk or CHUNK, a.layout, a.algorithm, named(a.schedule or DEFAULTS.get(arch, DEFAULT_SCHEDULE)), a.dtype,
+                  a.head_dim_k, a.head_dim_v, counts, arch, contract)
+        if given:
+            out.append(Choice(replace(b, schedule=replace(b.plan, **fields)), ((given, ASKED),)))
+        else:
+            on = names or ((arch,) if arch else (compiled,) if compiled and t in ARCHES else ())
+            found = planned(replace(b, arch=""), on, bool(a.partition), a.chunk, fields)
+            if arch != found.build.arch:
+                raise ValueError(f"arch: got {arch!r}, for which nothing fits ({found.why[0][1]}); accepted: none, where the op "
+                                 f"takes {words(found.build)}")
+            out.append(found)
+    return out
 
 
 def heads(given: str, name: str = "heads") -> tuple[int, int]:
@@ -248,6 +298,8 @@ def check_tune(a: argparse.Namespace) -> None:
 
 
 def check_build(a: argparse.Namespace) -> None:
+    if not a.check:
+        refuse(a, ["strict"], "without --check", "with --check")
     if a.cached:
         refuse(a, ["out"], "with --cached", "one of both")
     if a.compile is None:

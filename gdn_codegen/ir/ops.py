@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from .types import FLOATS, Tile
+
+if TYPE_CHECKING:  # meanings import it as they run: whoever only builds, or asks for help, need not wait for it
+    import torch
 
 Attrs = dict[str, Any]
 
@@ -229,6 +230,7 @@ def _leave(attrs: Attrs, *args: Tile) -> Tile:
 
 # --- meanings --------------------------------------------------------------------------------------------------------
 def ranges(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
     return torch.arange(n)[:, None], torch.arange(n)[None, :]
 
 
@@ -242,26 +244,30 @@ def keep(kind: str, n: int, size: int = 0) -> torch.Tensor:
 
 def _masked(kind: str) -> Callable[..., torch.Tensor]:
     def meaning(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
-        return torch.where(keep(kind, len(x), attrs.get("size", 0)), x, torch.full_like(x, attrs.get("fill", 0.0)))
+        return x.where(keep(kind, len(x), attrs.get("size", 0)), x.new_tensor(attrs.get("fill", 0.0)))
     return meaning
 
 
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.element_size() == 8 else x.float()
+
+
 def _mm(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor | None = None) -> torch.Tensor:
-    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
-    a, b = a.to(wide), b.to(wide)
+    a, b = _wide(a), _wide(b)
     y = (a.T if attrs.get("ta") else a) @ (b.T if attrs.get("tb") else b)
     return y if acc is None else acc + y
 
 
 def _inverse(attrs: Attrs, a: torch.Tensor) -> torch.Tensor:
+    import torch
     eye = torch.eye(len(a), dtype=a.dtype)
     out: torch.Tensor = torch.linalg.solve_triangular(eye + a, eye, upper=False, unitriangular=True)
     return out
 
 
 def _diag_inverse(attrs: Attrs, a: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-    wide = a if a.dtype == torch.float64 else a.float()
-    out = torch.zeros_like(wide)
+    wide = _wide(a)
+    out = wide.new_zeros(wide.shape)
     for at in range(0, len(a), attrs["size"]):
         here = slice(at, at + attrs["size"])
         out[here, here] = _inverse(attrs, wide[here, here])
@@ -270,7 +276,31 @@ def _diag_inverse(attrs: Attrs, a: torch.Tensor, scale: torch.Tensor | None = No
 
 
 def _row_norm(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + attrs.get("eps", 1e-6))
+    out: torch.Tensor = x * ((x * x).sum(-1, keepdim=True) + attrs.get("eps", 1e-6)).rsqrt()
+    return out
+
+
+def _of_torch(name: str) -> Callable[..., torch.Tensor]:
+    """The function of torch that is called so."""
+    def meaning(attrs: Attrs, *x: torch.Tensor) -> torch.Tensor:
+        import torch
+        out: torch.Tensor = getattr(torch, name)(*x)
+        return out
+    return meaning
+
+
+def _softplus(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
+    return x.logaddexp(x.new_zeros(()))
+
+
+def _joined(attrs: Attrs, *x: torch.Tensor) -> torch.Tensor:
+    import torch
+    return torch.cat(x)
+
+
+def _of_four(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    import torch
+    return torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)])
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -278,17 +308,10 @@ op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",))
 op("scalar", "a number that the caller passes: `param`, or of `tensor`, of that dtype, the one of the value head", _scalar,
    attrs=("param", "tensor", "dtype", "lane"))
 op("full", "a tile of one number", _filled, attrs=("dims", "value", "dtype"))
-_BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum,
-    "minimum": torch.minimum}
-for _n, _f in _BINARY.items():
-    op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n),
-       (lambda f: lambda attrs, a, b: f(a, b))(_f), elementwise=True)
-_UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "neg": torch.neg, "exp": torch.exp, "log": torch.log, "rsqrt": torch.rsqrt, "sigmoid": torch.sigmoid,
-    "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x))}
-for _n, _g in _UNARY.items():
-    op(_n, f"elementwise {_n}", _same(_n), (lambda g: lambda attrs, x: g(x))(_g), elementwise=True)
+for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
+    op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n), _of_torch(_n), elementwise=True)
+for _n in ("neg", "exp", "log", "rsqrt", "sigmoid", "softplus"):
+    op(_n, f"elementwise {_n}", _same(_n), _softplus if _n == "softplus" else _of_torch(_n), elementwise=True)
 op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",))
 op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True)
 op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True)
@@ -299,11 +322,11 @@ op("cumsum", "running sum along tokens; terms below `least` count as that, NaN s
    lambda attrs, x: (x.clamp(min=attrs["least"]) if "least" in attrs else x).cumsum(0), attrs=("least",))
 op("part", "`size` entries of a vector from `start` on", _part, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
    attrs=("start", "size"))
-op("join", "vectors one after the other, as one along `dim`", _join, lambda attrs, *x: torch.cat(x), attrs=("dim",))
+op("join", "vectors one after the other, as one along `dim`", _join, _joined, attrs=("dim",))
 op("block", "size x size entries of a tile, from `row` and `col` on", _block,
    lambda attrs, x: x[attrs["row"]:, attrs["col"]:][:attrs["size"], :attrs["size"]], attrs=("row", "col", "size"))
 op("quad", "a tile of four: upper left, upper right, lower left, lower right", _quad,
-   lambda attrs, a, b, c, d: torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)]), attrs=("dims",))
+   _of_four, attrs=("dims",))
 op("last", "row C - 1", _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:])
 op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1))
 op("diagonal", "entry i of each row i", _diagonal, lambda attrs, x: x.diagonal())

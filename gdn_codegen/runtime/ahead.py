@@ -17,8 +17,11 @@ from typing import Any
 
 from . import cache, chain
 from .build import Build
+from .check import missing
 from .check_triton import dtypes
 from .load import import_path
+from .progress import under_way
+from .targets import install
 
 #: Names of architectures by target, and what is said of others.
 NAMES = {"tilelang": (r"sm_\d+a?", "accepted for tilelang: an architecture of NVIDIA, as sm_90a"),
@@ -37,6 +40,12 @@ def check_ahead(b: Build, arch: str, heads: Sequence[tuple[int, int]]) -> None:
     name, accepted = NAMES[b.target]
     if not re.fullmatch(name, arch):
         raise ValueError(f"compile: got {arch!r}; {accepted}")
+    if needed := install(b.target):
+        raise ValueError(_missing(arch, needed))
+
+
+def _missing(arch: str, needed: str) -> str:
+    return f"compile: got {arch!r}, and a toolchain is missing here; accepted: after installing it: {needed}"
 
 
 def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
@@ -52,7 +61,13 @@ def _tilelang(path: Path, arch: str) -> Iterator[str]:
         (Path(module.library(name, arch)), partial(_export, module, name, arch)) for name in module._KERNELS]
     for library, make in (*wanted, (wanted[0][0].with_name(chain.file_name()), chain.compile_to)):
         start, there = time.perf_counter(), library.exists()
-        cache.made(library, make)
+        try:
+            with under_way(f"compiling {library.name}"):
+                cache.made(library, make)
+        except Exception as e:
+            if needed := missing("tilelang"):
+                raise ValueError(_missing(arch, needed)) from e
+            raise
         yield f"{library}: " + ("is there" if there else f"{time.perf_counter() - start:.1f} s")
 
 
@@ -109,9 +124,10 @@ def _triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator
         for name, _, _, tensors, scalars in module.KERNELS:
             start = time.perf_counter()
             given = [torch.empty(0, dtype=getattr(torch, dtype[t]), device="meta") for t in tensors]
-            for pair in heads:
-                for sizes, flags in _variants(module, name, pair):
-                    module._launcher(name, 1, sizes, flags, _Device())(given, torch.int32, [0.5] * len(scalars))
+            with under_way(f"compiling {name} for {arch}"):
+                for pair in heads:
+                    for sizes, flags in _variants(module, name, pair):
+                        module._launcher(name, 1, sizes, flags, _Device())(given, torch.int32, [0.5] * len(scalars))
             yield f"{name} {arch}: {time.perf_counter() - start:.1f} s, in Triton's cache"
     finally:
         driver.set_active(None)  # found when it is next asked for

@@ -20,7 +20,9 @@ from . import cache
 from .bench_gpu import TARGETS, Auto, check_build, facts, judged, ours, outcome, row
 from .build import Build, lowered
 from .peers import PEERS, Peer, Problem, Run
-from .problems import Shape, head_errors, problem, reference, worst
+from .problems import head_errors, problem, reference, worst
+from .progress import under_way
+from .shapes import Shape
 from .verify import TOLERANCE
 
 
@@ -81,7 +83,10 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
     data: dict[str, Any] = {"facts": facts(command, options), "rows": []}
     for i, s in enumerate(todo):
         problems = [partial(problem, s, dtype, *dims, gates, n, "cpu" if on_cpu else "cuda") for n in range(seed, seed + seeds)]
-        here = [measured(row(s, p.name, p.version, p.note), p.prepare, problems, None) for p in peers]
+        here = []
+        for p in peers:
+            with under_way(f"{s.name}: {p.name}"):
+                here.append(measured(row(s, p.name, p.version, p.note), p.prepare, problems, None))
         for wish in builds:
             if isinstance(wish, Auto):
                 b, op = wish.build(problems[0]()), wish.called()
@@ -89,7 +94,8 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
             else:
                 base = row(s, f"{wish.target} {wish.plan.name} c{wish.chunk}", "", wish.name)
                 prepare = partial(interpreted if on_cpu else ours, wish)
-            here.append(measured(base, prepare, problems, TOLERANCE[dtype]))
+            with under_way(f"{s.name}: {base['who']}"):
+                here.append(measured(base, prepare, problems, TOLERANCE[dtype]))
         data["rows"] += here
         if json_to is not None:
             cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")

@@ -30,8 +30,10 @@ from .dispatch import build_for
 from .load import function
 from .peers import PEERS, Absent, Peer, Problem, Refused, Run
 from .plots import gpu_plots, pyplot
-from .problems import Reference, Shape, errors, problem, reference
+from .problems import Reference, errors, problem, reference
+from .progress import under_way
 from .roofline import Ceilings, Cost, costs
+from .shapes import Shape
 from .verify import TOLERANCE
 
 TARGETS = ("tilelang", "triton")
@@ -315,9 +317,11 @@ def shape_rows(s: Shape, x: Problem, builds: Sequence[Build | Auto], peers: Sequ
     """The rows of a shape: the peers', then ours."""
     want, rows = reference(x), []
     for p in peers:
-        rows.append(measured(row(s, p.name, p.version, p.note), partial(p.prepare, x), want, runs, {}, top, None))
+        with under_way(f"{s.name}: {p.name}"):
+            rows.append(measured(row(s, p.name, p.version, p.note), partial(p.prepare, x), want, runs, {}, top, None))
     for wish in builds:
         b, op = (wish, None) if isinstance(wish, Build) else (wish.build(x), wish.called())
         base = row(s, f"{b.target} {b.plan.name} c{b.chunk}" if op is None else f"{b.target} auto", "", b.name)
-        rows.append(measured(base, partial(ours, b, x, op), want, runs, our_costs(b, s), top, TOLERANCE[b.dtype], True))
+        with under_way(f"{s.name}: {base['who']}"):
+            rows.append(measured(base, partial(ours, b, x, op), want, runs, our_costs(b, s), top, TOLERANCE[b.dtype], True))
     return rows

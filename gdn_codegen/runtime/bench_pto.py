@@ -15,6 +15,7 @@ from . import cache, pto_sim
 from .build import Build
 from .load import function
 from .plots import pyplot
+from .progress import under_way
 from .pto_time import CORES, PIPES, Replay, replay
 
 #: The kernels of pto-kernels (branch chunk_gdn, dynamic_bsnd) in the same replay: block 0 of 24, T 2048, the rest as below.
@@ -182,7 +183,8 @@ def plot(results: dict[str, list[Stage]], path: Path) -> None:
         ax.set_xlim(0, total)
         ax.set_xlabel(f"{schedule}: {total} simulated cycles of block 0", fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    with cache.naming(path):
+        figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
@@ -198,7 +200,8 @@ def bench(builds: list[Build], x: Problem, json_to: str | None = None, trace_to:
         pyplot()  # what is missing is said before the work
     results: dict[str, list[Stage]] = {}
     for b in builds:
-        results[b.plan.name] = stages(b, x)
+        with under_way(f"{b.name}: simulating"):
+            results[b.plan.name] = stages(b, x)
         print("\n".join(table(b.plan.name, results[b.plan.name], hand_sum(b, x), detail)), flush=True)
     if json_to is not None:
         b = builds[0]

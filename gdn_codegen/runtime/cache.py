@@ -54,12 +54,23 @@ def places(**files: str | None) -> None:
             place(name, Path(path))
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError that names no file, as a full disk's, names this one."""
+    try:
+        yield
+    except OSError as e:
+        if e.filename is None and e.errno is not None:
+            e.filename = str(path)
+        raise
+
+
 def write(path: Path, text: str | bytes) -> Path:
     """Write a file whole or not at all: a temporary beside it, flushed, then renamed onto it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}.")
     try:
-        with os.fdopen(fd, "wb") as f:
+        with naming(path), os.fdopen(fd, "wb") as f:
             f.write(text.encode() if isinstance(text, str) else text)
             f.flush()
             os.fsync(f.fileno())
@@ -136,9 +147,10 @@ def made(path: Path, make: Callable[[Path], object]) -> Path:
             folder.mkdir()
             try:
                 temporary = folder / path.name
-                make(temporary)
-                with open(temporary, "rb") as f:
-                    os.fsync(f.fileno())
+                with naming(path):
+                    make(temporary)
+                    with open(temporary, "rb") as f:
+                        os.fsync(f.fileno())
                 write(sum_of(path), _sum(temporary))
                 os.replace(temporary, path)
             finally:

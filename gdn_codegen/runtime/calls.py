@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +30,8 @@ from .chain import chained
 from .dispatch import DEFAULT_CHUNK, build, key
 from .load import module
 from .memory import reach
+from .progress import first_call
+from .targets import lacks_tools
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -133,6 +136,22 @@ def _serves(t: Tensors, x: Words, strided: bool) -> Any:
     return _loaded(x.decode and x.schedule is None, *wanted)
 
 
+def _first(m: Any, run: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Part of a call of a new kind, in which kernels may compile: says that it is under way, and what to install if they fail."""
+    def first(*given: Any) -> Any:
+        target, name = Path(m.__file__).parent.name, Path(m.__file__).stem
+        with first_call(f"first call of {target} {name}"):
+            try:
+                return run(*given)
+            except ValueError:  # what the call itself refuses
+                raise
+            except Exception as e:
+                if why := lacks_tools(target, device):
+                    raise ValueError(f"target: got {target!r}, and {why}; accepted: one that compiles here") from e
+                raise
+    return first
+
+
 def _given(t: Tensors, x: Words, checkpoints: Tensor | None) -> tuple[Any, ...]:
     """A call's tensors as modules take them: inputs, states, outputs, ends, buffers."""
     buffers = () if x.in_place else (t.final_state,)
@@ -201,9 +220,10 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
         m, wanted = _serves(t, words, _strided(t)), _wanted(t, words)
         numbers = m.numbers_of((scale,))
         inputs, *others = _given(t, words, None)
-        call = m.prepare(inputs, *others, wanted, t.state_indices, words.checkpoint_chunks)
+        device = t.q.device.type
+        call = _first(m, m.prepare, device)(inputs, *others, wanted, t.state_indices, words.checkpoint_chunks)
         kept = Settled(words, m, m.numbers_of((None,)), call, wanted, sorts, given, reaches)
-        results = m.results(call(inputs, numbers, *others, t.state_indices), wanted)
+        results = m.results(_first(m, call, device)(inputs, numbers, *others, t.state_indices), wanted)
     if about is not None:
         if len(_kept) >= 1024:
             _kept.clear()

@@ -5,10 +5,12 @@ import tempfile
 from pathlib import Path
 
 from . import pto_sim
+from .build import Build
 from .load import import_path
+from .progress import under_way
 
 
-def check(path: Path) -> list[tuple[str, bool]]:
+def check(b: Build, path: Path) -> list[tuple[str, bool]]:
     """A line and a verdict: g++ takes the source as it stands."""
     module = import_path(path)
     names = [symbol for symbol, *_ in module.SYMBOLS.values()]
@@ -16,7 +18,8 @@ def check(path: Path) -> list[tuple[str, bool]]:
         source = Path(folder) / "kernel.cpp"
         source.write_text(module.SOURCE)
         try:
-            pto_sim.build(source, names, Path(folder) / "kernel.so")
+            with under_way(f"compiling {', '.join(names)} for the simulator"):
+                pto_sim.build(source, names, Path(folder) / "kernel.so")
         except pto_sim.PtoSimError as e:
             return [(f"{', '.join(names)}: {e}", False)]
     return [(f"{len(names)} kernel{'s' * (len(names) != 1)}, {', '.join(names)}: {pto_sim.compiler()} compiles them", True)]

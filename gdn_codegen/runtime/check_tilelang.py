@@ -7,11 +7,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .build import Build
 from .load import import_path
+from .planned import better
+from .progress import under_way
 
 #: Bytes of shared memory a block may use (CUDA C++ Programming Guide, compute capability 9.0).
 SHARED = {"sm_90a": 227 * 1024}
@@ -21,7 +24,8 @@ SHARED = {"sm_90a": 227 * 1024}
 class Compiled:
     """One kernel. shared: dynamic shared memory of a block, in bytes; registers of a thread; spills: bytes that a thread
     stores and loads because registers ran out; wgmma, tma: whether products and copies became such; serialised: whether ptxas
-    has each wgmma wait for the one before (its C7510 to C7519). error: why it does not build."""
+    has each wgmma wait for the one before (its C7510 to C7519). error: why it does not build.
+    advice: what to do about spills."""
 
     kernel: str
     arch: str
@@ -33,19 +37,20 @@ class Compiled:
     tma: bool = False
     serialised: bool = False
     error: str = ""
+    advice: str = ""
 
     def __str__(self) -> str:
         if self.error:
             return f"{self.kernel} {self.arch}: {self.error}"
-        spilled = f", warning: spills {self.spills} bytes" if self.spills else ""
+        spilled = f", warning: spills {self.spills} bytes{self.advice}" if self.spills else ""
         spilled += ", warning: each wgmma waits for the one before" if self.serialised else ""
         return (f"{self.kernel} {self.arch}: {self.shared} bytes shared, {self.registers} registers"
                 f"{', wgmma' if self.wgmma else ''}{', tma' if self.tma else ''}, {self.seconds:.0f} s{spilled}")
 
 
-def check(path: Path) -> list[tuple[str, bool]]:
+def check(b: Build, path: Path) -> list[tuple[str, bool]]:
     """A line and a verdict for each kernel."""
-    return [(str(c), not c.error) for c in compiled(path)]
+    return [(str(replace(c, advice=better(b, c.arch)) if c.spills else c), not c.error) for c in compiled(path)]
 
 
 def compiled(path: Path, kernels: Sequence[str] = (), arch: str = "sm_90a") -> list[Compiled]:
@@ -53,7 +58,11 @@ def compiled(path: Path, kernels: Sequence[str] = (), arch: str = "sm_90a") -> l
     if shutil.which("nvcc") is None:
         raise RuntimeError("nvcc is not on PATH: compiling for a GPU needs a CUDA toolkit")
     module: Any = import_path(path)
-    return [_compile(module, name, arch) for name in kernels or module._KERNELS]
+    out = []
+    for name in kernels or module._KERNELS:
+        with under_way(f"compiling {name} for {arch}"):
+            out.append(_compile(module, name, arch))
+    return out
 
 
 def _compile(module: Any, name: str, arch: str) -> Compiled:

@@ -12,6 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from ..emit.base import CLEAR, EVERY, SUMMED
+from .build import Build
+from .planned import better
+from .progress import under_way
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ SHORT = {"int32": "i32", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32
 class Compiled:
     """One kernel for one architecture. config: how it was made. registers: of 32 bits a lane; accumulators: those of them
     that AMD calls so; scalars: AMD's, of a wave; spills: bytes of memory a lane for want of registers (NVIDIA: of stack);
-    None where the toolchain does not say. error: why it does not compile or does not fit."""
+    None where the toolchain does not say. error: why it does not compile or does not fit. advice: what to do about spills."""
 
     kernel: str
     arch: str
@@ -56,6 +59,7 @@ class Compiled:
     scalars: int | None = None
     spills: int | None = None
     error: str = ""
+    advice: str = ""
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -73,19 +77,22 @@ class Compiled:
         where = f"{self.kernel} on {self.arch} ({self.config})"
         if self.error:
             return f"error: {where} {self.error}"
-        return f"warning: {where} spills {self.spills} bytes a lane" if self.spills else ""
+        return f"warning: {where} spills {self.spills} bytes a lane{self.advice}" if self.spills else ""
 
 
 HEAD = ("kernel", "architecture", "warps", "shared bytes", "registers", "accumulators", "scalars", "spilled bytes")
 
 
-def check(path: Path, arches: Sequence[str] = USUAL) -> list[tuple[str, bool]]:
+def check(b: Build, path: Path, arches: Sequence[str] = USUAL) -> list[tuple[str, bool | None]]:
     """Lines of a table, a kernel and architecture each, then errors and warnings; a line of the latter has the verdict."""
-    found = compiled(path, arches)
+    found = [replace(c, advice=better(b, c.arch)) if c.spills else c for c in compiled(path, arches)]
     rows = [HEAD, *(c.row for c in found)]
     widths = [max(len(r[i]) for r in rows) for i in range(len(HEAD))]
     lines = ["  ".join(x.ljust(w) for x, w in zip(r, widths, strict=True)).rstrip() for r in rows]
-    return [(x, True) for x in lines] + [(c.remark, not c.error) for c in found if c.remark]
+    unread = [c for c in found if not c.error and None in (c.registers, c.spills)]
+    return [*((x, True) for x in lines), *((c.remark, not c.error) for c in found if c.remark),
+            *((f"not read: registers and spills of {c.kernel} on {c.arch}, for want of a tool (Triton's cuobjdump)", None)
+              for c in unread)]
 
 
 def compiled(path: Path, arches: Sequence[str] = USUAL, kernels: Sequence[str] = (), heads: int = 16,
@@ -95,8 +102,12 @@ def compiled(path: Path, arches: Sequence[str] = USUAL, kernels: Sequence[str] =
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return [_compile(module, row, arch, heads, value_heads) for row in module.KERNELS
-            if not kernels or row[0] in kernels for arch in arches]
+    out = []
+    for row in module.KERNELS:
+        for arch in arches if not kernels or row[0] in kernels else ():
+            with under_way(f"compiling {row[0]} for {arch}"):
+                out.append(_compile(module, row, arch, heads, value_heads))
+    return out
 
 
 def dtypes(module: ModuleType) -> dict[str, str]:

@@ -35,7 +35,7 @@ ENTRIES = 128 * 32
 def targets(target: str, device: torch.device) -> tuple[str, ...]:
     """Those that a call may have, the preferred first."""
     if target != "auto":
-        return (target,)
+        return (choose(device.type, target),)
     here = tuple(t for t in PREFERRED.get(device.type, ()) if runs(t, device.type))
     return here or (choose(device.type),)
 

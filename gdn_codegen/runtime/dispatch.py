@@ -245,7 +245,7 @@ def explained(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple
     """The choice for a key. Raises ValueError naming a bad argument."""
     check(dtype, target, chunk_size, layout)
     layout = LAYOUTS[layout]
-    target = choose(device.type) if target == "auto" else target
+    target = choose(device.type, target)
     x = extent(q, v, layout, sequences)
     few = 2 * x.walks <= units(device) if units(device) else None
     return choice(algorithm, dtype, device, (x.H, x.HV) if target == "pto" else None, q[3], v[3], target, chunk_size, layout,

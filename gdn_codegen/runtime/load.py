@@ -12,6 +12,8 @@ from typing import Any
 
 from . import cache
 from .build import Build, render
+from .progress import first_call
+from .targets import install
 
 _importing = threading.RLock()
 
@@ -41,8 +43,10 @@ def import_path(path: Path) -> ModuleType:
         sys.modules[name] = module  # dataclasses and source inspection look the module up
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except BaseException as e:
             del sys.modules[name]
+            if isinstance(e, ModuleNotFoundError) and (needed := install(e.name or "")):
+                raise ValueError(f"target: got {e.name}, whose package is missing here; accepted: after {needed}") from e
             raise
         return module
 
@@ -59,7 +63,8 @@ def cached(b: Build) -> Path:
 @lru_cache(maxsize=256)
 def module(b: Build) -> ModuleType:
     """The generated module of `b`, built into the cache on first use."""
-    return import_path(cached(b))
+    with first_call(f"building {b.target} {b.name}"):
+        return import_path(cached(b))
 
 
 def function(b: Build) -> Callable[..., Any]:

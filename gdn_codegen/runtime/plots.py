@@ -4,6 +4,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from . import cache
+
 
 def pyplot() -> Any:
     try:
@@ -17,7 +19,8 @@ def pyplot() -> Any:
 
 def _save(plt: Any, figure: Any, path: Path) -> Path:
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    with cache.naming(path):
+        figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
 

@@ -1,58 +1,22 @@
-"""Problems for `bench` and `tune`: shapes from a file, seeded tensors, and how far results are from float64.
+"""Problems for `bench` and `tune`: seeded tensors of a shape, and how far results are from float64.
 
 Errors are RMSE over RMS, a value head, against the recurrence by chunks in float64.
 """
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ..ir.interpret import TORCH
 from .peers import Problem
+from .shapes import Shape
 from .verify import rms_error
 
 GATES = ("layer", "uniform")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Packed sequences of these lengths, H query and key heads, HV value heads."""
-
-    name: str
-    lens: tuple[int, ...]
-    H: int
-    HV: int
-
-
-def shapes(path: Path) -> list[Shape]:
-    """The shapes of a JSON file: a list of {"name", "lens", "H", "HV"}."""
-    def fail(got: Any) -> ValueError:
-        return ValueError(f'shapes: got {got} in {path}; accepted: a list of {{"name": text, "lens": [1 or more, ...], "H": 1 or '
-                          'more, "HV": a multiple of H}, each name once')
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise ValueError(f"shapes: got {path}: {e}; accepted: a JSON file") from None
-    if not isinstance(rows, list) or not rows:
-        raise fail(type(rows).__name__ if rows else "nothing")
-    out = []
-    for r in rows:
-        if not isinstance(r, dict) or set(r) != {"name", "lens", "H", "HV"} or not isinstance(r["name"], str):
-            raise fail(r)
-        numbers = [r["H"], r["HV"], *(r["lens"] if isinstance(r["lens"], list) and r["lens"] else [0])]
-        if not all(type(n) is int and n >= 1 for n in numbers) or r["HV"] % r["H"]:
-            raise fail(r)
-        out.append(Shape(r["name"], tuple(r["lens"]), r["H"], r["HV"]))
-    if len({s.name for s in out}) != len(out):
-        raise fail("a name twice")
-    return out
 
 
 def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: int = 0, device: str = "cuda") -> Problem:

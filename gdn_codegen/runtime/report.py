@@ -14,6 +14,8 @@ import torch
 
 from . import cache
 from .build import Build
+from .progress import under_way
+from .targets import _version
 from .verify import TOLERANCE, Case, inputs, reference, rms_error, run
 
 #: Around a chunk's end, and far past it; what a quick report runs instead.
@@ -27,7 +29,6 @@ GATE = -0.05
 POINTS = 20_000
 #: Chunk of the fast reference, and how close to the recurrence it has to be.
 FAST, CLOSE = 64, 1e-10
-NO_PLOTS = "no plots: matplotlib is missing (pip install 'gdn_codegen[bench]')"
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,17 @@ def run_case(b: Build, name: str, case: Case, chunk: int, device: str) -> tuple[
     return result, got, want
 
 
-def scatter(title: str, got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> bytes | None:
-    """A PNG, a panel an output: got against float64. None without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
+def check_report(folder: Path) -> None:
+    """ValueError, before any work, where the report could not be written."""
+    if not _version("matplotlib"):
+        raise ValueError(f"report: got {folder}, and matplotlib, which draws its plots, is missing; accepted: after "
+                         "pip install 'gdn_codegen[bench]'")
+    cache.place("report", folder, folder=True)
+
+
+def scatter(title: str, got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> bytes:
+    """A PNG, a panel an output: got against float64."""
+    from matplotlib.figure import Figure
     figure = Figure(figsize=(5 * len(want), 5), layout="constrained")
     panels = figure.subplots(1, len(want), squeeze=False)[0]
     for axes, n in zip(panels, want, strict=True):
@@ -149,14 +155,15 @@ def _lengths(n: tuple[int, ...]) -> str:
     return f"{len(n)} sequences, {sum(n)} tokens: {' '.join(map(str, n))}" if len(n) > 1 else f"{n[0]} tokens"
 
 
-def markdown(builds: list[tuple[Build, str, list[Result]]], device: str, note: str) -> str:
-    """The text of report.md."""
+def markdown(builds: list[tuple[Build, str, list[Result]]], device: str, left: dict[str, str]) -> str:
+    """The text of report.md. left: targets that did not run, and why."""
     good = all(r.ok for _, _, results in builds for r in results)
     one = Case((1,), gate=GATE)
-    lines = ["# Accuracy against float64", "", f"{'All comparisons hold' if good else 'FAILED'}. {device} tensors, "
+    verdict = f"All comparisons{' that ran' * bool(left)} hold" if good and builds else "FAILED"
+    lines = ["# Accuracy against float64", "", f"{verdict}. {device} tensors, "
              f"{one.heads} query head, {one.value_heads} value heads, an initial state, gates in [{2 * GATE:g}, 0], "
              "seeded inputs."]
-    lines += ["", note] if note else []
+    lines += ["", *(f"Not run: {target}: {why}." for target, why in left.items())] if left else []
     for b, ref, results in builds:
         lines += ["", f"## {b.target}: {b.name}", "", f"Schedule {b.plan.name}, K {b.head_dim_k}, V {b.head_dim_v}, {b.dtype}; "
                   f"RMSE over RMS may reach {TOLERANCE[b.dtype]:g}.", f"Reference: {ref}.", "",
@@ -175,35 +182,34 @@ def markdown(builds: list[tuple[Build, str, list[Result]]], device: str, note: s
 
 
 def write_report(builds: Sequence[Build], folder: Path, device: str = "cpu", lengths: Sequence[int] = LENGTHS,
-                 packs: int = PACKS) -> bool:
-    """Run all cases of `builds`, showing each, and write the report; whether all comparisons hold."""
-    cache.place("report", folder, folder=True)
+                 packs: int = PACKS, left: dict[str, str] | None = None) -> bool:
+    """Run all cases of `builds`, showing each, and write the report; whether all comparisons hold. left: targets that do not
+    run, and why."""
+    check_report(folder)
     todo = cases(lengths, packs, min(MOST, 2 * sum(lengths)))
     done: list[tuple[Build, str, list[Result]]] = []
-    note = ""
     for b in builds:
-        chunk, ref = reference_chunk(b)
+        with under_way(f"{b.target} {b.name}: the reference"):
+            chunk, ref = reference_chunk(b)
         results: list[Result] = []
         print(f"{b.target}: {b.name}, {len(todo)} cases; reference: {ref}", flush=True)
         for i, (name, case) in enumerate(todo):
-            r, got, want = run_case(b, name, case, chunk, device)
-            png = scatter(f"{b.target} {b.name}, {name}", got, want) if not r.error else None
-            if png:
+            with under_way(f"{b.target} {b.name}, {name}"):
+                r, got, want = run_case(b, name, case, chunk, device)
+            if not r.error:
                 r.plot = f"{b.target}_{b.name}_{name.replace(' ', '_')}.png"
-                cache.write(folder / r.plot, png)
-            elif not r.error:
-                note = NO_PLOTS
+                cache.write(folder / r.plot, scatter(f"{b.target} {b.name}, {name}", got, want))
             shown = r.error or "  ".join(f"{n} {_shown(m.rmse_over_rms)}" for n, m in r.outputs.items())
             print(f"[{i + 1}/{len(todo)}] {name:16} RMSE/RMS {shown}  {'ok' if r.ok else 'FAILED'}  ({r.seconds:.1f} s)",
                   flush=True)
             results.append(r)
         done.append((b, ref, results))
-    good = all(r.ok for _, _, results in done for r in results)
-    facts = {"ok": good, "device": device, "torch": str(torch.__version__), "gate": GATE, "note": note, "builds": [
+    good = bool(done) and all(r.ok for _, _, results in done for r in results)
+    facts = {"ok": good, "device": device, "torch": str(torch.__version__), "gate": GATE, "not_run": left or {}, "builds": [
         {"target": b.target, "module": b.name, "algorithm": b.page.name, "schedule": b.plan.name, "dtype": b.dtype,
          "tolerance": TOLERANCE[b.dtype], "reference": ref, "cases": [asdict(r) for r in results]}
         for b, ref, results in done]}
     cache.write(folder / "report.json", json.dumps(facts, indent=1, allow_nan=False) + "\n")
-    path = cache.write(folder / "report.md", markdown(done, device, note))
-    print(f"{note + chr(10) if note else ''}{path}", flush=True)
+    path = cache.write(folder / "report.md", markdown(done, device, left or {}))
+    print(path, flush=True)
     return good

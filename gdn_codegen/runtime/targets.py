@@ -9,7 +9,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from . import cxx
+
+#: What a target needs to compile for a GPU or the simulator, beside its package, and what brings it.
+TOOLS = {"nvcc": "a CUDA toolkit with nvcc on PATH", "c++": "g++ 12 or newer, or CXX"}
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,45 @@ def _first_line(*command: str) -> str:
     return lines[-1] if command[0] == "nvcc" and lines else (lines[0] if lines else path)
 
 
+def compiler() -> bool:
+    """Whether there is a C++ compiler, which kernels for the CPU need."""
+    return shutil.which(cxx.compiler() or "") is not None
+
+
+def serves(target: str, device: str) -> bool:
+    """Whether `target` has kernels for tensors of `device` ("cuda", "cpu", "npu") anywhere."""
+    return device != ("cuda" if target == "pto" else "npu")
+
+
+def install(target: str) -> str:
+    """What brings a target's package; "" where it is here, or none is needed."""
+    return f"pip install 'gdn_codegen[{target}]'" if target in ("triton", "tilelang") and not _version(target) else ""
+
+
+def lacks(target: str, device: str) -> str:
+    """Why `target` runs no tensors of `device` here, and what to install; "" where it does. What a GPU's kernels are compiled
+    with is not asked for: they may have been compiled ahead."""
+    if not serves(target, device):
+        return f"it has no kernels for {device} tensors"
+    if install(target):
+        return f"its package is missing: {install(target)}"
+    if device == "cpu" and target != "triton" and not compiler():
+        return f"a C++ compiler is missing: install {TOOLS['c++']}"
+    return ""
+
+
+def lacks_tools(target: str, device: str) -> str:
+    """What compiling kernels for tensors of `device` needs and is not here; "" where nothing is missing."""
+    if target == "tilelang" and device == "cuda" and shutil.which("nvcc") is None:
+        return f"nvcc is missing: install {TOOLS['nvcc']}, or compile ahead (gdn_codegen build --compile)"
+    if target == "pto" and device == "npu" and shutil.which("bisheng") is None:
+        return "bisheng is missing: install the CANN toolkit"
+    return ""
+
+
 def runs(target: str, device: str) -> bool:
-    """Whether `target` runs tensors of `device` ("cuda", "cpu", "npu") here."""
-    if target == "pto":
-        return device == "npu" or (device == "cpu" and shutil.which("g++") is not None)
-    if device == "npu" or not _version(target):
-        return False
-    return target != "tilelang" or device != "cpu" or shutil.which("gcc") is not None
+    """Whether `target` runs tensors of `device` here."""
+    return not lacks(target, device)
 
 
 def pto_headers() -> tuple[Path | None, str]:
@@ -67,11 +102,13 @@ def pto_headers() -> tuple[Path | None, str]:
 
 def findings() -> list[Finding]:
     """What `doctor` prints."""
+    import torch
+
     from .. import __version__
     from . import cache_command
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
     triton, tilelang, nvcc = _version("triton"), _version("tilelang"), _first_line("nvcc", "--version")
-    gxx, bisheng = _first_line("g++", "--version"), shutil.which("bisheng") or ""
+    gxx, bisheng = _first_line(cxx.compiler() or "g++", "--version"), shutil.which("bisheng") or ""
     npu, (headers, no_headers) = _version("torch_npu"), pto_headers()
     need_gpu = "no GPU that torch sees"
     return [
@@ -82,19 +119,24 @@ def findings() -> list[Finding]:
         Finding("triton", "CPU tensors", bool(triton), "Triton's interpreter" if triton else "needs the package"),
         Finding("triton", "GPU tensors", bool(triton and gpu), gpu or need_gpu),
         Finding("tilelang", "package", bool(tilelang), tilelang or "pip install 'gdn_codegen[tilelang]'"),
-        Finding("tilelang", "CPU tensors", bool(tilelang and shutil.which("gcc")),
-                "TileLang's C backend" if tilelang and shutil.which("gcc") else "needs the package and gcc"),
-        Finding("tilelang", "nvcc", bool(nvcc), nvcc or "needs a CUDA toolkit with nvcc on PATH"),
+        Finding("tilelang", "CPU tensors", bool(tilelang and gxx),
+                "TileLang's C backend" if tilelang and gxx else f"needs the package and {TOOLS['c++']}"),
+        Finding("tilelang", "nvcc", bool(nvcc), nvcc or f"needs {TOOLS['nvcc']}"),
         Finding("tilelang", "GPU tensors", bool(tilelang and gpu and nvcc), gpu or need_gpu),
-        Finding("pto", "CPU tensors", bool(gxx), f"the bundled simulator, {gxx}" if gxx else "needs g++ 12 or newer"),
+        Finding("pto", "CPU tensors", bool(gxx), f"the bundled simulator, {gxx}" if gxx else f"needs {TOOLS['c++']}"),
         Finding("pto", "PTO-ISA headers", headers is not None, str(headers or no_headers)),
         Finding("pto", "bisheng", bool(bisheng), bisheng or "needs the CANN toolkit: bisheng on PATH"),
         Finding("pto", "NPU tensors", bool(npu and bisheng), npu or "needs torch_npu and an Ascend NPU"),
     ]
 
 
-def choose(device: str) -> str:
-    """The target for tensors of `device` when the caller leaves it open."""
+def choose(device: str, target: str = "auto") -> str:
+    """The target for tensors of `device`: the caller's, if it runs them here, or the first that does."""
+    if target != "auto":
+        if why := lacks(target, device):
+            raise ValueError(f"target: got {target!r}, and {why}; accepted: a target that runs {device} tensors here, as "
+                             "`gdn_codegen doctor` lists them")
+        return target
     order = {"cuda": ("tilelang", "triton"), "npu": ("pto",)}.get(device, ("tilelang", "triton", "pto"))
     for target in order:
         if runs(target, device):

@@ -27,17 +27,14 @@ from .candidates import candidates
 from .choices import Extent, Row
 from .load import cached, function, import_path
 from .peers import Problem
-from .problems import Reference, Shape, errors, problem, reference
+from .problems import Reference, errors, problem, reference
+from .progress import under_way
+from .shapes import Shape
 from .verify import TOLERANCE
 
 TARGETS = bench_gpu.TARGETS
 #: A candidate must take at most so much of what the model's choice takes to be preferred to it.
 MARGIN = 0.98
-#: What is tuned for where nothing is asked: what prompts of 2 to 128 thousand tokens come to.
-SHAPES = (*(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv) for n, t, h, hv in (
-    (1, 2048, 16, 32), (1, 8192, 4, 16), (1, 32768, 4, 16), (8, 4096, 4, 16), (1, 32768, 16, 16), (4, 8192, 16, 64),
-    (1, 131072, 16, 16), (1, 8192, 16, 32), (8, 1024, 16, 32), (1, 131072, 32, 32), (1, 65536, 16, 16))),
-    Shape("4096 + 28672, 4/16", (4096, 28672), 4, 16))
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -155,8 +152,10 @@ class Log:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(fd, data)
-            os.fsync(fd)
+            with cache.naming(self.path):
+                while data:  # a disk that is nearly full takes a part of it
+                    data = data[os.write(fd, data):]
+                os.fsync(fd)
         finally:
             os.close(fd)
 
@@ -299,7 +298,8 @@ class Tuner:
         start, measured = self.clock(), 0
         while pending and not (self.budget is not None and self.clock() - start >= self.budget):
             j = pending[0]
-            result = self.judge(j)
+            with under_way(f"{j.shape.name}: {j.build.name}"):
+                result = self.judge(j)
             self.log.append({"key": j.key, **result})
             pending, measured = pending[1:], measured + 1
             each = (self.clock() - start) / measured
@@ -409,12 +409,13 @@ def compiled_ahead(builds: Sequence[Build], arch: str, heads: Sequence[tuple[int
     todo = [b for b in builds if dispatch.fits(b)]
     for i, b in enumerate(todo, 1):
         start = time.monotonic()
-        if b.target == "triton":
-            list(compile_ahead(b, cached(b), arch, heads))
-        else:
-            module: Any = import_path(cached(b))
-            for name in module._KERNELS:
-                module._compiled(name, arch)
+        with under_way(f"compiling {b.name} for {arch}"):
+            if b.target == "triton":
+                list(compile_ahead(b, cached(b), arch, heads))
+            else:
+                module: Any = import_path(cached(b))
+                for name in module._KERNELS:
+                    module._compiled(name, arch)
         yield f"[{i}/{len(todo)}] {b.name}: {time.monotonic() - start:.0f} s"
 
 

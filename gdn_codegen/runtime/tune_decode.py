@@ -19,7 +19,7 @@ from . import bench_gpu, choices, decoding
 from .build import Build
 from .candidates import steps
 from .load import function
-from .problems import Shape
+from .shapes import Shape
 from .tune import Gpu, Job, compiled_ahead, here, listed, step_choice, tuned
 from .verify import TOLERANCE, rms_error
 

@@ -6,7 +6,7 @@ float64 and apart from the passes that have kernels do it.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from ..ir.interpret import TORCH, Problem, interpret
 from ..ir.types import Tensor
 from .build import Build
 from .load import function
+from .progress import under_way
 
 F64 = torch.float64
 
@@ -171,15 +172,17 @@ def compare(b: Build, case: Case, device: str = "cpu") -> dict[str, float]:
     return {n: rms_error(got[n], want[n]) for n in want}
 
 
-def table(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu") -> tuple[list[str], bool]:
-    """Lines of the table that `verify` prints, and whether all comparisons hold."""
-    lines, good = [f"{'target':10} {'module':34} {'lengths':16} {'gate':>6}  RMSE/RMS of outputs"], True
+#: Above the lines of `verify`.
+HEAD = f"{'target':10} {'module':34} {'lengths':16} {'gate':>6}  RMSE/RMS of outputs"
+
+
+def lines(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu") -> Iterator[tuple[str, bool]]:
+    """What `verify` prints, a line a case as it is done, and whether its comparisons hold."""
     for b in builds:
         for case in cases:
-            errors = compare(b, case, device)
-            ok = all(e <= TOLERANCE[b.dtype] for e in errors.values())
-            good &= ok
-            shown = "  ".join(f"{n} {e:.1e}" for n, e in errors.items())
             lengths = "+".join(map(str, case.lengths)) if not case.batched else f"{len(case.lengths)}x{case.lengths[0]}"
-            lines.append(f"{b.target:10} {b.name:34} {lengths:16} {case.gate:6g}  {shown}  {'ok' if ok else 'FAILED'}")
-    return lines, good
+            with under_way(f"{b.target} {b.name}, lengths {lengths}"):
+                errors = compare(b, case, device)
+            ok = all(e <= TOLERANCE[b.dtype] for e in errors.values())
+            shown = "  ".join(f"{n} {e:.1e}" for n, e in errors.items())
+            yield f"{b.target:10} {b.name:34} {lengths:16} {case.gate:6g}  {shown}  {'ok' if ok else 'FAILED'}", ok

@@ -12,7 +12,7 @@ from gdn_codegen.runtime import ahead, candidates, choices, tune
 from gdn_codegen.runtime.build import TARGETS, Build
 from gdn_codegen.runtime.dispatch import build_for
 from gdn_codegen.runtime.load import function, write
-from gdn_codegen.runtime.problems import Shape
+from gdn_codegen.runtime.shapes import Shape
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, Schedule
 

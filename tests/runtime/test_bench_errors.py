@@ -12,7 +12,8 @@ from gdn_codegen.ir import interpret
 from gdn_codegen.runtime import bench_errors, bench_gpu
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.peers import PEERS
-from gdn_codegen.runtime.problems import Shape, problem, reference, worst
+from gdn_codegen.runtime.problems import problem, reference, worst
+from gdn_codegen.runtime.shapes import Shape
 from gdn_codegen.schedule import varied
 
 SMALL = ["--head-dim-k", "32", "--head-dim-v", "16", "--chunk", "16", "--tokens", "50", "--heads", "1/2"]

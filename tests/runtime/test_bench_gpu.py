@@ -17,8 +17,9 @@ from gdn_codegen.runtime import bench_gpu, choices, dispatch
 from gdn_codegen.runtime.bench_gpu import attribute, medians
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.peers import PEERS, Absent, Refused
-from gdn_codegen.runtime.problems import GATES, Shape, errors, problem, reference, shapes
+from gdn_codegen.runtime.problems import GATES, errors, problem, reference
 from gdn_codegen.runtime.roofline import Ceilings, costs
+from gdn_codegen.runtime.shapes import Shape, shapes
 from gdn_codegen.schedule import SCHEDULES
 from gdn_codegen.schedule.contract import Contract
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from gdn_codegen import options
 from gdn_codegen.cli import main
 from gdn_codegen.runtime import check as checks
 from gdn_codegen.runtime import dispatch
@@ -12,7 +13,7 @@ from gdn_codegen.schedule import SCHEDULES
 
 pytest.importorskip("triton")
 from gdn_codegen.runtime import check_triton
-from gdn_codegen.runtime.check_triton import UNITS, compiled
+from gdn_codegen.runtime.check_triton import UNITS, Compiled, compiled
 
 SMALL = dict(head_dim_k=16, head_dim_v=16)
 
@@ -74,14 +75,14 @@ def test_a_kernel_over_the_limit_is_an_error(tmp_path):
 
 
 def test_a_smaller_limit_makes_an_error_of_what_was_none(tmp_path, monkeypatch, capsys):
-    options = ["build", "--target", "triton", "--check", "--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16",
+    words = ["build", "--target", "triton", "--check", "--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16",
                "--schedule", "replay", "--arch", "gfx942", "--out", str(tmp_path)]
-    assert main(options) == 0
-    for limits, words in ((dict(shared=64), "bytes of shared memory"), (dict(most=8), "registers a lane")):
+    assert main(words) == 0
+    for limits, text in ((dict(shared=64), "bytes of shared memory"), (dict(most=8), "registers a lane")):
         monkeypatch.setitem(UNITS, "gfx942", replace(check_triton.UNITS["gfx942"], **limits))
-        assert main(options) == 1
+        assert main(words) == 1
         said = capsys.readouterr().out
-        assert "error: o_S on gfx942 (schedule replay" in said and words in said
+        assert "error: o_S on gfx942 (schedule replay" in said and text in said
 
 
 def test_a_spill_is_a_warning_that_names_the_configuration(tmp_path):
@@ -90,6 +91,24 @@ def test_a_spill_is_a_warning_that_names_the_configuration(tmp_path):
     assert all(c.spills and not c.error for c in found)
     assert found[0].remark == ("warning: W_U0 on sm_90 (schedule narrow, C 64, K 128, V 128, 1 warps, 2 stages) spills "
                                f"{found[0].spills} bytes a lane")
+
+
+@pytest.mark.parametrize("gpu, want", [("sm_90", "--schedule walk --chunk 32 --set stages=3 --set descriptors=1"),
+                                       ("gfx942", "--schedule walk --chunk 32 --set stages=3")])
+def test_a_warning_of_spills_names_the_schedule_that_the_op_takes(gpu, want, monkeypatch, tmp_path):
+    monkeypatch.setattr(check_triton, "compiled", lambda path, arches: [Compiled("o_S", gpu, 4, "as it is", 1, 255, spills=632)])
+    said = check(Build("triton"), tmp_path, (gpu,))[-1]
+    assert said == (f"warning: o_S on {gpu} (as it is) spills 632 bytes a lane: {want} is what the op takes there", True)
+    words = want.split()
+    taken = options.builds(options.parser().parse_args(["build", "--target", "triton", *words]))[0]
+    assert options.builds(options.parser().parse_args(["build", "--target", "triton", "--arch", gpu])) == [taken]
+    assert check(taken, tmp_path, (gpu,))[-1][0].endswith("bytes a lane, and is what the op takes there all the same")
+
+
+def test_registers_that_no_tool_reads_are_not_checked(monkeypatch, tmp_path):
+    monkeypatch.setattr(check_triton, "compiled", lambda path, arches: [Compiled("o_S", "sm_90", 4, "as it is", 1)])
+    line, ok = check(Build("triton"), tmp_path, ("sm_90",))[-1]
+    assert ok is None and line.startswith("not read: registers and spills of o_S on sm_90")
 
 
 def test_a_kernel_that_does_not_compile_is_an_error(tmp_path):
@@ -101,8 +120,8 @@ def test_a_kernel_that_does_not_compile_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["--arch", "gfx942"], "got 'gfx942' without --check"),
-    (["--arch", "gfx942,gfx906", "--check"], "got 'gfx942,gfx906'; accepted for triton: with --check, any of sm_80, sm_89"),
+    (["--arch", "gfx942", "--schedule", "walk"], "got 'gfx942' with --schedule walk; accepted for triton: without it"),
+    (["--arch", "gfx942,gfx906", "--check"], "got 'gfx942,gfx906'; accepted for triton: any of sm_80, sm_89"),
     (["--arch", "sm_90a", "--target", "pto"], "accepted: none for pto"),
     (["--arch", "gfx942", "--target", "tilelang", "--check"], "accepted: sm_90a for tilelang"),
 ])

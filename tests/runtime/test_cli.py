@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import gdn_codegen
 from gdn_codegen import cli
 from gdn_codegen.runtime import bench_errors, bench_pto, report, tune
+from gdn_codegen.runtime.shapes import SHAPES
 
 ROOT = Path(__file__).parents[2]
 PTO, GPU = ["bench", "--target", "pto", "--schedule", "fused"], ["bench", "--target", "triton", "--schedule", "fused"]
@@ -126,6 +128,34 @@ def test_a_reader_may_stop_reading():
     assert (p.stderr.read(), p.wait()) == ("", 1)
 
 
+# --- without torch ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("words, status", [
+    (["--help"], 0), (["build", "--help"], 0), (["tune", "--help"], 0), (["--version"], 0), (["biuld"], 2),
+    (["build", "--targt"], 2), (["build", "--schedule", "fusd"], 2), (["build", "--algorithm", "gdn"], 2),
+    (["bench", "--heads", "0"], 2), (["list"], 0)],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "")
+def test_what_needs_no_tensor_imports_no_torch(words, status):
+    code = ("import sys\nfrom gdn_codegen.cli import main\n"
+            f"try: status = main({words})\nexcept SystemExit as e: status = e.code\n"
+            "sys.exit(status + 10 * ('torch' in sys.modules))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == status, done.stderr
+
+
+def test_the_package_has_its_ops_all_the_same():
+    code = ("import gdn_codegen, sys; assert 'torch' not in sys.modules and set(gdn_codegen.__all__) < set(dir(gdn_codegen))\n"
+            "from gdn_codegen import *\nfrom gdn_codegen import ops\n"
+            "assert gdn_codegen.chunk_gated_delta_rule is chunk_gated_delta_rule is ops.chunk_gated_delta_rule\n"
+            "import torch; torch.ops.gdn_codegen.gated_delta_rule; sys.exit(hasattr(gdn_codegen, 'no_such_op'))")
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"gdn_codegen {gdn_codegen.__version__}\n"
+
+
 # --- help ------------------------------------------------------------------------------------------------------------
 def test_help_says_what_is_so(capsys):
     said = {}
@@ -133,6 +163,6 @@ def test_help_says_what_is_so(capsys):
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])
         said[command] = " ".join(capsys.readouterr().out.split())
-    assert {c for c, text in said.items() if "--check compiles for" in text} == {"build"}
-    assert f"serving.json (default: {len(tune.SHAPES)})" in said["tune"]
+    assert {c for c, text in said.items() if "--check compiles for, joined" in text} == {"build"}
+    assert f"serving.json (default: {len(SHAPES)})" in said["tune"]
     assert "what to emit (default: pto)" in said["bench"] and "(default: 128 for cycles of pto" in said["bench"]

@@ -288,7 +288,7 @@ def test_names_and_commands_tell_changed_fields_apart(tmp_path):
     assert PARTS.name == "gdn_c64_bthd_decay32_sm90a" and STAGES.name == "gdn_c64_bthd_walk_stages3_sm90a"
     assert main(["build", "--target", "triton", "--set", "v_block=32", "--set", "inverse=doubling", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.rglob("*.py")
-    assert path.stem == "gdn_c64_bthd_fused_doubling_vblock32"
+    assert path.stem == "gdn_c32_bthd_walk_doubling_vblock32_stages3"
     assert "--set v_block=32" in path.read_text() and "--set inverse=doubling" in path.read_text()
 
 

@@ -110,13 +110,23 @@ def test_a_plot_shows_got_against_float64(monkeypatch):
     assert len(set(xs)) == report.POINTS and ys == [10 * v for v in xs]
 
 
-@needs_target
-def test_without_matplotlib_it_says_so(tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_it_refuses_before_it_works(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert write_report([Build(HERE, **SMALL)], tmp_path, lengths=(5,), packs=0)
-    assert report.NO_PLOTS in capsys.readouterr().out and report.NO_PLOTS in (tmp_path / "report.md").read_text()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.json", "report.md"]
+    monkeypatch.setattr(report, "reference_chunk", lambda b: pytest.fail("it worked first"))
+    assert main(["verify", "--target", "pto", "--report", str(tmp_path)]) == 2
+    assert "matplotlib, which draws its plots, is missing; accepted: after pip install" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@needs_target
+def test_a_report_says_what_did_not_run(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    left = {"triton": "its package is missing"}
+    assert write_report([Build(HERE, **SMALL)], tmp_path / "a", lengths=(5,), packs=0, left=left)
+    text = (tmp_path / "a" / "report.md").read_text()
+    assert "All comparisons that ran hold." in text and "Not run: triton: its package is missing." in text
+    assert json.loads((tmp_path / "a" / "report.json").read_text())["not_run"] == left
+    assert not write_report([], tmp_path / "b", left=left) and "FAILED" in (tmp_path / "b" / "report.md").read_text()
 
 
 @needs_target

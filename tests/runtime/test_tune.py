@@ -9,10 +9,10 @@ import torch
 
 from gdn_codegen import cli
 from gdn_codegen.runtime import bench_gpu, candidates, choices, dispatch, tune
-from gdn_codegen.runtime.bench_gpu import Shape
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.problems import problem
+from gdn_codegen.runtime.shapes import Shape
 from gdn_codegen.runtime.tune import Job, Log, Tuner
 from gdn_codegen.schedule import varied
 

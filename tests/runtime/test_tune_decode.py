@@ -11,7 +11,7 @@ from gdn_codegen import cli
 from gdn_codegen.runtime import bench_gpu, choices, decoding, dispatch, tune, tune_decode
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.choices import DECODE, Extent
-from gdn_codegen.runtime.problems import Shape
+from gdn_codegen.runtime.shapes import Shape
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.runtime.tune import Job
 from gdn_codegen.schedule import varied

@@ -1,0 +1,146 @@
+"""What whoever waits is told, and what is said of toolchains that are missing and disks that are full."""
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdn_codegen import chunk_gated_delta_rule, cli
+from gdn_codegen.runtime import cache, calls, check, load, plots, progress, targets, tune
+from gdn_codegen.runtime.progress import first_call, under_way
+
+SMALL = ["--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16"]
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+def test_what_takes_long_is_said_on_stderr(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "PATIENCE", 0.01)
+    with under_way("outer"), under_way("inner"):
+        time.sleep(0.2)
+    with under_way("another"):
+        time.sleep(0.2)
+    out, err = capsys.readouterr()
+    assert not out and err == "gdn_codegen: outer: 0 s so far\ngdn_codegen: another: 0 s so far\n"
+
+
+def test_what_is_quick_is_not_said(capsys):
+    with under_way("nothing much"):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("terminal, debug, said", [(False, "0", False), (True, "0", True), (False, "1", True)])
+def test_a_library_is_silent_in_logs(terminal, debug, said, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "PATIENCE", 0.01)
+    monkeypatch.setenv("GDN_DEBUG", debug)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with first_call("first call"):
+        time.sleep(0.2)
+    assert bool(capsys.readouterr().err) == said
+
+
+def test_a_closed_stderr_stops_nothing():
+    code = ("import sys, time; from gdn_codegen.runtime import progress; progress.PATIENCE = 0.01; sys.stderr.close()\n"
+            "with progress.under_way('x'): time.sleep(0.1)\nprint('done')")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout == "done\n"
+
+
+# --- what is skipped -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_target_that_did_not_run_is_no_pass(strict, monkeypatch, capsys):
+    here = {"triton": "its package is missing: pip install x", "tilelang": "a C++ compiler is missing", "pto": ""}
+    monkeypatch.setattr(targets, "lacks", lambda target, device: here[target])
+    monkeypatch.setattr("gdn_codegen.runtime.verify.lines", lambda builds, *a: iter([(b.target, True) for b in builds]))
+    assert cli.main(["verify", *["--strict"] * strict]) == strict
+    *_, run, verdict = capsys.readouterr().out.splitlines()
+    assert (run, verdict) == ("pto", "all comparisons that ran hold; not run: triton, tilelang")
+    assert cli.main(["verify", "--target", "triton"]) == 1
+    out = capsys.readouterr().out
+    assert "triton: not run: its package is missing: pip install x\n" in out and out.endswith("FAILED: nothing ran\n")
+
+
+def test_a_device_that_a_target_has_no_kernels_for_is_refused(capsys):
+    assert cli.main(["verify", "--target", "pto", "--device", "cuda"]) == 2
+    assert "device: got 'cuda'; accepted for pto: cpu" in capsys.readouterr().err
+
+
+def test_strict_means_nothing_without_check(capsys):
+    assert cli.main(["build", "--strict"]) == 2
+    assert "strict: got True without --check; accepted: with --check" in capsys.readouterr().err
+
+
+# --- toolchains ------------------------------------------------------------------------------------------------------
+def call(target):
+    x = torch.randn(1, 5, 1, 32).half()
+    return chunk_gated_delta_rule(x, x, x, -torch.rand(1, 5, 1), torch.rand(1, 5, 1), target=target)
+
+
+@pytest.mark.parametrize("target", ["triton", "tilelang"])
+def test_a_package_that_is_missing_is_named_with_what_brings_it(target, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(targets, "_version", lambda name: "")
+    calls.forget()
+    with pytest.raises(ValueError, match=rf"target: got '{target}', .*pip install 'gdn_codegen\[{target}\]'"):
+        call(target)
+    assert check.missing(target) == f"pip install 'gdn_codegen[{target}]'"
+    words = ["build", "--target", target, *SMALL, "--out", str(tmp_path), "--compile", "sm_90"]
+    assert cli.main([*words, *["--compile-heads", "1/2"] * (target == "triton")]) == 2
+    assert f"a toolchain is missing here; accepted: after installing it: pip install 'gdn_codegen[{target}]'" in \
+        capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["tilelang", "pto"])
+def test_without_a_compiler_cpu_tensors_are_refused(target, monkeypatch):
+    monkeypatch.setattr(targets, "_version", lambda name: "1")
+    monkeypatch.setattr(targets, "compiler", lambda: False)
+    calls.forget()
+    with pytest.raises(ValueError, match=rf"target: got '{target}', and a C\+\+ compiler is missing: install g\+\+"):
+        call(target)
+
+
+def test_a_module_whose_package_is_missing_says_what_brings_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(targets, "_version", lambda name: "")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    (tmp_path / "m.py").write_text("import triton\n")
+    with pytest.raises(ValueError, match=r"target: got triton, .*pip install 'gdn_codegen\[triton\]'"):
+        load.import_path(tmp_path / "m.py")
+
+
+def test_a_first_call_that_fails_for_want_of_a_tool_says_so(tmp_path, monkeypatch):
+    """TileLang's own error, of a call on a GPU without nvcc."""
+    def fails(*given):
+        raise AssertionError("no nvcc")
+    m = type("m", (), {"__file__": str(tmp_path / "tilelang" / "x.py")})
+    monkeypatch.setattr(targets.shutil, "which", lambda n: None)
+    with pytest.raises(ValueError, match="target: got 'tilelang', and nvcc is missing: install a CUDA toolkit"):
+        calls._first(m, fails, "cuda")()
+    monkeypatch.setattr(targets.shutil, "which", lambda n: n)
+    with pytest.raises(AssertionError, match="no nvcc"):
+        calls._first(m, fails, "cuda")()
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+def full(*a, **k):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_names_the_path(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "fsync", full)
+    path = tmp_path / "x"
+    for write in (lambda: cache.write(path, "text"), lambda: cache.made(path, lambda p: p.write_text("text")),
+                  lambda: tune.Log(path, {})._write(b"x")):
+        with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+            write()
+    assert cli.main(["build", "--target", "pto", *SMALL, "--out", str(tmp_path)]) == 2
+    assert f"No space left on device: '{tmp_path}/pto/gdn_c16_bthd_k16v16.py'" in capsys.readouterr().err
+    assert sorted(p.suffix for p in tmp_path.rglob("*") if p.is_file()) == ["", ".lock"]  # the log's, and made's
+
+
+def test_a_plot_names_its_path(tmp_path):
+    figure = type("figure", (), {"tight_layout": lambda self: None, "savefig": full})()
+    with pytest.raises(OSError, match=r"No space left on device: .*x\.png"):
+        plots._save(None, figure, tmp_path / "x.png")
