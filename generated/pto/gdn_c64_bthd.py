@@ -2616,6 +2616,8 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
     ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
     ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
+    # rows that no sequence covers are zero in what is made here
+    clears = cu_seqlens is not None
     launches = []
     for name, grid, blocks, tensors, scalars in KERNELS:
         instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
@@ -2648,6 +2650,10 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             for x, buffer in itertools.zip_longest(memory[_FINAL.start:], buffers):
                 if buffer is None:
                     x.fill_(float("nan"))
+        if clears:
+            for x, given_one in zip(memory[_OUTPUTS], outs):
+                if given_one is None:
+                    x.zero_()
         if any_out:
             copied = []
             for i, (x, fit) in enumerate(zip(outs, fits), _OUTPUTS.start):
@@ -2662,7 +2668,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if any_out:
             for i, x in copied:
-                memory[i] = x.copy_(memory[i])
+                if memory[i].data_ptr() != x.data_ptr():
+                    x.copy_(memory[i])
+                memory[i] = x
         if moved:
             for n, x in enumerate(held, _FINAL.start):
                 if memory[n].data_ptr() != x.data_ptr():
@@ -2721,8 +2729,9 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
     final_state: [N, HV, 128, 128] float32, to be written to.
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
-    out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense. It and a
-        final state lie in memory that the call does not read; the package looks at that, this module does not.
+    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is made
+        here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks at
+        that, this module does not.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
     if torch.is_grad_enabled():

@@ -60,7 +60,7 @@ KERNELS = (
     ("o_S", "sequences", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Toff_ws", "beta_ws"), ("scale",)),
 )
 # whole numbers passed beside the sizes
-INTS = {"G_Toff_beta": [], "o_S": ["has_initial_state", "has_final_state"]}
+INTS = {"G_Toff_beta": [], "o_S": ["has_initial_state", "has_final_state", "clear_o"]}
 # tile sizes
 C = 64
 K = 128
@@ -629,6 +629,7 @@ def o_S_kernel(t):
         batched: T.int32,
         has_initial_state: T.int32,
         has_final_state: T.int32,
+        clear_o: T.int32,
         scale: T.float32,
     ):
         with t.kernel(ends - 1, HV, threads=512) as (n, hv):
@@ -676,6 +677,16 @@ def o_S_kernel(t):
             exp_G_s_free = T.alloc_barrier(arrive_count=[256] * 2)
             o_h_s_ready = T.alloc_barrier(arrive_count=[256] * 1)
             o_h_s_free = T.alloc_barrier(arrive_count=[32] * 1)
+            if clear_o != 0:
+                room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                low = T.alloc_var(T.int32, init=length)
+                high = T.alloc_var(T.int32, init=room)
+                for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):
+                    row = start - b * L + low + rest * C
+                    rows = high - low - rest * C
+                    for i, j in t.parallel(C, V):
+                        if i < rows:
+                            o_out[b, row + i, hv, j] = 0
             tx = T.get_thread_binding()
             if tx < 256:
                 T.set_max_nreg(192, 1)
@@ -1125,6 +1136,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
     ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
     ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
+    # rows that no sequence covers are zero in what is made here
+    clears = cu_seqlens is not None
+    ints.update({f"clear_{name}": int(clears and x is None) for (name, *_), x in zip(OUTPUTS, outs)})
     launches = []
     for name, grid, blocks, tensors, scalars in KERNELS:
         instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
@@ -1171,7 +1185,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if any_out:
             for i, x in copied:
-                memory[i] = x.copy_(memory[i])
+                if memory[i].data_ptr() != x.data_ptr():
+                    x.copy_(memory[i])
+                memory[i] = x
         if moved:
             for n, x in enumerate(held, _FINAL.start):
                 if memory[n].data_ptr() != x.data_ptr():
@@ -1230,8 +1246,9 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
     final_state: [N, HV, 128, 128] float32, to be written to.
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
-    out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense. It and a
-        final state lie in memory that the call does not read; the package looks at that, this module does not.
+    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is made
+        here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks at
+        that, this module does not.
     Returns (o, final state or None). CUDA tensors only: built for sm_90a. ValueError on bad input.
     """
     if torch.is_grad_enabled():

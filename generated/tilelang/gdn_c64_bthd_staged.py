@@ -69,7 +69,7 @@ KERNELS = (
     ("o", "chunks", 1, ("q", "k", "o", "G_ws", "S_ws", "U_ws"), ("scale",)),
 )
 # whole numbers passed beside the sizes
-INTS = {"G": [], "A": [], "Tinv": [], "W_U0": [], "S_U": ["has_initial_state", "has_final_state"], "o": []}
+INTS = {"G": [], "A": [], "Tinv": [], "W_U0": [], "S_U": ["has_initial_state", "has_final_state"], "o": ["clear_o"]}
 # tile sizes
 C = 64
 K = 128
@@ -819,6 +819,7 @@ def o_kernel(t):
         U_ws: T.Tensor((slots, HV, C, V), T.float16),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
+        clear_o: T.int32,
         scale: T.float32,
     ):
         with t.kernel(slots, HV, threads=128) as (slot, hv):
@@ -841,6 +842,16 @@ def o_kernel(t):
             add_mul = t.fragment((C, V), T.float32)
             o_h = t.fragment((C, V), T.float16)
             o_h_out = t.staged((C, V), T.float16)
+            if clear_o != 0:
+                room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                low = T.alloc_var(T.int32, init=T.max(chunk * C, length))
+                high = T.alloc_var(T.int32, init=T.min(chunk * C + C, room))
+                for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):
+                    row = start - b * L + low + rest * C
+                    rows = high - low - rest * C
+                    for i, j in t.parallel(C, V):
+                        if i < rows:
+                            o_out[b, row + i, hv, j] = 0
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
@@ -1197,6 +1208,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
     ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
     ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
+    # rows that no sequence covers are zero in what is made here
+    clears = cu_seqlens is not None
+    ints.update({f"clear_{name}": int(clears and x is None) for (name, *_), x in zip(OUTPUTS, outs)})
     launches = []
     for name, grid, blocks, tensors, scalars in KERNELS:
         instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
@@ -1243,7 +1257,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if any_out:
             for i, x in copied:
-                memory[i] = x.copy_(memory[i])
+                if memory[i].data_ptr() != x.data_ptr():
+                    x.copy_(memory[i])
+                memory[i] = x
         if moved:
             for n, x in enumerate(held, _FINAL.start):
                 if memory[n].data_ptr() != x.data_ptr():
@@ -1302,8 +1318,9 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
     final_state: [N, HV, 128, 128] float32, to be written to.
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
-    out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense. It and a
-        final state lie in memory that the call does not read; the package looks at that, this module does not.
+    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is made
+        here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks at
+        that, this module does not.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
     if torch.is_grad_enabled():

@@ -55,7 +55,7 @@ KERNELS = (
     ("o_S", "sequences", 1, ("q", "k", "v", "g", "o", "initial_state", "final_state"), ("scale",)),
 )
 # whole numbers passed beside the sizes
-INTS = {"o_S": ["has_initial_state", "has_final_state"]}
+INTS = {"o_S": ["has_initial_state", "has_final_state", "clear_o"]}
 # tile sizes
 C = 64
 K = 128
@@ -248,6 +248,7 @@ def o_S_kernel(t):
         batched: T.int32,
         has_initial_state: T.int32,
         has_final_state: T.int32,
+        clear_o: T.int32,
         scale: T.float32,
     ):
         with t.kernel(ends - 1, HV, threads=256) as (n, hv):
@@ -272,6 +273,16 @@ def o_S_kernel(t):
             mul_h_2 = t.fragment((C, V), T.float16)
             o_h = t.fragment((C, V), T.float16)
             o_h_out = t.staged((C, V), T.float16)
+            if clear_o != 0:
+                room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                low = T.alloc_var(T.int32, init=length)
+                high = T.alloc_var(T.int32, init=room)
+                for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):
+                    row = start - b * L + low + rest * C
+                    rows = high - low - rest * C
+                    for i, j in t.parallel(C, V):
+                        if i < rows:
+                            o_out[b, row + i, hv, j] = 0
             for i, j in t.parallel(K, V):
                 S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, i, j], 0)
             for chunk in T.serial(T.ceildiv(length, C)):
@@ -648,6 +659,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
     ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
     ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
+    # rows that no sequence covers are zero in what is made here
+    clears = cu_seqlens is not None
+    ints.update({f"clear_{name}": int(clears and x is None) for (name, *_), x in zip(OUTPUTS, outs)})
     launches = []
     for name, grid, blocks, tensors, scalars in KERNELS:
         instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
@@ -694,7 +708,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if any_out:
             for i, x in copied:
-                memory[i] = x.copy_(memory[i])
+                if memory[i].data_ptr() != x.data_ptr():
+                    x.copy_(memory[i])
+                memory[i] = x
         if moved:
             for n, x in enumerate(held, _FINAL.start):
                 if memory[n].data_ptr() != x.data_ptr():
@@ -753,8 +769,9 @@ def chunk_simple_gla(q, k, v, g, scale=None, initial_state=None, output_final_st
     initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
     final_state: [N, HV, 128, 128] float32, to be written to.
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
-    out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense. It and a
-        final state lie in memory that the call does not read; the package looks at that, this module does not.
+    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is made
+        here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks at
+        that, this module does not.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
     if torch.is_grad_enabled():

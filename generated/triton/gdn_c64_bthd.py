@@ -54,7 +54,7 @@ KERNELS = (
     ("o_S", "sequences", 2, ("q", "k", "v", "g", "beta", "o", "initial_state", "final_state"), ("scale",)),
 )
 # whole numbers passed beside the sizes
-INTS = {"o_S": ["has_initial_state", "has_final_state"]}
+INTS = {"o_S": ["has_initial_state", "has_final_state", "clear_o"]}
 SCHEDULE = "fused"
 # tile sizes
 SIZES = {"C": 64, "K": 128, "V": 128}
@@ -63,14 +63,14 @@ BLOCKS = {"o_S": {"BV": 64}}
 NUM_WARPS = {"o_S": 4}
 NUM_STAGES = 2
 # numbers that kernels are not compiled for
-UNSPECIALISED = ()
+UNSPECIALISED = ("N", "T", "batched", "clear_o")
 
 #: Kernels as launches run them, by what they are compiled for.
 _compiled = {}
 _VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "T", "batched", "clear_o"])
 def o_S_kernel(
     q_ptr,
     k_ptr,
@@ -82,6 +82,10 @@ def o_S_kernel(
     final_state_ptr,
     cu_seqlens,
     scale,
+    N,
+    T,
+    batched,
+    clear_o,
     has_initial_state: tl.constexpr,
     has_final_state: tl.constexpr,
     H: tl.constexpr,
@@ -102,6 +106,18 @@ def o_S_kernel(
     i_C = tl.arange(0, C)
     i_K = tl.arange(0, K)
     i_V = block * BV + tl.arange(0, BV)
+    if (clear_o != 0):
+        room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)
+        low = length
+        high = room
+        for rest in range(low, high, C):
+            row_rest = start + rest
+            valid_rest = i_C < high - rest
+            tl.store(
+                o_ptr + (row_rest * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
+                0.0,
+                mask=valid_rest[:, None],
+            )
     S = tl.zeros([K, BV], dtype=tl.float32)
     if has_initial_state:
         S = tl.load(initial_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :])
@@ -562,6 +578,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
     ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
     ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
+    # rows that no sequence covers are zero in what is made here
+    clears = cu_seqlens is not None
+    ints.update({f"clear_{name}": int(clears and x is None) for (name, *_), x in zip(OUTPUTS, outs)})
     launches = []
     for name, grid, blocks, tensors, scalars in KERNELS:
         instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
@@ -608,7 +627,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if any_out:
             for i, x in copied:
-                memory[i] = x.copy_(memory[i])
+                if memory[i].data_ptr() != x.data_ptr():
+                    x.copy_(memory[i])
+                memory[i] = x
         if moved:
             for n, x in enumerate(held, _FINAL.start):
                 if memory[n].data_ptr() != x.data_ptr():
@@ -667,8 +688,9 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
     final_state: [N, HV, 128, 128] float32, to be written to.
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
-    out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense. It and a
-        final state lie in memory that the call does not read; the package looks at that, this module does not.
+    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is made
+        here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks at
+        that, this module does not.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
     if torch.is_grad_enabled():

@@ -67,7 +67,7 @@ KERNELS = (
     ("o", "chunks", 1, ("q", "k", "o", "G_ws", "S_ws", "U_ws"), ("scale",)),
 )
 # whole numbers passed beside the sizes
-INTS = {"G": [], "A": [], "Tinv": [], "W_U0": [], "S_U": ["has_initial_state", "has_final_state"], "o": []}
+INTS = {"G": [], "A": [], "Tinv": [], "W_U0": [], "S_U": ["has_initial_state", "has_final_state"], "o": ["clear_o"]}
 SCHEDULE = "staged"
 # tile sizes
 SIZES = {"C": 64, "K": 128, "V": 128}
@@ -76,7 +76,7 @@ BLOCKS = {"S_U": {"BV": 64}}
 NUM_WARPS = {"G": 2, "A": 4, "Tinv": 4, "W_U0": 4, "S_U": 4, "o": 4}
 NUM_STAGES = 2
 # numbers that kernels are not compiled for
-UNSPECIALISED = ("N",)
+UNSPECIALISED = ("N", "T", "batched", "clear_o")
 
 #: Kernels as launches run them, by what they are compiled for.
 _compiled = {}
@@ -346,7 +346,7 @@ def S_U_kernel(
         tl.store(final_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
 
 
-@triton.jit(do_not_specialize=["N"])
+@triton.jit(do_not_specialize=["N", "T", "batched", "clear_o"])
 def o_kernel(
     q_ptr,
     k_ptr,
@@ -357,6 +357,9 @@ def o_kernel(
     cu_seqlens,
     scale,
     N,
+    T,
+    batched,
+    clear_o,
     H: tl.constexpr,
     HV: tl.constexpr,
     C: tl.constexpr,
@@ -371,11 +374,23 @@ def o_kernel(
     start = tl.load(cu_seqlens + n).to(tl.int64)
     length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
     t = ((slot - start // C - n) * C).to(tl.int32)
-    if t >= length:
-        return
     i_C = tl.arange(0, C)
     i_K = tl.arange(0, K)
     i_V = tl.arange(0, V)
+    if (clear_o != 0):
+        room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)
+        low = tl.maximum(t, length)
+        high = tl.minimum(t + C, room)
+        for rest in range(low, high, C):
+            row_rest = start + rest
+            valid_rest = i_C < high - rest
+            tl.store(
+                o_ptr + (row_rest * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
+                0.0,
+                mask=valid_rest[:, None],
+            )
+    if t >= length:
+        return
     row = start + t
     valid = i_C < length - t
     G = tl.load(G_ws_ptr + (slot * HV + hv) * C + i_C)
@@ -752,6 +767,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
     ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
     ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
+    # rows that no sequence covers are zero in what is made here
+    clears = cu_seqlens is not None
+    ints.update({f"clear_{name}": int(clears and x is None) for (name, *_), x in zip(OUTPUTS, outs)})
     launches = []
     for name, grid, blocks, tensors, scalars in KERNELS:
         instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
@@ -798,7 +816,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if any_out:
             for i, x in copied:
-                memory[i] = x.copy_(memory[i])
+                if memory[i].data_ptr() != x.data_ptr():
+                    x.copy_(memory[i])
+                memory[i] = x
         if moved:
             for n, x in enumerate(held, _FINAL.start):
                 if memory[n].data_ptr() != x.data_ptr():
@@ -857,8 +877,9 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
     final_state: [N, HV, 128, 128] float32, to be written to.
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
-    out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense. It and a
-        final state lie in memory that the call does not read; the package looks at that, this module does not.
+    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is made
+        here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks at
+        that, this module does not.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
     if torch.is_grad_enabled():

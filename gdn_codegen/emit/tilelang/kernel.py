@@ -271,14 +271,13 @@ class KernelWriter(Addresses):
 
     def zeros(self, t: Tensor, lane: int) -> None:
         """Zeros into the rows of the tile at hand that are below `rows`."""
-        kept, self.hv = self.hv, f"hv + {lane}" if lane else self.hv
+        self.hv = f"hv + {lane}" if lane else type(self).hv
         index = self.loop(t.dims)
         inside = self.inside(t, index)
         for n, x in enumerate(inside):
             self.line(f"{'    ' * n}if {x}:")
         self.line(f"{'    ' * len(inside)}{self.address(t, index)} = 0")
         self.end(t.dims)
-        self.hv = kept
 
     def leave_out(self) -> None:
         """Open the block of what is done for a sequence that is not left out."""
