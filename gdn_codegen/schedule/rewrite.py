@@ -4,8 +4,10 @@
 "split": a product M @ (b * (Y0 - Z)) of a state-free M and column b, with Z of the carried state, becomes
 Tb @ Y0 + Tb @ -Z with Tb = M * b^T.
 "unit": a product of an inverse M, which has ones on its diagonal, with X becomes X + Toff @ X, Toff what M has below them:
-as an operand X is rounded to 16 bit, as a summand it is not. And (I + b * N)^-1 @ (b * Y) of a column b is b times
-delta = (I + N * b^T)^-1 @ Y: what reads the product reads delta, and b multiplies what does not wait for the state.
+as an operand X is rounded to 16 bit, as a summand it is not.
+In both, (I + b * N)^-1 @ (b * Y) of a column b is b times delta = (I + N * b^T)^-1 @ Y: what reads the product reads delta, and b
+multiplies what does not wait for the state. So Tb is the inverse itself: rounded to 16 bit it is still nearly the inverse of
+something near, which M * b^T is not, and keys that are alike tell.
 "gate-free": decay D[i, j] = exp(x_i - x_j) is a conjugation by diag(exp(x)), so the inverse of I + (B * D) is the
 inverse of I + B, times D.
 """
@@ -156,74 +158,101 @@ def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     return b.finish()  # type: ignore[return-value]
 
 
-def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
-    defs = {o.out: o for o in _ops(loop)}
-    b, waits = _start(p, loop), {c.name for c in loop.carried}
-    done = 0
-    for o in _ops(loop):
-        if waits & set(o.args):
-            waits.add(o.out)
-        scaled = defs.get(o.args[1]) if _is_plain(o) else None
-        if scaled is None or scaled.kind != "mul" or o.args[0] in waits:
-            b.copy(o)
-            continue
-        column, rest = (defs.get(a) for a in scaled.args)
-        if rest is not None and rest.kind == "col":
-            column, rest = rest, column
-        if column is None or column.kind != "col" or column.out in waits or rest is None or rest.kind != "sub" \
-                or [a in waits for a in rest.args] != [False, True]:
-            b.copy(o)
-            continue
-        weight = b.op("mul", o.args[0], b.op("row", column.args[0], line=o.line), name=b.fresh("Tb"), line=o.line)
-        start = b.op("matmul", weight, rest.args[0], name=b.fresh(f"{o.out}0"), line=o.line)
-        more = b.op("matmul", weight, b.op("neg", rest.args[1], line=o.line), line=o.line)
-        b.op("add", start, more, name=o.out, line=o.line)
-        done += 1
-    if not done:
-        raise ScheduleError(f"schedule {s.name}: form split needs a product of a state-free tile with b[:, None] * (y - z), z "
-                            f"of the carried state, which {p.name} has not")
-    return b.finish()  # type: ignore[return-value]
+class _Through:
+    """Copies ops; columns that go through an inverse move to what reads the product. columns: from `_columns`."""
 
+    def __init__(self, b: Body, loop: Loop, columns: dict[str, tuple[str, list[str]]]) -> None:
+        self.b, self.columns = b, columns
+        self.defs, self.tile = {o.out: o for o in _ops(loop)}, types(loop.body)
+        self.scaled: dict[str, tuple[str, str]] = {}  # a product that is x[:, None] * z, as (x, z)
 
-def _unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
-    defs, tile = {o.out: o for o in _ops(loop)}, types(loop.body)
-    inverses = {o.out for o in defs.values() if o.kind == "unit_lower_inverse"}
-    columns = _columns(s, loop)
-    b, done = _start(p, loop), 0
-    scaled: dict[str, tuple[str, str]] = {}  # a product that is x[:, None] * z, as (x, z)
-
-    def by_row(factors: list[str], x: str, line: int) -> str:
+    def by_row(self, factors: list[str], x: str, line: int) -> str:
         """The factors' product, the last tile of them times x[None, :]."""
-        at = max(n for n, f in enumerate(factors) if tile[f].dims == ("C", "C"))
-        new = b.op("mul", factors[at], b.op("row", x, line=line), line=line)
-        return _product(b, [*factors[:at], new, *factors[at + 1:]], line)
+        at = max(n for n, f in enumerate(factors) if self.tile[f].dims == ("C", "C"))
+        new = self.b.op("mul", factors[at], self.b.op("row", x, line=line), line=line)
+        return _product(self.b, [*factors[:at], new, *factors[at + 1:]], line)
 
-    for o in _ops(loop):
-        plain = _is_plain(o)
-        if o.kind == "strictly_lower" and o.out in columns:
-            x, factors = columns[o.out]
-            b.op("strictly_lower", by_row(factors, x, o.line), line=o.line, name=o.out)
-        elif plain and o.args[0] in inverses:
-            x, factors = columns.get(o.out, ("", [o.args[1]]))
-            y = _product(b, factors, o.line)
-            off = b.op("strictly_lower", o.args[0], line=o.line, name=b.fresh("Toff"))
-            z = b.op("add", y, b.op("matmul", off, y, line=o.line), line=o.line, name=b.fresh("delta") if x else o.out)
-            if x:
-                scaled[o.out] = x, z
-                b.op("mul", b.op("col", x, line=o.line), z, line=o.line, name=o.out)
-            done += 1
-        elif plain and o.args[1] in scaled and tile[o.args[0]].dims == ("C", "C"):
-            x, z = scaled[o.args[1]]
+    def multiplied(self, o: Op, z: str) -> None:
+        """`o`, a product in `columns`, as its column times z."""
+        x = self.columns[o.out][0]
+        self.scaled[o.out] = x, z
+        self.b.op("mul", self.b.op("col", x, line=o.line), z, line=o.line, name=o.out)
+
+    def copy(self, o: Op) -> None:
+        b, defs, tile = self.b, self.defs, self.tile
+        if o.kind == "strictly_lower" and o.out in self.columns:
+            x, factors = self.columns[o.out]
+            b.op("strictly_lower", self.by_row(factors, x, o.line), line=o.line, name=o.out)
+        elif _is_plain(o) and o.args[1] in self.scaled and tile[o.args[0]].dims == ("C", "C"):
+            x, z = self.scaled[o.args[1]]
             factors = _factors(o.args[0], defs)
             if not any(tile[f].dims == ("C", "C") for f in factors):
                 factors = [o.args[0]]
-            b.op("matmul", by_row(factors, x, o.line), z, line=o.line, name=o.out)
-        elif o.kind == "mul" and o.args[1] in scaled and o.args[0] in defs and defs[o.args[0]].kind == "col":
-            x, z = scaled[o.args[1]]
+            b.op("matmul", self.by_row(factors, x, o.line), z, line=o.line, name=o.out)
+        elif o.kind == "mul" and o.args[1] in self.scaled and o.args[0] in defs and defs[o.args[0]].kind == "col":
+            x, z = self.scaled[o.args[1]]
             both = b.op("mul", defs[o.args[0]].args[0], x, line=o.line)
             b.op("mul", b.op("col", both, line=o.line), z, line=o.line, name=o.out)
         else:
             b.copy(o)
+
+
+def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    defs, b = {o.out: o for o in _ops(loop)}, _start(p, loop)
+    waits = {c.name for c in loop.carried}
+    for o in _ops(loop):
+        if waits & set(o.args):
+            waits.add(o.out)
+
+    def parts(o: Op) -> tuple[str, Op] | None:
+        """b and y - z, where `o` is a state-free tile @ (b[:, None] * (y - z)) and z alone waits for the state."""
+        scaled = defs.get(o.args[1]) if _is_plain(o) and o.args[0] not in waits else None
+        if scaled is None or scaled.kind != "mul":
+            return None
+        column, rest = sorted((defs.get(a) for a in scaled.args), key=lambda x: x is None or x.kind != "col")
+        if column is None or column.kind != "col" or column.out in waits or rest is None or rest.kind != "sub" \
+                or [a in waits for a in rest.args] != [False, True]:
+            return None
+        return column.args[0], rest
+
+    found = {o.out: x for o in _ops(loop) if (x := parts(o))}
+    if not found:
+        raise ScheduleError(f"schedule {s.name}: form split needs a product of a state-free tile with b[:, None] * (y - z), z "
+                            f"of the carried state, which {p.name} has not")
+    columns = {n: x for n, x in _columns(s, loop).items() if n in found or defs[n].kind == "strictly_lower"}
+    through = _Through(b, loop, columns)
+    inverses = {defs[n].args[0] for n in columns if n in found}
+    names: dict[str, str] = {}
+    for o in _ops(loop):
+        if o.out in inverses:
+            names[o.out] = b.op(o.kind, *o.args, line=o.line, name=b.fresh("Tb"))
+        elif o.out in found:
+            column, rest = found[o.out]
+            weight = names.get(o.args[0]) or b.op("mul", o.args[0], b.op("row", column, line=o.line), name=b.fresh("Tb"), line=o.line)
+            start = b.op("matmul", weight, rest.args[0], name=b.fresh(f"{o.out}0"), line=o.line)
+            more = b.op("matmul", weight, b.op("neg", rest.args[1], line=o.line), line=o.line)
+            both = b.op("add", start, more, name=b.fresh("delta") if o.out in columns else o.out, line=o.line)
+            if o.out in columns:
+                through.multiplied(o, both)
+        else:
+            through.copy(o)
+    return b.finish()  # type: ignore[return-value]
+
+
+def _unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    inverses = {o.out for o in _ops(loop) if o.kind == "unit_lower_inverse"}
+    columns, b, done = _columns(s, loop), _start(p, loop), 0
+    through = _Through(b, loop, columns)
+    for o in _ops(loop):
+        if not _is_plain(o) or o.args[0] not in inverses:
+            through.copy(o)
+            continue
+        y = _product(b, columns[o.out][1] if o.out in columns else [o.args[1]], o.line)
+        off = b.op("strictly_lower", o.args[0], line=o.line, name=b.fresh("Toff"))
+        z = b.op("add", y, b.op("matmul", off, y, line=o.line), line=o.line, name=b.fresh("delta") if o.out in columns else o.out)
+        if o.out in columns:
+            through.multiplied(o, z)
+        done += 1
     if not done:
         raise ScheduleError(f"schedule {s.name}: form unit needs a product of a unit_lower_inverse, which {p.name} has not")
     return b.finish()  # type: ignore[return-value]
