@@ -127,11 +127,15 @@ class Value:
         return Value(self._trace, self._name, not self._transposed)
 
     def __getitem__(self, key: Any) -> Value:
-        if key == (slice(None), None):
+        known = not any(isinstance(x, Value) for x in (key if isinstance(key, tuple) else (key,)))
+        if known and key == (slice(None), None):
             return apply("col", self)
-        if key == (None, slice(None)):
+        if known and key == (None, slice(None)):
             return apply("row", self)
-        raise TypeRuleError(f"x[{key!r}]: tiles take x[:, None] (a column) and x[None, :] (a row) only")
+        raise TypeRuleError(f"got {self._name}[{key!r}]; accepted: x[:, None] (a column) and x[None, :] (a row)")
+
+    def __repr__(self) -> str:
+        return self._name
 
     def __matmul__(self, other: Value) -> Value:
         t = self._trace
@@ -151,8 +155,23 @@ class Value:
     def __neg__(self) -> Value: return apply("neg", self)
     def __abs__(self) -> Value: return apply("maximum", self, -self)
 
-    def __bool__(self) -> bool:
-        raise TypeRuleError("a tile has no truth value: the page is run once to record ops, so it cannot branch on data")
+    __hash__ = object.__hash__
+    def __eq__(self, o: object) -> Any: raise self._unknown(f"== {_shown(o)}")
+    def __ne__(self, o: object) -> Any: raise self._unknown(f"!= {_shown(o)}")
+    def __lt__(self, o: object) -> Any: raise self._unknown(f"< {_shown(o)}")
+    def __le__(self, o: object) -> Any: raise self._unknown(f"<= {_shown(o)}")
+    def __gt__(self, o: object) -> Any: raise self._unknown(f"> {_shown(o)}")
+    def __ge__(self, o: object) -> Any: raise self._unknown(f">= {_shown(o)}")
+    def __bool__(self) -> bool: raise self._unknown("as a truth value")
+
+    def _unknown(self, what: str) -> TypeRuleError:
+        return TypeRuleError(f"got {self._name} {what}: a page runs once, to record ops, when no value is known, so it cannot "
+                             "compare or branch on data or on a caller's number; accepted: arithmetic, maximum(x, y), masks, "
+                             "or a page for each case")
+
+
+def _shown(x: object) -> str:
+    return x._name if isinstance(x, Value) else repr(x)
 
 
 def apply(kind: str, *args: Any, **attrs: Any) -> Value:

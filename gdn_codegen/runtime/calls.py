@@ -99,10 +99,12 @@ def _wants_gradients(t: tuple[Any, ...]) -> bool:
 
 
 def check_values(t: Tensors, x: Words, few: bool) -> None:
-    """What kinds of tensors do not say: gradients, tables of chunks, how many tokens a decoding step has."""
+    """What kinds of tensors do not say: gradients, factors below 0, tables of chunks, how many tokens a decoding step has."""
     if torch.is_grad_enabled() and _wants_gradients(t):
         name = next(n for n, y in zip(Tensors._fields, t, strict=True) if requires_grad(y))
         fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+    if x.gate == "linear" and reads(t.g) and bool((t.g < 0).any()):
+        fail("g", f"{t.g.min().item():g} with gate='linear'", "factors of 0 or more")
     if t.chunk_indices is not None or t.chunk_offsets is not None:
         check_chunks(t.chunk_indices, t.chunk_offsets, t.cu_seqlens, x.chunk_size)
     if few and t.q.ndim == 4:
@@ -277,7 +279,8 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         about = found = None
     if found is None or [*map(type, x)] != found.sorts or not _is_memory(t, found.given):  # to a key 1 is True, and 64.0 is 64
         return _settle(about, Tensors(*t), Options(*x), scale, decode, few)
-    if few or tables[0] is not None or tables[1] is not None or (torch.is_grad_enabled() and _wants_gradients(t)):
+    if few or tables[0] is not None or tables[1] is not None or found.words.gate == "linear" or (
+            torch.is_grad_enabled() and _wants_gradients(t)):
         check_values(Tensors(*t), found.words, few)
     if out is not None or final is not None or found.words.in_place:
         check_written(t, found.words.in_place, found.reaches)

@@ -15,7 +15,7 @@ from ..ir.core import Program
 from ..ir.decays import log_decays
 from ..ir.interpret import TORCH, Problem, interpret
 from ..ir.types import Tensor
-from .build import Build
+from .build import Build, lowered
 from .load import function
 from .progress import under_way
 
@@ -164,6 +164,7 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], device: str = "cpu") -
 
 def compare(b: Build, case: Case, device: str = "cpu") -> dict[str, float]:
     """RMSE over RMS of each output."""
+    lowered(b)  # it refuses what the page cannot be built for, in words of its own
     p = b.page.trace()
     if all(t.heads == "H" for t in p.role("input") if t.index == "token"):
         case = replace(case, value_heads=case.heads)  # nothing says of more

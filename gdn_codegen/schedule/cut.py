@@ -90,7 +90,9 @@ class _Graph:
                                 f"{', '.join([*have, *self.states])}")
         lost = [n for n in [*self.outputs, *self.states] if n not in names]
         if lost:
-            raise ScheduleError(f"schedule {s.name}: no group of kernels writes {', '.join(lost)}")
+            raise ScheduleError(f"schedule {s.name}: no group of kernels writes {', '.join(lost)}; accepted: groups that name "
+                                f"all outputs and states, as --set kernels={','.join([*self.outputs, *self.states])}, or a "
+                                "page that calls its values as the schedule does")
 
     def check(self, apart: bool) -> None:
         """Refuses groups that write nothing and, on cores that share no memory, workspaces of numbers."""

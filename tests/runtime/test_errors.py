@@ -131,6 +131,7 @@ TRIALS = {
     ("target", "not a name"): dict(target=["triton"]),
     ("schedule", "not one that there is"): dict(schedule="fastest"),
     ("gate", "not one that there is"): dict(gate="tanh"),
+    ("g", "a factor below 0 (*)"): dict(gate="linear", g=zeros(1, T, HV) - 0.5),
     ("A_log", "without raw gates"): dict(A_log=zeros(HV)),
     ("dt_bias", "without raw gates"): dict(dt_bias=zeros(HV), gate="linear"),
     ("A_log", "missing for raw gates"): dict(gate="raw"),

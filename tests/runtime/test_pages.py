@@ -1,6 +1,7 @@
 """Pages of one's own: what is refused, and what an unusual one makes."""
 import re
 from dataclasses import replace
+from math import inf
 
 import pytest
 import torch
@@ -135,6 +136,87 @@ def test_numbers_may_have_names_of_the_kernels_own_and_no_default(target, tmp_pa
     case = Case((20,))
     x = inputs(b, b.page.trace(), case)
     assert rms_error(run(b, case, x)["o"], reference(b, case, x)["o"]) < 1e-3
+
+
+TWO_GATES = """A = cumsum(a)
+    B = cumsum(b)
+    D = exp(lower(A[:, None] - A[None, :], fill=-inf)) * exp(lower(B[:, None] - B[None, :], fill=-inf))
+    o = float * (exp(A + B)[:, None] * (x @ S) + ((x @ T.T) * D) @ tl)
+    S = exp(last(A) + last(B)) * S + T.T @ (exp(last(A) - A + last(B) - B)[:, None] * tl)
+    return o, S"""
+RATES = """R = cumsum(a)
+    D = exp(lower(R[None, :] - R[:, None], fill=-inf))
+    o = exp(-R)[:, None] * (x @ S) + ((x @ T.T) * D) @ tl
+    S = exp(-last(R)) * S + T.T @ (exp(R - last(R))[:, None] * tl)
+    return o, S"""
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_two_gates_side_by_side_and_names_of_the_targets(target, tmp_path):
+    """Either gate may forget all."""
+    text = "from math import inf\n" + page(TWO_GATES, "x, T, tl, a, b, S, *, float=1.0",
+                                          'x="C K", T="C K", tl="C V", a="C", b="C", S=carried("K V")')
+    b = Build(target, 32, algorithm=file(tmp_path, text), schedule=Schedule("own", (("o", "S"),)), head_dim_k=16, head_dim_v=16)
+    case = Case((70, 0, 33))
+    x = inputs(b, b.page.trace(), case)
+    want, got = reference(b, case, x), run(b, case, x)
+    assert max(rms_error(got[n], want[n]) for n in want) < 1e-3
+    strong = {**x, "a": x["a"].clone(), "b": x["b"].clone()}
+    strong["a"][[5, 33]], strong["b"][[33, 60]] = -300, -300
+    want, strong["a"][5] = reference(b, case, strong), -inf
+    got = run(b, case, strong)
+    assert max(rms_error(got[n], want[n]) for n in want) < 1e-3
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_a_rate_that_is_subtracted_forgets_all(target, tmp_path):
+    text = "from math import inf\n" + page(RATES, "x, T, tl, a, S", 'x="C K", T="C K", tl="C V", a="C", S=carried("K V")')
+    b = Build(target, 32, algorithm=file(tmp_path, text), schedule=Schedule("own", (("o", "S"),)), head_dim_k=16, head_dim_v=16)
+    case = Case((40,))
+    x = inputs(b, b.page.trace(), case)
+    x["a"][[7, 20]] = 300
+    want, x["a"][7] = reference(b, case, x), inf
+    got = run(b, case, x)
+    assert max(rms_error(got[n], want[n]) for n in want) < 1e-3
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_a_page_without_state(target, tmp_path):
+    spec = file(tmp_path, page("o = lower(q @ k.T) @ v\n    return o", "q, k, v", 'q="C K", k="C K", v="C V"'))
+    b = Build(target, 16, algorithm=spec, schedule=Schedule("own", (("o",),)), head_dim_k=16, head_dim_v=16)
+    case = Case((40, 0, 16))
+    x = inputs(b, b.page.trace(), case)
+    assert rms_error(run(b, case, x)["o"], reference(b, case, x, 16)["o"]) < 1e-3
+
+
+CHOICES = {"a number": ("if mode == 1:\n        q = q * 2", "got mode == 1"),
+           "data": ("if g > 0:\n        q = q * 2", "got g > 0"),
+           "inequality": ("if g != k:\n        q = q * 2", "got g != k"), "truth": ("q = q and k", "got q as a truth value"),
+           "order": ("q = max(q, k)", "got k > q"), "membership": ("q = k if g in (k, q) else q", "got k == g"),
+           "an index": ("q = q[g]", r"got q\[g\]; accepted: x\[:, None\]")}
+
+
+@pytest.mark.parametrize("what", CHOICES)
+def test_a_page_cannot_branch_on_values(what, tmp_path, capsys):
+    body, says = CHOICES[what]
+    spec = file(tmp_path, page(f"{body}\n    o = q @ S\n    return o, S + k.T @ v", "q, k, v, g, S, *, mode=1.0",
+                               'q="C K", k="C K", v="C V", g="C", S=carried("K V")'))
+    assert main(["build", "--target", "triton", "--algorithm", spec, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert re.search(rf"mine \(mine\.py, line \d+\): {says}", error) and error.count("\n") == 1
+    assert what == "an index" or "cannot compare or branch on data or on a caller's number; accepted:" in error
+
+
+@pytest.mark.parametrize("accept", ["nope=sigmoid", "q=sigmoid"])
+def test_verify_refuses_forms_that_a_page_has_no_input_for(accept, tmp_path, capsys):
+    assert main(["verify", "--target", HERE[0], "--quick", "--algorithm", file(tmp_path, page()), "--accept", accept]) == 2
+    assert re.match(r"gdn_codegen: inputs: got '?(nope|q)", capsys.readouterr().err)
+
+
+def test_outputs_that_no_group_names_are_said(tmp_path, capsys):
+    spec = file(tmp_path, page("y = q @ S\n    return y, S"))
+    assert main(["build", "--target", "triton", "--algorithm", spec, "--out", str(tmp_path / "out")]) == 2
+    assert "no group of kernels writes y" in (said := capsys.readouterr().err) and "--set kernels=y,S" in said
 
 
 # --- what `verify` draws ----------------------------------------------------------------------------------------------

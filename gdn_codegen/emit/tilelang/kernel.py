@@ -52,6 +52,10 @@ STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move",
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
        "begin", "stop", "nth", "checkpoint", "both", "share", "group", "room", "low", "high", "rest", EVERY, SUMMED}
+#: Words of C++, in which a kernel's parameters keep their names.
+OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
+int long mutable namespace new operator private protected public register short signed sizeof static struct switch template this
+throw typedef typename union unsigned using virtual void volatile""".split())
 
 
 @dataclass(frozen=True)
@@ -301,7 +305,10 @@ class KernelWriter(Addresses):
         own = [x for x in bare if x.startswith("n_") and x not in (*long, *parts)]
         dynamic = [", ".join(names) for names in (fixed, own, parts) if names]
         text = "\n".join([*self.w.lines, *body])
-        extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
+        sizes = {f"B{d}": str(n) for d, n in self.k.dims}
+        if self.k.grid == "chunks" and "slots" not in bare:  # which no tensor's shape says
+            sizes["slots"] = "B * L // C + ends - 1"
+        extra = {"params": params, "dynamic": dynamic, "block": sizes,
                  "long": long,
                  "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted),
                  "calls": sorted(set(re.findall(r"\bt\.(\w+)\(", text)))}
