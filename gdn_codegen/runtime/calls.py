@@ -1,6 +1,7 @@
 """A settled call: which contract it has, which build serves it, and the run."""
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from ..schedule import Schedule, named
 from ..schedule.contract import Contract
+from .admit import Refused, admit, captures
 from .arguments import DTYPES, Options, Tensors, Words, check_chunks, check_written, fail, reads, requires_grad, settled
 from .build import DEFAULT_SCHEDULE
 from .chain import chained
-from .dispatch import DEFAULT_CHUNK, build, fits, key, units
+from .dispatch import DEFAULT_CHUNK, build, fits, key, refuse, refused, units
 from .load import module
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
@@ -73,6 +75,23 @@ def _loaded(*wanted: Any) -> Any:
     return module(build(*wanted))
 
 
+def _admitted(t: Tensors, x: Words, checkpoints: Tensor | None, *wanted: Any) -> Any:
+    """The generated module of a build, once it is admitted. None where it is refused, and dispatch has another from now on; of a
+    named schedule there is none."""
+    b, m, device = build(*wanted), _loaded(*wanted), wanted[2]
+    at, asked = 2 if x.layout == "bthd" else 1, _wanted(t, x)
+    try:
+        admit(b, m, device, (t.q.shape[at], t.v.shape[at]), (t.cu_seqlens is not None, t.initial_state is not None, asked),
+              lambda: m.prepare(*_given(t, x, checkpoints), asked, t.state_indices, x.checkpoint_chunks))
+    except Refused as e:
+        if x.schedule is not None or not refuse(b, device, str(e)):
+            raise
+        warnings.warn(f"{e}. Calls take another build", RuntimeWarning, stacklevel=2)
+        _loaded.cache_clear()
+        return None
+    return m
+
+
 def _check_step(t: Tensors, layout: str) -> None:
     """A decoding step has few tokens a sequence. Where ends lie on a GPU nobody looks, and more are right too, only slow."""
     ends = t.cu_seqlens
@@ -121,7 +140,7 @@ def _sequences(t: Tensors) -> int | None:
     return None if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
 
 
-def _serves(t: Tensors, x: Words, strided: bool) -> Any:
+def _serves(t: Tensors, x: Words, strided: bool, checkpoints: Tensor | None = None) -> Any:
     """The generated module for a call."""
     given = tuple((n, y.dtype) for n, y in (("g", t.g), ("beta", t.beta), ("A_log", t.A_log), ("dt_bias", t.dt_bias))
                   if y is not None)
@@ -132,12 +151,15 @@ def _serves(t: Tensors, x: Words, strided: bool) -> Any:
     def wanted(schedule: str | Schedule | None) -> tuple[Any, ...]:
         return key(ALGORITHM, t.q, t.v, x.target, chunk_of(x), x.layout, schedule, sequences, contract)
 
+    m = None
     if x.decode and x.schedule is None and t.v.ndim == 4:
         walks = (sequences or t.v.shape[0]) * t.v.shape[2 if x.layout == "bthd" else 1]
         step = wanted(decode_plan(x.target, t.v.device, walks, t.v.shape[3]))
-        if fits(build(*step)):
-            return _loaded(*step)
-    return _loaded(*wanted(x.schedule))
+        if fits(build(*step)) and not refused(build(*step), t.v.device):
+            m = _admitted(t, x, checkpoints, *step)
+    while m is None:
+        m = _admitted(t, x, checkpoints, *wanted(x.schedule))
+    return m
 
 
 def _given(t: Tensors, x: Words, checkpoints: Tensor | None) -> tuple[Any, ...]:
@@ -153,7 +175,7 @@ def _wanted(t: Tensors, x: Words) -> bool:
 
 def run(t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None = None) -> Results:
     """o, the final state or None, state checkpoints or None."""
-    m, wanted = _serves(t, x, _strided(t)), _wanted(t, x)
+    m, wanted = _serves(t, x, _strided(t), checkpoints), _wanted(t, x)
     given, *others = _given(t, x, checkpoints)
     memory = m._run(given, m.numbers_of((scale,)), *others, wanted, t.state_indices, x.checkpoint_chunks)
     o, final, *states = m.results(memory, wanted)
@@ -225,7 +247,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         m, wanted = _serves(named, words, _strided(named)), _wanted(named, words)
         numbers = m.numbers_of((scale,))
         call = m.prepare(*_given(named, words, None), wanted, named.state_indices, words.checkpoint_chunks)
-        if about is not None:
+        if about is not None and not captures(q.device):  # what a graph took down may not have been admitted
             if len(_kept) >= 1024:
                 _kept.clear()
             _kept[about] = Settled(words, m, m.numbers_of((None,)), call, wanted)

@@ -89,6 +89,24 @@ def fits(b: Build) -> bool:
     return not unfit(b)
 
 
+#: Builds that were refused on a device, and what was said: others are chosen there.
+_refused: dict[tuple[Build, torch.device], str] = {}
+
+
+def refused(b: Build, device: torch.device) -> str:
+    """Why the build's kernels are not to be used there; "" where nothing is known against them."""
+    return _refused.get((b, device), "")
+
+
+def refuse(b: Build, device: torch.device, why: str) -> bool:
+    """Choose another build on that device from now on. False where that was said before: there is no other."""
+    if refused(b, device):
+        return False
+    _refused[b, device] = why
+    choice.cache_clear()
+    return True
+
+
 # --- facts of a device -----------------------------------------------------------------------------------------------
 @lru_cache(maxsize=64)
 def names(device: torch.device) -> tuple[str, ...]:
@@ -160,13 +178,18 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
         yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
 
 
-def _choose(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], few: bool | None, chunk: int | None,
+def _served(b: Build) -> Build:
+    """The build without promises that nobody asks for."""
+    return b if b.plan.partition == "decay" else replace(b, contract=b.contract.unpromised())
+
+
+def _choose(b: Build, arch: str, device: torch.device, shape_class: tuple[int, ...], few: bool | None, chunk: int | None,
             shared: int) -> Choice:
     why: list[tuple[str, str]] = []
-    for source, found in (("table", measured(b, arch, devices, shape_class, chunk, shared)),
+    for source, found in (("table", measured(b, arch, names(device), shape_class, chunk, shared)),
                           ("model", modelled(b, arch, few, shape_class, chunk, shared))):
         for x, reason in found:
-            said = unfit(x)
+            said = unfit(x) or refused(_served(x), device)
             if not said:
                 return Choice(x, (*why, (f"chosen by {source}", reason)))
             why.append((f"not {x.name}", said))
@@ -193,10 +216,9 @@ def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
     if schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        chosen = _choose(b, arch, names(device), shape_class, few, chunk_size, shared)
-    if chosen.build.plan.partition != "decay":  # nobody else asks
-        chosen = replace(chosen, build=replace(chosen.build, contract=contract.unpromised()))
-    chosen = replace(chosen, why=(*chosen.why, ("chunk", "asked for" if chunk_size else "left open")))
+        chosen = _choose(b, arch, device, shape_class, few, chunk_size, shared)
+    why = (*chosen.why, ("chunk", "asked for" if chunk_size else "left open"))
+    chosen = Choice(_served(chosen.build), why)
     if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
         print(f"gdn_codegen: {chosen}", file=sys.stderr)
     if schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may take half of what is estimated for Hopper
