@@ -119,7 +119,7 @@ class Check:
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
-        alike = total - lengths[-1] + about["chunk"] - self.STEP // 2  # a token that is repeated, over the border of two chunks
+        alike = total - lengths[-1] + about["chunk"] - self.STEP // 2  # a token that is repeated from the first chunk's end on
         for name, of, dims, dtype in about["inputs"]:
             x, form = torch.randn(total, count[of], *dims, generator=gen, **on_cpu), about["forms"].get(name, "")
             if form in ("raw", "sigmoid", "twice_sigmoid"):
@@ -131,7 +131,9 @@ class Check:
                 if name in about["decays"]:
                     x = -2 * x * rate[:count[of]]
                     x = torch.exp(x) if form == "linear" else x
-            x[alike:alike + self.STEP] = x[alike:alike + 1].clone()
+            if not (dims or form or name in about["decays"]):
+                x[alike, 1::len(self.RATES)] = 1 - 2 ** -8  # where nothing is forgotten: what is hardest to invert
+            x[alike:alike + about["chunk"]] = x[alike:alike + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
         for name, _, dtype in about["head_inputs"]:
             x = torch.log(rate.clamp_min(1e-6)) if name == "A_log" else torch.randn(heads[1], generator=gen, **on_cpu) / 2
