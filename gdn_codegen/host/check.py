@@ -34,6 +34,8 @@ class Check:
     STEP = 16
     #: How much a token forgets at the mean, by value head: much, nothing, hardly anything, something.
     RATES = (2.0, 0.0, 0.02, 0.3)
+    #: What the repeated token has of inputs between 0 and 1, as beta: the larger, the harder to invert.
+    ALIKE = 0.5
     #: Elements before and after what kernels read and write.
     GUARD = 1 << 16
     #: Instances on a GPU, by copies of the problem: enough to fill it.
@@ -131,8 +133,9 @@ class Check:
                 if name in about["decays"]:
                     x = -2 * x * rate[:count[of]]
                     x = torch.exp(x) if form == "linear" else x
-            if not (dims or form or name in about["decays"]):
-                x[alike, 1::len(self.RATES)] = 1 - 2 ** -8  # where nothing is forgotten: what is hardest to invert
+            if not (dims or form == "raw" or name in about["decays"]):
+                share = self.ALIKE / (2 if form == "twice_sigmoid" else 1)
+                x[alike] = math.log(share / (1 - share)) if "sigmoid" in form else share
             x[alike:alike + about["chunk"]] = x[alike:alike + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
         for name, _, dtype in about["head_inputs"]:
