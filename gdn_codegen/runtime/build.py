@@ -14,8 +14,11 @@ from .. import algorithms
 from ..devices import Device
 from ..emit import EMITTERS
 from ..emit.base import Heads, KernelText, heads_tag, stride_unit
+from ..emit.page import page_text
+from ..host import check
 from ..ir.builder import Algorithm
 from ..ir.core import Kernel, Program, walk
+from ..ir.decays import log_decays
 from ..ir.types import Tensor
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
@@ -204,10 +207,26 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "ends_apart": bool(_named(p, "workspace", "sequence")),
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
             "warps": b.plan.warps, "stages": b.plan.stages,
-            "positive": [n for n, form in b.contract.inputs if form == "linear"],
             "value_heads": max(k.lanes for k in p.kernels) if b.target == "tilelang" else 1,
             "reaches": any(o.attr("tensor") for o in reaches),
-            "most": most, "parts": max(most + 2, 4)}
+            "most": most, **_check_facts(b, p, page, most)}
+
+
+@lru_cache(maxsize=1)
+def _check_text() -> str:
+    """The part of host/check.py that modules have."""
+    return Path(check.__file__).read_text(encoding="utf-8").partition("# --- copied from here on ---\n")[2].strip()
+
+
+def _check_facts(b: Build, p: Program, page: Algorithm, most: int) -> dict[str, Any]:
+    """What a module's check is told beside the tables. Its longest sequence has more chunks than any ring has slots, and so many
+    parts of one that some are summed up."""
+    traced = page.trace()
+    slots = max((x.slots for k in p.kernels for x in k.buffers), default=1)
+    return {"check_text": _check_text(), "page_text": page_text(traced), "forms": dict(b.contract.inputs),
+            "decays": sorted(log_decays(traced)), "state": b.contract.state,
+            "lanes": max(k.lanes for k in p.kernels) if b.target == "tilelang" else 1,
+            "check_chunks": max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1}
 
 
 def _named(p: Program, role: str, index: str) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """A settled call: which contract it has, which build serves it, and the run."""
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +14,7 @@ from torch import Tensor
 from ..schedule.contract import Contract
 from . import decoding
 from .adapt import adapted, adapts
+from .admit import Refused, admit, captures
 from .arguments import (
     DTYPES,
     Options,
@@ -26,8 +28,9 @@ from .arguments import (
     settled,
     transformed,
 )
+from .build import Build
 from .chain import chained
-from .dispatch import DEFAULT_CHUNK, build, key
+from .dispatch import DEFAULT_CHUNK, build, key, refuse
 from .load import module
 from .memory import reach
 from .progress import first_call
@@ -72,10 +75,33 @@ def _contract(gate: str, beta_form: str, l2norm: bool, unit_keys: bool, given: t
                     "vk" if state_v_first else "kv", state_dtype, pool, in_place, checkpoints, strided)
 
 
+def _chosen(step: bool, *wanted: Any) -> Build:
+    """The build for a key, or for a decoding step of it."""
+    return (decoding.build(*wanted) if step else None) or build(*wanted)
+
+
 @lru_cache(maxsize=1024)
 def _loaded(step: bool, *wanted: Any) -> Any:
-    """The generated module for a key, or for a decoding step of it. Kept, so that a call costs a look-up."""
-    return module((decoding.build(*wanted) if step else None) or build(*wanted))
+    """The generated module for it. Kept, so that a call costs a look-up."""
+    return module(_chosen(step, *wanted))
+
+
+def _admitted(t: Tensors, x: Words, checkpoints: Tensor | None, step: bool, *wanted: Any) -> Any:
+    """The generated module of a build, once it is admitted. None where it is refused, and dispatch has another from now on; of a
+    named schedule there is none."""
+    b, m, device = _chosen(step, *wanted), _loaded(step, *wanted), wanted[2]
+    at, asked = 2 if x.layout == "bthd" else 1, _wanted(t, x)
+    try:
+        admit(b, m, device, (t.q.shape[at], t.v.shape[at]), (t.cu_seqlens is not None, t.initial_state is not None, asked),
+              lambda: m.prepare(*_given(t, x, checkpoints), asked, t.state_indices, x.checkpoint_chunks))
+    except Refused as e:
+        if x.schedule is not None or not refuse(b, device, str(e)):
+            raise
+        warnings.warn(f"{e}. Calls take another build", RuntimeWarning, stacklevel=2)
+        decoding.choice.cache_clear()
+        _loaded.cache_clear()
+        return None
+    return m
 
 
 def _check_step(t: Tensors, layout: str) -> None:
@@ -128,14 +154,17 @@ def _sequences(t: Tensors) -> int | None:
     return None if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
 
 
-def _serves(t: Tensors, x: Words, strided: bool) -> Any:
+def _serves(t: Tensors, x: Words, strided: bool, checkpoints: Tensor | None = None) -> Any:
     """The generated module for a call."""
     given = tuple((n, y.dtype) for n, y in (("g", t.g), ("beta", t.beta), ("A_log", t.A_log), ("dt_bias", t.dt_bias))
                   if y is not None)
     contract = _contract(x.gate, x.beta_form, x.l2norm, x.unit_keys, given, x.state_v_first, x.state_dtype,
                          t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, strided)
     wanted = key(ALGORITHM, t.q, t.v, x.target, chunk_of(x), x.layout, x.schedule, _sequences(t), contract)
-    return _loaded(x.decode and x.schedule is None, *wanted)
+    m = None
+    while m is None:
+        m = _admitted(t, x, checkpoints, x.decode and x.schedule is None, *wanted)
+    return m
 
 
 def _first(m: Any, run: Callable[..., Any], device: str) -> Callable[..., Any]:
@@ -167,7 +196,7 @@ def _wanted(t: Tensors, x: Words) -> bool:
 
 def run(t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None = None) -> Results:
     """o, the final state or None, state checkpoints or None."""
-    m, wanted = _serves(t, x, _strided(t)), _wanted(t, x)
+    m, wanted = _serves(t, x, _strided(t), checkpoints), _wanted(t, x)
     given, *others = _given(t, x, checkpoints)
     memory = m._run(given, m.numbers_of((scale,)), *others, wanted, t.state_indices, x.checkpoint_chunks)
     o, final, *states = m.results(memory, wanted)
@@ -226,7 +255,7 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
         call = _first(m, m.prepare, device)(inputs, *others, wanted, t.state_indices, words.checkpoint_chunks)
         kept = Settled(words, m, m.numbers_of((None,)), call, wanted, sorts, given, reaches)
         results = m.results(_first(m, call, device)(inputs, numbers, *others, t.state_indices), wanted)
-    if about is not None:
+    if about is not None and not captures(t.q.device):  # what a graph took down may not have been admitted
         if len(_kept) >= 1024:
             _kept.clear()
         _kept[about] = kept

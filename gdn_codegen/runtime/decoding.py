@@ -88,7 +88,7 @@ def measured(b: Build, x: Extent, devices: tuple[str, ...], wanted: Sequence[str
 @lru_cache(maxsize=1024)
 def choice(b: Build, device: torch.device, x: Extent, wanted: tuple[str, ...]) -> Choice | None:
     """The build for steps of one kind; None where no schedule of one kernel fits. b: their inputs, with any target."""
-    found, _ = first(("table", measured(b, x, names(device), wanted)), ("model", modelled(b, x, units(device), wanted)))
+    found, _ = first(device, ("table", measured(b, x, names(device), wanted)), ("model", modelled(b, x, units(device), wanted)))
     return None if found is None else said(found)
 
 

@@ -89,6 +89,24 @@ def fits(b: Build) -> bool:
     return not unfit(b)
 
 
+#: Builds that were refused on a device, and what was said: others are chosen there.
+_refused: dict[tuple[Build, torch.device], str] = {}
+
+
+def refused(b: Build, device: torch.device) -> str:
+    """Why the build's kernels are not to be used there; "" where nothing is known against them."""
+    return _refused.get((b, device), "")
+
+
+def refuse(b: Build, device: torch.device, why: str) -> bool:
+    """Choose another build on that device from now on. False where that was said before: there is no other."""
+    if refused(b, device):
+        return False
+    _refused[b, device] = why
+    choice.cache_clear()
+    return True
+
+
 # --- facts of a device -----------------------------------------------------------------------------------------------
 @lru_cache(maxsize=64)
 def names(device: torch.device) -> tuple[str, ...]:
@@ -160,12 +178,19 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
         yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
 
 
-def first(*sources: tuple[str, Iterable[tuple[Build, str]]]) -> tuple[Choice | None, tuple[tuple[str, str], ...]]:
-    """The first build of these that fits, or None, and why those before it do not. sources: (name, builds and reasons)."""
+def _served(b: Build) -> Build:
+    """The build without promises that nobody asks for."""
+    return b if b.plan.partition == "decay" else replace(b, contract=b.contract.unpromised())
+
+
+def first(device: torch.device, *sources: tuple[str, Iterable[tuple[Build, str]]]
+          ) -> tuple[Choice | None, tuple[tuple[str, str], ...]]:
+    """The first build of these that fits and is not refused on the device, or None, and why those before it are not taken.
+    sources: (name, builds and reasons)."""
     why: list[tuple[str, str]] = []
     for source, found in sources:
         for x, reason in found:
-            against = unfit(x)
+            against = unfit(x) or refused(_served(x), device)
             if not against:
                 return Choice(x, (*why, (f"chosen by {source}", reason))), tuple(why)
             why.append((f"not {x.name}", against))
@@ -199,12 +224,11 @@ def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
     if schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        found, why = first(("table", measured(b, arch, names(device), shape_class, chunk_size, shared)),
+        found, why = first(device, ("table", measured(b, arch, names(device), shape_class, chunk_size, shared)),
                            ("model", modelled(b, arch, few, shape_class, chunk_size, shared)))
         chosen = found or Choice(b, why)
-    if chosen.build.plan.partition != "decay":  # nobody else asks
-        chosen = replace(chosen, build=replace(chosen.build, contract=contract.unpromised()))
-    chosen = said(replace(chosen, why=(*chosen.why, ("chunk", "asked for" if chunk_size else "left open"))))
+    why = (*chosen.why, ("chunk", "asked for" if chunk_size else "left open"))
+    chosen = said(Choice(_served(chosen.build), why))
     if schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may take half of what is estimated for Hopper
         _check_fits(chosen.build, arch, few, shape_class)
     return chosen

@@ -4,18 +4,18 @@ Generated PTO C++: schedule staged, chunks of 64 tokens, layout bthd, float16. N
 torch_npu, bisheng (CANN) and PTO-ISA's headers; CPU tensors run in the simulator of gdn_codegen, which needs g++.
 Made by: gdn_codegen build --target pto --chunk 64 --layout bthd --algorithm gated_delta_rule --schedule staged --dtype float16 --head-dim-k 128 --head-dim-v 128
 """
-import contextlib
 import ctypes
-import fcntl
 import functools
 import hashlib
 import itertools
 import math
 import operator
 import os
-import shutil
 import subprocess
+import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -2830,55 +2830,10 @@ def _compile_cpu(source, library):
     pto_sim.build(source, [symbol for symbol, *_ in SYMBOLS.values()], library)
 
 
-@contextlib.contextmanager
-def _alone(path):
-    """Hold path.lock against other processes and threads; a killed holder frees it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with open(f"{path}.lock", "a") as f:
-            fcntl.flock(f, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):  # removed while we waited
-                if os.stat(f.name).st_ino == os.fstat(f.fileno()).st_ino:
-                    yield
-                    return
-
-
-def _whole(path):
-    """Whether a file is there, and as it was when it was made: its size and digest stand beside it."""
-    try:
-        return Path(f"{path}.sum").read_text() == _sum(path)
-    except OSError:
-        return False
-
-
-def _sum(path):
-    return f"{path.stat().st_size} {hashlib.sha256(path.read_bytes()).hexdigest()}"
-
-
-def _artefact(path, make):
-    """`path`, made by make(temporary path) if it is not there, or damaged: once among processes, never half."""
-    if _whole(path):
-        return path
-    with _alone(path):
-        if not _whole(path):
-            folder = path.with_name(f".making.{path.name}")  # ours alone while we hold the lock
-            shutil.rmtree(folder, ignore_errors=True)  # a killed process's
-            folder.mkdir()
-            try:
-                built, sums = folder / path.name, folder / "sum"
-                make(built)
-                sums.write_text(_sum(built))
-                sums.replace(f"{path}.sum")
-                built.replace(path)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-    return path
-
-
 @functools.lru_cache(maxsize=None)
 def _library(kind):
-    """The compiled kernels, cached by content."""
-    compile_to = _compile_npu if kind == "npu" else _compile_cpu
+    """The compiled kernels, cached by content; safe under several processes, since a file appears whole."""
+    make = _compile_npu if kind == "npu" else _compile_cpu
     if kind == "npu":
         seed = SOURCE + " ".join(compile_command("", ""))
     else:
@@ -2886,13 +2841,15 @@ def _library(kind):
         seed = SOURCE + str(pto_sim.runtime_object())
     given = os.environ.get("GDN_CODEGEN_CACHE")
     cache = (Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen") / "pto"
-
-    def make(built):
-        source = built.with_name("kernel.cpp")
-        source.write_text(SOURCE)
-        compile_to(source, built)
-
-    return ctypes.CDLL(str(_artefact(cache / f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so", make)))
+    library = cache / f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so"
+    if not library.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            source, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+            source.write_text(SOURCE)
+            make(source, built)
+            built.replace(library)
+    return ctypes.CDLL(str(library))
 
 
 @functools.lru_cache(maxsize=64)
@@ -3164,8 +3121,6 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
     ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
     ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
-    # rows that no sequence covers are zero in what is made here
-    clears = cu_seqlens is not None
     launches = []
     for name, grid, blocks, tensors, scalars in KERNELS:
         instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
@@ -3198,10 +3153,6 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             for x, buffer in itertools.zip_longest(memory[_FINAL.start:], buffers):
                 if buffer is None:
                     x.fill_(float("nan"))
-        if clears:
-            for x, given_one in zip(memory[_OUTPUTS], outs):
-                if given_one is None:
-                    x.zero_()
         if any_out:
             copied = []
             for i, (x, fit) in enumerate(zip(outs, fits), _OUTPUTS.start):
@@ -3216,9 +3167,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if any_out:
             for i, x in copied:
-                if memory[i].data_ptr() != x.data_ptr():
-                    x.copy_(memory[i])
-                memory[i] = x
+                memory[i] = x.copy_(memory[i])
         if moved:
             for n, x in enumerate(held, _FINAL.start):
                 if memory[n].data_ptr() != x.data_ptr():
@@ -3277,9 +3226,8 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
     final_state: [N, HV, 128, 128] float32, to be written to.
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
-    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is made
-        here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks at
-        that, this module does not.
+    out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense. It and a
+        final state lie in memory that the call does not read; the package looks at that, this module does not.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
     if torch.is_grad_enabled():
@@ -3293,3 +3241,368 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     memory = _run((q, k, v, g, beta), numbers, (initial_state,), (out,), cu_seqlens,
                   (final_state,), wanted)
     return results(memory, wanted)
+
+
+# --- check: the kernels beside the page --------------------------------------------------------------------------------
+def _page(_inputs, _states, _numbers):
+    q, k, v, g, beta = _inputs
+    S, = _states
+    scale, = _numbers
+    # G = cumsum(g)
+    G = g.cumsum(-1)
+    # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    G_col = G[..., :, None]
+    G_row = G[..., None, :]
+    sub_G_col = G_col - G_row
+    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
+    D = torch.exp(lower_sub)
+    # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+    beta_col = beta[..., :, None]
+    k_k = k @ k.mT
+    mul_beta = beta_col * k_k
+    mul_mul = mul_beta * D
+    A = mul_mul.tril(-1)
+    # Tinv = unit_lower_inverse(A)
+    Tinv = _unit_lower_inverse(A)
+    # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+    exp_G = torch.exp(G)
+    exp_G_col = exp_G[..., :, None]
+    k_S = k @ S
+    mul_exp = exp_G_col * k_S
+    sub_v = v - mul_exp
+    mul_beta_2 = beta_col * sub_v
+    U = Tinv @ mul_beta_2
+    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+    q_S = q @ S
+    mul_exp_2 = exp_G_col * q_S
+    q_k = q @ k.mT
+    mul_q_k = q_k * D
+    mul_U = mul_q_k @ U
+    add_mul = mul_exp_2 + mul_U
+    o = scale[..., None, None] * add_mul
+    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+    last_G = G[..., -1]
+    exp_last_G = torch.exp(last_G)
+    mul_exp_3 = exp_last_G[..., None, None] * S
+    sub_last_G = last_G[..., None] - G
+    exp_sub = torch.exp(sub_last_G)
+    exp_sub_col = exp_sub[..., :, None]
+    mul_exp_4 = exp_sub_col * U
+    k_mul = k.mT @ mul_exp_4
+    S_next = mul_exp_3 + k_mul
+    return o, S_next
+
+
+def _unit_lower_inverse(x: Any) -> Any:
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
+    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+
+
+class Check:
+    """A module's kernels beside its page in float64, on a small problem that exercises them: sequences of one token, of a chunk,
+    of none, and of more chunks than are under way at once, with a tail; a token that comes again and again; heads that forget
+    nothing, little and much; initial states; in parts, where the build has them, some that begin early and some that need all
+    before them summed up.
+    """
+
+    DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+    #: RMSE over RMS that roundings may come to, by dtype, of a head in a sequence.
+    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    #: What memory holds that no call may write.
+    MARK = 7.0
+    #: Tokens that the page takes at once here: a divisor of all chunks.
+    STEP = 16
+    #: How much a token forgets at the mean, by value head: much, nothing, hardly anything, something.
+    RATES = (2.0, 0.0, 0.02, 0.3)
+    #: What the repeated token has of inputs between 0 and 1, as beta: the larger, the harder to invert.
+    ALIKE = 0.5
+    #: Elements before and after what kernels read and write.
+    GUARD = 1 << 16
+    #: Instances on a GPU, by copies of the problem: enough to fill it.
+    INSTANCES = 512
+
+    def __init__(self, about: Any, page: Any, space: Any) -> None:
+        """about: facts of the module beside its tables; page: its page in torch; space: the module's names."""
+        self.about, self.page, self.space = about, page, space
+        self.done: Any = set()
+        self.lock = threading.RLock()
+
+    def __call__(self, device: Any = None, heads: Any = None) -> Any:
+        """Run the kernels and compare: (error, accepted) by output, RMSE over RMS. RuntimeError where one is off. heads: H and
+        HV, where kernels are compiled for them."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        with self.lock:
+            found = self.errors(device, heads)
+            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
+                     if not error <= accepted]
+            if wrong:
+                self.done.discard((device, heads or self.heads()))
+                raise RuntimeError(f"{self.about['name']} gives wrong results on {device}: {', '.join(wrong)}")
+        return found
+
+    def once(self, device: Any, heads: Any) -> None:
+        """`__call__`, unless these head counts have been tried on the device, or nothing is to be tried."""
+        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
+            return
+        with self.lock:  # others wait for the verdict; what runs within `errors` finds itself done
+            if (device, heads) in self.done:
+                return
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{self.about['name']}: call this once before a graph is captured, to try its kernels")
+            self(device, heads)
+
+    def heads(self) -> Any:
+        """H and HV to try where nobody says: two value heads a key head, or as many as a kernel takes together."""
+        if self.about["heads"]:
+            return self.about["heads"]
+        return (2, 2 * max(2, self.about["lanes"])) if {"H", "HV"} <= {row[1] for row in self.about["inputs"]} else (2, 2)
+
+    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
+        """(error, accepted) by output, the worst of `calls`: whether sequences are packed, states given, final ones wanted."""
+        heads = heads or self.heads()
+        found: Any = {}
+        in_parts = "PART_CHUNKS" in self.space
+        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.done.add((device, heads))  # launches below ask
+            before = {n: self.space[n] for n in ("POISON", *["PART_CHUNKS"] * in_parts)}
+            try:
+                self.space["POISON"] = True
+                for chunks in parts:
+                    for call in calls:
+                        if in_parts:  # so short that there are enough of them
+                            self.space["PART_CHUNKS"] = chunks
+                            self.space["_span"].cache_clear()
+                        for n, (error, accepted) in self.compared(device, heads, *call).items():
+                            known = found.get(n, (0.0, accepted))[0]
+                            found[n] = (known if known > error or math.isnan(known) else error), accepted
+                        self.space["_plans"].clear()
+            except BaseException:
+                self.done.discard((device, heads))
+                raise
+            finally:
+                self.space.update(before)
+                self.space["_plans"].clear()
+                if in_parts:
+                    self.space["_span"].cache_clear()
+        return found
+
+    # --- the problem --------------------------------------------------------------------------------------------------
+    def lengths(self, packed: bool) -> Any:
+        """Tokens of sequences. Packed: the third is the one that a pool leaves out."""
+        chunk = self.about["chunk"]
+        if not packed:
+            return [chunk + 3] * 2
+        return [1, chunk, chunk // 2 - 1, 0, self.about["chunks"] * chunk + chunk // 2 + 3]
+
+    def drawn(self, lengths: Any, heads: Any) -> Any:
+        """Inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] as callers have them, by name, on the CPU."""
+        about, gen, total, out = self.about, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
+        count = dict(zip(("H", "HV"), heads, strict=True))
+        rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
+        alike = total - lengths[-1] + about["chunk"] - self.STEP // 2  # a token that is repeated from the first chunk's end on
+        for name, of, dims, dtype in about["inputs"]:
+            x, form = torch.randn(total, count[of], *dims, generator=gen, **on_cpu), about["forms"].get(name, "")
+            if form in ("raw", "sigmoid", "twice_sigmoid"):
+                x = 2 * x
+            elif dims and of == "H" and form != "l2norm":
+                x = x / x.norm(dim=-1, keepdim=True)
+            elif not dims:
+                x = torch.rand(total, count[of], generator=gen, **on_cpu)
+                if name in about["decays"]:
+                    x = -2 * x * rate[:count[of]]
+                    x = torch.exp(x) if form == "linear" else x
+            if not (dims or form == "raw" or name in about["decays"]):
+                share = self.ALIKE / (2 if form == "twice_sigmoid" else 1)
+                x[alike] = math.log(share / (1 - share)) if "sigmoid" in form else share
+            x[alike:alike + about["chunk"]] = x[alike:alike + 1].clone()
+            out[name] = x.to(self.DTYPES[dtype])
+        for name, _, dtype in about["head_inputs"]:
+            x = torch.log(rate.clamp_min(1e-6)) if name == "A_log" else torch.randn(heads[1], generator=gen, **on_cpu) / 2
+            out[name] = x.to(self.DTYPES[dtype])
+        for name, dims in about["initial"]:
+            x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
+            out[name] = x.to(self.DTYPES[about["state_dtype"]])
+        return out
+
+    def read(self, name: str, x: Any) -> Any:
+        """What the page reads of an input, in float64."""
+        form, y = self.about["forms"].get(name, ""), x[name].double()
+        if form == "l2norm":
+            return y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6)
+        if form == "linear":
+            return torch.log(y)
+        if form == "raw":
+            y = y + x["dt_bias"].double()
+            return -torch.exp(x["A_log"].double()) * torch.logaddexp(y, torch.zeros_like(y))
+        if form in ("sigmoid", "twice_sigmoid"):
+            return {"sigmoid": 1, "twice_sigmoid": 2}[form] * torch.sigmoid(y)
+        return y
+
+    def turned(self, state: Any, dims: Any) -> Any:
+        """States of callers as the page has them."""
+        return state.mT if self.about["state"] == "vk" and len(dims) == 2 else state
+
+    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
+        """What the page makes of it, in float64: outputs [T, HV, ...], states [N, HV, ...], those after chunks [HV, ...] by
+        sequence and chunk; a list of each."""
+        about = self.about
+        share = {"H": heads[1] // heads[0], "HV": 1}
+        inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in about["inputs"]]
+        numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in about["scalars"].values()]
+        initial = [self.turned(x[n].double(), dims) * given for n, dims in about["initial"]]
+        count, start = len(about["outputs"]), 0
+        outs: Any = [[] for _ in range(count)]
+        finals: Any = [[] for _ in initial]
+        after: Any = [{} for _ in initial]
+        for n, length in enumerate(lengths):
+            states = [s[n] for s in initial]
+            for t in range(0, length, self.STEP):
+                rows = slice(start + t, start + min(t + self.STEP, length))
+                results = self.page([y[:, rows] for y in inputs], states, numbers)
+                states = results[count:]
+                for kept, y in zip(outs, results[:count], strict=True):
+                    kept.append(y.transpose(0, 1))
+                whole = (t + self.STEP) // about["chunk"]
+                if t + self.STEP <= length and (t + self.STEP) % about["chunk"] == 0:
+                    for by_chunk, s in zip(after, states, strict=True):
+                        by_chunk[n, whole - 1] = s
+            for kept, s in zip(finals, states, strict=True):
+                kept.append(s)
+            start += length
+        return [torch.cat(y) for y in outs], [torch.stack(s) for s in finals], after
+
+    # --- the call -----------------------------------------------------------------------------------------------------
+    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
+        """Memory of a shape, like `x`, between stretches of memory that kernels have no business in."""
+        size = math.prod(shape)
+        return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
+
+    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
+        """[T, heads, ...] as the module takes it: in its layout, and where kernels go by strides with gaps between heads."""
+        x = x.unflatten(0, (rows, -1))
+        x = x if self.about["layout"] == "bthd" else x.transpose(1, 2)
+        shape = (*x.shape[:2], x.shape[2] + self.about["strided"], *x.shape[3:])
+        return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
+
+    def pool(self, x: Any, slots: Any) -> Any:
+        """Slots that lie apart, with some that are no sequence's."""
+        size = x[0].numel()
+        pool = x.new_full((len(slots) + 2, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool[slots] = x
+        return pool
+
+    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
+        """The call's arguments, and the slots that states lie in. Rows past the last sequence hold no numbers."""
+        about, (packed, given, wanted) = self.about, call
+        rows, spare = (1, about["chunk"]) if packed else (len(lengths), 0)
+        slots: Any = None
+        several = sum(lengths) // x[about["inputs"][0][0]].shape[0]
+        said: Any = {"output_final_state": wanted} if about["final"] or about["in_place"] else {}
+        said.update({n: 1.0 for n, default in about["scalars"].items() if default is None})
+        for name, *_ in about["inputs"]:
+            y = x[name].to(device)
+            beyond = y.new_full((spare, *y.shape[1:]), math.nan)
+            said[name] = self.placed(torch.cat([y] * several + [beyond]), rows)
+        for name, *_ in about["head_inputs"]:
+            said[name] = x[name].to(device)
+        for name, (_, dims, dtype) in zip(about["outs"], about["outputs"], strict=True):
+            shape = (sum(lengths) + spare, heads[1], *dims)
+            said[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+        if packed:
+            said["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+        for name, _ in about["initial"] if given else ():
+            y = torch.cat([x[name].to(device)] * several)
+            said[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
+        if about["pool"]:
+            slots = torch.arange(len(lengths), 0, -1, device="cpu")
+            said.update({name: self.pool(said[name], slots) for name, _ in about["initial"]})
+            said["state_indices"] = torch.tensor([-1 if self.left_out(n) else int(i) for n, i in enumerate(slots)],
+                                                 dtype=torch.int32, device="cpu").to(device)
+        for (name, dims), (initial, _) in zip(about["final"], about["initial"], strict=True) if wanted and about["final"] else ():
+            y = x[initial].to(device)
+            said[name] = (torch.full_like(said[initial], self.MARK) if about["pool"] else
+                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
+        return said, slots
+
+    def left_out(self, n: int) -> bool:
+        """Whether a pool leaves this sequence out."""
+        return self.about["pool"] and n % 5 == 2
+
+    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
+        """(error, accepted) by output of one call."""
+        about, once = self.about, self.lengths(packed)
+        given, wanted = given or about["pool"] or about["in_place"], wanted or about["in_place"]
+        several = 1 if device.type == "cpu" else 1 + self.INSTANCES // (len(once) * heads[1])
+        x, lengths = self.drawn(once, heads), once * several
+        outs, finals, after = self.expected(x, once, heads, given)
+        said, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
+        mine = [n for n in range(len(lengths)) if not self.left_out(n)]
+        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        written = torch.zeros(starts[-1] + packed * about["chunk"], dtype=torch.bool, device="cpu")
+        for n in mine:
+            written[starts[n]:starts[n + 1]] = True
+        lent = {n: (whole(said[n]), whole(said[n]).clone()) for n in self.lent(said)}
+        results = self.space[about["function"]](**said)
+
+        found, accepted = {}, self.ACCEPTED[about["dtype"]]
+        first = [sum(once[:n]) for n in range(len(once))]
+        for (name, *_), got, want in zip(about["outputs"], results[:len(outs)], outs, strict=True):
+            rows = got if about["layout"] == "bthd" else got.transpose(1, 2)
+            rows = rows.flatten(0, 1).cpu()
+            found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in mine
+                                 if lengths[n]]), accepted
+        accepted = max(accepted, self.ACCEPTED[about["state_dtype"]])
+        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
+        for (name, dims), got, want in zip(about["initial"], states, finals, strict=True):
+            if got is not None:
+                got = self.turned(got.cpu() if slots is None else got.cpu()[slots], dims)
+                each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
+                found[name.replace("initial", "final")] = worst(each), accepted
+        for (name, dims), got, want in zip(about["checkpoints"], at_chunks, after, strict=False):
+            got = self.turned(got.cpu(), dims)
+            found[name] = worst([off(got[starts[n] // about["chunk"] + i][None], want[n % len(once), i][None])
+                                 for n in mine for i in range(lengths[n] // about["chunk"])]), accepted
+        for name, (now, before) in lent.items():
+            own = torch.zeros(now.shape, dtype=torch.bool, device=device).as_strided(
+                said[name].shape, said[name].stride(), said[name].storage_offset())
+            if name in about["outs"]:
+                own = own if about["layout"] == "bthd" else own.transpose(1, 2)
+                own[written.view(own.shape[:2]).to(device)] = True
+            else:
+                own[mine if slots is None else slots[mine].to(device)] = True
+            found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
+        return found
+
+    def lent(self, said: Any) -> Any:
+        """Names of the arguments that kernels write to. They hold more than that."""
+        states = [n for n, _ in (self.about["initial"] if self.about["in_place"] else self.about["final"])]
+        return [n for n in (*self.about["outs"], *states) if n in said]
+
+
+def whole(x: Any) -> Any:
+    """All of the memory that a tensor lies in."""
+    return x.new_empty(0).set_(x.untyped_storage())
+
+
+def off(got: Any, want: Any) -> Any:
+    """RMSE over RMS of the worst head, of [tokens, heads, ...]."""
+    got = got.double()
+    error, size = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want))
+    return (error / size.clamp_min(1e-30)).sqrt().max()
+
+
+def worst(errors: Any) -> float:
+    """The largest, NaN where there is one."""
+    return float(torch.stack(errors).max()) if errors else 0.0
+
+#: Of a device, and of H and HV where kernels are compiled for them: RuntimeError if the kernels are off on a small problem.
+check = Check({
+    "name": "gdn_c64_bthd_staged", "function": "chunk_gated_delta_rule", "chunk": CHUNK, "layout": LAYOUT, "dtype": "float16",
+    "inputs": INPUTS, "head_inputs": (), "outputs": OUTPUTS, "initial": INITIAL, "final": FINAL,
+    "checkpoints": (), "scalars": SCALARS, "outs": ["out"],
+    "forms": {}, "decays": ["g"],
+    "state": "kv", "state_dtype": "float32", "pool": False, "in_place": False, "strided": False,
+    # value heads that a kernel takes together, head counts compiled in, chunks of the longest sequence
+    "lanes": 1, "heads": None, "chunks": 3}, _page, globals())

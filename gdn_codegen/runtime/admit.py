@@ -1,0 +1,150 @@
+"""The admission check: a build serves a device only after its kernels gave the right results there, on a small problem.
+
+The problem, the page in float64 and the comparison are the generated module's own (`check`, host/check.py). Here its verdict is
+kept: for the process, and in a file beside the module for others, so that a later one reads a file and runs nothing.
+"""
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from datetime import datetime, timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import cache, cxx
+from .build import Build
+from .choices import versions
+
+
+class Refused(RuntimeError):
+    """A build whose kernels give wrong results on a device."""
+
+
+_passed: set[Any] = set()
+_checking = threading.RLock()
+
+
+def wanted(b: Build, device: torch.device) -> bool:
+    """Whether the build is to be checked there. Triton's interpreter, for CPU tensors, compiles nothing that could be wrong."""
+    return os.environ.get("GDN_CODEGEN_ADMIT") != "0" and not (b.target == "triton" and device.type == "cpu")
+
+
+def captures(device: torch.device) -> bool:
+    """Whether a CUDA graph takes down what is launched: nothing is checked then, and no verdict is due."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def admit(b: Build, m: Any, device: torch.device, heads: tuple[int, int], call: tuple[bool, bool, bool],
+          prepare: Callable[[], object]) -> None:
+    """Refused where the build's kernels are wrong on the device. The first time they are tried, or the verdict is read.
+
+    heads, call: H and HV; whether the call's sequences are packed, its states given, final ones wanted. Triton compiles for
+    these; the others' kernels are the same for all, and tried with two kinds of calls. prepare: what refuses a bad call, before.
+    """
+    kind = (heads, call) if b.target == "triton" else ()
+    key = m, device, kind
+    if key in _passed or not wanted(b, device) or captures(device):
+        return
+    with _checking:  # others that ask for it wait
+        if key in _passed:
+            return
+        tried = (device, heads) in m.check.done
+        m.check.done.add((device, heads))  # launches on a Triton that is known to be wrong ask, too
+        try:
+            prepare()
+            verdict = _verdict(b, m, device, kind)
+            if verdict["wrong"]:
+                raise Refused(said(verdict))
+            tried = True
+        finally:
+            if not tried:
+                m.check.done.discard((device, heads))
+        _passed.add(key)
+
+
+def _verdict(b: Build, m: Any, device: torch.device, kind: Any) -> dict[str, Any]:
+    about = {"build": f"{b.target} {b.name}", "module": Path(m.__file__).name, "device": name(device), "driver": driver(device),
+             "versions": {n: v for n, v in (versions(b.target) | compilers(b.target, device)).items() if v}, "kind": repr(kind)}
+    path = Path(m.__file__).with_suffix(".verdicts") / f"{cache.digest(json.dumps(about, sort_keys=True))}.json"
+    found = _read(path, about)
+    if found is None:
+        errors = m.check.errors(device, *([kind[0], (kind[1],)] if kind else []))
+        found = {**about, "errors": {n: [str(e), str(accepted)] for n, (e, accepted) in errors.items()},
+                 "wrong": [n for n, (e, accepted) in errors.items() if not e <= accepted],
+                 "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        try:
+            cache.write(path, json.dumps(found, indent=1) + "\n")
+        except OSError:
+            pass  # a cache that cannot be written, in an image: each process checks anew
+    return {**found, "path": str(path)}
+
+
+def _read(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
+    """The verdict in a file; None where there is none, or none of this."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        whole = all(found[n] == x for n, x in about.items()) and {"errors", "wrong", "date"} <= set(found)
+        return found if whole and isinstance(found["wrong"], list) else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def said(verdict: dict[str, Any]) -> str:
+    """What is to be reported."""
+    off = ", ".join(f"{n} by {float(e):.1e} ({float(a):.0e} is accepted)" for n, (e, a) in verdict["errors"].items()
+                    if n in verdict["wrong"])
+    about = ", ".join(f"{n} {v}" for n, v in verdict["versions"].items())
+    return (f"gdn_codegen: the kernels of {verdict['build']} give wrong results on {verdict['device']} (driver "
+            f"{verdict['driver']}, {about}): off are {off}, RMSE over RMS. Please report this line, and {verdict['path']}. "
+            "GDN_CODEGEN_ADMIT=0 turns this check off")
+
+
+# --- what a verdict depends on ---------------------------------------------------------------------------------------
+def _first(path: str, pattern: str) -> str:
+    """What a pattern finds in a file; "" where it finds nothing."""
+    try:
+        found = re.search(pattern, Path(path).read_text(encoding="utf-8", errors="replace"))
+        return found[1].strip() if found else ""
+    except OSError:
+        return ""
+
+
+@lru_cache(maxsize=64)
+def name(device: torch.device) -> str:
+    """Of a kind of device: verdicts hold for all of it."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    if device.type == "cpu":
+        return " ".join(filter(None, ("cpu", platform.machine(), _first("/proc/cpuinfo", r"model name\s*:(.*)"))))
+    return str(getattr(torch, device.type).get_device_name(device))
+
+
+@lru_cache(maxsize=64)
+def driver(device: torch.device) -> str:
+    """Its version, or "" where there is none."""
+    if device.type == "cuda":
+        return (_first("/proc/driver/nvidia/version", r"Kernel Module.*?\s(\d+\.[\d.]+)")
+                or _first("/sys/module/amdgpu/version", r"(.*)") or str(torch.version.hip or torch.version.cuda))
+    return _first("/usr/local/Ascend/driver/version.info", r"Version=(.*)") if device.type == "npu" else "none"
+
+
+@lru_cache(maxsize=64)
+def compilers(target: str, device: torch.device) -> dict[str, str]:
+    """The compiler that a target's kernels go through there, by its place."""
+    on_cpu = device.type == "cpu"
+    found = {"tilelang": "gcc" if on_cpu else "nvcc", "pto": cxx.compiler() if on_cpu else "bisheng"}
+    path = shutil.which(found.get(target) or "-")
+    return {Path(path).name: os.path.realpath(path)} if path else {}
+
+
+def forget() -> None:
+    """Drop the verdicts of this process: for tests."""
+    _passed.clear()

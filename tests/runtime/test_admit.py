@@ -1,0 +1,344 @@
+"""Admission: kernels that are wrong are refused before their first result is handed out, and each build is tried once."""
+import json
+import math
+import re
+import threading
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from reference import expected, module, problem, rms_error
+
+from gdn_codegen import chunk_gated_delta_rule
+from gdn_codegen.emit.page import page_text
+from gdn_codegen.host import check
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, log, lower, maximum, row_norm, row_sum, sigmoid
+from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.runtime import admit, calls, dispatch, load
+from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule import changes, varied
+from gdn_codegen.schedule.contract import Contract
+
+SMALL = {"chunk": 16, "head_dim_k": 16, "head_dim_v": 16}
+HERE = [t for t in ("triton", "tilelang", "pto") if runs(t, "cpu")]
+
+
+def text(target, schedule="fused", contract="", partition=None, **options):
+    heads = (2, 4) if target == "pto" else None
+    return render(Build(target, schedule=varied(schedule, partition=partition) if partition else schedule, heads=heads,
+                        contract=Contract.parse(contract), **SMALL | options))
+
+
+# --- what is broken --------------------------------------------------------------------------------------------------
+#: Of each: the target, options of the build, what is found in its text and what is put there.
+BROKEN = {
+    "a wait": ("pto", {}, r"wait_flag\(PIPE_MTE2, PIPE_MTE1, EVENT_ID\d\);(?=  // k_next)", ""),
+    "a stride": ("tilelang", {"contract": "state=pool/in_place"},
+                 r"= initial_state_in\[state_indices_n \* initial_state_stride",
+                 "= initial_state_in[state_indices_n * (HV * K * V)"),
+    "a slot": ("tilelang", {"contract": "state=pool/in_place"}, r"(    initial_state_in\[)state_indices_n", r"\1n"),
+    "a mask": ("tilelang", {}, r"T\.if_then_else\(i < rows, (v_in\[b, row \+ i, hv, j\]), 0\)", r"\1"),
+    "a tail": ("tilelang", {}, r"if i < rows:", "if i < rows + 1:"),
+    "an index": ("triton", {}, r"row_next = start \+ t \+ C", "row_next = start + t"),
+    "a wrong dot": ("triton", {}, r"q_S = tl\.dot\(q, S_h\)", "q_S = tl.dot(k, S_h)"),
+    "a dropped scale": ("tilelang", {}, r"= scale \* add_mul\[i, j\]", "= add_mul[i, j]"),
+    "a gate's sign": ("triton", {}, r"tl\.exp\(last_G - G\)", "tl.exp(G - last_G)"),
+    "a head index": ("triton", {}, r"h = hv // \(HV // H\)", "h = hv % H"),
+    "the inverse of keys that are alike": ("triton", {}, r"Tinv_p_5 = tl\.dot\(", "Tinv_p_5 = 0 * tl.dot("),
+    "a summary": ("tilelang", {"schedule": "walk", "partition": "decay"},
+                  r"(def S_factor_kernel(?:.|\n)*?)= exp_last_G \* S", r"\1= S"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_broken_is_refused_and_the_right_text_is_not(what):
+    target, options, find, put = BROKEN[what]
+    if target not in HERE:
+        pytest.skip(f"{target} does not run here")
+    good = text(target, **options)
+    bad, n = re.subn(find, put, good)
+    assert n, "nothing to break"
+    with pytest.raises(RuntimeError, match=r"gives wrong results on cpu: .* off by|pto_sim \["):
+        module(bad).check("cpu")
+
+
+@pytest.mark.parametrize("options", [
+    {"contract": "beta=sigmoid,g=raw/float16,k=l2norm,q=l2norm,state=vk/bfloat16/pool/in_place/checkpoints,strided"},
+    {"contract": "beta=twice_sigmoid,g=linear,k=unit,state=pool", "dtype": "bfloat16", "layout": "bhtd"}], ids=str)
+@pytest.mark.parametrize("target", HERE)
+def test_what_is_right_passes_with_room_to_spare(target, options):
+    options = options | {"head_dim_k": 32, "head_dim_v": 32}
+    found = module(text(target, **options)).check("cpu")
+    beside = {n for n in found if n.startswith("memory beside")}
+    assert {"o", "memory beside out"} <= set(found) and len(found) - len(beside) == 2 + ("checkpoints" in str(options))
+    assert all(0 < e < accepted / 2 for n, (e, accepted) in found.items() if n not in beside)
+
+
+def test_parts_are_tried_and_left_as_they_were(monkeypatch):
+    if "tilelang" not in HERE:
+        pytest.skip("needs TileLang")
+    m, launched = module(text("tilelang", "walk", partition="decay")), set()
+    launcher = m._launcher
+    monkeypatch.setattr(m, "_launcher", lambda name, *a: launched.add(name) or launcher(name, *a))
+    m.check("cpu")
+    assert launched == set(m._KERNELS) and m.SUMMARIES and m.PART_CHUNKS == 0 and not m._plans
+    assert m.check.about["chunks"] > m.MOST + 1
+
+
+def test_the_problem_has_what_faults_hide_in():
+    about = {"chunk": 64, "chunks": 4, "state_dtype": "float32", "head_inputs": (), "initial": (("S", (8, 8)),), "forms": {},
+             "decays": ["g"], "inputs": (("k", "H", (8,), "float16"), ("g", "HV", (), "float32"))}
+    small = check.Check(about, None, {})
+    lengths = small.lengths(True)
+    assert {0, 1, 64} <= set(lengths) and lengths[-1] % 64 and lengths[-1] > 4 * 64
+    x = small.drawn(lengths, (2, 8))
+    long = x["k"][-lengths[-1]:]
+    alike = (long[1:] == long[:-1]).flatten(1).all(1)
+    assert alike.sum() == 63 and alike[63] and bool((x["g"] <= 0).all())
+    mean = x["g"].mean(0)
+    assert mean[1] == 0 and mean[0] < -1 and -0.1 < mean[2] < 0
+
+
+# --- the page in torch -----------------------------------------------------------------------------------------------
+@algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"), Z=carried("V K"))
+def two_states(q, k, v, g, beta, S, Z, *, scale=0.5, low=-1.0):
+    G = cumsum(g)
+    D = exp(lower(G[:, None] - G[None, :], fill=-1e30))
+    k = row_norm(k) * sigmoid(maximum(beta, low))[:, None]
+    w = row_sum(q * k) / (1 + abs(beta))
+    o = scale * (exp(G)[:, None] * (q @ S) + (D * (q @ k.T)) @ v) - w[:, None] * (q @ Z.T)
+    S_next = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+    Z_next = Z + v.T @ k * log(1 + last(beta) * last(beta))
+    return o, S_next, Z_next
+
+
+@pytest.mark.parametrize("page", ["gated_delta_rule", two_states], ids=str)
+def test_the_page_in_torch_is_the_page(page):
+    """As the interpreter runs it, on three heads at once."""
+    page = Build("triton").page if isinstance(page, str) else page
+    p = replace(page.trace(), dims=(("C", 16), ("K", 4), ("V", 8)))
+    space = {"torch": torch, "_unit_lower_inverse": check._unit_lower_inverse}
+    exec(page_text(p), space)
+    gen = torch.Generator().manual_seed(0)
+    tensors = {t.name: torch.randn(*((3,) if t.index == "sequence" else (16, 3)), *p.shape(t)[t.index == "token":], generator=gen,
+                                   dtype=torch.float64) for t in p.role("input")}
+    numbers = [0.3, -0.2][:len(p.scalars)]
+    given = {n: x[None] if p.tensor(n).index == "sequence" else x for n, x in tensors.items()}
+    want = interpret(p, Problem([16], 3, 3), given, dict(zip(p.scalars, numbers, strict=True)))
+    got = space["_page"]([x.transpose(0, 1) for n, x in tensors.items() if p.tensor(n).index == "token"],
+                         [x for n, x in tensors.items() if p.tensor(n).index == "sequence"],
+                         [torch.tensor(n, dtype=torch.float64) for n in numbers])
+    for t, x in zip(p.role("output"), got, strict=True):
+        assert rms_error(x.transpose(0, 1) if t.index == "token" else x[None], want[t.name]) < 1e-12, t.name
+
+
+# --- the op ----------------------------------------------------------------------------------------------------------
+def inputs(lengths=(40,), K=16):
+    x = problem(list(lengths), 2, 4, K, K)
+    return x, [x[n][None] for n in ("q", "k", "v", "g", "beta")]
+
+
+@pytest.fixture
+def op(monkeypatch, tmp_path):
+    """The op with a cache of its own, where modules of some builds are broken: their o lacks the scale."""
+    if "tilelang" not in HERE:
+        pytest.skip("needs TileLang")
+    broken = set()
+
+    def rendered(b):
+        good = render(b)
+        bad = good.replace("= scale * add_mul[i, j]", "= add_mul[i, j]")
+        return bad if b.plan.name in broken and not changes(b.plan) else good
+
+    def forget():
+        admit.forget()
+        calls.forget()
+        load.module.cache_clear()
+        dispatch.choice.cache_clear()
+        dispatch._refused.clear()
+
+    monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path))
+    monkeypatch.setenv("GDN_CODEGEN_ADMIT", "1")
+    monkeypatch.setattr(load, "render", rendered)
+    tried = []
+    forget()
+
+    def run(*a, **options):
+        return chunk_gated_delta_rule(*a, target="tilelang", chunk_size=16, **options)
+
+    real = admit._verdict
+    monkeypatch.setattr(admit, "_verdict", lambda b, m, *a: (_watch(m, tried), real(b, m, *a))[1])
+    run.broken, run.tried, run.forget, run.folder = broken, tried, forget, tmp_path
+    yield run
+    forget()
+
+
+def _watch(m, tried):
+    """Note when kernels are tried."""
+    if "errors" not in vars(m.check):
+        errors = m.check.errors
+        m.check.errors = lambda *a: (tried.append(m), errors(*a))[1]
+
+
+def right(x, o):
+    return rms_error(o[0], expected(x | {"S": None})[0]) < 5e-3
+
+
+def test_a_build_is_tried_once_and_its_verdict_kept(op, monkeypatch):
+    x, a = inputs()
+    for _ in range(2):
+        assert right(x, op(*a)[0])
+    x33, a33 = inputs((33,))
+    assert right(x33, op(*a33)[0]) and len(op.tried) == 1
+    (path,) = op.folder.rglob("*.verdicts/*.json")
+    kept = json.loads(path.read_text())
+    assert kept["wrong"] == [] and set(kept["errors"]) == {"o", "final_state", "memory beside out", "memory beside final_state"}
+    assert kept["device"].startswith("cpu") and kept["versions"]["torch"] == torch.__version__ and "tilelang" in kept["versions"]
+
+    op.forget()  # as in another process
+    assert right(x, op(*a)[0]) and len(op.tried) == 1
+    monkeypatch.setattr(admit, "driver", lambda device: "another")
+    op.forget()
+    assert right(x, op(*a)[0]) and len(op.tried) == 2
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b'{"wrong": []}', b"\xff"])
+def test_a_damaged_verdict_is_made_again(op, damaged):
+    _, a = inputs()
+    op(*a)
+    (path,) = op.folder.rglob("*.verdicts/*.json")
+    whole = json.loads(path.read_text())
+    path.write_bytes(damaged)
+    op.forget()
+    op(*a)
+    assert len(op.tried) == 2 and {**json.loads(path.read_text()), "date": ""} == {**whole, "date": ""}
+
+
+def test_a_cache_that_cannot_be_written_does_not_matter(op, monkeypatch):
+    x, a = inputs()
+    def full(*a):
+        raise OSError(28, "No space left on device")
+    render_first = load.cached
+    monkeypatch.setattr(load, "cached", lambda b: (render_first(b), monkeypatch.setattr(admit.cache, "write", full))[0])
+    assert right(x, op(*a)[0]) and len(op.tried) == 1
+
+
+def test_a_refused_build_gives_way_to_the_next_which_is_said_once(op):
+    x, a = inputs()
+    op.broken.add("fused")
+    with pytest.warns(RuntimeWarning, match="the kernels of tilelang gdn_c16_bthd_k16v16 give wrong results on cpu .*off are o "
+                                            ".*Please report this line, and .*json.*Calls take another build") as said:
+        assert right(x, op(*a)[0])
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert right(x, op(*a)[0])
+    choice = dispatch.explained(*dispatch.key("gated_delta_rule", a[0], a[2], "tilelang", 16, "bthd", None))
+    assert changes(choice.build.plan) and "not gdn_c16_bthd_k16v16" in str(choice)
+
+
+def test_a_named_schedule_gets_the_error_again_and_again(op):
+    _, a = inputs()
+    op.broken.add("fused")
+    for _ in range(2):
+        with pytest.raises(admit.Refused, match="GDN_CODEGEN_ADMIT=0 turns this check off"):
+            op(*a, schedule="fused")
+    assert len(op.tried) == 1, "the verdict was not read"
+
+
+def test_where_every_build_is_wrong_the_call_says_so(op, monkeypatch):
+    _, a = inputs()
+    op.broken.add("fused")
+    monkeypatch.setattr(dispatch, "PORTABLE", (("fused", {}),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(admit.Refused):
+            op(*a)
+
+
+def test_it_can_be_turned_off(op, monkeypatch):
+    x, a = inputs()
+    op.broken.add("fused")
+    monkeypatch.setenv("GDN_CODEGEN_ADMIT", "0")
+    assert not right(x, op(*a)[0]) and not op.tried
+
+
+def test_a_capture_neither_tries_nor_settles(op, monkeypatch):
+    x, a = inputs()
+    op.broken.add("fused")
+    with monkeypatch.context() as m:
+        for module in (admit, calls):
+            m.setattr(module, "captures", lambda device: True)
+        for _ in range(3):
+            op(*a)
+        assert not op.tried
+    with pytest.warns(RuntimeWarning):
+        assert right(x, op(*a)[0])
+
+
+def test_a_bad_call_is_refused_before_anything_is_tried(op):
+    _, a = inputs()
+    with pytest.raises(ValueError, match="beta"):
+        op(*a[:4], a[4][:, :-1])
+    with pytest.raises(ValueError, match="heads"):
+        op(a[0][:, :, :1].expand(-1, -1, 3, -1), a[1][:, :, :1].expand(-1, -1, 3, -1), *a[2:])
+    assert not op.tried
+
+
+def test_the_caller_sees_nothing_of_it(op):
+    """Neither random numbers nor modes nor defaults, which do not disturb it either."""
+    x, a = inputs()
+    state, before = torch.get_rng_state(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode():
+            o = op(*a)[0]
+        assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and len(op.tried) == 1
+    finally:
+        torch.set_default_dtype(before)
+    assert right(x, o) and torch.equal(torch.get_rng_state(), state)
+
+
+def test_threads_wait_for_one_verdict(op):
+    x, a = inputs()
+    results, start = [], threading.Barrier(6)
+
+    def call():
+        start.wait()
+        results.append(right(x, op(*a)[0]))
+    threads = [threading.Thread(target=call) for _ in range(6)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert results == [True] * 6 and len(op.tried) == 1
+
+
+def test_triton_is_tried_for_heads_and_kinds_of_calls(monkeypatch, tmp_path):
+    """For what it compiles, on what stands for a GPU; a result without a number is wrong."""
+    asked, error, gpu = [], [0.0], torch.device("cuda", 0)
+
+    class Module:
+        __file__ = str(tmp_path / "module.py")
+
+        class check:
+            done = set()
+            errors = lambda device, *a: asked.append(a) or {"o": (error[0], 1e-2)}
+
+    for n, value in (("captures", False), ("name", "a GPU"), ("driver", "1")):
+        monkeypatch.setattr(admit, n, lambda device, value=value: value)
+    monkeypatch.setenv("GDN_CODEGEN_ADMIT", "1")
+    b, call = Build("triton"), (True, False, True)
+    try:
+        for heads in ((2, 4), (2, 4), (4, 4)):
+            admit.admit(b, Module, gpu, heads, call, lambda: None)
+        admit.admit(b, Module, gpu, (4, 4), (False, False, False), lambda: None)
+        assert asked == [((2, 4), (call,)), ((4, 4), (call,)), ((4, 4), ((False, False, False),))]
+        assert Module.check.done == {(gpu, (2, 4)), (gpu, (4, 4))}
+        error[0] = math.nan
+        with pytest.raises(admit.Refused, match="off are o by nan"):
+            admit.admit(b, Module, gpu, (8, 8), call, lambda: None)
+        assert (gpu, (8, 8)) not in Module.check.done
+        admit.admit(b, Module, torch.device("cpu"), (8, 8), call, lambda: pytest.fail("Triton's interpreter compiles nothing"))
+    finally:
+        admit.forget()
