@@ -123,7 +123,8 @@ def test_a_first_call_that_fails_for_want_of_a_tool_says_so(target, device, said
 def test_tilelang_without_a_compiler_says_what_to_install(tmp_path):
     """A call in a process of its own, whose caches are empty and whose PATH has nothing."""
     code = ("import torch; from gdn_codegen import chunk_gated_delta_rule as f\n"
-            "x = torch.randn(1, 5, 1, 32).half(); g = x[..., 0]\ntry: f(x, x, x, -g.abs(), g.abs(), target='tilelang')\nexcept ValueError as e: print(e)")
+            "x = torch.randn(1, 5, 1, 32).half(); g = x[..., 0]\ntry: f(x, x, x, -g.abs(), g.abs(), target='tilelang')\n"
+            "except ValueError as e: print(e)")
     env = {n: v for n, v in os.environ.items() if n not in ("CXX", "CC")} | {
         "PATH": str(tmp_path), "TILELANG_CACHE_DIR": str(tmp_path / "t"), "GDN_CODEGEN_CACHE": str(tmp_path / "g")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], env=env)
