@@ -1,4 +1,4 @@
-"""gdn_codegen: build, list, show, verify, bench, tune, doctor."""
+"""gdn_codegen: build, list, show, verify, bench, tune, doctor, cache."""
 from __future__ import annotations
 
 import argparse
@@ -195,6 +195,9 @@ def tune(a: argparse.Namespace) -> int:
     from .runtime import tune as t
     from .runtime.shapes import SHAPES
     options.check_tune(a)
+    if a.decode:
+        from .runtime import tune_decode
+        return tune_decode.command(a, _only(a, tune_decode.SHAPES))
     targets = t.TARGETS if a.target == "all" else (a.target,)
     if a.out is not None and len(targets) > 1:
         raise ValueError("out: got a file for several targets; accepted: one --target")
@@ -225,7 +228,13 @@ def doctor(a: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"build": build, "list": list_, "show": show, "verify": verify, "bench": bench, "tune": tune, "doctor": doctor}
+def cache_(a: argparse.Namespace) -> int:
+    from .runtime.cache_command import command
+    return command(a)
+
+
+COMMANDS = {"build": build, "list": list_, "show": show, "verify": verify, "bench": bench, "tune": tune, "doctor": doctor,
+            "cache": cache_}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .runtime.arguments import Options, Tensors, check_ends, check_tensor, fail, number, settled, spelled
+from .runtime.adapt import adapted
+from .runtime.arguments import Options, Tensors, check_ends, check_tensor, fail, number, settled
 from .runtime.calls import DECODE_CHUNK, check_values, eager
 from .runtime.library import compiled
+from .runtime.names import spelled
 from .schedule import Schedule
 
 State = Tensor | None
-PLAIN = Tensor, torch.nn.Parameter
 
 
 def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: dict[str, Any], decode: bool = False,
@@ -20,17 +21,22 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     """o and the final state, and the checkpoints where they were asked for. t, x: Tensors and Options, as tuples, which are made
     in a tenth of the time. few: no more tokens than a decoding step has."""
     if others:
-        t, x = spelled(Tensors(*t), Options(*x), others)
+        t, x = spelled(Tensors(*t), Options(*x), others, -1 if few else DECODE_CHUNK if decode else 0)
     scale = None if scale is None else number("scale", scale)
     # classes of tensors that have their own way with ops, as fake ones, and whoever traces get an op
-    if (not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
-            and (type(t[0]) in PLAIN or not isinstance(t[0], Tensor))):
-        return eager(t, x, scale, decode, few)
-    tensors = Tensors(*t)
-    words = settled(tensors, Options(*x), decode)
-    check_values(tensors, words, few)
-    results = compiled(tensors, words, scale)
-    return results if words.checkpoint_chunks else results[:2]
+    if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
+        results = eager(t, x, scale, decode, few)
+        if results is not None:
+            return results
+    tensors, options = Tensors(*t), Options(*x)
+    check_values(tensors, settled(tensors, options, decode), few)
+
+    def call(t: Tensors, x: Options) -> tuple[Any, ...]:
+        words = settled(t, x, decode)
+        results = compiled(t, words, scale)
+        return results if words.checkpoint_chunks else results[:2]
+
+    return adapted(tensors, options, call)
 
 
 def chunk_gated_delta_rule(
@@ -48,6 +54,7 @@ def chunk_gated_delta_rule(
 
     Shapes. q, k: [B, T, H, K]; v: [B, T, HV, V], HV a multiple of H; g, beta: [B, T, HV]. layout "bhtd", or head_first, swaps T
     and heads; "bsnd" and "bnsd" are other names of the two. q, k, v: one of float16, bfloat16, float32; g, beta: any of them.
+    Beside v in 16 bits q and k may be float32: they are rounded to v's dtype.
     cu_seqlens: int32 or int64 [N + 1], packs N sequences into B = 1. out: a buffer for o, like v.
     scale: K ** -0.5 unless given. use_qk_l2norm_in_kernel: q and k are divided by their norms first.
 
@@ -57,8 +64,9 @@ def chunk_gated_delta_rule(
 
     States. initial_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first. The final state is returned where
     output_final_state asks for it, in state_dtype (float32 unless given); written to the buffer final_state where there is one;
-    or takes initial_state's place with inplace_final_state. state_indices: int32 or int64 [N], the slots of sequences in a pool
-    initial_state [slots, ...]; -1 skips a sequence; in place unless inplace_final_state=False or there is a final_state.
+    or takes initial_state's place with inplace_final_state, or where final_state is initial_state itself. state_indices: int32
+    or int64 [N], the slots of sequences in a pool initial_state [slots, ...]; -1 skips a sequence; the pool is written in place,
+    asked for or not, unless inplace_final_state=False or there is another final_state.
     checkpoint_chunks=n: a third result, the states every n chunks.
 
     unit_keys=True promises that rows of k have norm 1, up to rounding: where a long sequence is split into parts, how far each
@@ -66,8 +74,8 @@ def chunk_gated_delta_rule(
 
     chunk_indices, chunk_offsets: FLA's tables of chunks. The kernels need neither; where values may be read (CPU tensors,
     GDN_CODEGEN_CHECK=1) they are checked against cu_seqlens. target: "auto" picks what runs on q's device. chunk_size, schedule:
-    None picks, by device and sizes. Names of other libraries are known, too (docs/contract.md); unknown keywords are ignored
-    with one warning each. Raises ValueError naming a bad argument (docs/errors.md). Inference only.
+    None picks, by device and sizes. Keywords of other libraries mean what they mean there, or are refused by name, and so is a
+    keyword that nobody knows (docs/contract.md). Raises ValueError naming a bad argument (docs/errors.md). Inference only.
     """
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, final_state, out, chunk_indices,
          chunk_offsets)
@@ -103,8 +111,8 @@ def fused_recurrent_gated_delta_rule(
         dt_bias: Tensor | None = None, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
         state_v_first: bool = False, cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
     """`recurrent_gated_delta_rule` in FLA's order of arguments (0.5.1), for any number of tokens: where there are more than 16 a
-    sequence, `chunk_gated_delta_rule`. Without g nothing is forgotten, without beta it is 1. Gates a key or a value (gk, gv)
-    are refused."""
+    sequence, `chunk_gated_delta_rule`. Without g nothing is forgotten, without beta it is 1. As in FLA, A_log and dt_bias are for
+    use_gate_in_kernel=True and else left out. Gates a key or a value (gk, gv) are refused."""
     check_tensor("v", v)
     check_ends(cu_seqlens)
     if v.ndim != 4 or (cu_seqlens is not None and cu_seqlens.ndim != 1):
@@ -121,8 +129,11 @@ def fused_recurrent_gated_delta_rule(
     t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, None, cu_seqlens, None, None)
     x = Options(output_final_state, use_qk_l2norm_in_kernel, False, None, "log", "given", allow_neg_eigval, state_v_first, None,
                 None, "auto", None)
-    others = dict(kwargs, gk=gk, gv=gv, use_gate_in_kernel=use_gate_in_kernel,
-                  use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel)
+    others = dict(kwargs, gk=gk, gv=gv)
+    for name, said, form in (("use_gate_in_kernel", use_gate_in_kernel, "gate"),
+                             ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel, "beta_form")):
+        if said is not False or form not in kwargs:  # its own word says more than a flag that nobody set
+            others[name] = said
     t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
     x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1

@@ -83,6 +83,7 @@ def _heads_option(p: argparse.ArgumentParser) -> None:
 
 def parser() -> argparse.ArgumentParser:
     from . import __version__
+    from .runtime import cache_command
     from .runtime.shapes import SHAPES
     top = argparse.ArgumentParser(prog="gdn_codegen", description="Gated DeltaNet kernels from one algorithm.")
     top.add_argument("--version", action="version", version=f"gdn_codegen {__version__}")
@@ -140,6 +141,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--shapes", metavar="FILE", help=f"shapes in JSON, as benchmarks/shapes/serving.json (default: {len(SHAPES)})")
     p.add_argument("--only", action="append", default=[], metavar="NAME", help="a shape of these; may be given again")
     p.add_argument("--unit-keys", action="store_true", help="for callers that promise keys of norm 1")
+    p.add_argument("--decode", action="store_true", help="decoding steps, of all targets, for one table")
     p.add_argument("--budget", type=float, metavar="SECONDS", help="begin no measurement later; the same command goes on")
     p.add_argument("--memory", type=float, metavar="GIB",
                    help=f"that a candidate may hold between its kernels (default: {TUNE['memory']:g})")
@@ -147,7 +149,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", metavar="FILE", help="the table, with its log beside it (default: where calls look for it)")
     p.add_argument("--compile", metavar="ARCH", help="only compile the candidates, for a GPU (sm_90a, ...) that need not be here")
     p.add_argument("--list", action="store_true", help="only say what was measured and what is pending")
-    sub.add_parser("doctor", help="which targets run here, and what is missing for the rest")
+    sub.add_parser("doctor", help="which targets run here, what is missing for the rest, versions, and the cache")
+    cache_command.options(sub.add_parser("cache", help="what the package keeps on disk"))
     return top
 
 
@@ -279,6 +282,12 @@ def check_bench(a: argparse.Namespace) -> str:
 
 def check_tune(a: argparse.Namespace) -> None:
     """Refuses what nothing is measured for; what is not given then has its default."""
+    if a.decode:
+        refuse(a, ("unit_keys", "memory"), "with --decode", "without: callers normalise keys in the kernel, and there is one")
+        if a.target != "all":
+            raise ValueError(f"target: got {a.target!r} with --decode; accepted: all, which have one table")
+        if LAYOUTS[a.layout] != "bthd":
+            raise ValueError(f"layout: got {a.layout!r} with --decode; accepted: bthd")
     if a.compile is not None:
         refuse(a, ("list", "out", *TUNE), "with --compile", "without, where candidates are timed")
     if a.list:

@@ -32,14 +32,15 @@ _outputs: dict[tuple[Program, bool], dict[str, torch.Tensor]] = {}
 def _small(p, parts):
     """Inputs of a program: two sequences, one of two chunks, both ending in a partial one; a head group of two value heads.
     With parts of a chunk, two chunks more in the first, and a head that forgets within one."""
-    problem = Problem([p.sizes["C"] * (3 if parts else 1) + 3, p.sizes["C"] // 2 + 1], 1, 2, span=1, every=1 + parts, pool=3)
+    lengths = [p.sizes["C"] * (3 if parts else 1) + 3, p.sizes["C"] // 2 + 1]
+    problem = Problem(lengths, 1, 2, span=1, every=1 + parts, pool=3, rest=3)
     gen, x = torch.Generator().manual_seed(0), {}
     for t in p.role("input"):
         if t.index == "number":
             x[t.name] = torch.randperm(3, generator=gen)[:2]
             continue
         heads = 1 if t.heads == "H" else 2
-        lead = {"sequence": (3 if t.at else 2, heads), "head": (heads,)}.get(t.index, (sum(problem.lengths), heads))
+        lead = {"sequence": (3 if t.at else 2, heads), "head": (heads,)}.get(t.index, (problem.tokens, heads))
         dims = p.shape(t)[1 if t.index == "token" else 0:]
         x[t.name] = torch.randn(*lead, *dims, generator=gen, dtype=torch.float64) / 8
         if t.name.startswith("g"):

@@ -103,10 +103,13 @@ def rms_error(got, want):
     return (got.double() - want.double()).pow(2).mean().sqrt().item() / (rms or 1.0)
 
 
-def call(fn, x, layout="bthd", batched=False, cu_dtype=torch.int32, delta=DELTA, state=True):
-    """Run a generated op on a problem: packed with cu_seqlens, or as equal rows; outputs packed again."""
+def call(fn, x, layout="bthd", batched=False, cu_dtype=torch.int32, delta=DELTA, state=True, rest=0):
+    """Run a generated op on a problem: packed with cu_seqlens, or as equal rows; outputs packed again. rest: rows of NaN past the
+    last sequence's end, of which o has zeros."""
     n = len(x["lengths"]) if batched else 1
+    rest = 0 if batched else rest
     def shaped(t):
+        t = torch.cat([t, t.new_full((rest, *t.shape[1:]), float("nan"))])
         t = t.reshape(n, t.shape[0] // n, *t.shape[1:])
         return t if layout == "bthd" else t.transpose(1, 2).contiguous()
     ends = [0]
@@ -115,14 +118,15 @@ def call(fn, x, layout="bthd", batched=False, cu_dtype=torch.int32, delta=DELTA,
     args = [shaped(x[i]) for i in (("q", "k", "v", "g", "beta") if delta else ("q", "k", "v", "g"))]
     o, final = fn(*args, scale=x["scale"], initial_state=x["S"], output_final_state=state, **x.get("more", {}),
                   cu_seqlens=None if batched else torch.tensor(ends, dtype=cu_dtype))
-    o = o if layout == "bthd" else o.transpose(1, 2)
-    return o.reshape(x["v"].shape), final
+    o = (o if layout == "bthd" else o.transpose(1, 2)).reshape(len(x["v"]) + rest, *x["v"].shape[1:])
+    assert (o[len(x["v"]):] == 0).all(), "rows of no sequence are not zero"
+    return o[:len(x["v"])], final
 
 
 def check(fn, x, tolerance=5e-3, page=None, **options):
     """Assert that a generated op agrees with the recurrence. page: what that reads, where it is not x."""
     want_o, want_S = expected(page or x, options.get("delta", DELTA))
-    o, S = call(fn, x, **options)
+    o, S = call(fn, x, **{"rest": 5, **options})
     errors = rms_error(o, want_o), rms_error(S, want_S)
     # float16 keeps few digits of outputs near its smallest numbers (2^-24), however they are computed
     bound = max(tolerance, 2 * rms_error(want_o.to(o.dtype), want_o))

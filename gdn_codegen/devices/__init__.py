@@ -21,7 +21,7 @@ class Device:
     may come first.
     v_block: columns of V that an instance of a walk computes where the schedule leaves it open, 0 for all.
     extents: those that tiles may have of K and V, in order. abreast: value heads whose instances a block runs side by side where
-    each has one value a token.
+    each has one value a token. clears: whether kernels clear rows of outputs that no sequence covers; else the host does.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Device:
     v_block: int = 0
     extents: tuple[int, ...] = tuple(range(16, 257, 16))
     abreast: int = 1
+    clears: bool = True
 
 
 #: Triton's compiler allocates registers and shared memory itself.

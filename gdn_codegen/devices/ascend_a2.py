@@ -19,5 +19,6 @@ ASCEND_A2 = Cores(
     rates={("vector", "MTE2"): 58, ("vector", "MTE3"): 110, ("vector", "V"): 126, ("cube", "MTE2"): 78,
            ("cube", "MTE1"): 127, ("cube", "M"): 4048, ("cube", "FIX"): 81},
     align=32,
+    clears=False,
     column_scratch=("UB", 184 * 1024, 192 * 1024),
 )

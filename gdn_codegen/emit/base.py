@@ -53,6 +53,9 @@ EVERY = "checkpoint_chunks"
 #: Whether the host launches the kernels that sum up parts.
 SUMMED = "summed"
 
+#: Of an output, whether the host has the rows cleared that no sequence covers.
+CLEAR = "clear_"
+
 #: How tightly operators of emitted Python bind.
 ATOM, UNARY, PRODUCT, SUM = 4, 3, 2, 1
 
@@ -169,12 +172,14 @@ def stride_unit(p: Program, t: Tensor) -> int:
 
 def integers(p: Program, k: Kernel) -> tuple[str, ...]:
     """The whole numbers that a kernel gets from the host, beside the sizes: whether optional tensors are there, how far apart
-    tiles lie that numbers name, chunks from checkpoint to checkpoint, whether parts are summed up, strides."""
+    tiles lie that numbers name, chunks from checkpoint to checkpoint, whether parts are summed up, whether outputs are cleared,
+    strides."""
     tensors = touched(p, k)
     stored = [p.tensor(o.attr("tensor")) for o in walk(k.body) if o.kind == "store"]
     return (*(f"has_{t.name}" for t in tensors if t.optional), *(f"{t.name}_stride" for t in tensors if t.at),
             *[EVERY] * any(t.index == "checkpoint" for t in stored),
-            *[SUMMED] * any(o.attr("kept") for o in walk(k.body)), *(x for t in tensors for x in strides(t)))
+            *[SUMMED] * any(o.attr("kept") for o in walk(k.body)), *(f"{CLEAR}{t.name}" for t in p.clears(k)),
+            *(x for t in tensors for x in strides(t)))
 
 
 def is_of_a_part(k: Kernel, t: Tensor, o: Op) -> bool:
@@ -189,6 +194,7 @@ def blocks(p: Program, k: Kernel) -> int:
 
 __all__ = [
     "ATOM",
+    "CLEAR",
     "EVERY",
     "PRODUCT",
     "SUM",

@@ -170,9 +170,14 @@ class Program:
 
     @property
     def skips(self) -> str:
-        """The tensor of index "number" that leaves sequences out: no instance of one whose number is negative does anything.
-        "" where there is none."""
+        """The tensor of index "number" that leaves sequences out: an instance of one whose number is negative clears rows,
+        and does nothing else. "" where there is none."""
         return next((t.at for t in self.role("input") if t.at), "")
+
+    def clears(self, k: Kernel) -> tuple[Tensor, ...]:
+        """The outputs whose rows that no sequence covers `k` clears: those that it stores."""
+        stored = {o.attr("tensor") for o in walk(k.body) if o.kind == "store"}
+        return tuple(t for t in self.tensors if t.cleared and t.name in stored)
 
     def role(self, role: str) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.role == role)

@@ -1,5 +1,7 @@
-"""Which inputs of a traced program are log decays: numbers that are less than 0 where a token forgets."""
+"""Which inputs of a traced program are log decays: numbers that are less than 0 where a token forgets; which sums exp takes."""
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from .core import Loop, Op, Program
 
@@ -10,20 +12,34 @@ KEEP = ("cumsum", "last", "col", "row", "lower", "strictly_lower", "valid", "div
 def log_decays(p: Program) -> set[str]:
     """Inputs that add to the page's `forgets`, or whose running sums add to what exp takes and are not subtracted there: in
     exp(last(G) - G) they are both, which says nothing."""
-    (loop,) = (x for x in p.kernels[0].body if isinstance(x, Loop))
-    ops = [o for o in loop.body if isinstance(o, Op)]
-    defs = {o.out: o for o in ops if o.out}
-    out = {n for n, sign, _ in _reached(defs, p.forgets) if sign > 0}
-    for o in ops:
+    defs = _defs(p)
+    loads = lambda value: {(o.attr("tensor"), sign, summed) for o, sign, summed in _reached(defs, value) if o.kind == "load"}
+    out = {n for n, sign, _ in loads(p.forgets) if sign > 0}
+    for o in defs.values():
         if o.kind == "exp":
-            found = {(n, sign) for n, sign, summed in _reached(defs, o.args[0]) if summed}
+            found = {(n, sign) for n, sign, summed in loads(o.args[0]) if summed}
             out |= {n for n, sign in found if sign > 0 and (n, -sign) not in found}
     return out
 
 
-def _reached(defs: dict[str, Op], value: str) -> set[tuple[str, int, bool]]:
-    """Inputs that `value` rises or falls with: which, 1 or -1, and whether by a running sum."""
-    out: set[tuple[str, int, bool]] = set()
+def exponents(p: Program) -> dict[str, int]:
+    """The running sums in what exp takes: -1 where they stand there with a minus sign alone, else 1."""
+    defs, signs = _defs(p), dict[str, set[int]]()
+    for e in defs.values():
+        if e.kind == "exp":
+            found = {(o.out, sign) for o, sign, _ in _reached(defs, e.args[0]) if o.kind == "cumsum"}
+            for n, sign in found:
+                signs.setdefault(n, set()).update({sign} if (n, -sign) not in found else ())
+    return {n: -1 if s == {-1} else 1 for n, s in signs.items()}
+
+
+def _defs(p: Program) -> dict[str, Op]:
+    (loop,) = (x for x in p.kernels[0].body if isinstance(x, Loop))
+    return {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
+
+
+def _reached(defs: dict[str, Op], value: str) -> Iterator[tuple[Op, int, bool]]:
+    """Ops whose values `value` rises or falls with: which, 1 or -1, and whether by a running sum."""
     todo, seen = [(value, 1, False)], set()
     while todo:
         at = n, sign, summed = todo.pop()
@@ -31,9 +47,8 @@ def _reached(defs: dict[str, Op], value: str) -> set[tuple[str, int, bool]]:
         if at in seen or o is None:
             continue
         seen.add(at)
-        if o.kind == "load":
-            out.add((o.attr("tensor"), sign, summed))
-        elif o.kind in ("add", "sub", "maximum", "minimum"):
+        yield o, sign, summed
+        if o.kind in ("add", "sub", "maximum", "minimum"):
             todo += [(o.args[0], sign, summed), (o.args[1], -sign if o.kind == "sub" else sign, summed)]
         elif o.kind == "neg":
             todo.append((o.args[0], -sign, summed))
@@ -43,4 +58,3 @@ def _reached(defs: dict[str, Op], value: str) -> set[tuple[str, int, bool]]:
             todo += [(a, -sign if minus else sign, summed) for a in o.args if numbers and a not in numbers]
         elif o.kind in KEEP:
             todo.append((o.args[0], sign, summed or o.kind == "cumsum"))
-    return out

@@ -19,7 +19,8 @@ TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.
 @dataclass
 class Problem:
     """Sequences to run on. lengths: tokens of each; heads: of q and k; value_heads: of v, a multiple of heads; span: chunks
-    of a part, 0 for all of a sequence; every: chunks from checkpoint to checkpoint; pool: slots of what lies at numbers."""
+    of a part, 0 for all of a sequence; every: chunks from checkpoint to checkpoint; pool: slots of what lies at numbers;
+    rest: tokens past the last sequence's end."""
 
     lengths: list[int]
     heads: int
@@ -27,6 +28,11 @@ class Problem:
     span: int = 0
     every: int = 1
     pool: int = 0
+    rest: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths) + self.rest
 
     @property
     def starts(self) -> list[int]:
@@ -37,7 +43,7 @@ class Problem:
 
     def slots(self, chunk: int) -> int:
         """Chunk slots: sequence n's chunks begin at starts[n] // chunk + n, which never overlap."""
-        return self.starts[-1] // chunk + len(self.lengths)
+        return self.tokens // chunk + len(self.lengths)
 
     def part(self, chunk: int) -> int:
         """Tokens of a part."""
@@ -84,7 +90,7 @@ class Interpreter:
         tile = self.p.shape(t)
         heads = pr.heads if t.heads == "H" else pr.value_heads
         if t.index == "token":
-            return (pr.starts[-1], heads, *tile[1:])
+            return (pr.tokens, heads, *tile[1:])
         if t.index == "slot":
             return (pr.slots(self.p.sizes["C"]), heads, *tile)
         if t.index == "part":
@@ -92,7 +98,7 @@ class Interpreter:
         if t.index == "sequence":
             return (pr.pool if t.at else len(pr.lengths), heads, *tile)
         if t.index == "checkpoint":
-            return (pr.starts[-1] // (pr.every * self.p.sizes["C"]), heads, *tile)
+            return (pr.tokens // (pr.every * self.p.sizes["C"]), heads, *tile)
         return (heads,) if t.index == "head" else tile
 
     def run(self, inputs: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
@@ -120,8 +126,13 @@ class Interpreter:
                 if x is not None:
                     self.memory[t.name].copy_(x)
         self.memory |= {t.name: self.memory[t.over] for t in self.p.tensors if t.over}
+        covered = [t for n, _ in self.sequences() for t in range(*self.problem.starts[n:n + 2])]
+        rest = torch.ones(self.problem.tokens, dtype=torch.bool).index_fill(0, torch.tensor(covered, dtype=torch.int64), False)
         for k in self.p.kernels:
             self.kernel(k)
+            for t in self.p.clears(k):
+                if inputs.get(t.name) is None:
+                    self.memory[t.name][rest] = 0
         return {t.name: self.memory[t.name] for t in self.p.role("output")}
 
     def kernel(self, k: Kernel) -> None:

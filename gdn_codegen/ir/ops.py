@@ -318,7 +318,8 @@ op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elemen
 op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",))
 op("matmul", "a @ b (+ accumulator), either side transposed, summed in float32; `later`: begun, and complete at the "
    "agent's next drain", _matmul, _mm, attrs=("ta", "tb", "later"))
-op("cumsum", "running sum along tokens", _cumsum, lambda attrs, x: x.cumsum(0))
+op("cumsum", "running sum along tokens; terms below `least` count as that, NaN stays", _cumsum,
+   lambda attrs, x: (x.clamp(min=attrs["least"]) if "least" in attrs else x).cumsum(0), attrs=("least",))
 op("part", "`size` entries of a vector from `start` on", _part, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
    attrs=("start", "size"))
 op("join", "vectors one after the other, as one along `dim`", _join, _joined, attrs=("dim",))

@@ -65,6 +65,9 @@ class Tensor:
     dense.
     at: for index "sequence", the tensor of index "number" that says which of the tensor's tiles are a sequence's; they lie a
     stride apart that is known at run time. over: the tensor in whose memory this one lies.
+    cleared: for an output of tokens, whether the kernel that stores it puts zeros into rows that no sequence covers: those past
+    the last sequence's end, and of sequences that are left out. A call says whether it does (`clear_NAME`): what lies in a
+    caller's buffer stays.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Tensor:
     strided: bool = False
     at: str = ""
     over: str = ""
+    cleared: bool = False
 
     def __post_init__(self) -> None:
         if self.role not in ("input", "output", "workspace"):

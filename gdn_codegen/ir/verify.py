@@ -43,6 +43,8 @@ def _lies(p: Program, t: Tensor) -> None:
         under = by_name.get(t.over)
         if t.role != "output" or under is None or replace(t, name=t.over, role=under.role, over="") != under:
             raise VerifyError(f"{p.name}: output {t.name} lies over {t.over!r}, which is not an input like it")
+    if t.cleared and (t.role != "output" or t.index != "token"):
+        raise VerifyError(f"{p.name}: tensor {t.name} is cleared; only an output of tokens has rows that no sequence covers")
 
 
 class _Kernel:

@@ -1,28 +1,19 @@
-"""What callers pass, in one spelling: aliases of other libraries, defaults, contradictions. Modules check the tensors."""
+"""What callers pass, in one spelling: defaults, contradictions, tensors that are no plain memory. Modules check the rest."""
 from __future__ import annotations
 
 import os
-import warnings
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
+from torch.autograd import forward_ad
 
 from ..schedule import Schedule
 from .build import CHUNKS, LAYOUTS
 from .memory import shared
 
-#: Another library's keyword -> ours: FLA, vLLM, SGLang, AITER.
-ALIASES = {"transpose_state_layout": "state_v_first", "ssm_state_indices": "state_indices",
-           "initial_state_indices": "state_indices", "inplace_update": "inplace_final_state",
-           "inplace_indexed_state_update": "inplace_final_state"}
-#: Keywords that ask for what this op does not do. None or False asks for nothing.
-REFUSED = {"gk": "None: a gate a token and head, as g", "gv": "None: a gate a token and head, as g",
-           "cp_context": "None: one device holds a sequence",
-           "num_accepted_tokens": "None: a state a sequence, not one a draft token",
-           "retrieve_parent_token": "None: tokens in a row, not a tree",
-           "return_intermediate_states": "False: checkpoint_chunks=n returns the state every n chunks"}
 #: How g and beta come -> the contract's word.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
@@ -30,7 +21,8 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 _INTEGERS = (torch.int32, torch.int64)
 #: Tensors that need not be given, and that nothing else looks at first.
 _OPTIONAL = ("A_log", "dt_bias", "initial_state", "state_indices", "final_state", "out")
-_unknown: set[str] = set()
+#: By the place in Tensors of what is written: what else there is than memory of its own.
+_APART = {7: ", where the final state takes its place", 10: ", or inplace_final_state=True", 11: ""}
 
 
 class Tensors(NamedTuple):
@@ -95,13 +87,29 @@ def fail(argument: str, got: Any, accepted: Any) -> NoReturn:
     raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
 
 
+def transformed() -> bool:
+    """Whether tensors of torch.func's transforms, or dual ones, may be among those of a call."""
+    return forward_ad._current_level >= 0 or _functorch.maybe_current_level() is not None
+
+
+def _check_memory(name: str, x: Tensor) -> None:
+    """That a tensor is what its memory holds, and nothing besides."""
+    if torch.compiler.is_compiling():
+        return
+    if _functorch.is_functorch_wrapped_tensor(x):
+        fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor: inference only, and no transforms")
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+        fail(name, "a dual tensor of forward-mode differentiation", "inference only: its primal")
+    if x.is_neg():
+        fail(name, "a view with torch's negative bit", "x.resolve_neg(): memory as it lies")
+
+
 def check_tensor(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         fail(name, type(x).__name__, "a torch.Tensor")
     if x.layout != torch.strided or x.is_nested:
         fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
-    if not torch.compiler.is_compiling() and x.is_neg():
-        fail(name, "a view with torch's negative bit", "x.resolve_neg(): memory as it lies")
+    _check_memory(name, x)
     if x.device.type == "meta" and name == "q":
         fail(name, "device meta", "a tensor with memory")
 
@@ -111,6 +119,22 @@ def check_ends(x: Any) -> None:
         fail("cu_seqlens", repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
     if x is not None and (x.dtype not in _INTEGERS or x.layout != torch.strided):
         fail("cu_seqlens", f"{x.dtype}, {x.layout}", "a dense int32 or int64 tensor")
+    if x is not None:
+        _check_memory("cu_seqlens", x)
+
+
+def _check_dtypes(t: Tensors) -> None:
+    """That q, k and v are of one dtype, or q and k in float32, as a caller has them who normalises rows."""
+    wide = t.v.dtype in DTYPES and t.v.dtype != torch.float32
+    for name, y in (("q", t.q), ("k", t.k), ("v", t.v)):
+        if y.dtype not in DTYPES:
+            fail(name, y.dtype, "torch.float16, torch.bfloat16, torch.float32")
+        if t.v.dtype in DTYPES and y.dtype != t.v.dtype and not (wide and y.dtype == torch.float32):
+            fail(name, y.dtype, f"{t.v.dtype}, that of v{', or torch.float32, which is rounded to it' if wide else ''}")
+    for name in ("g", "beta", "A_log", "dt_bias"):
+        y = getattr(t, name)
+        if isinstance(y, Tensor) and y.dtype not in DTYPES:  # the module that a call gets says what it was built for alone
+            fail(name, y.dtype, ", ".join(map(str, DTYPES)))
 
 
 def number(name: str, x: Any) -> float | None:
@@ -124,7 +148,7 @@ def number(name: str, x: Any) -> float | None:
     return float(x)
 
 
-def _flag(name: str, x: Any) -> bool:
+def flag(name: str, x: Any) -> bool:
     if x is not True and x is not False:
         fail(name, type(x).__name__ if isinstance(x, Tensor) else repr(x), "True or False")
     return bool(x)
@@ -136,40 +160,6 @@ def _word(name: str, x: Any, accepted: dict[str, str]) -> str:
     return accepted[x]
 
 
-def _warn_once(name: str) -> None:
-    if name not in _unknown and not torch.compiler.is_compiling():
-        _unknown.add(name)
-        warnings.warn(f"{name}: unknown to gdn_codegen's ops, and ignored", stacklevel=6)
-
-
-def renamed(own: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of other libraries put among ours; what is not done here is refused, what nobody knows gets one warning."""
-    for name, x in others.items():
-        if name in ALIASES:
-            ours = ALIASES[name]
-            if own[ours] is not (False if ours == "state_v_first" else None):
-                fail(name, f"both {name} and {ours}", f"one of them: {ours}")
-            own[ours] = x
-        elif name == "use_gate_in_kernel":
-            if _flag(name, x):
-                if own["gate"] == "linear":
-                    fail(name, "True with gate='linear'", "gate='raw', or use_gate_in_kernel=False")
-                own["gate"] = "raw"
-        elif name == "use_beta_sigmoid_in_kernel":
-            if _flag(name, x) and own["beta_form"] == "given":
-                own["beta_form"] = "sigmoid"
-        elif name == "cu_seqlens_cpu":
-            _check_cpu_ends(x, own["cu_seqlens"])
-        elif name in own:
-            fail(name, repr(x), "no such argument here: chunk_gated_delta_rule takes it")
-        elif name in REFUSED:
-            if x is not None and x is not False:
-                fail(name, type(x).__name__ if isinstance(x, Tensor) else repr(x), REFUSED[name])
-        else:
-            _warn_once(name)
-    return own
-
-
 def reads(*tensors: Tensor | None) -> bool:
     """Whether values may be looked at: where that waits for no device, or the caller debugs."""
     if torch.compiler.is_compiling():
@@ -177,7 +167,7 @@ def reads(*tensors: Tensor | None) -> bool:
     return os.environ.get("GDN_CODEGEN_CHECK") == "1" or all(x is None or x.device.type == "cpu" for x in tensors)
 
 
-def _check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
+def check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
     if x is None:
         return
     if not isinstance(x, Tensor) or x.device.type != "cpu":
@@ -243,26 +233,30 @@ def _gate(gate: Any, a_log: bool, dt_bias: bool) -> str:
     return found
 
 
-def check_written(t: tuple[Any, ...]) -> None:
-    """Of a call's Tensors: what it writes lies apart from what it reads and else writes, for kernels do it all side by side."""
-    q, k, v, g, beta, a_log, dt_bias, initial, _, _, final, out, *_ = t
-    read = ("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("A_log", a_log), ("dt_bias", dt_bias)
-    if out is not None:
-        for name, x in (*read, ("initial_state", initial), ("final_state", final)):
-            if x is not None and shared(out, x):
-                fail("out", f"memory of {name}", "memory of its own")
-    if final is not None and final is not initial:
-        for name, x in (("initial_state", initial), *read):
-            if x is not None and shared(final, x):
-                fail("final_state", f"memory of {name}", "memory of its own, or inplace_final_state=True")
+def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) -> None:
+    """Of a call's Tensors: what it writes lies apart from what it reads and else writes, for kernels do it all side by side.
+    reaches: of each tensor, which its kind decides, so that most calls compare addresses alone."""
+    state = 10 if t[10] is not None and t[10] is not t[7] else 7 if in_place else -1
+    for n in (11, state):
+        if n < 0 or t[n] is None:
+            continue
+        x: Any = t[n]
+        first = x.data_ptr()
+        last = first + reaches[n]
+        for m, y in enumerate(t[:12]):
+            if y is None or m == n or (n == 7 and m == 10):
+                continue
+            at = y.data_ptr()
+            if at < last and first < at + reaches[m] and shared(x, y):
+                fail(Tensors._fields[n], f"memory of {Tensors._fields[m]}", "memory of its own" + _APART[n])
 
 
 def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices: bool) -> tuple[bool, str]:
     """Whether the final state takes the initial one's place, and the dtype of states. initial, final: dtypes, None where
     there is none."""
     if wish is not None:
-        _flag("inplace_final_state", wish)
-    in_place = wish if wish is not None else indices and final is None
+        flag("inplace_final_state", wish)
+    in_place = wish if wish is not None else final is not None if same else indices and final is None
     if indices and initial is None:
         fail("state_indices", "indices without initial_state", "both: the indices are slots of initial_state")
     if in_place and initial is None:
@@ -288,7 +282,7 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
 
 def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, final: Any, same: bool, indices: bool) -> Words:
     for name in ("output_final_state", "use_qk_l2norm_in_kernel", "head_first", "state_v_first", "allow_neg_eigval", "unit_keys"):
-        _flag(name, getattr(x, name))
+        flag(name, getattr(x, name))
     n = x.checkpoint_chunks
     if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**31:
         fail("checkpoint_chunks", repr(n), "a number of chunks that int32 holds, 0 for none")
@@ -313,21 +307,12 @@ def requires_grad(x: Any) -> bool:
     return x is not None and getattr(x, "requires_grad", False)
 
 
-def spelled(t: Tensors, x: Options, others: dict[str, Any]) -> tuple[Tensors, Options]:
-    """The same call without keywords of other libraries."""
-    own = renamed({**t._asdict(), **x._asdict()}, others)
-    return Tensors(*(own[n] for n in Tensors._fields)), Options(*(own[n] for n in Options._fields))
-
-
 def settled(t: Tensors, x: Options, decode: bool = False) -> Words:
     """The options of a call in one spelling, or a ValueError naming the argument at fault."""
     for n, (name, y) in enumerate(t._asdict().items()):
         if n < 5 or (y is not None and name in _OPTIONAL):
             check_tensor(name, y)
-    for name in ("g", "beta", "A_log", "dt_bias"):
-        y = getattr(t, name)
-        if isinstance(y, Tensor) and y.dtype not in DTYPES:  # the module that a call gets says what it was built for alone
-            fail(name, y.dtype, ", ".join(map(str, DTYPES)))
+    _check_dtypes(t)
     check_ends(t.cu_seqlens)
     return _words(x, decode, t.A_log is not None, t.dt_bias is not None, _kind(t.initial_state), _kind(t.final_state),
                   t.initial_state is t.final_state, t.state_indices is not None)

@@ -192,7 +192,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "strided": b.contract.strided, "view": VIEWS.get(b.target, ""),
             "units": {t.name: stride_unit(p, t) for t in p.tensors if t.strided},
             "outs": ["out"] if len(outputs) == 1 else [f"out_{t.name}" for t in outputs], "name": b.name, "heads": b.heads,
-            "arch": b.arch,
+            "arch": b.arch, "cleared": any(t.cleared for t in outputs),
             "summary": summary, "shapes": shapes,
             "state_doc": _state_doc(b, [*initial, *final], checkpoints),
             "inputs": [t.name for t in inputs], "head_inputs": [t.name for t in head_inputs], "form_doc": forms,

@@ -6,9 +6,16 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+#: How temporary names begin: of folders in which an artefact is made, and of files that are written.
+MAKING, WRITING = ".making.", ".writing."
+#: Seconds after which a file that is written, which takes milliseconds, is a killed process's.
+STALE = 3600.0
 
 
 def folder() -> Path:
@@ -61,7 +68,7 @@ def naming(path: Path) -> Iterator[None]:
 def write(path: Path, text: str | bytes) -> Path:
     """Write a file whole or not at all: a temporary beside it, flushed, then renamed onto it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}.")
     try:
         with naming(path), os.fdopen(fd, "wb") as f:
             f.write(text.encode() if isinstance(text, str) else text)
@@ -75,26 +82,90 @@ def write(path: Path, text: str | bytes) -> Path:
     return path
 
 
+def _taken(name: Path, wait: bool) -> int | None:
+    """The lock file, opened and locked; None where another holds it and we do not wait."""
+    while True:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if os.stat(name).st_ino == os.fstat(fd).st_ino:
+                return fd
+        except FileNotFoundError:  # `cache clear` removed it while we waited: another may have made a new one
+            pass
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
 @contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Hold `path`.lock against other processes; a killed holder frees it."""
+def lock(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold `path`.lock against other processes and threads; a killed holder frees it. Gives whether it is held: without `wait`
+    it may be another's."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(path.name + ".lock"), "w") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        yield
+    fd = _taken(lock_of(path), wait)
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def lock_of(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def sum_of(path: Path) -> Path:
+    """Where the size and digest of an artefact stand. Generated modules do the same (templates/common/artefact.py.j2)."""
+    return path.with_name(path.name + ".sum")
+
+
+def _sum(path: Path) -> str:
+    return f"{path.stat().st_size} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def whole(path: Path) -> bool:
+    """Whether an artefact is there, and as it was when it was made."""
+    try:
+        return sum_of(path).read_text(encoding="utf-8") == _sum(path)
+    except (OSError, ValueError):
+        return False
 
 
 def made(path: Path, make: Callable[[Path], object]) -> Path:
-    """`path`, made by `make(temporary path)` if it is not there: once among processes, never half."""
-    if path.exists():
+    """`path`, made by `make(temporary path)` if it is not there, or damaged: once among processes, never half."""
+    if whole(path):
         return path
     with lock(path):
-        if not path.exists():
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making.") as tmp:
-                temporary = Path(tmp) / path.name
+        if not whole(path):
+            sweep(path.parent)
+            folder = path.with_name(MAKING + path.name)  # ours alone while we hold the lock
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            try:
+                temporary = folder / path.name
                 with naming(path):
                     make(temporary)
                     with open(temporary, "rb") as f:
                         os.fsync(f.fileno())
+                write(sum_of(path), _sum(temporary))
                 os.replace(temporary, path)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
     return path
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left: folders in which something was made, whose lock nobody holds, and half-written files."""
+    for x in folder.glob(MAKING + "*"):
+        of = folder / x.name.removeprefix(MAKING)
+        with lock(of, wait=False) as held:
+            if held:
+                shutil.rmtree(x, ignore_errors=True)
+    for x in folder.glob(WRITING + "*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - x.stat().st_mtime > STALE:
+                x.unlink()

@@ -2,21 +2,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..schedule import Schedule, named
 from ..schedule.contract import Contract
-from .arguments import DTYPES, Options, Tensors, Words, check_chunks, check_written, fail, reads, requires_grad, settled
-from .build import DEFAULT_SCHEDULE
+from . import decoding
+from .adapt import adapted, adapts
+from .arguments import (
+    DTYPES,
+    Options,
+    Tensors,
+    Words,
+    check_chunks,
+    check_written,
+    fail,
+    reads,
+    requires_grad,
+    settled,
+    transformed,
+)
 from .chain import chained
-from .dispatch import DEFAULT_CHUNK, build, fits, key, units
+from .dispatch import DEFAULT_CHUNK, build, key
 from .load import module
+from .memory import reach
 from .progress import first_call
 from .targets import lacks_tools
 
@@ -32,6 +45,10 @@ class Settled:
     numbers: tuple[float, ...]  # where no scale is given
     call: Callable[..., Any]  # what it prepared
     wanted: bool  # whether a final state is
+    sorts: list[type]  # of options
+    given: tuple[int, ...]  # which tensors there are that need not be
+    reaches: tuple[int, ...]  # bytes from the first of each tensor to its last
+    adapts: bool = False  # whether it is another call in other dtypes (runtime/adapt.py): then nothing was prepared
     came_again: bool = False
     again: Callable[..., Any] | None = None  # the call as one function, made only when it comes again: it takes a while
 
@@ -40,11 +57,10 @@ _kept: dict[Any, Settled] = {}
 #: The last call's one function: the next call is mostly of the same kinds, for all layers of a model are.
 _last: Callable[..., Any] | None = None
 
+#: Classes of tensors that are their memory.
+PLAIN = Tensor, torch.nn.Parameter
 ALGORITHM = "gated_delta_rule"
-#: Of a decoding step: chunks of so many tokens, which is the most that a sequence may bring.
-DECODE_CHUNK = 16
-#: The fewest columns of the state that a decoding kernel's instance holds.
-DECODE_COLUMNS = 32
+DECODE_CHUNK = decoding.CHUNK
 
 
 @lru_cache(maxsize=1024)
@@ -56,24 +72,10 @@ def _contract(gate: str, beta_form: str, l2norm: bool, unit_keys: bool, given: t
                     "vk" if state_v_first else "kv", state_dtype, pool, in_place, checkpoints, strided)
 
 
-@lru_cache(maxsize=256)
-def _columns(plan: Schedule, columns: int) -> Schedule:
-    return replace(plan, v_block=columns)
-
-
-def decode_plan(target: str, device: torch.device, walks: int, head_dim_v: int) -> Schedule:
-    """The schedule of a decoding step: one kernel, its columns split until walks fill the GPU."""
-    plan, columns = named(DEFAULT_SCHEDULE), head_dim_v
-    while columns > DECODE_COLUMNS and walks * (head_dim_v // columns) < units(device):
-        half = columns // 2 if columns & (columns - 1) == 0 else 64 if columns > 64 else 32  # which divides its tiles
-        columns = max(half, DECODE_COLUMNS)
-    return plan if columns == head_dim_v or target == "pto" else _columns(plan, columns)
-
-
 @lru_cache(maxsize=1024)
-def _loaded(*wanted: Any) -> Any:
-    """The generated module of a build. Kept, so that a call costs a look-up."""
-    return module(build(*wanted))
+def _loaded(step: bool, *wanted: Any) -> Any:
+    """The generated module for a key, or for a decoding step of it. Kept, so that a call costs a look-up."""
+    return module((decoding.build(*wanted) if step else None) or build(*wanted))
 
 
 def _check_step(t: Tensors, layout: str) -> None:
@@ -130,17 +132,8 @@ def _serves(t: Tensors, x: Words, strided: bool) -> Any:
                   if y is not None)
     contract = _contract(x.gate, x.beta_form, x.l2norm, x.unit_keys, given, x.state_v_first, x.state_dtype,
                          t.state_indices is not None, x.in_place, x.checkpoint_chunks > 0, strided)
-    sequences = _sequences(t)
-
-    def wanted(schedule: str | Schedule | None) -> tuple[Any, ...]:
-        return key(ALGORITHM, t.q, t.v, x.target, chunk_of(x), x.layout, schedule, sequences, contract)
-
-    if x.decode and x.schedule is None and t.v.ndim == 4:
-        walks = (sequences or t.v.shape[0]) * t.v.shape[2 if x.layout == "bthd" else 1]
-        step = wanted(decode_plan(x.target, t.v.device, walks, t.v.shape[3]))
-        if fits(build(*step)):
-            return _loaded(*step)
-    return _loaded(*wanted(x.schedule))
+    wanted = key(ALGORITHM, t.q, t.v, x.target, chunk_of(x), x.layout, x.schedule, _sequences(t), contract)
+    return _loaded(x.decode and x.schedule is None, *wanted)
 
 
 def _first(m: Any, run: Callable[..., Any], device: str) -> Callable[..., Any]:
@@ -198,16 +191,14 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
         return None
     options, known, numbers, one_state = x, scale, m.numbers_of((scale,)), t.initial_state is t.final_state
     initial, final, out, ends, chunks = map(at, ("initial_state", "final_state", "out", "cu_seqlens", "chunk_indices"))
+    sorts, given = s.sorts, s.given
 
     def again(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool) -> Any:
-        try:
-            if (x != options or decode != words.decode or (t[initial] is t[final]) != one_state
-                    or (torch.is_grad_enabled() and _wants_gradients(t))):
-                return None
-        except RuntimeError:  # a tensor among the options, which says neither yes nor no: settling refuses it
+        if ([*map(type, x)] != sorts or x != options or decode != words.decode or (t[initial] is t[final]) != one_state
+                or not _is_memory(t, given) or (torch.is_grad_enabled() and _wants_gradients(t))):
             return None
-        if t[out] is not None or t[final] is not None:
-            check_written(t)
+        if t[out] is not None or t[final] is not None or words.in_place:
+            check_written(t, words.in_place, s.reaches)
         if t[chunks] is not None or t[chunks + 1] is not None:
             check_chunks(t[chunks], t[chunks + 1], t[ends], words.chunk_size)
         return run(t[:chunks], numbers if scale == known else m.numbers_of((scale,)))
@@ -215,9 +206,57 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
     return again
 
 
-def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...]:
+def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
+    """A call of a kind that none had before. None where a tensor is of a class that has its own way with ops, as fake ones."""
+    if any(isinstance(y, Tensor) and type(y) not in PLAIN for y in t):
+        return None
+    words, reaches = settled(t, x, decode), tuple(map(reach, t[:12]))
+    check_written(t, words.in_place, reaches)
+    check_values(t, words, few)
+    sorts, given = [*map(type, x)], tuple(n for n, y in enumerate(t[:12]) if n > 4 and y is not None)
+    if adapts(t, x):
+        kept = Settled(words, None, (), _nothing, False, sorts, given, reaches, adapts=True)
+        results = _adapted(t, x, scale, decode, few)
+    else:
+        m, wanted = _serves(t, words, _strided(t)), _wanted(t, words)
+        numbers = m.numbers_of((scale,))
+        inputs, *others = _given(t, words, None)
+        device = t.q.device.type
+        call = _first(m, m.prepare, device)(inputs, *others, wanted, t.state_indices, words.checkpoint_chunks)
+        kept = Settled(words, m, m.numbers_of((None,)), call, wanted, sorts, given, reaches)
+        results = m.results(_first(m, call, device)(inputs, numbers, *others, t.state_indices), wanted)
+    if about is not None:
+        if len(_kept) >= 1024:
+            _kept.clear()
+        _kept[about] = kept
+    return results
+
+
+def _nothing(*_: Any) -> NoReturn:
+    raise AssertionError("a call in other dtypes has nothing prepared")
+
+
+def _adapted(t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Any, ...]:
+    return adapted(t, x, lambda t, x: eager(t, x, scale, decode, few) or ())
+
+
+def _is_memory(t: tuple[Any, ...], given: tuple[int, ...]) -> bool:
+    """Whether tensors of a settled kind are what their memory holds: without a class of their own, torch's negative bit, or
+    whatever a transform keeps beside it. One by one, for a call waits."""
+    q, k, v, g, beta = t[:5]
+    if not (type(q) is type(k) is type(v) is type(g) is type(beta) is Tensor) and any(type(y) not in PLAIN for y in t[:5]):
+        return False
+    if q.is_neg() or k.is_neg() or v.is_neg() or g.is_neg() or beta.is_neg():
+        return False
+    for n in given:
+        if type(t[n]) not in PLAIN or t[n].is_neg():
+            return False
+    return not transformed()
+
+
+def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
     """What the op returns for Tensors and Options as they came: whatever options and kinds of tensors decide is looked up at
-    once. Every microsecond here is one that a server waits."""
+    once. Every microsecond here is one that a server waits. None where some tensor is of a class with its own way with ops."""
     global _last
     last = _last
     if last is not None:
@@ -237,39 +276,26 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
     except (AttributeError, TypeError, RuntimeError):  # no plain tensor where one is due, or an option without a hash: settling
         # says so
         about = found = None
-    if found is None:
-        named = Tensors(*t)
-        words = settled(named, Options(*x), decode)
-        check_written(t)
-        check_values(named, words, few)
-        m, wanted = _serves(named, words, _strided(named)), _wanted(named, words)
-        numbers = m.numbers_of((scale,))
-        prepare = _first(m, m.prepare, named.q.device.type)
-        call = prepare(*_given(named, words, None), wanted, named.state_indices, words.checkpoint_chunks)
-        if about is not None:
-            if len(_kept) >= 1024:
-                _kept.clear()
-            _kept[about] = Settled(words, m, m.numbers_of((None,)), call, wanted)
-        call = _first(m, call, named.q.device.type)
-    else:
-        words, m, numbers, call, wanted = found.words, found.module, found.numbers, found.call, found.wanted
-        if few or tables[0] is not None or tables[1] is not None or (torch.is_grad_enabled() and _wants_gradients(t)):
-            check_values(Tensors(*t), words, few)
-        if out is not None or final is not None:
-            check_written(t)
-        if scale is not None:
-            numbers = m.numbers_of((scale,))
-        if not found.came_again:
-            found.came_again, found.again = True, _as_one(found, Tensors(*t), x, scale)
-        if found.again is not None:
-            _last = found.again
-            results = found.again(t, x, scale, decode)
-            if results is not None:
-                return results  # type: ignore[no-any-return]
+    if found is None or [*map(type, x)] != found.sorts or not _is_memory(t, found.given):  # to a key 1 is True, and 64.0 is 64
+        return _settle(about, Tensors(*t), Options(*x), scale, decode, few)
+    if few or tables[0] is not None or tables[1] is not None or (torch.is_grad_enabled() and _wants_gradients(t)):
+        check_values(Tensors(*t), found.words, few)
+    if out is not None or final is not None or found.words.in_place:
+        check_written(t, found.words.in_place, found.reaches)
+    if found.adapts:
+        return _adapted(Tensors(*t), Options(*x), scale, decode, few)
+    if not found.came_again:
+        found.came_again, found.again = True, _as_one(found, Tensors(*t), x, scale)
+    if found.again is not None:
+        _last = found.again
+        results = found.again(t, x, scale, decode)
+        if results is not None:
+            return results  # type: ignore[no-any-return]
+    words, m = found.words, found.module
     buffers = () if words.in_place else (final,)
-    memory = call(t[:7] if words.gate == "raw" else t[:5], numbers, (initial,), (out,), ends,
-                  (*buffers, None) if words.checkpoint_chunks else buffers, indices)
-    return m.results(memory, wanted)  # type: ignore[no-any-return]
+    memory = found.call(t[:7] if words.gate == "raw" else t[:5], found.numbers if scale is None else m.numbers_of((scale,)),
+                        (initial,), (out,), ends, (*buffers, None) if words.checkpoint_chunks else buffers, indices)
+    return m.results(memory, found.wanted)  # type: ignore[no-any-return]
 
 
 def forget() -> None:

@@ -54,6 +54,30 @@ SPACES: dict[str, tuple[Space, ...]] = {
                                      "longest_first": (False, True)}, (64,))),
 }
 
+#: Of decoding steps: by target, chunks with the columns of the state that an instance holds, and warps. TileLang has one warp
+#: where chunks are of 16 tokens, four where they are of 32 (`threads` of its emitter), which hold a state four times as large.
+STEPS: dict[str, tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]] = {
+    "triton": ((16, (16, 32, 64, 128), (1, 2, 4, 8)),),
+    "tilelang": ((16, (16, 32), (0,)), (32, (32, 64, 128), (0,)), (64, (64, 128), (0,)))}
+#: Entries of the state that a warp may hold: more spill by hundreds of bytes a thread (sm_90a, both targets), and are not timed.
+A_WARP = 128 * 32
+
+
+def steps(about: Build) -> list[Build]:
+    """The builds to try for decoding steps of a kind of inputs, for targets one after the other: states as they lie and the other
+    way, and so many columns and warps as hold them. Loads of one chunk have none to run ahead of, so stages are one or two."""
+    found = []
+    for target, ways in STEPS.items():
+        for chunk, columns, warps in ways:
+            for n, w, state in product(columns, warps, ("vk", "kv")):
+                n = min(n, about.head_dim_v)
+                if w and not A_WARP * w // 8 <= about.head_dim_k * n <= A_WARP * w:
+                    continue
+                fields = {"state": state, "v_block": n, "warps": w}
+                plans = [varied("fused", **fields), *[varied("fused", **fields, stages=1)] * (target == "triton")]
+                found += [replace(about, target=target, chunk=chunk, schedule=p) for p in plans]
+    return list(dict.fromkeys(found))
+
 
 def candidates(about: Build, arch: str) -> list[Build]:
     """The builds to try for inputs of a kind, those that differ least from what is expected to be best first: those made for

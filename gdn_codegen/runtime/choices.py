@@ -3,7 +3,7 @@
 A table is {"device", "kind", "target", "versions", "rows"} in JSON, written by `gdn_codegen tune`: the package's own lie in
 devices/choices, a user's under the cache folder by device and versions. A row says for which inputs and which shape it was
 measured, the build, and its time beside that of the model's choice. It serves its device, and others of its kind: of the same
-architecture, with as many multiprocessors.
+architecture, with as many multiprocessors. The table of decoding has "decode" for its target: each of its builds says its own.
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, inf
 from pathlib import Path
@@ -24,6 +24,8 @@ from .build import Build
 
 PACKAGED = Path(__file__).parents[1] / "devices" / "choices"
 PACKAGE, USER = "the package's", "the user's"
+#: The table of decoding steps.
+DECODE = "decode"
 SIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
 UNIT = Contract((("k", "unit"),))
 
@@ -60,8 +62,8 @@ def power(n: int) -> int:
 @dataclass(frozen=True)
 class Row:
     """A choice that was measured: for which device and inputs (`about`: a build of these, with any schedule) and at what
-    size; ms of a call, and of the model's choice there. source: whose table. kind: of the device. float16 and bfloat16 take the
-    same time."""
+    size; ms of a call, and of the model's choice there. source: whose table. kind: of the device. table: a target's, or that of
+    decoding. float16 and bfloat16 take the same time."""
 
     device: str
     about: Build
@@ -70,6 +72,7 @@ class Row:
     model_ms: float | None = None
     source: str = ""
     kind: str = ""
+    table: str = ""
 
     def known(self, devices: Sequence[str]) -> int:
         """The first of a device's names that is the row's; their number where none is."""
@@ -97,30 +100,32 @@ ABOUT = ("algorithm", "dtype", "layout", "head_dim_k", "head_dim_v")
 def as_json(r: Row) -> dict[str, Any]:
     b, x = r.about, r.extent
     return {**{n: getattr(b, n) for n in ABOUT}, "accept": str(b.contract), "H": x.H, "HV": x.HV, "sequences": x.sequences,
-            "tokens": x.tokens, "build": choice_json(b), "ms": r.ms, "model_ms": r.model_ms}
+            "tokens": x.tokens, "build": choice_json(b, r.table), "ms": r.ms, "model_ms": r.model_ms}
 
 
-def choice_json(b: Build) -> dict[str, Any]:
+def choice_json(b: Build, table: str = "") -> dict[str, Any]:
     """What a table keeps of a build that it chose; its schedule is a named one, some fields changed."""
-    return {"schedule": b.plan.name, "set": changes(b.plan), "chunk": b.chunk, "arch": b.arch}
+    target = {"target": b.target} if table == DECODE else {}
+    return {**target, "schedule": b.plan.name, "set": changes(b.plan), "chunk": b.chunk, "arch": b.arch}
 
 
-def chosen(about: dict[str, Any], choice: dict[str, Any]) -> Build:
+def chosen(about: dict[str, Any], choice: dict[str, Any], table: str) -> Build:
     """The build of `choice_json` for inputs of a kind."""
+    target = choice["target"] if table == DECODE else table
     fields = dict(choice["set"])
     if "kernels" in fields:  # JSON has lists
         fields["kernels"] = tuple(map(tuple, fields["kernels"]))
     schedule = varied(choice["schedule"], **fields) if fields else choice["schedule"]
-    return Build(schedule=schedule, chunk=choice["chunk"], arch=choice["arch"], **about)
+    return Build(target, schedule=schedule, chunk=choice["chunk"], arch=choice["arch"], **about)
 
 
 def from_json(table: dict[str, Any], source: str) -> tuple[Row, ...]:
-    rows, kind = [], table.get("kind", "")
+    rows, kind, name = [], table.get("kind", ""), table["target"]
     for r in table["rows"]:
-        about = {n: r[n] for n in ABOUT} | {"target": table["target"], "contract": Contract.parse(r["accept"])}
+        about = {n: r[n] for n in ABOUT} | {"contract": Contract.parse(r["accept"])}
         extent = Extent(*(_number(r, n, int) for n in ("H", "HV", "sequences", "tokens")))
-        rows.append(Row(table["device"], chosen(about, r["build"]), extent, _number(r, "ms", float, int),
-                        None if r["model_ms"] is None else _number(r, "model_ms", float, int), source, kind))
+        rows.append(Row(table["device"], chosen(about, r["build"], name), extent, _number(r, "ms", float, int),
+                        None if r["model_ms"] is None else _number(r, "model_ms", float, int), source, kind, name))
     return tuple(rows)
 
 
@@ -135,7 +140,8 @@ def versions(target: str) -> dict[str, str]:
     """What a measurement depends on, beside the device."""
     from .. import __version__
     from .targets import _version
-    return {"gdn_codegen": __version__, **{n: _version(n) for n in ("torch", target)}}
+    used = ("torch", "triton", "tilelang") if target == DECODE else ("torch", target)
+    return {"gdn_codegen": __version__, **{n: _version(n) for n in used}}
 
 
 def own_path(device: str, target: str) -> Path:
@@ -160,10 +166,10 @@ def packaged() -> tuple[Row, ...]:
 
 @lru_cache(maxsize=64)
 def rows(devices: Sequence[str], target: str) -> tuple[Row, ...]:
-    """Rows for a device that goes by these names: the user's, then the package's."""
+    """Rows of a target's tables, or those of decoding, for a device that goes by these names: the user's, then the package's."""
     own = [p for p in (own_path(d, target) for d in devices) if p.is_file()]
     found = (*(r for p in own for r in read(p, USER)), *packaged())
-    return tuple(r for r in found if r.about.target == target and r.known(devices) < len(devices))
+    return tuple(r for r in found if r.table == target and r.known(devices) < len(devices))
 
 
 def near(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], chunk: int | None) -> list[Row]:
@@ -176,4 +182,22 @@ def near(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], chunk: 
         for r in rows(devices, b.target):
             if r.serves(b, contract) and r.far(shape_class) <= 1 and chunk in (None, r.about.chunk):
                 found.append((i, r.source != USER, r.known(devices), r.far(shape_class), r.ms / (r.model_ms or r.ms), r))
+    return [r for *_, r in sorted(found, key=lambda x: x[:-1])]
+
+
+def steps(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], targets: Sequence[str]) -> list[Row]:
+    """Rows that may choose for decoding steps of `b`'s inputs, the best first: of states that lie alike, since these are what a
+    step reads and writes, whatever its gates and query heads. Ordered as `near` orders; what gained most over the model is the
+    fastest, of whichever target: the model's choice is one for all."""
+    def lie(c: Contract) -> tuple[str, int]:
+        return c.state, SIZE[c.state_dtype]
+
+    def far(x: Extent) -> int:
+        return sum(abs(a - b) for a, b in zip(x.shape_class[1:], shape_class[1:], strict=True))
+    found = []
+    for r in rows(devices, DECODE):
+        alike = r.serves(replace(b, target=r.about.target), r.about.contract) and lie(r.about.contract) == lie(b.contract)
+        if alike and r.about.target in targets and far(r.extent) <= 1:
+            found.append((r.about.contract != b.contract, r.source != USER, r.known(devices), far(r.extent),
+                          r.ms / (r.model_ms or r.ms), r))
     return [r for *_, r in sorted(found, key=lambda x: x[:-1])]

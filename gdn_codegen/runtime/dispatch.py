@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
@@ -25,7 +25,7 @@ from .choices import Extent
 from .roofline import SIZE
 from .targets import choose
 
-_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 #: Of calls that leave it open, where no table says better.
 DEFAULT_CHUNK = 64
 #: By architecture: the schedule of whole sequences.
@@ -160,26 +160,32 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
         yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
 
 
-def _choose(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], few: bool | None, chunk: int | None,
-            shared: int) -> Choice:
+def first(*sources: tuple[str, Iterable[tuple[Build, str]]]) -> tuple[Choice | None, tuple[tuple[str, str], ...]]:
+    """The first build of these that fits, or None, and why those before it do not. sources: (name, builds and reasons)."""
     why: list[tuple[str, str]] = []
-    for source, found in (("table", measured(b, arch, devices, shape_class, chunk, shared)),
-                          ("model", modelled(b, arch, few, shape_class, chunk, shared))):
+    for source, found in sources:
         for x, reason in found:
-            said = unfit(x)
-            if not said:
-                return Choice(x, (*why, (f"chosen by {source}", reason)))
-            why.append((f"not {x.name}", said))
-    return Choice(b, tuple(why))
+            against = unfit(x)
+            if not against:
+                return Choice(x, (*why, (f"chosen by {source}", reason))), tuple(why)
+            why.append((f"not {x.name}", against))
+    return None, tuple(why)
+
+
+def said(c: Choice) -> Choice:
+    """The choice, which GDN_DEBUG=1 prints."""
+    if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
+        print(f"gdn_codegen: {c}", file=sys.stderr)
+    return c
 
 
 def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]) -> None:
     """What has no room on the GPU is refused before its kernels compile, naming the chunks that have."""
-    said = unfit(b)
-    if said:
+    against = unfit(b)
+    if against:
         chunks = [n for n in CHUNKS if any(fits(x) for x, _ in modelled(replace(b, chunk=n), arch, few, shape_class, n))]
         raise ValueError(f"chunk_size: got {b.chunk}, with K = {b.head_dim_k}, V = {b.head_dim_v} in {b.dtype}; accepted: "
-                         f"{', '.join(map(str, chunks)) or 'none for these K and V'} ({said})")
+                         f"{', '.join(map(str, chunks)) or 'none for these K and V'} ({against})")
 
 
 @lru_cache(maxsize=1024)
@@ -187,18 +193,18 @@ def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
            head_dim_v: int, target: str, chunk_size: int | None, layout: str, schedule: str | Schedule | None,
            contract: Contract, shape_class: tuple[int, int, int], few: bool | None, shared: int = 1) -> Choice:
     """The build for calls of one kind. heads: for targets that compile them in."""
-    b = Build(target, chunk_size or DEFAULT_CHUNK, layout, algorithm, schedule or DEFAULT_SCHEDULE, _NAMES[dtype], head_dim_k,
+    b = Build(target, chunk_size or DEFAULT_CHUNK, layout, algorithm, schedule or DEFAULT_SCHEDULE, NAMES[dtype], head_dim_k,
               head_dim_v, heads, contract=contract)
     arch = architecture(device)
     if schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        chosen = _choose(b, arch, names(device), shape_class, few, chunk_size, shared)
+        found, why = first(("table", measured(b, arch, names(device), shape_class, chunk_size, shared)),
+                           ("model", modelled(b, arch, few, shape_class, chunk_size, shared)))
+        chosen = found or Choice(b, why)
     if chosen.build.plan.partition != "decay":  # nobody else asks
         chosen = replace(chosen, build=replace(chosen.build, contract=contract.unpromised()))
-    chosen = replace(chosen, why=(*chosen.why, ("chunk", "asked for" if chunk_size else "left open")))
-    if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
-        print(f"gdn_codegen: {chosen}", file=sys.stderr)
+    chosen = said(replace(chosen, why=(*chosen.why, ("chunk", "asked for" if chunk_size else "left open"))))
     if schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may take half of what is estimated for Hopper
         _check_fits(chosen.build, arch, few, shape_class)
     return chosen
@@ -215,22 +221,32 @@ def key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_siz
     return algorithm, q.dtype, q.device, q.shape, v.shape, target, chunk_size, layout, schedule, sequences, contract
 
 
-def explained(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple[int, ...], v: tuple[int, ...], target: str,
-              chunk_size: int | None, layout: str, schedule: str | Schedule | None, sequences: int | None,
-              contract: Contract) -> Choice:
-    """The choice for a key. Raises ValueError naming a bad argument."""
-    if dtype not in _NAMES:
-        raise ValueError(f"q: got {dtype}; accepted: {', '.join(map(str, _NAMES))}")
+def check(dtype: torch.dtype, target: str, chunk_size: int | None, layout: str) -> None:
+    """ValueError naming an argument of `key` that there is not."""
+    if dtype not in NAMES:
+        raise ValueError(f"q: got {dtype}; accepted: {', '.join(map(str, NAMES))}")
     if target != "auto" and target not in TARGETS:
         raise ValueError(f"target: got {target!r}; accepted: auto, {', '.join(TARGETS)}")
     if chunk_size not in (None, *CHUNKS):
         raise ValueError(f"chunk_size: got {chunk_size!r}; accepted: {', '.join(map(str, CHUNKS))}, None for any")
     if layout not in LAYOUTS:
         raise ValueError(f"layout: got {layout!r}; accepted: {', '.join(LAYOUTS)}")
+
+
+def extent(q: tuple[int, ...], v: tuple[int, ...], layout: str, sequences: int | None) -> Extent:
+    """The size of a call whose q and v have these shapes."""
+    tokens, head = (1, 2) if LAYOUTS[layout] == "bthd" else (2, 1)
+    return Extent(q[head], v[head], sequences or q[0], q[0] * q[tokens])
+
+
+def explained(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple[int, ...], v: tuple[int, ...], target: str,
+              chunk_size: int | None, layout: str, schedule: str | Schedule | None, sequences: int | None,
+              contract: Contract) -> Choice:
+    """The choice for a key. Raises ValueError naming a bad argument."""
+    check(dtype, target, chunk_size, layout)
     layout = LAYOUTS[layout]
     target = choose(device.type, target)
-    tokens, head = (1, 2) if layout == "bthd" else (2, 1)
-    x = Extent(q[head], v[head], sequences or q[0], q[0] * q[tokens])
+    x = extent(q, v, layout, sequences)
     few = 2 * x.walks <= units(device) if units(device) else None
     return choice(algorithm, dtype, device, (x.H, x.HV) if target == "pto" else None, q[3], v[3], target, chunk_size, layout,
                   schedule, contract, x.shape_class, few, x.shared)

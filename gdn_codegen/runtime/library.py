@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import Tensors, Words, fail
+from .arguments import Tensors, Words, check_written, fail
 from .calls import run
 from .dispatch import DEFAULT_CHUNK
+from .memory import reach
 
 
 @torch.library.custom_op("gdn_codegen::gated_delta_rule", mutates_args=())
@@ -41,6 +42,7 @@ def gated_delta_rule_into(
                 None if in_place else final_state, out)
     x = Words(output_final_state, gate, beta_form, l2norm, unit_keys, state_v_first, state_dtype, in_place, checkpoint_chunks,
               target, chunk_size, layout, schedule, decode)
+    check_written(t, in_place, tuple(map(reach, t[:12])))
     _, final, _ = run(t, x, scale, checkpoints)
     return v.new_empty(0) if final is None or final_state is not None else final
 
@@ -100,7 +102,9 @@ def compiled(t: Tensors, x: Words, scale: float | None) -> tuple[Tensor, Tensor 
     if final is None and t.out is None:
         made = gated_delta_rule(*t[:10], *options)
         return made[0], made[1] if wanted else None, made[-1] if x.checkpoint_chunks else None
-    out = t.v.new_empty(t.v.shape) if t.out is None else t.out
+    out = t.out
+    if out is None:  # as for a caller's buffer, kernels leave rows alone that no sequence covers
+        out = (t.v.new_empty if t.cu_seqlens is None and t.state_indices is None else t.v.new_zeros)(t.v.shape)
     checkpoints = None
     if x.checkpoint_chunks:
         checkpoints = _empty_checkpoints(t.q, t.v, x.layout, x.state_v_first, x.state_dtype, x.checkpoint_chunks, x.chunk_size)

@@ -19,6 +19,13 @@ def shared(x: Tensor, y: Tensor) -> bool:
     return _meet(a, _steps(x), b, _steps(y))
 
 
+def reach(x: Tensor | None) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    if x is None or not x.numel():
+        return 0
+    return x.element_size() * (1 + sum(far * (n - 1) for far, n in zip(x.stride(), x.shape, strict=True)))
+
+
 def _steps(x: Tensor) -> Steps:
     """(bytes, how often) of each dim, the largest first; those that lie without gaps as one."""
     found: Steps = []

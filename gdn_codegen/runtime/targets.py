@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -106,12 +107,18 @@ def pto_headers() -> tuple[Path | None, str]:
 def findings() -> list[Finding]:
     """What `doctor` prints."""
     import torch
+
+    from .. import __version__
+    from . import cache_command
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
     triton, tilelang, nvcc = _version("triton"), _version("tilelang"), _first_line("nvcc", "--version")
     gxx, bisheng = _first_line(cxx.compiler() or "g++", "--version"), shutil.which("bisheng") or ""
     npu, (headers, no_headers) = _version("torch_npu"), pto_headers()
     need_gpu = "no GPU that torch sees"
     return [
+        Finding("", "versions", True,
+                f"gdn_codegen {__version__}, Python {platform.python_version()}, torch {torch.__version__}"),
+        Finding("", "cache", *cache_command.facts()),
         Finding("triton", "package", bool(triton), triton or "pip install 'gdn_codegen[triton]'"),
         Finding("triton", "CPU tensors", bool(triton), "Triton's interpreter" if triton else "needs the package"),
         Finding("triton", "GPU tensors", bool(triton and gpu), gpu or need_gpu),

@@ -6,6 +6,7 @@ the same command goes on. The table is made from the log alone.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ import torch
 
 from ..schedule import changes
 from ..schedule.contract import Contract
-from . import bench_gpu, cache, choices, dispatch
+from . import bench_gpu, cache, choices, decoding, dispatch
 from .ahead import compile_ahead
 from .build import Build
 from .candidates import candidates
@@ -43,14 +44,21 @@ def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
         about, arch, 2 * x.walks <= units, x.shape_class, None, x.shared) if dispatch.fits(b)), about)
 
 
+def step_choice(about: Build, x: Extent, units: int) -> Build:
+    """What a decoding step gets that no table serves, where both targets run."""
+    plain = replace(about, chunk=decoding.CHUNK, arch="")
+    return next((b for b, _ in decoding.modelled(plain, x, units, decoding.PREFERRED["cuda"]) if dispatch.fits(b)), plain)
+
+
 @dataclass(frozen=True)
 class Job:
-    """A build to be timed at a shape."""
+    """A build to be timed at a shape, for a table."""
 
     build: Build
     H: int
     HV: int
     lens: tuple[int, ...]
+    table: str = ""  # "decode", or its target's
 
     @property
     def shape(self) -> Shape:
@@ -67,9 +75,14 @@ class Job:
         return {**about, "accept": str(self.build.contract), "H": self.H, "HV": self.HV, "lens": list(self.lens)}
 
     @property
+    def about(self) -> str:
+        """Inputs that times may be compared on."""
+        return json.dumps(self.inputs, sort_keys=True)
+
+    @property
     def key(self) -> str:
         """What the log calls it."""
-        return json.dumps({**self.inputs, "build": choices.choice_json(self.build)}, sort_keys=True)
+        return json.dumps({**self.inputs, "build": choices.choice_json(self.build, self.table)}, sort_keys=True)
 
 
 def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[Job]:
@@ -151,33 +164,45 @@ class LogError(ValueError):
     """A log of other measurements."""
 
 
-def job_of(key: str, target: str) -> Job:
+def job_of(key: str, table: str) -> Job:
     """The job of a log's key."""
     k = json.loads(key)
-    about = {n: k[n] for n in choices.ABOUT} | {"target": target, "contract": Contract.parse(k["accept"])}
-    return Job(choices.chosen(about, k["build"]), k["H"], k["HV"], tuple(k["lens"]))
+    about = {n: k[n] for n in choices.ABOUT} | {"contract": Contract.parse(k["accept"])}
+    return Job(choices.chosen(about, k["build"], table), k["H"], k["HV"], tuple(k["lens"]), table * (table == choices.DECODE))
 
 
 def table(log: Log, arch: str, units: int) -> dict[str, Any]:
-    """The table of a log: for each kind of input, shape and chunk the fastest build; the model's choice unless another takes
-    MARGIN of its time or less; of equals the one with fewer fields changed. The same log gives the same table."""
+    """The table of a log: for each kind of input, shape and chunk (in that of decoding: target) the fastest build; the model's
+    choice unless another takes MARGIN of its time or less; of equals the one with fewer fields changed. The same log gives the
+    same table."""
+    name = log.head["target"]
     groups: dict[str, list[tuple[float, str, Job]]] = {}
     for key, r in sorted(log.results.items()):
         if "ms" in r:
-            j = job_of(key, log.head["target"])
-            groups.setdefault(json.dumps(j.inputs, sort_keys=True), []).append((r["ms"], key, j))
+            j = job_of(key, name)
+            groups.setdefault(j.about, []).append((r["ms"], key, j))
     rows = []
     for _, found in sorted(groups.items()):
-        j = found[0][2]
-        plain = replace(j.build, schedule=Build(j.build.target).schedule, chunk=dispatch.DEFAULT_CHUNK, arch="")
-        model = replace(j, build=model_choice(plain, j.extent, arch, units)).key
+        model = replace(found[0][2], build=_modelled(found[0][2], arch, units)).key
         model_ms = next((ms for ms, key, _ in found if key == model), None)
-        for chunk in sorted({x.build.chunk for *_, x in found}):
-            def cost(x: tuple[float, str, Job], model: str = model) -> tuple[float, int, str]:
-                return x[0] * (MARGIN if x[1] == model else 1), len(changes(x[2].build.plan)), x[1]
-            ms, _, best = min((x for x in found if x[2].build.chunk == chunk), key=cost)
-            rows.append(choices.as_json(Row(log.head["device"], best.build, best.extent, ms, model_ms)))
+        parts: dict[Any, list[tuple[float, str, Job]]] = {}
+        for x in found:
+            parts.setdefault(x[2].build.target if name == choices.DECODE else x[2].build.chunk, []).append(x)
+
+        def cost(x: tuple[float, str, Job], model: str = model) -> tuple[float, int, str]:
+            return x[0] * (MARGIN if x[1] == model else 1), len(changes(x[2].build.plan)), x[1]
+        for _, those in sorted(parts.items()):
+            ms, _, best = min(those, key=cost)
+            rows.append(choices.as_json(Row(log.head["device"], best.build, best.extent, ms, model_ms, table=name)))
     return {**log.head, "rows": rows}
+
+
+def _modelled(j: Job, arch: str, units: int) -> Build:
+    """The model's choice for the inputs of a job, at its size."""
+    if j.table == choices.DECODE:
+        return step_choice(j.build, j.extent, units)
+    plain = replace(j.build, schedule=Build(j.build.target).schedule, chunk=dispatch.DEFAULT_CHUNK, arch="")
+    return model_choice(plain, j.extent, arch, units)
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -209,7 +234,7 @@ class Gpu:
         except Exception as e:  # whatever a toolchain raises is a finding
             self.alive()
             return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
-        return "" if max(got) <= TOLERANCE[b.dtype] else f"off by {got[0]:.1e} (o) and {got[1]:.1e} (state)"
+        return "" if all(e <= TOLERANCE[b.dtype] for e in got) else f"off by {got[0]:.1e} (o) and {got[1]:.1e} (state)"
 
     def workspace(self, b: Build, s: Shape) -> int:
         size = function(b).__globals__["workspace_bytes"]
@@ -258,12 +283,17 @@ class Tuner:
     clock: Callable[[], float] = time.monotonic
     say: Callable[[str], None] = lambda line: print(line, flush=True)
     _wrong: dict[Build, str] = field(default_factory=dict)
+    _best: dict[str, tuple[float, str]] = field(default_factory=dict)  # by inputs: ms and a build's name
 
     def run(self, todo: Sequence[Job]) -> list[Job]:
         """Measure what the log does not have; the jobs still pending."""
         for line in self.log.lost:
             self.say(f"{self.log.path}: line {line} is not whole, and left out")
         pending = [j for j in todo if j.key not in self.log.results]
+        for key, r in self.log.results.items():
+            if "ms" in r:
+                j = job_of(key, self.log.head["target"])
+                self._best[j.about] = min(self._best.get(j.about, (math.inf, "")), (r["ms"], j.build.name))
         self.say(f"{len(todo)} measurements, {len(todo) - len(pending)} of them in {self.log.path}")
         start, measured = self.clock(), 0
         while pending and not (self.budget is not None and self.clock() - start >= self.budget):
@@ -286,9 +316,9 @@ class Tuner:
     def told(self, j: Job, result: dict[str, Any]) -> str:
         if "dropped" in result:
             return f"dropped: {result['dropped']}"
-        here = [(r["ms"], job_of(k, j.build.target)) for k, r in self.log.results.items() if "ms" in r]
-        ms, best = min(((ms, x) for ms, x in here if x.inputs == j.inputs), key=lambda x: x[0])
-        return f"{result['ms']:.4f} ms (best {ms:.4f}, {best.build.name})"
+        ms, name = min(self._best.get(j.about, (math.inf, "")), (result["ms"], j.build.name))
+        self._best[j.about] = ms, name
+        return f"{result['ms']:.4f} ms (best {ms:.4f}, {name})"
 
     def judge(self, j: Job) -> dict[str, Any]:
         """Its time, or why it is no candidate."""
@@ -310,28 +340,34 @@ class Tuner:
 
 
 def log_beside(path: Path, target: str, names: Sequence[str]) -> Log:
-    """The log of a table of a device that goes by these names, as yet unread."""
+    """The log of a target's table, or that of decoding, of a device that goes by these names, as yet unread."""
     return Log(path.with_suffix(".jsonl"), {"device": names[0], "kind": names[1], "target": target,
                                             "versions": choices.versions(target)})
 
 
 def tune(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str, units: int, meter: Meter,
          out: Path | None = None, **options: Any) -> int:
-    """Tune for inputs of a kind; write the log and the table. 1 where nothing could be measured or the device was lost.
+    """Tune for inputs of a kind, by `tuned`."""
+    return tuned(about.target, jobs(about, shapes, arch, units), names, arch, units, meter, out, **options)
 
-    names: of the device, as `dispatch.names` has them. out: the table, beside which the log lies; by default where calls on this
-    device look. options: of Tuner.
+
+def tuned(name: str, todo: Sequence[Job], names: Sequence[str], arch: str, units: int, meter: Meter, out: Path | None = None,
+          **options: Any) -> int:
+    """Measure; write the log and the table. 1 where nothing could be measured or the device was lost.
+
+    name: of the table: a target, or "decode". names: of the device, as `dispatch.names` has them. out: the table, beside which
+    the log lies; by default where calls on this device look. options: of Tuner.
     """
-    path = out or choices.own_path(names[0], about.target)
+    path = out or choices.own_path(names[0], name)
     cache.place("out", path)
     if path.suffix != ".json":  # its log is what the name with .jsonl says
         raise ValueError(f"out: got {path}; accepted: a name that ends in .json")
     with cache.lock(path):
-        log = log_beside(path, about.target, names).load()
+        log = log_beside(path, name, names).load()
         tuner = Tuner(log, meter, arch, units, **options)
         lost = False
         try:
-            tuner.run(jobs(about, shapes, arch, units))
+            tuner.run(todo)
         except DeviceLost as e:
             tuner.say(f"the device is lost ({e}): the same command goes on without what lost it, if it does so twice")
             lost = True
@@ -345,11 +381,16 @@ def tune(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str,
 def listing(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str, units: int, out: Path | None = None
             ) -> list[str]:
     """What a run would measure, and what is known of it."""
-    log = log_beside(out or choices.own_path(names[0], about.target), about.target, names)
+    return listed(about.target, jobs(about, shapes, arch, units), names, out)
+
+
+def listed(name: str, todo: Sequence[Job], names: Sequence[str], out: Path | None = None) -> list[str]:
+    """Of a table's jobs, what is known."""
+    log = log_beside(out or choices.own_path(names[0], name), name, names)
     if log.path.exists():
         log.load()
     lines = []
-    for j in jobs(about, shapes, arch, units):
+    for j in todo:
         r = log.results.get(j.key, {})
         said = f"{r['ms']:.4f} ms" if "ms" in r else f"dropped: {r['dropped']}" if r else dispatch.unfit(j.build) or "pending"
         lines.append(f"{j.shape.name:24} {j.build.name:44} {said}")
@@ -360,7 +401,12 @@ def compile_candidates(about: Build, shapes: Sequence[Shape], arch: str) -> Iter
     """Fill the toolchains' caches (TILELANG_CACHE_DIR, TRITON_CACHE_DIR) with what a run on such a GPU would compile; a line for
     each build. Needs no GPU."""
     heads = sorted({(2, 8), *((s.H, s.HV) for s in shapes)})  # those of the check, too
-    todo = [b for b in dict.fromkeys(map(in_short_parts, candidates(about, arch))) if dispatch.fits(b)]
+    return compiled_ahead(list(dict.fromkeys(map(in_short_parts, candidates(about, arch)))), arch, heads)
+
+
+def compiled_ahead(builds: Sequence[Build], arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Compile those of the builds that fit; a line for each."""
+    todo = [b for b in builds if dispatch.fits(b)]
     for i, b in enumerate(todo, 1):
         start = time.monotonic()
         with under_way(f"compiling {b.name} for {arch}"):

@@ -6,9 +6,8 @@ unit_lower_inverse, by `inverse`:
   T is rounded after each step. Where the device solves no blocks, "doubling"; where it solves whole tiles, nothing is merged.
 - "doubling": T = I; for b = 1, 2, 4... T <- T - T A_b T, where A_b holds, of each 2b x 2b diagonal block of A, the lower
   left b x b block. T is then the inverse of I + (A's diagonal 2b-blocks): block forward substitution, all blocks at once.
-- "blocked16": 16-row blocks by (I - X)(I + X^2)(I + X^4)(I + X^8), X the diagonal 16-blocks, then merged as above.
-The plain product (I - A)(I + A^2)(I + A^4)... over the whole chunk is not offered: with equal keys the entries of A^32
-reach binomial(62, 31) = 5e17 and every digit is lost.
+The plain product (I - A)(I + A^2)(I + A^4)... is not offered, neither over the chunk nor over blocks of 16 rows. With equal keys
+the entries of A^32 reach binomial(62, 31) = 5e17, and in a block those of A^8 reach 3432 * 2^8 at beta = 2: no digit is left.
 
 With `block`, diagonal blocks of that size are inverted apart, T0 and T1, by products of that size, and a chunk of two is
 the tile of T0, 0, -T1 A10 T0, T1. Entries are the same: the other blocks of the products above are zero.
@@ -20,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ..ir.builder import Body
 from ..ir.core import Op, Program, uses
@@ -39,12 +39,11 @@ def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int =
 
     def rule(o: Op, b: Body, count: dict[str, int]) -> str | None:
         if o.kind == "unit_lower_inverse":
+            inverse = _Inverse(o, b, operand)
             if how == "substitution":
                 alone = size == whole and WIDTH[operand] == 2 and count[o.args[0]] == 1  # it overwrites its operand
-                return _inverse_by_substitution(o, b, whole if alone else solves, size, operand)
-            if block and size == 2 * block and how == "doubling":
-                return _inverse_by_blocks(o, b, block, operand)
-            return _inverse(o, b, how, size, operand)
+                return inverse.by_substitution(whole if alone else solves, size)
+            return inverse.by_blocks(block) if block and size == 2 * block else inverse.by_doubling(size)
         if o.kind == "row_norm":
             x = o.args[0]
             total = b.op("row_sum", b.op("mul", x, x, line=o.line), line=o.line)
@@ -59,40 +58,78 @@ def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int =
                                                           for k in p.kernels))
 
 
-def _inverse(o: Op, b: Body, how: str, size: int, operand: str) -> str:
-    a, line, dims = o.args[0], o.line, b.types[o.args[0]].dims
+class _Inverse:
+    """The ops that compute one inverse, T of A, with products whose operands are `operand`."""
 
-    def cast(x: str) -> str:
-        return x if b.types[x].dtype == operand else b.op("cast", x, to=operand, line=line)
+    def __init__(self, o: Op, b: Body, operand: str) -> None:
+        self.o, self.b, self.operand, self.a = o, b, operand, o.args[0]
+        self.dims = b.types[self.a].dims
 
-    def product(x: str, y: str, plus: str = "") -> str:
-        xy = b.op("matmul", cast(x), cast(y), line=line, name=b.fresh(f"{o.out}_p"))
-        return b.op("add", plus, xy, line=line, name=b.fresh(f"{o.out}_s")) if plus else xy
+    def op(self, kind: str, *args: str, name: str = "", **attrs: Any) -> str:
+        return self.b.op(kind, *args, line=self.o.line, name=self.b.fresh(f"{self.o.out}_{name}") if name else "", **attrs)
 
-    eye = b.op("eye", dims=dims, line=line)
-    minus = b.op("neg", a, line=line)
-    if how == "doubling" or size <= 16:
-        done = 2
-        t = b.op("add", eye, b.op("pairs", minus, size=1, line=line), line=line, name=b.fresh(f"{o.out}_1"))
-    else:
-        done = 16
-        x = b.op("diag_blocks", minus, size=16, line=line)
-        t = b.op("add", eye, x, line=line, name=b.fresh(f"{o.out}_d"))
-        for _ in range(3):  # (I + X)(I + X^2)(I + X^4)(I + X^8) with X = -A
-            x = product(x, x)
-            t = product(t, x, plus=t)
-    while done < size:
-        below = b.op("pairs", minus, size=done, line=line)
-        t = product(t, product(below, t), plus=t)
-        done *= 2
-    last = b.stmts[-1]
-    assert isinstance(last, Op) and last.out == t
-    b.stmts[-1] = replace(last, out=o.out)
-    b.types[o.out] = b.types.pop(t)
-    for key, value in list(b._seen.items()):
-        if value == t:
-            b._seen[key] = o.out
-    return o.out
+    def cast(self, x: str, to: str = "") -> str:
+        to = to or self.operand
+        return x if self.b.types[x].dtype == to else self.op("cast", x, to=to)
+
+    def product(self, x: str, y: str, plus: str = "") -> str:
+        xy = self.op("matmul", self.cast(x), self.cast(y), name="p")
+        return self.op("add", self.cast(plus, "float32"), xy, name="s") if plus else xy
+
+    def eye(self) -> str:
+        return self.op("eye", dims=self.dims)
+
+    def pairs(self, x: str, size: int) -> str:
+        return self.op("pairs", x, size=size)
+
+    def named(self, value: str) -> str:
+        """Give the value of the last statement the inverse's name."""
+        b, name = self.b, self.o.out
+        last = b.stmts[-1]
+        assert isinstance(last, Op) and last.out == value
+        b.stmts[-1] = replace(last, out=name)
+        b.types[name] = b.types.pop(value)
+        for key, x in list(b._seen.items()):
+            if x == value:
+                b._seen[key] = name
+        return name
+
+    def by_doubling(self, size: int) -> str:
+        minus = self.op("neg", self.a)
+        t, done = self.op("add", self.eye(), self.pairs(minus, 1), name="1"), 2
+        while done < size:
+            t = self.product(t, self.product(self.pairs(minus, done), t), plus=t)
+            done *= 2
+        return self.named(t)
+
+    def by_substitution(self, solves: int, size: int) -> str:
+        done, a = min(solves, size), self.cast(self.a)
+        t = self.op("diag_inverse", a, size=done, name="d")
+        while done < size:
+            corner = self.op("neg", self.pairs(self.product(t, a), done))
+            t = self.product(corner, t, plus=t)
+            done *= 2
+        return self.named(self.cast(t, "float32"))
+
+    def by_blocks(self, size: int) -> str:
+        """Of two blocks of `size` rows, each inverted apart."""
+        minus, corners, done = self.op("neg", self.a), (0, size), 2
+
+        def block(x: str, row: int, col: int) -> str:
+            return self.op("block", self.cast(x), row=row, col=col, size=size)
+
+        start = self.op("add", self.eye(), self.pairs(minus, 1), name="1")
+        ts = [block(start, i, i) for i in corners]
+        while done < size:
+            below = self.pairs(minus, done)
+            halves = [self.product(block(below, i, i), t) for i, t in zip(corners, ts, strict=True)]
+            ts = [self.product(t, x, plus=t) for t, x in zip(ts, halves, strict=True)]
+            done *= 2
+        below = self.pairs(minus, size)
+        corner = self.product(ts[1], self.product(block(below, size, 0), ts[0]))
+        zero = self.product(block(below, 0, size), ts[1])
+        return self.named(self.op("quad", self.cast(ts[0], "float32"), zero, corner, self.cast(ts[1], "float32"), dims=self.dims,
+                                  name="q"))
 
 
 def _softplus(o: Op, b: Body) -> str:
@@ -107,54 +144,3 @@ def _softplus(o: Op, b: Body) -> str:
     for c in ARTANH[-2:0:-1]:
         total = op("mul", op("add", total, c), w)
     return op("add", op("maximum", x, 0.0), op("mul", z, op("add", total, ARTANH[0])), name=o.out)
-
-
-def _inverse_by_substitution(o: Op, b: Body, solves: int, size: int, operand: str) -> str:
-    line = o.line
-
-    def cast(x: str, to: str, name: str = "") -> str:
-        return x if b.types[x].dtype == to else b.op("cast", x, to=to, line=line, name=name)
-
-    def product(x: str, y: str) -> str:
-        return b.op("matmul", x, y, line=line, name=b.fresh(f"{o.out}_p"))
-
-    done = min(solves, size)
-    a = cast(o.args[0], operand)
-    t = b.op("diag_inverse", a, size=done, line=line, name=b.fresh(f"{o.out}_d"))
-    while done < size:
-        corner = b.op("neg", b.op("pairs", product(t, a), size=done, line=line), line=line)
-        merged = product(cast(corner, operand), t)
-        done *= 2
-        name = o.out if done == size else b.fresh(f"{o.out}_s")
-        t = b.op("add", cast(t, "float32"), merged, line=line, name=name)
-        t = t if done == size else cast(t, operand)
-    return cast(t, "float32", o.out)
-
-
-def _inverse_by_blocks(o: Op, b: Body, size: int, operand: str) -> str:
-    a, line, dims = o.args[0], o.line, b.types[o.args[0]].dims
-
-    def cast(x: str, to: str = operand) -> str:
-        return x if b.types[x].dtype == to else b.op("cast", x, to=to, line=line)
-
-    def block(x: str, row: int, col: int) -> str:
-        return b.op("block", cast(x), row=row, col=col, size=size, line=line)
-
-    def product(x: str, y: str) -> str:
-        return b.op("matmul", cast(x), cast(y), line=line, name=b.fresh(f"{o.out}_p"))
-
-    minus = b.op("neg", a, line=line)
-    start = b.op("add", b.op("eye", dims=dims, line=line), b.op("pairs", minus, size=1, line=line), line=line,
-                 name=b.fresh(f"{o.out}_1"))
-    done, corners = 2, (0, size)
-    ts = [block(start, i, i) for i in corners]
-    while done < size:
-        below = b.op("pairs", minus, size=done, line=line)
-        halves = [product(block(below, i, i), t) for i, t in zip(corners, ts, strict=True)]
-        ts = [b.op("add", cast(t, "float32"), product(t, x), line=line, name=b.fresh(f"{o.out}_s"))
-              for t, x in zip(ts, halves, strict=True)]
-        done *= 2
-    below = b.op("pairs", minus, size=size, line=line)
-    corner = product(ts[1], product(block(below, size, 0), ts[0]))
-    zero = product(block(below, 0, size), ts[1])
-    return b.op("quad", cast(ts[0], "float32"), zero, corner, cast(ts[1], "float32"), dims=dims, name=o.out, line=line)

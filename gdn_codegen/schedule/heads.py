@@ -38,7 +38,7 @@ def _only_sums(p: Program, k: Kernel) -> bool:
 
     def fits(o: Op) -> bool:
         if o.kind == "cumsum":
-            return True
+            return o.attr("least") is None
         t = p.tensor(o.attr("tensor")) if o.kind in ("load", "store") else None
         if t is None or t.dims != ("C",) or t.heads != "HV" or t.optional:
             return False

@@ -2,7 +2,8 @@
 
 Tiles have extents that the device's products and copies take; where memory has less, the program says so (`extents`): a load
 gives zeros beyond, a store drops what is there, and workspaces hold the padding. Where callers pass views, tensors of tokens
-are addressed by strides that come at run time.
+are addressed by strides that come at run time. Rows of outputs that no sequence covers are cleared by kernels, where the device
+has them do it.
 """
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract
                                 f"{device.name}: more than {least}, as each of {cores} cores wants columns to turn")
 
     def lies(t: Tensor) -> Tensor:
-        return replace(t, strided=contract.strided and t.index == "token" and t.role != "workspace")
+        tokens = t.index == "token" and t.role != "workspace"
+        return replace(t, strided=contract.strided and tokens, cleared=device.clears and tokens and t.role == "output")
     return replace(p, dims=tuple(tiles.items()), extents=tuple((d, n) for d, n in sizes.items() if n != tiles[d]),
                    tensors=tuple(map(lies, p.tensors)))
 

@@ -25,6 +25,7 @@ from .describe import describe
 from .diagonal import diagonal
 from .early import early
 from .feed import feed
+from .floor import floor
 from .forget import forget
 from .groups import groups
 from .heads import heads
@@ -87,6 +88,7 @@ def _others(p: Program, run: Callable[[Program, Device], Program], device: Devic
 FRONT: tuple[tuple[str, Pass], ...] = (
     ("states", lambda p, c: states(p, c.contract)),
     ("accept", lambda p, c: accept(p, c.contract, narrow=not isinstance(c.device, Cores))),
+    ("floor", lambda p, c: floor(p)),
     ("scale", lambda p, c: scale(p)),
     ("forget", lambda p, c: forget(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),

@@ -153,6 +153,8 @@ class _Kernel:
                 ends = [order.get(id(r), len(region)) for r, _ in self.all_readers(o.out)]
                 first, last = alive.get(owner[o.out], (order[id(o)], 0))
                 alive[owner[o.out]] = first, max([last, order[id(o)], *ends])
+        pinned = {owner[o.out] for o in self.ops if over(o, self.device)}
+        across = {owner[v] for v in owner if not self.along_rows(v)}
         free: dict[tuple[str, tuple[int, ...], str], list[tuple[int, str]]] = {}
         for name, (first, last) in sorted(alive.items(), key=lambda x: x[1]):
             t, space = self.type[name], self.space(name)
@@ -160,13 +162,23 @@ class _Kernel:
                 continue
             same = free.setdefault((space, t.shape(self.sizes), t.dtype), [])
             for n, (end, other) in enumerate(same):
-                if end < first:
+                if end < first and not (pinned & {name, other} and across & {name, other}):
                     same[n] = last, other
+                    pinned |= {other} if name in pinned else set()
+                    across |= {other} if name in across else set()
                     for v in [v for v, root in owner.items() if root == name]:
                         owner[v] = other
                     break
             else:
                 same.append((last, name))
+
+    def along_rows(self, name: str) -> bool:
+        """Whether products read `name` along its rows: as a first operand as it is, or as a second one transposed.
+
+        The inverse of a whole tile fixes the layout of its buffer, rows of 128 bytes. A product that reads another way may make
+        the kernel's compiler choose another layout, so such a value needs a buffer of its own."""
+        reads = [(r, n) for r, n in self.all_readers(name) if r.kind == "matmul" and n < 2]
+        return not any(r.attr("ta") if n == 0 else not r.attr("tb") for r, n in reads)
 
     def all_readers(self, name: str) -> list[tuple[Op, int]]:
         out = []

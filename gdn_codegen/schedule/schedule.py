@@ -10,7 +10,7 @@ from ..ir.core import Program, loops, walk
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: What a form adds to a page's values.
 ADDS = {"wy": ("W", "U0"), "split": ("Tb",), "unit": ("Toff",)}
-INVERSES = ("substitution", "doubling", "blocked16")
+INVERSES = ("substitution", "doubling")
 STATES = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
 ORDERS = ("page", "list")
@@ -45,8 +45,8 @@ class Schedule:
       ones on the inverse's diagonal give is added in float32, not multiplied: Toff, the inverse without them; the column
       that scales both what is inverted and what that multiplies goes to what reads the product).
     state: "kv", or "vk": kernels that walk the chunks hold tiles whose last dim is V transposed.
-    inverse: "substitution" (blocks that the device solves by itself, then merged; "doubling" where it solves none),
-      "doubling" (blocks of 1, 2, 4... rows merged) or "blocked16" (16-row blocks by powers, then merged).
+    inverse: "substitution" (blocks that the device solves by itself, then merged; "doubling" where it solves none)
+      or "doubling" (blocks of 1, 2, 4... rows merged).
     v_block: columns of V a kernel instance computes, V or more for all; 0 for what the device takes for walks (Triton: 64)
       and all elsewhere. Applies where all that a kernel writes has V.
     launch: "kernels", or "single" for one launch with barriers over the device between kernels (PTO).
@@ -153,8 +153,8 @@ class Schedule:
 
 SCHEDULES = {s.name: s for s in (
     Schedule("staged", (("G",), ("A",), ("Tinv",), ("W", "U0"), ("S", "U"), ("o",)), form="wy"),
-    Schedule("prepared", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", inverse="blocked16"),
-    Schedule("prepared_vk", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", inverse="blocked16", state="vk"),
+    Schedule("prepared", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy"),
+    Schedule("prepared_vk", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", state="vk"),
     Schedule("replay", (("G", "Tinv"), ("o", "S"))),
     Schedule("walk", (("G", "Tb"), ("o", "S")), form="split", state="vk", early="state"),
     Schedule("fused", (("o", "S"),), prefetch="all"),

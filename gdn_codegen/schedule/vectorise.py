@@ -97,11 +97,15 @@ class _Rules:
         name = f"lower_{size}_mask"
         b.tensors[name] = self.made[name] = Tensor(name, "workspace", "const", "HV", (size, size), fill="lower 1.0 0.0")
         mask = b.op("load", name=b.fresh(name), tensor=name, line=o.line)
-        sums: list[str] = []
+        x, sums = o.args[0], list[str]()
+        if o.attr("least") is not None:  # a vector unit need not keep a NaN in a maximum; exp does, and is 0 of -inf
+            zero = b.op("mul", b.op("exp", x, line=o.line), b.op("const", value=0.0), line=o.line)
+            x = b.op("maximum", x, b.op("const", value=o.attr("least")), line=o.line)
+            x = b.op("add", x, zero, line=o.line)
         for start in range(0, self.chunk, size):
-            x = b.op("row", b.op("part", o.args[0], start=start, size=size, line=o.line), line=o.line)
-            x = b.op("mul", b.op("expand", x, dims=(size, size), line=o.line), mask, line=o.line)
-            total = b.op("row_sum", x, line=o.line)
+            part = b.op("row", b.op("part", x, start=start, size=size, line=o.line), line=o.line)
+            tile = b.op("mul", b.op("expand", part, dims=(size, size), line=o.line), mask, line=o.line)
+            total = b.op("row_sum", tile, line=o.line)
             sums.append(b.op("add", total, b.op("last", sums[-1], line=o.line), line=o.line) if sums else total)
         return b.op("join", *sums, dim="C", name=o.out, line=o.line)
 

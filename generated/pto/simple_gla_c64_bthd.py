@@ -4,15 +4,17 @@ Generated PTO C++: schedule fused, chunks of 64 tokens, layout bthd, float16. Ne
 torch_npu, bisheng (CANN) and PTO-ISA's headers; CPU tensors run in the simulator of gdn_codegen, which needs g++.
 Made by: gdn_codegen build --target pto --chunk 64 --layout bthd --algorithm simple_gla --schedule fused --dtype float16 --head-dim-k 128 --head-dim-v 128
 """
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import itertools
 import math
 import operator
 import os
+import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
@@ -1175,10 +1177,55 @@ def _compile_cpu(source, library):
     pto_sim.build(source, [symbol for symbol, *_ in SYMBOLS.values()], library)
 
 
+@contextlib.contextmanager
+def _alone(path):
+    """Hold path.lock against other processes and threads; a killed holder frees it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with open(f"{path}.lock", "a") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):  # removed while we waited
+                if os.stat(f.name).st_ino == os.fstat(f.fileno()).st_ino:
+                    yield
+                    return
+
+
+def _whole(path):
+    """Whether a file is there, and as it was when it was made: its size and digest stand beside it."""
+    try:
+        return Path(f"{path}.sum").read_text() == _sum(path)
+    except OSError:
+        return False
+
+
+def _sum(path):
+    return f"{path.stat().st_size} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def _artefact(path, make):
+    """`path`, made by make(temporary path) if it is not there, or damaged: once among processes, never half."""
+    if _whole(path):
+        return path
+    with _alone(path):
+        if not _whole(path):
+            folder = path.with_name(f".making.{path.name}")  # ours alone while we hold the lock
+            shutil.rmtree(folder, ignore_errors=True)  # a killed process's
+            folder.mkdir()
+            try:
+                built, sums = folder / path.name, folder / "sum"
+                make(built)
+                sums.write_text(_sum(built))
+                sums.replace(f"{path}.sum")
+                built.replace(path)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    return path
+
+
 @functools.lru_cache(maxsize=None)
 def _library(kind):
-    """The compiled kernels, cached by content; safe under several processes, since a file appears whole."""
-    make = _compile_npu if kind == "npu" else _compile_cpu
+    """The compiled kernels, cached by content."""
+    compile_to = _compile_npu if kind == "npu" else _compile_cpu
     if kind == "npu":
         seed = SOURCE + " ".join(compile_command("", ""))
     else:
@@ -1186,15 +1233,13 @@ def _library(kind):
         seed = SOURCE + str(pto_sim.runtime_object())
     given = os.environ.get("GDN_CODEGEN_CACHE")
     cache = (Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen") / "pto"
-    library = cache / f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so"
-    if not library.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            source, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
-            source.write_text(SOURCE)
-            make(source, built)
-            built.replace(library)
-    return ctypes.CDLL(str(library))
+
+    def make(built):
+        source = built.with_name("kernel.cpp")
+        source.write_text(SOURCE)
+        compile_to(source, built)
+
+    return ctypes.CDLL(str(_artefact(cache / f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so", make)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 Generated TileLang: schedule walk, chunks of 64 tokens, layout bthd, float16. Needs torch and tilelang (0.1.15).
 Made by: gdn_codegen build --target tilelang --chunk 64 --layout bthd --algorithm gated_delta_rule --schedule walk --dtype float16 --head-dim-k 128 --head-dim-v 128 --arch sm_90a
 """
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -11,6 +12,7 @@ import operator
 import os
 import platform
 import threading
+import warnings
 from types import SimpleNamespace
 
 import torch
@@ -850,7 +852,24 @@ def library(name, arch):
 
 def _compiled(name, arch):
     """The kernel, compiled by nvcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
-    return tilelang.compile(_KERNELS[name](_prelude(cpu=False)), target={"kind": "cuda", "arch": arch}, pass_configs=_PASSES[name])
+    with _in_turn(name, arch):
+        return tilelang.compile(_KERNELS[name](_prelude(cpu=False)), target={"kind": "cuda", "arch": arch},
+                                pass_configs=_PASSES[name])
+
+
+@contextlib.contextmanager
+def _in_turn(name, arch):
+    """Of processes that start together one compiles, and the others find in TileLang's cache what it left there. Without such a
+    cache, or where no lock can be held, each compiles for itself."""
+    folder = os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
+    with contextlib.ExitStack() as held:
+        if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() not in ("1", "true", "yes", "on"):
+            with contextlib.suppress(ImportError, OSError):
+                import fcntl
+                os.makedirs(folder, exist_ok=True)
+                f = held.enter_context(open(os.path.join(folder, f".{os.path.basename(library(name, arch))}.lock"), "a"))
+                fcntl.flock(f, fcntl.LOCK_EX)  # a killed holder frees it
+        yield
 
 
 @functools.cache
@@ -858,7 +877,10 @@ def _loaded(name, arch):
     """What holds the compiled function: a library made ahead, an executable just made, or a module from TileLang's cache."""
     ahead = library(name, arch)
     if os.path.exists(ahead):
-        return tilelang.tvm.runtime.load_module(ahead)
+        try:
+            return tilelang.tvm.runtime.load_module(ahead)
+        except Exception as e:
+            warnings.warn(f"{ahead} cannot be loaded, and is compiled anew: {e}", RuntimeWarning, stacklevel=2)
     made = _compiled(name, arch).adapter.get_exportable_executable()
     return made.jit() if hasattr(made, "jit") else made
 

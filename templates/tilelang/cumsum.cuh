@@ -1,6 +1,6 @@
-// Running sums of up to four vectors of n floats, 32 divides n, each by another warp.
+// Running sums of two or four vectors of n floats, 32 divides n, each by another warp. Terms below `least` count as that.
 template <int n> static __device__ void running_sums(
-    int warp, const float *a, float *A, const float *b, float *B, const float *c = nullptr, float *C = nullptr,
+    int warp, float least, const float *a, float *A, const float *b, float *B, const float *c = nullptr, float *C = nullptr,
     const float *d = nullptr, float *D = nullptr) {
   if (warp >= (c ? 4 : 2)) return;
   const float *from = warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a;
@@ -8,7 +8,10 @@ template <int n> static __device__ void running_sums(
   const int lane = threadIdx.x % 32;
   float x[n / 32], total = 0.f;
 #pragma unroll
-  for (int i = 0; i < n / 32; ++i) x[i] = total += from[lane * (n / 32) + i];
+  for (int i = 0; i < n / 32; ++i) {
+    const float term = from[lane * (n / 32) + i];
+    x[i] = total += term < least ? least : term;  // a NaN stays
+  }
 #pragma unroll
   for (int near = 1; near < 32; near *= 2) {
     const float below = __shfl_up_sync(~0u, total, near);

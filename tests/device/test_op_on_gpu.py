@@ -1,6 +1,7 @@
 """The package's op on a CUDA GPU, with what it chooses: torch's checks, graphs, streams. Run with: pytest -m device"""
 import pytest
 import torch
+from guarded import TENSORS, every_way
 from reference import expected, problem, rms_error
 
 from gdn_codegen.ops import chunk_gated_delta_rule
@@ -126,3 +127,16 @@ def test_nan_stays_in_its_sequence(target):
     o, final = run(target, a, S, ends)
     assert torch.equal(o[:, :130], want[0][:, :130]) and torch.equal(o[:, 194:], want[0][:, 194:])
     assert torch.equal(final[[0, 2, 3]], want[1][[0, 2, 3]]) and o[:, 130:194].isnan().all()
+
+
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("target", HERE)
+def test_nothing_beside_a_tensor_is_touched(target, name):
+    """In every way that it can lie in memory; settled calls too."""
+    every_way(name, "cuda", sizes=(2, 4, 128, 128), lengths=(70, 0, 5), target=target)
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_nothing_beside_a_pool_is_touched(target):
+    every_way("initial_state", "cuda", sizes=(2, 4, 128, 128), lengths=(70, 0, 5), target=target, pool=True)
+    every_way("initial_state", "cuda", sizes=(2, 4, 128, 128), lengths=(70, 0, 5), target=target, pool=True, in_place=True)

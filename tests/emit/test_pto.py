@@ -57,9 +57,8 @@ def test_sizes(chunk, k, v):
 
 
 @pytest.mark.parametrize("form, inverse, schedule", [
-    ("direct", "blocked16", "fused"), ("gate-free", "doubling", "fused"), ("wy", "blocked16", "fused"),
-    ("gate-free", "blocked16", "prepared"), ("direct", "doubling", "staged"), ("unit", "doubling", "fused"),
-    ("unit", "blocked16", "prepared")])
+    ("gate-free", "doubling", "fused"), ("wy", "doubling", "fused"), ("gate-free", "substitution", "prepared"),
+    ("direct", "doubling", "staged"), ("unit", "doubling", "fused"), ("unit", "substitution", "prepared")])
 def test_forms_and_inverses(form, inverse, schedule):
     fn = function(variant(schedule, form=form, inverse=inverse))
     check(fn, problem([40, 0, 33], 1, 2, 32, 32, gate=-0.2))

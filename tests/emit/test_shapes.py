@@ -280,7 +280,7 @@ def test_views_that_kernels_do_not_take_are_copied(target):
 def test_the_op_takes_the_build_for_views(monkeypatch):
     x = problem([20], 1, 2, 32, 32)
     built = []
-    monkeypatch.setattr(calls, "_loaded", lambda *a: (built.append(calls.build(*a)), load.module(built[-1]))[1])
+    monkeypatch.setattr(calls, "_loaded", lambda step, *a: (built.append(calls.build(*a)), load.module(built[-1]))[1])
     monkeypatch.setattr(calls, "_kept", {})
     views = projections(x, "bthd")
     dense = {n: t.contiguous() for n, t in views.items()}

@@ -47,9 +47,10 @@ def memory(b, x, slots=7, pad=16, seed=3):
     return pool, whole
 
 
-def run(fn, x, **options):
+def run(fn, x, rest=0, **options):
+    """rest: rows of NaN past the last sequence's end."""
     ends = torch.tensor([sum(x["lengths"][:n]) for n in range(len(x["lengths"]) + 1)], dtype=torch.int32)
-    args = [x[n][None] for n in ("q", "k", "v", "g", "beta")]
+    args = [torch.cat([x[n], x[n].new_full((rest, *x[n].shape[1:]), float("nan"))])[None] for n in ("q", "k", "v", "g", "beta")]
     return fn(*args, scale=x["scale"], cu_seqlens=ends, **options)
 
 
@@ -103,22 +104,23 @@ def pool_is_right(b, fn, monkeypatch):
     x = {**x, "S": x["S"].to(getattr(torch, b.contract.state_dtype)).float()}
     want_o, want_S = expected(x)
     ok = True
-    for dtype in (torch.int32, torch.int64):
+    for dtype, lent in ((torch.int32, False), (torch.int64, True)):
         pool, whole = memory(b, x)
         before = whole.clone()
-        o = torch.full((1, sum(LENGTHS), 2, V), 5.0, dtype=x["v"].dtype)
+        o = torch.full((1, sum(LENGTHS) + 20, 2, V), 5.0, dtype=x["v"].dtype)
+        options = {"rest": 20, **({"out": o} if lent else {})}
         new = fn.__globals__["_new"]
         monkeypatch.setitem(fn.__globals__, "_new", lambda like, o=o, new=new: o if like.shape == o.shape else new(like))
         monkeypatch.setitem(fn.__globals__, "POISON", False)
         at = torch.tensor(AT, dtype=dtype)
         if b.contract.in_place:
-            S = run(fn, x, initial_state=pool, state_indices=at)[1]
+            S = run(fn, x, initial_state=pool, state_indices=at, **options)[1]
             ok &= S is pool
             final, now, then = pool, whole, before
         else:
             final, now = memory(b, inputs(seed=9), 8, 32, seed=5)
             then = now.clone()
-            S = run(fn, x, initial_state=pool, state_indices=at, final_state=final)[1]
+            S = run(fn, x, initial_state=pool, state_indices=at, final_state=final, **options)[1]
             ok &= S is final and torch.equal(whole, before)
         monkeypatch.undo()
         start = 0
@@ -126,12 +128,13 @@ def pool_is_right(b, fn, monkeypatch):
         for n, length in enumerate(LENGTHS):
             rows = o[0, start:start + length]
             if AT[n] < 0:
-                ok &= bool((rows == 5.0).all())
+                ok &= bool((rows == (5.0 if lent else 0.0)).all())
             else:
                 ok &= rms_error(rows, want_o[start:start + length]) < tolerance(b)
                 ok &= rms_error(as_kv(b, final[AT[n]]), want_S[n]) < tolerance(b)
                 expect[AT[n]] = final[AT[n]]
             start += length
+        ok &= bool((o[0, start:] == (5.0 if lent else 0.0)).all())
         ok &= torch.equal(now, expect.as_strided((len(now),), (1,)))
     return ok
 

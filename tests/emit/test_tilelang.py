@@ -30,7 +30,7 @@ BUILDS = {b.name: b for b in (
     Build("tilelang", 32, "bhtd", schedule="staged", dtype="float16", head_dim_k=64, head_dim_v=32),
     Build("tilelang", 32, "bthd", schedule="prepared", dtype="bfloat16", head_dim_k=32, head_dim_v=64),
     Build("tilelang", 32, "bhtd", schedule="replay", dtype="float32", head_dim_k=32, head_dim_v=32),
-    Build("tilelang", 32, "bhtd", schedule=replace(SCHEDULES["fused"], name="columns", form="gate-free", inverse="blocked16",
+    Build("tilelang", 32, "bhtd", schedule=replace(SCHEDULES["fused"], name="columns", form="gate-free", inverse="doubling",
                                                    v_block=32), head_dim_k=32, head_dim_v=64),
     Build("tilelang", 16, "bthd", schedule=replace(SCHEDULES["prepared_vk"], name="columns_vk", v_block=16), dtype="float32",
           head_dim_k=16, head_dim_v=32),

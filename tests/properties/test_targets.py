@@ -82,8 +82,7 @@ def builds(draw, target):
     s = in_form(SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))], form)
     K, V = draw(st.sampled_from([16, 32, 64, 128])), draw(st.sampled_from([16, 32, 64, 128]))
     v_block = draw(st.sampled_from([0, 16, 32, 64]))
-    s = replace(s, name="drawn", state=draw(st.sampled_from(STATES)), inverse=draw(st.sampled_from(["doubling", "blocked16"])),
-                v_block=v_block if v_block < V else 0)
+    s = replace(s, name="drawn", state=draw(st.sampled_from(STATES)), v_block=v_block if v_block < V else 0)
     return Build(target, draw(st.sampled_from([16, 32, 64, 128])), draw(st.sampled_from(["bthd", "bhtd"])), "gated_delta_rule",
                  s, draw(st.sampled_from(["float16", "bfloat16", "float32"])), K, V)
 

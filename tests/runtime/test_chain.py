@@ -300,3 +300,17 @@ def test_without_a_compiler_calls_go_the_other_way(empty_cache, monkeypatch, sta
     for _ in range(2):
         chunk_gated_delta_rule(**tensors(), target="tilelang", chunk_size=16, schedule="walk")
     assert {how for _, how in started} == {"python"}
+
+
+@pytest.mark.parametrize("name", ["k", "A_log"])
+def test_a_sign_beside_the_memory_and_an_option_that_only_equals_are_seen(name, started):
+    x = dict(FORMS["raw gates"](tensors()), target="tilelang", schedule="walk", chunk_size=16)
+    for _ in range(3):
+        chunk_gated_delta_rule(**x)
+    assert started[-1][1] == "chain"
+    before = len(started)
+    with pytest.raises(ValueError, match=f"{name}: got a view with torch's negative bit"):
+        chunk_gated_delta_rule(**{**x, name: torch._neg_view(x[name])})
+    with pytest.raises(ValueError, match=r"chunk_size: got 16\.0"):
+        chunk_gated_delta_rule(**{**x, "chunk_size": 16.0})
+    assert len(started) == before

@@ -4,10 +4,12 @@ import torch
 from reference import check, expected, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime import calls
-from gdn_codegen.runtime.build import TARGETS
+from gdn_codegen.runtime import calls, choices, decoding, dispatch
+from gdn_codegen.runtime.build import TARGETS, Build
+from gdn_codegen.runtime.choices import DECODE, Extent, Row
 from gdn_codegen.runtime.targets import runs
-from gdn_codegen.schedule import named
+from gdn_codegen.schedule import varied
+from gdn_codegen.schedule.contract import Contract
 
 HERE = [t for t in TARGETS if runs(t, "cpu")]
 NAMES = ("q", "k", "v", "g", "beta")
@@ -51,24 +53,135 @@ def test_more_tokens_than_a_step_takes():
         recurrent_gated_delta_rule(*a, cu_seqlens=torch.tensor([0, 17]), target=HERE[0])
 
 
-def test_columns_are_split_until_walks_fill_the_gpu(monkeypatch):
-    monkeypatch.setattr(calls, "units", lambda device: 132)
-    plan = lambda walks, target="triton": calls.decode_plan(target, "cuda", walks, 128)
-    assert [plan(n).v_block for n in (1, 32, 33, 64, 66, 132, 500)] == [32, 32, 32, 32, 64, 0, 0]
-    assert plan(1, "pto") == plan(500) == named("fused") and plan(1).kernels == named("fused").kernels
-    monkeypatch.setattr(calls, "units", lambda device: 0)
-    assert plan(1) == named("fused")
-
-
 @pytest.mark.parametrize("target", [t for t in HERE if t == "triton"])
 def test_split_columns_compute_the_same(target):
-    op = lambda *a, **o: recurrent_gated_delta_rule(*a, **o, target=target, schedule=calls._columns(named("fused"), 32))
+    op = lambda *a, **o: recurrent_gated_delta_rule(*a, **o, target=target, schedule=varied("fused", v_block=32))
     check(op, problem([3, 16], 1, 2, 32, 64))
 
 
 def test_a_step_that_does_not_fit_in_one_kernel_runs_by_another_schedule(monkeypatch):
-    monkeypatch.setattr(calls, "fits", lambda b: False)
+    monkeypatch.setattr(decoding, "build", lambda *wanted: None)
     calls.forget()
     op = lambda *a, **o: recurrent_gated_delta_rule(*a, **o, target="triton" if "triton" in HERE else HERE[0])
     check(op, problem([2, 5], 1, 2, 32, 32))
     calls.forget()
+
+
+# --- which build serves a step ----------------------------------------------------------------------------------------
+H200 = ("NVIDIA H200", "sm_90 x 132", "sm_90")
+POOL = Contract.parse("beta=sigmoid,g=raw,state=vk/bfloat16/pool/in_place")
+ABOUT = Build("triton", 16, dtype="bfloat16", contract=POOL)
+MANY = Extent(16, 32, 256, 256)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A CPU that passes for an H200 with both toolchains, and no rows but those that a test gives."""
+    monkeypatch.setattr(decoding, "names", lambda device: H200)
+    monkeypatch.setattr(decoding, "units", lambda device: 132)
+    monkeypatch.setattr(decoding, "choice", decoding.choice.__wrapped__)
+    there = ["triton", "tilelang"]
+    monkeypatch.setattr(decoding, "runs", lambda target, device: target in there)
+    rows = []
+    monkeypatch.setattr(choices, "rows", lambda devices, table: tuple(r for r in rows if r.table == table))
+    return rows, there
+
+
+def ask(x=MANY, target="auto", contract=POOL, K=128, V=128, dtype=torch.bfloat16):
+    n = x.tokens // x.sequences
+    return decoding.build("gated_delta_rule", dtype, torch.device("cuda"), (x.sequences, n, x.H, K), (x.sequences, n, x.HV, V),
+                          target, 16, "bthd", None, None, contract)
+
+
+def row(target, ms, extent=MANY, model_ms=0.4, contract=POOL, chunk=16, source=choices.PACKAGE, **fields):
+    about = Build(target, chunk, schedule=varied("fused", **fields), dtype="bfloat16", contract=contract)
+    return Row("NVIDIA H200", about, extent, ms, model_ms, source, "sm_90 x 132", DECODE)
+
+
+def test_without_rows_the_model_prefers_triton_where_it_is_installed(gpu):
+    _, there = gpu
+    assert ask() == ABOUT and ask(target="tilelang").target == "tilelang"
+    there.remove("triton")
+    assert ask().target == "tilelang"
+
+
+def test_the_faster_of_both_targets_rows_serves_a_step(gpu):
+    rows, there = gpu
+    rows += [row("triton", 0.4), row("tilelang", 0.2, chunk=32, v_block=64, state="vk")]
+    assert ask() == rows[1].about and ask(target="triton") == rows[0].about
+    rows[1] = row("tilelang", 0.5, chunk=32)
+    assert ask() == rows[0].about
+    there.remove("triton")
+    assert ask() == rows[1].about
+
+
+def test_rows_serve_steps_whose_states_lie_alike_whatever_their_gates(gpu):
+    rows, _ = gpu
+    rows.append(row("tilelang", 0.2, v_block=32))
+    found = ask(contract=Contract.parse("state=vk/float16,k=unit"))
+    assert found.target == "tilelang" and found.contract == Contract.parse("state=vk/float16") and found.plan.v_block == 32
+    for other in ("state=vk", "state=bfloat16/pool"):
+        assert ask(contract=Contract.parse(other)).target == "triton", other
+    rows.append(row("triton", 0.3, contract=Contract.parse("state=vk/float16")))
+    assert ask(contract=Contract.parse("state=vk/float16")).target == "triton"  # of the same contract
+
+
+def test_rows_of_prefill_are_none_of_decoding_nor_these_of_prefill(gpu):
+    rows, _ = gpu
+    rows += [row("tilelang", 0.1), Row("NVIDIA H200", Build("tilelang", contract=POOL), MANY, 0.1, table="tilelang")]
+    assert ask().chunk == 16
+    near = choices.near(H200, Build("tilelang", dtype="bfloat16", contract=POOL), MANY.shape_class, None)
+    assert [r.table for r in near] == ["tilelang"]
+
+
+@pytest.mark.parametrize("far, serves", [(Extent(16, 32, 128, 128), True), (Extent(16, 16, 256, 256), True),
+                                         (Extent(16, 32, 256, 512), True), (Extent(16, 32, 64, 64), False),
+                                         (Extent(16, 32, 256, 1024), False)])
+def test_rows_serve_their_class_of_shape_and_the_next(gpu, far, serves):
+    rows, _ = gpu
+    rows.append(row("tilelang", 0.1))
+    assert (ask(far).target == "tilelang") == serves
+
+
+def test_a_row_that_does_not_fit_is_passed_over(gpu):
+    rows, _ = gpu
+    rows += [row("tilelang", 0.1, v_block=48), row("triton", 0.2, v_block=32)]
+    assert ask() == rows[1].about
+
+
+@pytest.mark.parametrize("target, K, V, wanted", [
+    ("triton", 128, 128, [(1, 32), (32, 32), (33, 32), (64, 32), (66, 64), (132, 0), (500, 0)]),
+    ("tilelang", 128, 128, [(1, 32), (500, 32)]), ("tilelang", 64, 64, [(1, 32), (66, 32), (132, 0)]),
+    ("tilelang", 256, 256, [(1, 16), (500, 16)]), ("pto", 128, 128, [(1, 0), (500, 0)])])
+def test_columns_are_split_until_walks_fill_the_gpu_and_registers_hold_them(target, K, V, wanted):
+    b = Build(target, 16, head_dim_k=K, head_dim_v=V)
+    assert [(n, next(decoding.columns(b, n, 132))) for n, _ in wanted] == wanted
+    assert next(decoding.columns(b, 1, 0)) == 0
+
+
+def test_tilelang_on_a_gpu_holds_a_state_as_it_lies(gpu):
+    assert ask(target="tilelang").plan == varied("fused", v_block=32, state="vk")
+    assert ask(target="tilelang", contract=Contract()).plan == varied("fused", v_block=32)
+    assert ask(target="triton").plan == varied("fused")
+
+
+def test_the_models_first_plan_that_fits_is_taken(gpu):
+    for K, V in ((96, 96), (256, 256), (36, 100)):
+        for target in ("triton", "tilelang"):
+            assert dispatch.fits(ask(target=target, K=K, V=V)), (target, K, V)
+
+
+def test_a_target_that_there_is_not_is_refused(gpu):
+    with pytest.raises(ValueError, match="target: got 'cuda'; accepted: auto"):
+        ask(target="cuda")
+    with pytest.raises(ValueError, match=r"q: got torch\.int8"):
+        ask(dtype=torch.int8)
+
+
+def test_a_choice_is_printed_once_for_a_kind_of_step(gpu, monkeypatch, capsys):
+    rows, _ = gpu
+    rows.append(row("tilelang", 0.2, v_block=32))
+    monkeypatch.setenv("GDN_DEBUG", "1")
+    ask()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gdn_codegen: tilelang {rows[0].about.name}: chosen by table: the package's table of NVIDIA H200")

@@ -45,7 +45,7 @@ def ask(extent=LONG, target="tilelang", chunk=None, schedule=None, dtype=torch.f
 
 
 def row(b=PARTS, extent=LONG, ms=0.3, model_ms=0.4, source=choices.PACKAGE, device="NVIDIA H200"):
-    return Row(device, b, extent, ms, model_ms, source, "sm_90 x 132")
+    return Row(device, b, extent, ms, model_ms, source, "sm_90 x 132", b.target)
 
 
 @pytest.mark.parametrize("n, want", [(0, 0), (1, 0), (2, 1), (3, 2), (5, 2), (6, 3), (45, 5), (46, 6), (32768, 15)])

@@ -27,8 +27,18 @@ def cu(*ends):
     return torch.tensor(ends)
 
 
+def vmapped(q, **others):
+    return torch.func.vmap(lambda q: chunk_gated_delta_rule(q, **others)[0])(q[None])
+
+
+def dual(v, **others):
+    with torch.autograd.forward_ad.dual_level():
+        chunk_gated_delta_rule(v=torch.autograd.forward_ad.make_dual(v, v), **others)
+
+
 STATE, STATES = zeros(1, HV, K, V), zeros(3, HV, K, V)
 OVER, BIG = half(1, T + 1, HV, V), zeros(1, HV, K, V)
+INSIDE = BIG.view(torch.float16).view(-1)[V:][:T * HV * V].view(1, T, HV, V)
 POOL = dict(initial_state=zeros(6, HV, K, V), cu_seqlens=cu(0, 10, 40))
 ROWS = dict(q=half(2, 20, H, K), k=half(2, 20, H, K), v=half(2, 20, HV, V), g=zeros(2, 20, HV), beta=zeros(2, 20, HV))
 #: (argument, what is wrong with it) -> what is passed.
@@ -37,11 +47,14 @@ TRIALS = {
     ("q", "without memory"): dict(q=half(1, T, H, K).to("meta")),
     ("q", "rank"): dict(q=half(T, H, K)),
     ("q", "dtype"): dict(q=zeros(1, T, H, K, dtype=torch.int8)),
-    ("k", "dtype unlike q's"): dict(k=zeros(1, T, H, K)),
+    ("k", "dtype unlike v's"): dict(k=half(1, T, H, K).bfloat16()),
+    ("q", "16 bits beside v in float32"): dict(v=zeros(1, T, HV, V)),
     ("k", "tokens unlike q's"): dict(k=half(1, T + 1, H, K)),
     ("k", "head dim unlike q's"): dict(k=half(1, T, H, 64)),
     ("q", "torch's negative bit, which kernels do not see"): dict(
         q=torch.complex(zeros(1, T, H, K), zeros(1, T, H, K)).conj().imag),
+    ("q", "inside vmap"): dict(op=vmapped),
+    ("v", "dual, in forward-mode differentiation"): dict(op=dual),
     ("v", "rank"): dict(v=half(1, T, HV)),
     ("v", "device"): dict(v=torch.zeros(1, T, HV, V, dtype=torch.float16, device="meta")),
     ("v", "batch unlike q's"): dict(v=half(2, T, HV, V)),
@@ -66,6 +79,9 @@ TRIALS = {
     ("inplace_final_state", "without initial_state"): dict(inplace_final_state=True),
     ("initial_state", "in place, elements in two places"): dict(initial_state=zeros(1, 1, K, V).expand(1, HV, K, V),
                                                                 inplace_final_state=True),
+    ("initial_state", "in place, memory of an input"): dict(initial_state=BIG, inplace_final_state=True, v=INSIDE),
+    ("initial_state", "a pool in place, memory of an input"): dict(
+        initial_state=BIG, state_indices=cu(0), cu_seqlens=cu(0, T), v=INSIDE),
     ("state_indices", "without initial_state"): dict(state_indices=cu(0)),
     ("state_indices", "dtype"): dict(POOL, state_indices=zeros(2)),
     ("state_indices", "fewer than sequences"): dict(POOL, state_indices=cu(0)),
@@ -105,8 +121,8 @@ TRIALS = {
     ("out", "elements in two places"): dict(out=half(1, 1, HV, V).expand(1, T, HV, V)),
     ("out", "rows over one another"): dict(out=half(T * HV * V).as_strided((1, T, HV, V), (1, HV * V // 2, V, 1))),
     ("out", "memory of an input"): dict(v=OVER[:, :T], out=OVER[:, 1:]),
-    ("out", "memory of the final state"): dict(final_state=BIG, out=BIG.view(torch.float16).view(-1)[V:][:T * HV * V].view(
-        1, T, HV, V)),
+    ("out", "memory of the final state"): dict(final_state=BIG, out=INSIDE),
+    ("out", "memory of a state in place"): dict(initial_state=BIG, inplace_final_state=True, out=INSIDE),
     ("chunk_size", "not one that there is"): dict(chunk_size=60),
     ("chunk_size", "not an int"): dict(chunk_size=16.0),
     ("layout", "not one that there is"): dict(layout="tbhd"),
@@ -129,9 +145,23 @@ TRIALS = {
     ("ssm_state_indices", "beside state_indices"): dict(POOL, ssm_state_indices=cu(0, 1), state_indices=cu(0, 1)),
     ("inplace_update", "contradicts inplace_final_state"): dict(initial_state=STATE, inplace_update=True,
                                                                 inplace_final_state=False),
+    ("use_gate_in_kernel", "contradicts gate='raw'"): dict(use_gate_in_kernel=False, A_log=zeros(HV), gate="raw"),
+    ("use_beta_sigmoid_in_kernel", "contradicts beta_form"): dict(use_beta_sigmoid_in_kernel=False, beta_form="sigmoid"),
     ("gk", "a gate a key"): dict(gk=zeros(1, T, HV, K)),
     ("num_accepted_tokens", "speculative decoding"): dict(num_accepted_tokens=cu(1)),
     ("return_intermediate_states", "another name"): dict(return_intermediate_states=True),
+    ("softplus_beta", "another softplus"): dict(softplus_beta=2.0),
+    ("is_kda", "another member of the family"): dict(is_kda=True),
+    ("intermediate_states_buffer", "a state a token"): dict(intermediate_states_buffer=zeros(1, T, HV, V, K)),
+    ("output_state_indices", "other slots to write"): dict(POOL, state_indices=cu(0, 1), output_state_indices=cu(2, 3)),
+    ("disable_state_update", "contradicts inplace_final_state"): dict(initial_state=STATE, inplace_final_state=True,
+                                                                     disable_state_update=True),
+    ("state", "beside initial_state"): dict(initial_state=STATE, state=STATE),
+    ("core_attn_out", "beside out"): dict(out=half(1, T, HV, V), core_attn_out=half(1, T, HV, V)),
+    ("checkpoint_every_n_tokens", "no multiple of the chunk"): dict(checkpoint_every_n_tokens=24),
+    ("seq_idx", "packed, without cu_seqlens"): dict(seq_idx=cu(0, 0)),
+    ("inital_state", "misspelt"): dict(inital_state=STATE),
+    ("colour", "a keyword that nobody knows"): dict(colour=None),
     ("q", "more than 16 tokens to decode"): dict(op=recurrent_gated_delta_rule),
     ("g", "missing, in a form"): dict(op=fused_recurrent_gated_delta_rule, g=None, gate="linear"),
     ("beta", "missing, in a form"): dict(op=fused_recurrent_gated_delta_rule, beta=None, use_beta_sigmoid_in_kernel=True),
@@ -142,7 +172,7 @@ TRIALS = {
 def message(trial):
     x = arguments(**TRIALS[trial])
     op = x.pop("op", chunk_gated_delta_rule)
-    if op is not chunk_gated_delta_rule:
+    if op in (recurrent_gated_delta_rule, fused_recurrent_gated_delta_rule):
         del x["chunk_size"]
     kept = {n: t.clone() for n, t in x.items() if isinstance(t, torch.Tensor) and t.device.type == "cpu"
             and t.layout == torch.strided}

@@ -44,6 +44,16 @@ def test_every_call_looks_at_what_it_writes():
             call(out=given["k"], initial_state=states[:1], final_state=states[1:2])
         with pytest.raises(ValueError, match="final_state: got memory of initial_state; accepted: memory of its own, or inplace"):
             call(out=torch.full_like(given["v"], 7.0), initial_state=states[:1], final_state=states[:1])
+    pool, x = torch.zeros(2, 1, 32, 32), {n: y for n, y in given.items() if n != "v"}
+    inside = pool.view(-1).view(torch.float16)[:20 * 32].view(1, 20, 1, 32)
+    for more in ({"inplace_final_state": True}, {"state_indices": torch.tensor([1, 0]), "cu_seqlens": torch.tensor([0, 9, 20])}):
+        for v in (given["v"], inside, given["v"], inside):
+            do = lambda: chunk_gated_delta_rule(**x, v=v, initial_state=pool[:len(more)], target=HERE[0], chunk_size=16, **more)
+            if v is not inside:
+                assert do()[1].data_ptr() == pool.data_ptr()
+                continue
+            with pytest.raises(ValueError, match="initial_state: got memory of v; accepted: memory of its own, where the final"):
+                do()
     qkv = torch.cat([given[n].flatten(2) for n in ("q", "k", "v")] + [torch.zeros(1, 20, 32).half()], -1).unflatten(-1, (4, 32))
     q, k, v, out = (qkv[:, :, n:n + 1] for n in range(4))  # apart, though in one memory
     o, _ = chunk_gated_delta_rule(q, k, v, given["g"], given["beta"], target=HERE[0], chunk_size=16, out=out)

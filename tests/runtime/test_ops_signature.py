@@ -1,6 +1,5 @@
 """The package's ops as callers of FLA, vLLM, SGLang, transformers and sgl-kernel-npu call them."""
 import inspect
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -122,20 +121,6 @@ def test_a_refused_call_changes_no_later_one(tensors, said):
             chunk_gated_delta_rule(*tensors[1], chunk_size=[64])
         chunk_gated_delta_rule(*tensors[1])
     assert len(said) == 2
-
-
-def test_an_unknown_keyword_warns_once(tensors, said, monkeypatch):
-    monkeypatch.setattr(arguments, "_unknown", set())
-    with pytest.warns(UserWarning, match="seq_idx: unknown") as seen:
-        for _ in range(3):
-            chunk_gated_delta_rule(*tensors[1], seq_idx=None)
-    assert len(seen) == 1 and seen[0].filename == __file__
-    with pytest.warns(UserWarning, match="prebuilt_meta: unknown"):
-        chunk_gated_delta_rule(*tensors[1], seq_idx=None, prebuilt_meta=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        chunk_gated_delta_rule(*tensors[1], seq_idx=1, prebuilt_meta=1)
-    assert len(said) == 5
 
 
 def test_tables_of_chunks_may_come_and_must_agree(tensors, said):

@@ -52,3 +52,16 @@ def test_importing_the_package_imports_no_target():
             "print([m for m in ('triton', 'tilelang', 'torch_npu', 'transformers') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_minimum_run_takes_the_oldest_that_are_promised():
+    """.ci/minimum reads pyproject.toml, and nothing older is said to do than what the tests were last run with."""
+    line = next(x for x in (ROOT / ".ci" / "minimum").read_text().splitlines() if x.startswith("oldest()"))
+    def said(n):
+        done = subprocess.run(["bash", "-c", f"{line}; oldest {n}"], cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+    oldest = [said(n) for n in ("torch", "jinja2", "tilelang", "triton")]
+    assert [x.partition("==")[0] for x in oldest] == ["torch", "jinja2", "tilelang", "triton"]
+    pinned = dict(x.split("==") for x in (ROOT / "constraints.txt").read_text().splitlines() if "==" in x)
+    for name, _, version in (x.partition("==") for x in oldest if x.partition("==")[0] in pinned):
+        assert tuple(map(int, version.split("."))) <= tuple(map(int, pinned[name].split("."))), name

@@ -194,7 +194,7 @@ def test_the_command_in_a_module_of_a_page_of_ones_own_rebuilds_it(target, tmp_p
 def test_a_module_of_a_schedule_of_ones_own_says_which(target, tmp_path, monkeypatch):
     file(tmp_path, page())
     monkeypatch.chdir(tmp_path)
-    plan = Schedule("own", (("S",), ("o",)), inverse="blocked16", v_block=16, cache_masks=False)
+    plan = Schedule("own", (("S",), ("o",)), inverse="doubling", v_block=16, cache_masks=False)
     b = Build(target, 16, algorithm=f"{tmp_path}/mine.py:mine", schedule=plan, head_dim_k=32, contract=Contract.parse("state=vk"))
     text, of = made_by(b).split(" of ")
     again = eval(text, {"Build": Build, "Schedule": Schedule, "Contract": Contract, "render": lambda b: b})

@@ -120,7 +120,7 @@ def test_ids_are_the_devices(name):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ON_CORES)
 def test_schedules_fit(_unchecked, name, form, size, dtype):
-    p = lowered(name, form, dtype, sizes=dict(zip("CKV", size, strict=True)), inverse="blocked16")
+    p = lowered(name, form, dtype, sizes=dict(zip("CKV", size, strict=True)), inverse="doubling")
     for k in p.kernels:
         for b in k.buffers:
             assert b.offset % ASCEND_A2.align == 0, b

@@ -39,6 +39,8 @@ class GroupsWriter(KernelWriter):
 
     def order(self, dims: tuple[Dim, ...]) -> str:
         """Tiles of 64 columns whose rows warp groups share, 64 each, lie as sums of products do: warps carry them so."""
+        if not hasattr(self, "agent"):  # of all threads
+            return "parallel"
         extents = [d if isinstance(d, int) else self.sizes[d] for d in dims]
         return "as_sums" if self.crossing and extents == [self.agent.threads // GROUP * ROWS, ROWS] else "parallel"
 
@@ -161,10 +163,15 @@ class GroupsWriter(KernelWriter):
         self.w("tx = T.get_thread_binding()")
         self.branches()
         body = self.w.lines
+        clear = self.clear()
         self.w = Writer(self.p, "#", 2)
         self.head()
         for x in self.k.buffers:
             self.w(self.allocation(x))
+        for x in self.k.buffers:  # here, as there is a fence for each place where one stands
+            if x.name in self.inverted | self.crossing:
+                self.w(f"t.expect_swizzled({self.name(x.name)})")
+        self.w.lines += clear
         self.leave_out()
         if parts:
             self.w("if first < T.max(stop, 1):")  # a sequence's first part, or one with chunks

@@ -6,6 +6,7 @@ from ...ir.core import Buffer
 from ...ir.types import Dim, Tensor
 from ..base import Op, Rules, Text
 from .kernel import KernelWriter, Value
+from .rules import least
 from .rules import rule as base
 
 rule = Rules("tilelang", {}, base)
@@ -72,7 +73,7 @@ def load(w: HeadsWriter, o: Op) -> None:
 
 @rule("cumsum")
 def cumsum(w: HeadsWriter, o: Op, x: Value) -> None:
-    w.line(f"t.row_cumsum({w.name(x.buffer)}, {w.name(o.buffer)}, {w.dim(x.dims[0])})")
+    w.line(f"t.row_cumsum({', '.join([w.name(x.buffer), w.name(o.buffer), w.dim(x.dims[0]), *least(o)])})")
 
 
 @rule("scalar")

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import keyword
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir.core import Buffer
-from ...ir.types import Dim
+from ...ir.types import Dim, Tensor
 from ..base import (
+    CLEAR,
     EVERY,
     SUMMED,
     EmitError,
@@ -49,7 +51,7 @@ STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move",
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "nth", "checkpoint", "both", "share", "group", EVERY, SUMMED}
+       "begin", "stop", "nth", "checkpoint", "both", "share", "group", "room", "low", "high", "rest", EVERY, SUMMED}
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class KernelWriter(Addresses):
         self.crossing: set[str] = set()
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
-        self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n")}
+        self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n", CLEAR[:-1])}
         self.taken |= {f"{x}_{y}" for x in self.params for y in ("stride", "n")}
         self.w = Writer(p, "#", 2)
 
@@ -221,6 +223,7 @@ class KernelWriter(Addresses):
         self.w.indent = 3 + (chunks or parts) + bool(self.p.skips)
         self.body(self.k.body)
         body = self.w.lines
+        clear = self.clear()
         at_chunk = self.chunk() if chunks else []
         self.w = Writer(self.p, "#", 2)
         self.head()
@@ -228,6 +231,7 @@ class KernelWriter(Addresses):
             self.w(self.allocation(x))
         if chunks and self.small():
             self.w(f"t.blocks_at_least({SM_REGISTERS // (self.registers() * self.threads())})")
+        self.w.lines += clear
         self.leave_out()
         if chunks:
             self.w("if chunk * C < length:")
@@ -238,6 +242,43 @@ class KernelWriter(Addresses):
             self.w(*["begin = first"] * ("begin" in self.uses and not self.early))
         self.w(*at_chunk)
         return self.finished(body)
+
+    def clear(self) -> list[str]:
+        """Zeros into this instance's part of the rows that no sequence covers. A sequence's instances have the tokens from its
+        first on; those past the last sequence's end are that one's."""
+        self.w = Writer(self.p, "#", 3)
+        for t in self.p.clears(self.k):
+            for name in ("b", "length"):
+                self.use(name)
+            low, high = {"sequences": ("0", "room"), "chunks": ("chunk * C", "T.min(chunk * C + C, room)"),
+                         "parts": ("first * C", "T.min((first + span) * C, room)")}[self.k.grid]
+            begin = "length" if self.k.grid == "sequences" else f"T.max({low}, length)"
+            if self.p.skips:
+                begin = f"T.if_then_else({self.p.skips}_n < 0, {low}, {begin})"
+            share = " and share == 0" * any(o.kind == "share" for o in walk(self.k.body))
+            self.w(f"if {CLEAR}{t.name} != 0{share}:",
+                   "    room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)",
+                   f"    low = T.alloc_var(T.int32, init={begin})",
+                   f"    high = T.alloc_var(T.int32, init={high})",
+                   "    for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):",
+                   "        row = start - b * L + low + rest * C",
+                   "        rows = high - low - rest * C")
+            self.w.indent += 2
+            for lane in range(self.k.lanes):
+                self.zeros(t, lane)
+            self.w.indent -= 2
+        return self.w.lines
+
+    def zeros(self, t: Tensor, lane: int) -> None:
+        """Zeros into the rows of the tile at hand that are below `rows`."""
+        kept, self.hv = self.hv, f"hv + {lane}" if lane else self.hv
+        index = self.loop(t.dims)
+        inside = self.inside(t, index)
+        for n, x in enumerate(inside):
+            self.line(f"{'    ' * n}if {x}:")
+        self.line(f"{'    ' * len(inside)}{self.address(t, index)} = 0")
+        self.end(t.dims)
+        self.hv = kept
 
     def leave_out(self) -> None:
         """Open the block of what is done for a sequence that is not left out."""
@@ -260,12 +301,12 @@ class KernelWriter(Addresses):
         parts = [f"n_{x.name}" for x in tensors if x.index == "part"]
         own = [x for x in bare if x.startswith("n_") and x not in (*long, *parts)]
         dynamic = [", ".join(names) for names in (fixed, own, parts) if names]
+        text = "\n".join([*self.w.lines, *body])
         extra = {"params": params, "dynamic": dynamic, "block": {f"B{d}": n for d, n in self.k.dims},
                  "long": long,
                  "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted),
-                 "abreast": self.k.abreast > 1, "together": self.k.lanes > 1, "tiles": bool(self.crossing)}
-        return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
-                          "\n".join([*self.w.lines, *body]), extra)
+                 "calls": sorted(set(re.findall(r"\bt\.(\w+)\(", text)))}
+        return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k), text, extra)
 
     def written(self) -> tuple[str, ...]:
         names = {t.over or t.name for o in walk(self.k.body) if o.kind == "store" for t in [self.p.tensor(o.attr("tensor"))]}

@@ -47,9 +47,10 @@ def _in_a_row(w: KernelWriter, o: Op) -> list[Op]:
 
 
 def _side_by_side(w: KernelWriter, o: Op) -> list[Op]:
-    """For the last of ops in a row that each take a warp: all of these; for the others none. Where warps are too few, `o`."""
+    """For the last of ops in a row that each take a warp: all of these; for the others none. `o` alone where warps are too few,
+    where there is no text for so many, or where they differ in more than their operands."""
     row = _in_a_row(w, o)
-    if len(row) > w.threads() // 32:
+    if len(row) > w.threads() // 32 or len(row) not in (1, 2, 4) or len({x.attrs for x in row}) > 1:
         return [o]
     home = {x.out: x.buffer for x in walk(w.k.body)}
     for x in row:
@@ -58,15 +59,20 @@ def _side_by_side(w: KernelWriter, o: Op) -> list[Op]:
     return row if row[-1] is o else []
 
 
+def least(o: Op) -> list[str]:
+    """The word for a sum whose terms are bounded."""
+    return [f"least={o.attr('least')!r}"] * (o.attr("least") is not None)
+
+
 @rule("cumsum")
 def cumsum(w: KernelWriter, o: Op, x: Value) -> None:
     row = [o] if w.sizes["C"] % 32 else _side_by_side(w, o)
     if len(row) == 1:
-        w.line(f"t.cumsum({_storage(w, o, x)}, {w.name(o.buffer)})")
+        w.line(f"t.cumsum({', '.join([_storage(w, o, x), w.name(o.buffer), *least(o)])})")
     elif row:
         sources = ", ".join(w.name(w.env[y.args[0]].buffer) for y in row)
         sums = ", ".join(w.name(y.buffer) for y in row)
-        w.line(f"t.cumsums(({sources}), ({sums}))")
+        w.line(f"t.cumsums({', '.join([f'({sources})', f'({sums})', *least(o)])})")
 
 
 @rule("diagonal")
@@ -85,6 +91,8 @@ def strict(o: Op) -> list[str]:
 @rule("diag_inverse")
 def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -> None:
     row = _side_by_side(w, o) if o.attr("size") == WHOLE else [o]
+    for y in row if o.attr("size") == WHOLE else []:
+        w.line(f"t.expect_swizzled({w.name(y.buffer)})")
     if len(row) == 1:
         columns = [f"scale={_storage(w, o, scale)}"] if scale else []
         w.line(f"t.diag_inverse({', '.join([_storage(w, o, x), w.name(o.buffer), str(o.attr('size')), *columns, *strict(o)])})")
@@ -248,7 +256,15 @@ for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", 
 @rule("maximum", "minimum")
 def extreme(w: KernelWriter, o: Op, a: Value, b: Value) -> At:
     assert o.type is not None
-    dims = o.type.dims
+    dims, (x, y), consts = o.type.dims, (a, b), {c.out for c in walk(w.k.body) if c.kind == "const"}
+    if consts & set(o.args):  # a bound, which keeps NaN
+        x, y = (b, a) if o.args[0] in consts else (a, b)
+        sign = "<" if o.kind == "maximum" else ">"
+
+        def bounded(*index: str) -> Text:
+            value, bound = element(x, dims, index), element(y, dims, index)
+            return Text(f"T.if_then_else({value.at(SUM)} {sign} {bound}, {bound}, {value})")
+        return bounded
     return lambda *index: Text(f"T.{o.kind[:3]}({element(a, dims, index)}, {element(b, dims, index)})")
 
 

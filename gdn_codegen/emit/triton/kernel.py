@@ -9,6 +9,7 @@ from ...ir.core import loops
 from ...ir.ops import AHEAD, OWN_PART
 from ...ir.types import Dim, Tensor, Tile
 from ..base import (
+    CLEAR,
     EVERY,
     SUMMED,
     EmitError,
@@ -41,7 +42,8 @@ WIDTH = 120
 #: Names of the kernels' own text, which no value may take.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
        "cu_seqlens", "row_next", "valid_next", "slot_next", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded",
-       "reach", "span", "size", "part", "earlier", "first", "begin", "stop", "nth", "checkpoint", "share", EVERY, SUMMED}
+       "reach", "span", "size", "part", "earlier", "first", "begin", "stop", "nth", "checkpoint", "share", "rest", "row_rest",
+       "valid_rest", "room", "low", "high", EVERY, SUMMED}
 
 
 class KernelWriter:
@@ -54,12 +56,12 @@ class KernelWriter:
         self.type: dict[str, Tile] = {}
         self.uses: dict[str, None] = {}
         self.part = "part"  # the part slot of what is loaded now
-        self.which = ""  # "_next" for the chunk that follows
+        self.which = ""  # "_next" for the chunk that follows, "_rest" for rows that no sequence covers
         self.own_alone = False  # whether a loop has no turns but those of the walk's own part
         self.described: dict[str, Tensor] = {}  # tensors whose rows a descriptor stands for
         self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
         self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
-        marks = (("", "_ptr"), ("has_", ""), ("", "_stride"), ("", "_n"), ("", "_rows"))
+        marks = (("", "_ptr"), ("has_", ""), (CLEAR, ""), ("", "_stride"), ("", "_n"), ("", "_rows"))
         self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in marks}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
 
@@ -302,9 +304,10 @@ class KernelWriter:
     # --- the whole ---
     def text(self) -> KernelText:
         self.instance(self.k.body)
+        clear = self.clear()
         chunk = self.chunk() if self.k.grid == "chunks" else []
         head = Writer(self.p, "#", 1)
-        head(*self.head(), *chunk)
+        head(*self.head(clear), *chunk)
         tensors = touched(self.p, self.k)
         ints = integers(self.p, self.k)
         flags, far = [x for x in ints if x.startswith("has_")], [x for x in ints if "_stride" in x]
@@ -312,6 +315,7 @@ class KernelWriter:
         shape = [x for x in ("H", "HV", *self.p.sizes, *tiles, f"B{self.k.split}") if x in self.uses]
         plain = [f"{t.name}_ptr" for t in tensors] + ["cu_seqlens", *(self.name(s) for s in numbers(self.k))]
         sizes = [x for x in ("N", "T", "batched", "span", EVERY, SUMMED) if x in self.uses]
+        sizes += [x for x in ints if x.startswith(CLEAR)]
         fixed = [*flags, *shape, *(["OPERAND"] if "OPERAND" in self.uses else [])]
         block = {f"B{d}": n for d, n in self.k.dims}
         params = [*plain, *sizes, *far, *(f"{x}: tl.constexpr" for x in fixed)]
@@ -321,10 +325,35 @@ class KernelWriter:
                            "shares": self.shares(), "rounds": "OPERAND" in self.uses,
                             "described": any(o.attr("described") for o in walk(self.k.body))})
 
-    def head(self) -> list[str]:
-        """From the program id to the head, the sequence and, in a grid over chunks, the chunk."""
+    def clear(self) -> list[str]:
+        """Zeros into this instance's part of the rows that no sequence covers. A sequence's instances have the tokens from its
+        first on; those past the last sequence's end are that one's."""
+        out: list[str] = []
+        for t in self.p.clears(self.k):
+            for name in ("N", "T", "batched", "C", "length"):
+                self.use(name)
+            self.which = "_rest"
+            at, mask = self.pointers(t, False), self.mask(t, False)
+            self.which = ""
+            low, size = {"sequences": ("0", ""), "chunks": ("t", "C"), "parts": ("first", "size")}[self.k.grid]
+            left_out = f"tl.where({self.p.skips}_n < 0, {low}, {{}})" if self.p.skips else "{}"
+            share = " & (share == 0)" * self.shares()
+            out += [f"if ({CLEAR}{t.name} != 0){share}:",
+                    "    room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)",
+                    f"    low = {left_out.format(f'tl.maximum({low}, length)' if size else 'length')}",
+                    f"    high = {f'tl.minimum({low} + {size}, room)' if size else 'room'}",
+                    "    for rest in range(low, high, C):",
+                    f"        row_rest = {self.origin()} + rest",
+                    f"        valid_rest = {self.index('C', 0, 1)} < high - rest",
+                    *(f"        {x}" for x in wrapped(f"tl.store({at}, 0.0, mask={mask})", WIDTH - 12))]
+        return out
+
+    def head(self, clear: list[str]) -> list[str]:
+        """From the program id to the head, the sequence and, in a grid over chunks, the chunk. clear: what an instance does
+        before it may end."""
         split = self.k.split
         out = ["pid = tl.program_id(0)"]
+        ends: list[str] = [] if clear else out  # where an instance ends that has nothing else to do
         if self.shares():
             out += ["share = pid // (tl.num_programs(0) // 2)", "pid = pid % (tl.num_programs(0) // 2)"]
         if split:
@@ -348,7 +377,7 @@ class KernelWriter:
         for t in touched(self.p, self.k):
             if t.index == "number":
                 out.append(f"{t.name}_n = tl.load({t.name}_ptr + n).to(tl.int64)")
-                out += [f"if {t.name}_n < 0:", "    return"] * (t.name == self.p.skips)
+                ends += [f"if {t.name}_n < 0:", "    return"] * (t.name == self.p.skips)
         if "b" in self.uses:
             out.append(f"b = (n * {self.use('batched')}).to(tl.int64)")
             self.use("T")
@@ -356,10 +385,11 @@ class KernelWriter:
             out += ["start = tl.load(cu_seqlens + n).to(tl.int64)",
                     "length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)"]
         if self.k.grid == "chunks":
-            out += ["t = ((slot - start // C - n) * C).to(tl.int32)", "if t >= length:", "    return"]
+            out.append("t = ((slot - start // C - n) * C).to(tl.int32)")
+            ends += ["if t >= length:", "    return"]
         if self.k.grid == "parts":
-            out += ["first = ((part - start // size - n) * size).to(tl.int32)",
-                    "if first >= tl.maximum(length, 1):", "    return"]
+            out.append("first = ((part - start // size - n) * size).to(tl.int32)")
+            ends += ["if first >= tl.maximum(length, 1):", "    return"]
             out += ["stop = tl.minimum(first + size, length)"] * ("stop" in self.uses)
             out += ["begin = first"] * ("begin" in self.uses and not self.early)
         if {"valid", "valid_next"} & set(self.uses):
@@ -368,7 +398,7 @@ class KernelWriter:
             if f"i_{d}" in self.uses:
                 out.append(f"i_{d} = block * B{d} + tl.arange(0, B{d})" if d == split
                            else f"i_{d} = tl.arange(0, {self.dim(d)})")
-        return out
+        return [*out, *clear, *ends] if clear else out
 
     def shares(self) -> bool:
         return any(o.kind == "share" for o in walk(self.k.body))

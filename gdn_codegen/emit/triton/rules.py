@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 
-from ..base import ATOM, PRODUCT, SUM, SUMMED, UNARY, Op, Text
+from ..base import ATOM, PRODUCT, SUM, SUMMED, UNARY, Op, Text, walk
 from .kernel import KernelWriter, rule
 
 __all__ = ["rule"]
@@ -51,7 +51,12 @@ for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", 
 
 @rule("maximum", "minimum")
 def extreme(w: KernelWriter, o: Op, a: Text, b: Text) -> Text:
-    return Text(f"tl.{o.kind}({a}, {b})")
+    nan = ", propagate_nan=tl.PropagateNan.ALL" * any(_is_const(w, x) for x in o.args)  # a bound keeps it
+    return Text(f"tl.{o.kind}({a}, {b}{nan})")
+
+
+def _is_const(w: KernelWriter, value: str) -> bool:
+    return any(x.kind == "const" and x.out == value for x in walk(w.k.body))
 
 
 @rule("neg")
@@ -95,6 +100,8 @@ def matmul(w: KernelWriter, o: Op, a: Text, b: Text, acc: Text | None = None) ->
 
 @rule("cumsum")
 def cumsum(w: KernelWriter, o: Op, x: Text) -> Text:
+    if o.attr("least") is not None:
+        x = Text(f"tl.maximum({x}, {_number(o.attr('least'))}, propagate_nan=tl.PropagateNan.ALL)")
     return Text(f"tl.cumsum({x}, axis=0)")
 
 

@@ -8,7 +8,6 @@ import ctypes
 import hashlib
 import os
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .. import cxx
+from .. import cache, cxx
 
 INPUT, OUTPUT, WORKSPACE, BOTH = 0, 1, 2, 3
 MESSAGE_BYTES = 4096
@@ -73,27 +72,16 @@ def compile_command(source: Path, names: Sequence[str], output: Path, opt: str =
     ]
 
 
-def runtime_object(cache: Path | None = None, cxx: str | None = None) -> Path:
+def runtime_object(folder: Path | None = None, cxx: str | None = None) -> Path:
     """The engine, compiled once for its text and compiler."""
     cxx = cxx or compiler()
-    base = cache or _cache()
     digest = hashlib.sha256(cxx.encode())
     for part in sorted([*source_dir().glob("*"), *include_dir().rglob("*.hpp")]):
         digest.update(part.read_bytes())
-    target = base / f"pto_sim-{digest.hexdigest()[:16]}.o"
-    if not target.exists():
-        base.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=base) as folder:
-            built = Path(folder) / "pto_sim.o"
-            _compile([cxx, "-std=c++17", "-O3", "-c", "-fPIC", "-fvisibility=hidden", "-pthread", f"-I{include_dir()}",
-                      str(source_dir() / "pto_sim.cpp"), "-o", str(built)])
-            built.replace(target)  # whole or not at all: others may look for it now
-    return target
-
-
-def _cache() -> Path:
-    given = os.environ.get("GDN_CODEGEN_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen"
+    command = [cxx, "-std=c++17", "-O3", "-c", "-fPIC", "-fvisibility=hidden", "-pthread", f"-I{include_dir()}",
+               str(source_dir() / "pto_sim.cpp"), "-o"]
+    return cache.made((folder or cache.folder() / "pto") / f"pto_sim-{digest.hexdigest()[:16]}.o",
+                      lambda to: _compile([*command, str(to)]))
 
 
 def _compile(command: Sequence[str]) -> None:

@@ -1,0 +1,179 @@
+"""The whole contract on a device: calls drawn so that each pair of options meets, each against the recurrence in float64.
+
+    python tests/device/matrix.py --out result.json                          # in ten minutes, on one GPU and 16 cores
+    python tests/device/matrix.py --seed 0 --only tilelang:17                # one build of it, with traces
+    python tests/device/matrix.py --write docs/verification.md result.json   # the page of a run
+"""
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain, islice, takewhile, zip_longest
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT), str(HERE.parent), str(HERE)]
+# Outputs and workspaces start as NaN, and nothing is shared with a user's cache.
+os.environ["GDN_CODEGEN_POISON"] = "1"
+os.environ.setdefault("GDN_CODEGEN_CACHE", str(Path(tempfile.gettempdir()) / f"gdn_codegen_matrix_{os.getuid()}"))
+os.environ.setdefault("TILELANG_CACHE_DIR", str(Path(os.environ["GDN_CODEGEN_CACHE"]) / "tilelang"))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from matrix_page import page
+from matrix_plan import Cover, ways
+from matrix_run import Pool, called, fits, serve
+
+from gdn_codegen.runtime.build import TARGETS
+from gdn_codegen.runtime.targets import runs
+
+#: Seconds past the budget in which the run comes to its end.
+MARGIN = 20
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: small sizes, for a look at the matrix itself")
+    p.add_argument("--targets", default="tilelang,triton", help="joined by commas")
+    p.add_argument("--seed", type=int, default=0, help="another draw of the same contract")
+    p.add_argument("--builds", type=int, default=0, help="stop after so many builds (default: when each pair is met)")
+    p.add_argument("--more", action="store_true", help="when each pair is met go on at random, until the budget ends")
+    p.add_argument("--budget", type=float, default=540, help="seconds, from start to end; what is left then is not run")
+    p.add_argument("--limit", type=float, default=150, help="seconds that one call may take, its compile included")
+    p.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes; each compiles, runs and checks")
+    p.add_argument("--commit", default="", help="what the result names where there is no git")
+    p.add_argument("--out", help="the file for the result (JSON)")
+    p.add_argument("--only", metavar="TARGET:N", help="one build of the draw, in this process, with traces")
+    p.add_argument("--write", nargs=2, metavar=("PAGE", "RESULT"), help="write a run's page")
+    p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return p
+
+
+def hopper(device: str) -> bool:
+    return device == "cuda" and torch.cuda.get_device_capability() == (9, 0) and not torch.version.hip
+
+
+def jobs(cover: Cover, seed: int, more: bool) -> Iterator[list[dict[str, Any]]]:
+    """The calls of each build. A number tells a call's tensors, too."""
+    for n, rows in enumerate(cover.rows(more)):
+        yield [{"target": cover.target, "n": n, "call": i, "seed": 1009 * (1000 * seed + n) + i,
+                "room": row.pop("no room", ""), "row": row} for i, row in enumerate(dict(r) for r in rows)]
+
+
+def covers(a: argparse.Namespace) -> list[Cover]:
+    return [Cover(t, a.seed, hopper(a.device), a.device == "cpu", fits) for t in a.targets.split(",")]
+
+
+def drawn_jobs(of: list[Cover], seed: int, more: bool) -> Iterator[list[dict[str, Any]]]:
+    """Builds of the targets in turn."""
+    return (j for j in chain.from_iterable(zip_longest(*(jobs(c, seed, more) for c in of))) if j)
+
+
+def only(a: argparse.Namespace) -> int:
+    """One build's calls in this process."""
+    target, n = a.only.split(":")
+    a.targets = target
+    todo = next(islice(jobs(covers(a)[0], a.seed, True), int(n), None))
+    bad = 0
+    for job in todo:
+        print(json.dumps(job["row"]))
+        result = called(target, job["row"], ways(target, hopper(a.device))[job["row"]["schedule"]], job["seed"], a.device)
+        print(result.pop("trace", ""), json.dumps(result), sep="\n")
+        bad += result["status"] in ("wrong", "error")
+    return int(bad > 0)
+
+
+def device_facts(a: argparse.Namespace) -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+    versions = {"python": sys.version.split()[0], "torch": torch.__version__}
+    for name in a.targets.split(","):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "?"
+    if a.device == "cuda":
+        versions["CUDA of torch"] = str(torch.version.cuda)
+    git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False)
+    return {"commit": a.commit or git.stdout.strip() or "unknown", "date": datetime.date.today().isoformat(),
+            "device": torch.cuda.get_device_name() if a.device == "cuda" else "CPU", "versions": versions}
+
+
+def ended(a: argparse.Namespace, pool: Pool, todo: Iterator[list[dict[str, Any]]], start: float) -> list[dict[str, Any]]:
+    """The results of all calls that the budget allows. The calls of a build follow one another in one process, so that it
+    compiles once."""
+    done: list[dict[str, Any]] = []
+    told = time.monotonic()
+    while time.monotonic() - start < a.budget:
+        pool.feed(todo)
+        if not pool.left():
+            break
+        for job, result in pool.results(1.0):
+            done.append({**job, **result})
+            if result["status"] in ("wrong", "error"):
+                print(f"{result['status']}: {job['target']}:{job['n']}.{job['call']} {result['why'][:160]}", flush=True)
+        if time.monotonic() - told > 30:
+            told = time.monotonic()
+            print(f"{told - start:.0f} s: {len(done)} calls, {dict(Counter(d['status'] for d in done))}", flush=True)
+    return done
+
+
+def run(a: argparse.Namespace, start: float) -> int:
+    """The run, its result file and its summary; 1 where something is wrong."""
+    # the same interpreter, which another name may not find
+    command = [sys.executable, str(Path(__file__)), "--worker", "--device", a.device, "--targets", a.targets]
+    logs = Path(tempfile.mkdtemp(prefix="gdn_codegen_matrix_"))
+    pool, plan = Pool(command, a.workers, logs, a.limit), []
+    try:
+        of, facts = covers(a), device_facts(a)
+        print(f"{facts['device']}, seed {a.seed}, {a.workers} processes, {a.budget:.0f} s at most, "
+              + ", ".join(f"{c.target}: {c.pairs} pairs" for c in of) + f"; logs in {logs}", flush=True)
+        # drawn as workers ask, and kept
+        draw = (plan.append(j) or j for j in islice(drawn_jobs(of, a.seed, a.more), a.builds or None))
+        done = ended(a, pool, draw, start)
+    finally:
+        pool.end()
+    if not a.more:  # the rest, to say what was not run, as far as that is soon known
+        deque(takewhile(lambda _: time.monotonic() - start < a.budget + MARGIN, draw), 0)
+    known = {(d["target"], d["n"], d["call"]) for d in done}
+    not_run = [f"{j['target']}:{j['n']}.{j['call']}" for js in plan for j in js if (j["target"], j["n"], j["call"]) not in known]
+    pairs = {c.target: (len(set().union(*(c.pairs_of(tupled(d["row"])) for d in done if d["target"] == c.target and
+                                          d["status"] != "refused"))), c.pairs - len(c.without_room)) for c in of}
+    result = {**facts, "seed": a.seed, "on": a.device, "seconds": round(time.monotonic() - start), "workers": a.workers,
+              "builds": len({(d["target"], d["n"]) for d in done}), "pairs": pairs, "not_run": not_run, "calls": done}
+    if a.out:
+        Path(a.out).write_text(json.dumps(result, indent=0))
+    print(page(result).partition("\n- ")[2])
+    return int(any(d["status"] in ("wrong", "error") for d in done))
+
+
+def tupled(row: dict[str, Any]) -> dict[str, Any]:
+    return {n: tuple(x) if isinstance(x, list) else x for n, x in row.items()}
+
+
+def main() -> int:
+    start, a = time.monotonic(), parser().parse_args()
+    if a.write:
+        Path(a.write[0]).write_text(page(json.loads(Path(a.write[1]).read_text())), encoding="ascii")
+        return 0
+    for target in a.targets.split(","):
+        if target not in TARGETS or not runs(target, a.device) or (a.device == "cuda" and not torch.cuda.is_available()):
+            raise SystemExit(f"targets: got {target}, which does not run {a.device} tensors here")
+    if a.worker:
+        serve(cache(lambda target: ways(target, hopper(a.device))), a.device)
+        return 0
+    return only(a) if a.only else run(a, start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

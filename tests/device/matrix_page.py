@@ -1,0 +1,95 @@
+"""The page that says what a run of the matrix found."""
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from typing import Any
+
+KINDS = ("ok", "refused", "wrong", "error")
+#: Failures of one reason that the page names.
+NAMED = 12
+
+HEAD = """# Verification
+
+What the last run of the matrix found. `tests/device/matrix.py` draws calls from the whole contract so that each pair of levels of
+two options meets at least once on each target, and holds o, final states and checkpoints against the token recurrence in float64,
+by RMSE over RMS. Outputs and workspaces start as NaN; each call is made four times, and gives the same bits; memory between slots
+of a pool, rows of no sequence and inputs stay as they were. This page is written by
+`python tests/device/matrix.py --write docs/verification.md result.json`.
+"""
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> list[str]:
+    return ["| " + " | ".join(head) + " |", "| --- " + "| ---: " * (len(head) - 1) + "|",
+            *("| " + " | ".join(str(x).replace("|", "\\|") for x in r) + " |" for r in rows), ""]
+
+
+def _counts(calls: list[dict[str, Any]], name: str, of: Any) -> list[str]:
+    by: dict[Any, Counter[str]] = defaultdict(Counter)
+    for c in calls:
+        by[of(c)][c["status"]] += 1
+    return _table([name, *KINDS], [[n, *(c[k] for k in KINDS)] for n, c in sorted(by.items(), key=str)])
+
+
+def reason(c: dict[str, Any]) -> str:
+    """What a call failed or was refused of, without its numbers, so that equal reasons count as one."""
+    text = re.sub(r"\b\d[\d.]*(e[-+]?\d+)?\b", "n", c["why"].splitlines()[0] if c["why"] else "")
+    text = re.sub(r"'[^']*/[^']*'|\S*/\S+/\S*", "PATH", text)  # files of this one run
+    if c["status"] == "wrong":  # ('o', error, tolerance), or a sentence
+        found = re.match(r"\('(\w+)', (?:.*, )?([\w.+-]+), ([\w.+-]+)\)", c["why"])
+        text = f"{found[1]} off" + " (not a number)" * (found[2] == "nan") if found else text
+    return re.sub(r"o_S|S_\w+|[GUWA]_\w+", "KERNEL", text)[:200].encode("ascii", "replace").decode()
+
+
+def _reasons(calls: list[dict[str, Any]], status: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    out: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for c in calls:
+        if c["status"] == status:
+            out[c["target"], reason(c)].append(c)
+    return dict(sorted(out.items(), key=lambda x: -len(x[1])))
+
+
+def _row(c: dict[str, Any]) -> str:
+    said = {n: x for n, x in c["row"].items() if x not in ((None,) if n == "alike" else (None, False, 0, "none", "given", "log"))}
+    return ", ".join(f"{n}={'/'.join(map(str, x)) if isinstance(x, list) else x}" for n, x in said.items())
+
+
+def _failures(result: dict[str, Any]) -> list[str]:
+    calls, lines = result["calls"], []
+    again = f"python tests/device/matrix.py --seed {result['seed']}" + " --device cpu" * (result["on"] == "cpu") + " --only"
+    for status, title in (("wrong", "Wrong results"), ("error", "Errors")):
+        found = _reasons(calls, status)
+        lines += [f"## {title}", ""] + ["None.", ""] * (not found)
+        for (target, why), some in found.items():
+            lines += [f"**{target}: {why}** ({len(some)} calls)", ""]
+            for c in some[:NAMED]:
+                what = c["why"].splitlines()[0][:120].encode("ascii", "replace").decode() if c["why"] else ""
+                lines.append(f"- `{again} {c['target']}:{c['n']}` (call {c['call']}, `{c['build']}`): {what}; {_row(c)}")
+            lines += [f"- and {len(some) - NAMED} more"] * (len(some) > NAMED) + [""]
+    return lines
+
+
+def page(result: dict[str, Any]) -> str:
+    """A run's page, in ASCII."""
+    calls = result["calls"]
+    all_ = Counter(c["status"] for c in calls)
+    pairs = "; ".join(f"{t} {met} of {known}" for t, (met, known) in result["pairs"].items())
+    lines = [HEAD, f"- commit {result['commit']}, {result['date']}, {result['device']}; "
+             + ", ".join(f"{n} {v}" for n, v in result["versions"].items()),
+             f"- seed {result['seed']}, {result['builds']} builds, {len(calls)} calls in {result['seconds']} s on "
+             f"{result['workers']} processes: {', '.join(f'{all_[k]} {k}' for k in KINDS)}",
+             f"- pairs of levels that met in a call that ran: {pairs} (less those that no build has room for)",
+             f"- not run when time was up: {len(result['not_run'])} calls or more" * bool(result["not_run"]) +
+             "- all was run" * (not result["not_run"]) +
+             (f", from {result['not_run'][0]} on" if result["not_run"] else ""), ""]
+    lines += ["## Counts", ""]
+    for name, of in (("target", lambda c: c["target"]), ("schedule", lambda c: f"{c['target']}: {c['row']['schedule']}"),
+                     ("dtype", lambda c: f"{c['target']}: {c['row']['dtype']}"), ("K", lambda c: c["row"]["K"]),
+                     ("V", lambda c: c["row"]["V"]), ("chunk", lambda c: c["row"]["chunk"] or "open"),
+                     ("keys alike, but for noise of", lambda c: "no" if c["row"]["alike"] is None else c["row"]["alike"])):
+        lines += _counts(calls, name, of)
+    lines += ["## Refused", ""]
+    found = _reasons(calls, "refused")
+    lines += _table(["target, reason", "calls"], [[f"{t}: {why}", len(some)] for (t, why), some in found.items()]) if found else \
+        ["None.", ""]
+    return "\n".join([*lines, *_failures(result)]).rstrip() + "\n"

@@ -1,0 +1,200 @@
+"""One call of the matrix, and the processes that make them: a crash, a hang or a lost GPU context ends one process alone."""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from calls import Drawn, checked, elsewhere, made
+from matrix_plan import Row, Way, drawn
+from matrix_reference import Means, chunked, expected_on
+from reference import in_parts, rms_error
+
+from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
+from gdn_codegen.runtime import calls, decoding
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.dispatch import build, unfit
+from gdn_codegen.runtime.load import module
+from gdn_codegen.schedule import ScheduleError
+
+Result = dict[str, Any]
+#: Of refusals: our form, and what a Triton that miscompiles kernels is refused with.
+FORM = re.compile(r"[\w.\[\]]+: got .*; accepted: ", re.DOTALL)
+MISCOMPILED = "miscompiles this module's kernels"
+#: Where keys are alike a call may be off by so many times what a chunked form with an exact inverse is, and by so much at most.
+ALIKE, MOST = 4, 0.25
+
+
+def fits(target: str, way: Way, row: Row) -> str:
+    """Why a build has no room; what the op chooses has some or is refused."""
+    if way.plan is None:
+        return ""
+    return unfit(Build(target, row["chunk"], row["layout"], schedule=way.plan, dtype=row["dtype"], head_dim_k=row["K"],
+                       head_dim_v=row["V"], arch=way.arch))
+
+
+def _allowed(c: Drawn, device: str, expected: Callable[[Means], Any]) -> float:
+    """Where keys are alike: some of what roundings cost a plain form, which no fixed number says."""
+    if c.alike is None or not sum(c.lengths):
+        return 0.0
+    means = made(c, expected)[1]["means"]
+    got = chunked(means, "tf32" if c.tf32 and c.dtype == "float32" else c.dtype, c.chunk or 64, device)
+    return min(MOST, ALIKE * max(map(rms_error, got, expected(means))))
+
+
+@contextlib.contextmanager
+def _asked(way: Way, used: list[str]) -> Iterator[None]:
+    """The op's builds for the architecture and with the parts that a way asks for; their names go to `used`."""
+    def loaded(step: bool, *wanted: Any) -> Any:
+        b = (decoding.build(*wanted) if step else None) or build(*wanted)
+        b = replace(b, arch=way.arch) if way.arch else b
+        m = module(b)
+        used.append(m.__name__.removeprefix("gdn_codegen_generated_"))
+        if b.plan.partition:
+            in_parts(getattr(m, b.function), way.parts)
+        return m
+    kept, calls._loaded = calls._loaded, loaded
+    calls._kept.clear()
+    calls._last = None
+    try:
+        yield
+    finally:
+        calls._loaded = kept
+
+
+def called(target: str, row: Row, way: Way, seed: int, device: str) -> Result:
+    """What came of one call: ok, refused, wrong or error."""
+    used: list[str] = []
+    start = time.perf_counter()
+    said: dict[str, Any] = {}
+    try:
+        c = drawn(target, row, way, seed, tf32=target == "tilelang" and device != "cpu")
+        with _asked(way, used):
+            expected = expected_on(device)
+            c.allowed = _allowed(c, device, expected)
+            op = recurrent_gated_delta_rule if c.decode else chunk_gated_delta_rule
+            said = {"status": "ok", "errors": checked(c, elsewhere(op, device), expected), "allowed": c.allowed}
+    except AssertionError as e:
+        said = {"status": "wrong", "why": str(e.args[0] if e.args else e)}
+    except Exception as e:
+        text = f"{type(e).__name__}: {e}"
+        refused = isinstance(e, ScheduleError) or (isinstance(e, ValueError) and FORM.match(str(e))) or MISCOMPILED in text
+        said = {"status": "refused" if refused else "error", "why": text[:600]}
+        if not refused:
+            said["trace"] = traceback.format_exc()[-3000:]
+    return {**said, "build": used[-1] if used else "", "seconds": round(time.perf_counter() - start, 2)}
+
+
+def serve(ways: Callable[[str], dict[str, Way]], device: str) -> None:
+    """A worker: jobs come as lines of JSON, results go as such. What compilers print goes to the standard error."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        job = json.loads(line)
+        result = called(job["target"], job["row"], ways(job["target"])[job["row"]["schedule"]], job["seed"], device)
+        lost = False
+        if device != "cpu":
+            try:
+                torch.cuda.synchronize()
+            except Exception as e:  # the context is lost, and with it the process
+                lost, result = True, {**result, "status": "error", "why": result.get("why") or f"{type(e).__name__}: {e}"}
+        print(json.dumps(result), file=out, flush=True)
+        if lost:
+            return
+
+
+@dataclass
+class Worker:
+    """A process, the job that it has, and those that follow in it."""
+
+    process: subprocess.Popen[str]
+    log: Path
+    queue: list[dict[str, Any]]
+    job: dict[str, Any] | None = None
+    since: float = 0.0
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # its compilers too: the group is its own
+        self.process.wait()
+
+
+class Pool:
+    """So many workers. A job is a dict, and its result comes back beside it."""
+
+    def __init__(self, command: list[str], workers: int, logs: Path, limit: float) -> None:
+        self.command, self.logs, self.limit = command, logs, limit
+        self.events, self.started = selectors.DefaultSelector(), 0
+        self.workers = [self._start([]) for _ in range(workers)]
+
+    def _start(self, queue: list[dict[str, Any]]) -> Worker:
+        log = self.logs / f"worker{self.started}.log"
+        self.started += 1
+        with open(log, "w") as f:
+            process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=f, text=True,
+                                       start_new_session=True)
+        w = Worker(process, log, queue)
+        assert process.stdout is not None
+        self.events.register(process.stdout, selectors.EVENT_READ, w)
+        return w
+
+    def _replaced(self, w: Worker, why: str) -> tuple[dict[str, Any] | None, Result]:
+        self.events.unregister(w.process.stdout)  # type: ignore[arg-type]
+        w.end()
+        lines = w.log.read_text(errors="replace").strip().splitlines()[-6:]
+        self.workers[self.workers.index(w)] = self._start(w.queue)
+        return w.job, {"status": "error", "why": f"{why} (exit {w.process.returncode})", "trace": "\n".join(lines), "build": "",
+                       "seconds": round(time.monotonic() - w.since, 2)}
+
+    def left(self) -> list[dict[str, Any]]:
+        """Jobs without a result."""
+        return [job for w in self.workers for job in ([w.job] if w.job else []) + w.queue]
+
+    def feed(self, todo: Iterator[list[dict[str, Any]]]) -> None:
+        """A job for each worker that has none: of its own queue, or of the next build."""
+        for w in self.workers:
+            if w.job is None:
+                w.queue = w.queue or list(next(todo, []))
+                if w.queue:
+                    self._give(w, w.queue.pop(0))
+
+    def _give(self, w: Worker, job: dict[str, Any]) -> None:
+        w.job, w.since = job, time.monotonic()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which `results` sees
+            w.process.stdin.write(json.dumps(job) + "\n")  # type: ignore[union-attr]
+            w.process.stdin.flush()  # type: ignore[union-attr]
+
+    def results(self, seconds: float) -> Iterator[tuple[dict[str, Any], Result]]:
+        """What comes within so many seconds, the first wakes."""
+        for event, _ in self.events.select(seconds):
+            w = event.data
+            line = w.process.stdout.readline()
+            if line:
+                job, w.job = w.job, None
+                yield job, json.loads(line)
+            else:
+                job, result = self._replaced(w, "the process ended")
+                if job is not None:
+                    yield job, result
+        for w in list(self.workers):
+            if w.job is not None and time.monotonic() - w.since > self.limit:
+                job, result = self._replaced(w, f"no answer in {self.limit:.0f} s")
+                assert job is not None
+                yield job, result
+
+    def end(self) -> None:
+        for w in self.workers:
+            w.end()

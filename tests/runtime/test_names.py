@@ -1,0 +1,233 @@
+"""Keywords of other libraries: docs/contract.md has each, and the ops do what it says."""
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from reference import expected, problem, rms_error
+
+import gdn_codegen
+from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
+from gdn_codegen.runtime import names
+from gdn_codegen.runtime.arguments import Options, Tensors
+from gdn_codegen.runtime.build import TARGETS
+from gdn_codegen.runtime.targets import runs
+
+PAGE = Path(__file__).parents[2] / "docs" / "contract.md"
+HERE = dict(target=next(t for t in TARGETS if runs(t, "cpu")), chunk_size=16)
+Q = torch.zeros(1, 20, 1, 32, dtype=torch.float16)
+GIVEN = dict(q=Q, k=Q, v=Q, g=torch.zeros(1, 20, 1), beta=torch.zeros(1, 20, 1))
+#: What the ops of each library take beside q, k and v, from their sources at the versions that the page names.
+SIGNATURES = {
+    "FLA": (
+        "g beta scale initial_state output_final_state use_qk_l2norm_in_kernel use_beta_sigmoid_in_kernel "
+        "allow_neg_eigval state_v_first cu_seqlens cu_seqlens_cpu chunk_indices cp_context chunk_size "
+        "use_gate_in_kernel A_log dt_bias head_first transpose_state_layout gk gv g_gamma"),
+    "FlashQLA": (
+        "g beta scale initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens head_first state_v_first "
+        "auto_cp enable_fwd_cp_cache output_h"),
+    "FlashInfer": (
+        "g beta scale initial_state output_final_state cu_seqlens use_qk_l2norm_in_kernel output output_state "
+        "state_checkpoints checkpoint_cu_starts checkpoint_every_n_tokens use_cp state_indices _cp_chunk_len state "
+        "A_log a dt_bias b use_qk_l2norm initial_state_indices output_state_indices intermediate_states_buffer "
+        "ssm_state_indices disable_state_update"),
+    "AITER": (
+        "o g gk gv beta scale initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens use_chunk_hip "
+        "use_chunk_flydsl use_prepare_flydsl state_dtype use_exp2 num_decodes num_decode_tokens seq_lens_cpu "
+        "prefill_metadata initial_state_indices inplace_final_state snapshot_dtype A_log a dt_bias softplus_beta "
+        "softplus_threshold b initial_state_source threshold num_accepted_tokens is_kda core_attn_out"),
+    "vLLM": (
+        "g beta scale initial_state output_final_state cu_seqlens head_first use_qk_l2norm_in_kernel "
+        "return_intermediate_states chunk_indices chunk_offsets core_attn_out inplace_final_state ssm_state_indices "
+        "num_accepted_tokens retrieve_parent_token A_log a b dt_bias threshold is_kda ddtree_parent_ids "
+        "has_initial_state"),
+    "vLLM-Ascend": (
+        "g beta scale initial_state output_final_state cu_seqlens prebuilt_meta head_first use_qk_l2norm_in_kernel "
+        "chunk_indices chunk_offsets core_attn_out"),
+    "SGLang": (
+        "g beta scale initial_state initial_state_indices cu_seqlens head_first use_qk_l2norm_in_kernel inplace_update "
+        "A_log a dt_bias softplus_beta softplus_threshold b initial_state_source is_kda lower_bound "
+        "disable_state_update disable_output_calculation intermediate_states_buffer intermediate_state_indices "
+        "cache_steps retrieve_parent_token rand_seed use_rs_rounding philox_rounds out"),
+    "sgl-kernel-npu": (
+        "g beta scale initial_state output_final_state cu_seqlens head_first use_qk_l2norm_in_kernel A_log a dt_bias "
+        "softplus_beta softplus_threshold b initial_state_source initial_state_indices is_kda"),
+    "TensorRT-LLM": (
+        "g beta scale initial_state initial_state_indices inplace_indexed_state_update output_final_state cu_seqlens "
+        "head_first use_qk_l2norm_in_kernel output"),
+    "transformers": (
+        "g beta initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens use_cache position_ids seq_idx "
+        "num_items_in_batch output_hidden_states output_attentions output_router_logits cu_seq_lens_q cu_seq_lens_k "
+        "max_length_q max_length_k"),
+}
+
+
+def table():
+    """Keyword -> whose, what happens to it here."""
+    found = {}
+    part = PAGE.read_text(encoding="ascii").split("## Names of others")[1].split("### ")[0]
+    for row in re.findall(r"^\| (`.*) \|$", part, re.MULTILINE):
+        cells = row.split(" | ")
+        for name in re.findall(r"`(\w+)`", cells[0]):
+            assert name not in found, f"{name} twice"
+            found[name] = cells[1], cells[2]
+    return found
+
+
+TABLE = table()
+
+
+def own():
+    t = Tensors(**GIVEN, **dict.fromkeys(Tensors._fields[5:12]))
+    x = Options(False, False, False, None, "log", "given", False, False, None, None, "auto", None)
+    return {**t._asdict(), **x._asdict()}
+
+
+def test_the_page_has_every_keyword_and_no_other():
+    assert set(TABLE) == {*names.ALIASES, *names.MEANT, *names.ONLY, *names.IGNORED}
+
+
+@pytest.mark.parametrize("library", SIGNATURES)
+def test_each_argument_of_others_is_ours_or_on_the_page(library):
+    ours = {n for f in (chunk_gated_delta_rule, recurrent_gated_delta_rule) for n in inspect.signature(f).parameters}
+    for name in SIGNATURES[library].split():
+        assert name in ours or (name in TABLE and library in TABLE[name][0].split(", ")), name
+
+
+def test_a_library_on_the_page_has_the_argument():
+    for name, (whose, _) in TABLE.items():
+        assert whose == "Triton's launches" or all(name in SIGNATURES[w].split() for w in whose.split(", ")), name
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_the_page_says_of_a_keyword_is_done(name):
+    here, before = TABLE[name][1], own()
+    if here.startswith("is "):
+        ours, x = re.match(r"is `(\w+)`", here).group(1), torch.zeros(1)
+        assert names.renamed(own(), {name: x}) == {**before, ours: x}
+    elif here.startswith("ignored"):
+        assert names.renamed(own(), {name: torch.zeros(1)}) == before
+    elif here.startswith("only "):
+        for x in re.match(r"only (\w+(?: or \w+)?)", here).group(1).split(" or "):
+            assert names.renamed(own(), {name: ast.literal_eval(x)}) == before
+        for x in (torch.zeros(1), True, 0.5):
+            with pytest.raises(ValueError, match=rf"^{name}: got "):
+                names.renamed(own(), {name: x})
+    else:
+        assert here.startswith("means ") and name in names.MEANT
+
+
+MEANT = {
+    "use_gate_in_kernel": [({"gate": "raw", "A_log": Q}, {"A_log": Q}, True), ({}, {"A_log": Q, "dt_bias": Q}, False)],
+    "use_beta_sigmoid_in_kernel": [({"beta_form": "sigmoid"}, {}, True), ({}, {}, False)],
+    "state": [({"initial_state": Q, "inplace_final_state": True}, {}, Q), ({}, {}, None)],
+    "disable_state_update": [({"inplace_final_state": False, "state_indices": Q}, {"state_indices": Q}, True), ({}, {}, False)],
+    "core_attn_out": [({"out": Q}, {}, Q), ({}, {}, None)],
+    "output_state_indices": [({"state_indices": Q}, {"state_indices": Q}, Q), ({}, {}, None)],
+    "checkpoint_every_n_tokens": [({"checkpoint_chunks": 2}, {}, 128), ({}, {}, 0),
+                                  ({"checkpoint_chunks": 3, "chunk_size": 32}, {"chunk_size": 32}, 96)],
+    "cu_seqlens_cpu": [({"cu_seqlens": torch.tensor([0, 20])}, {"cu_seqlens": torch.tensor([0, 20])}, torch.tensor([0, 20])),
+                       ({}, {}, None)],
+    "seq_idx": [({"cu_seqlens": Q}, {"cu_seqlens": Q}, Q), ({}, {}, None)],
+}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_what_is_more_than_a_name(name):
+    for want, said, x in MEANT[name]:
+        got, want = names.renamed({**own(), **said}, {name: x}), {**own(), **want}
+        assert all(torch.equal(got[n], y) if isinstance(y, torch.Tensor) else got[n] is y or got[n] == y for n, y in want.items())
+
+
+def test_each_that_means_something_is_tried():
+    assert set(MEANT) == set(names.MEANT)
+
+
+@pytest.mark.parametrize("op", [chunk_gated_delta_rule, recurrent_gated_delta_rule, fused_recurrent_gated_delta_rule,
+                                gdn_codegen.chunk_gated_delta_rule_npu])
+def test_every_op_refuses_what_nobody_knows_and_what_is_misspelt(op):
+    given = {n: x[:, :9] for n, x in GIVEN.items()}
+    for name, meant in (("inital_state", "initial_state"), ("chunk", "chunk_size"), ("ssm_state_indicies", "ssm_state_indices"),
+                        ("scael", "scale")):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=rf"^{name}: got a keyword that no op has; .*; did you mean {meant}\?$"):
+                op(**given, **{name: None})
+    with pytest.raises(ValueError, match=r"^colour: got a keyword that no op has; accepted: those of docs/contract\.md$"):
+        op(**given, colour=None)
+
+
+@pytest.fixture
+def pool():
+    """A problem of three sequences in slots of a pool, what is passed, and what is expected."""
+    x = problem([9, 4, 12], 1, 2, 32, 32, seed=5)
+    slots, states = torch.tensor([4, 1, 2]), torch.randn(6, 2, 32, 32, generator=torch.Generator().manual_seed(1))
+    states[slots] = x["S"]
+    given = {n: x[n][None] for n in ("q", "k", "v", "g", "beta")}
+    return dict(given, scale=x["scale"], cu_seqlens=torch.tensor([0, 9, 13, 25])), slots, states, expected(x)
+
+
+@pytest.mark.parametrize("words", [
+    dict(initial_state="S", state_indices="slots"), dict(initial_state="S", ssm_state_indices="slots"),
+    dict(initial_state_source="S", initial_state_indices="slots", is_kda=False, lower_bound=None, disable_state_update=False),
+    dict(initial_state="S", state_indices="slots", output_state="S", output_final_state=True, output_state_indices="slots"),
+    dict(initial_state="S", initial_state_indices="slots", inplace_final_state=True, output_final_state=True)],
+    ids=["ours", "vLLM", "SGLang", "FlashInfer", "AITER"])
+def test_a_pool_is_written_in_place_unless_said(words, pool):
+    given, slots, states, (o, final) = pool
+    said = lambda: {n: dict(S=states, slots=slots).get(x, x) if isinstance(x, str) else x for n, x in words.items()}
+    before = states.clone()
+    got, returned = chunk_gated_delta_rule(**given, **HERE, **said())
+    assert returned is states and rms_error(got[0], o) < 5e-3 and rms_error(states[slots], final) < 5e-3
+    rest = [0, 3, 5]
+    assert torch.equal(states[rest], before[rest])
+
+
+@pytest.mark.parametrize("leave", [dict(inplace_final_state=False), dict(disable_state_update=True), dict(inplace_update=False)])
+def test_a_pool_is_left_alone_where_that_is_said(leave, pool):
+    given, slots, states, (o, final) = pool
+    before = states.clone()
+    given.update(HERE, initial_state=states, state_indices=slots, **leave)
+    for _ in range(3):
+        got, returned = chunk_gated_delta_rule(**given)
+        assert returned is None and torch.equal(states, before) and rms_error(got[0], o) < 5e-3
+    dense = chunk_gated_delta_rule(**given, output_final_state=True)[1]
+    assert torch.equal(states, before) and rms_error(dense, final) < 5e-3
+
+
+@pytest.mark.parametrize("name, buffer", [("output", None), ("o", None), ("core_attn_out", None), ("core_attn_out", (25, 2, 32)),
+                                          ("core_attn_out", (40, 2, 32)), ("core_attn_out", (2000,))])
+def test_o_is_written_where_others_say(name, buffer, pool):
+    given, _, _, _ = pool
+    whole = torch.full(buffer or given["v"].shape, float("nan"), dtype=torch.float16)
+    want = chunk_gated_delta_rule(**given, **HERE)[0]
+    got = chunk_gated_delta_rule(**given, **HERE, **{name: whole})[0]
+    n = want.numel()
+    assert got.data_ptr() == whole.data_ptr() and torch.equal(whole.flatten()[:n], want.flatten())
+    assert bool(whole.flatten()[n:].isnan().all())
+
+
+def test_a_checkpoint_every_so_many_tokens(pool):
+    given, *_ = pool
+    given.pop("cu_seqlens")
+    *_, want = chunk_gated_delta_rule(**given, **HERE, checkpoint_chunks=1)
+    *_, got = chunk_gated_delta_rule(**given, **HERE, checkpoint_every_n_tokens=16)
+    assert torch.equal(got, want) and len(got) == 1
+    with pytest.raises(ValueError, match="checkpoint_every_n_tokens: got 16; accepted: no such argument here"):
+        recurrent_gated_delta_rule(**given, target=HERE["target"], checkpoint_every_n_tokens=16)
+
+
+def test_gates_that_are_not_for_this_call_are_left_out(pool):
+    """FLA's layers pass A_log and dt_bias always, and say by a flag what they are for."""
+    given, *_ = pool
+    raw = dict(A_log=torch.rand(2), dt_bias=torch.rand(2))
+    want = chunk_gated_delta_rule(**given, **HERE)[0]
+    assert torch.equal(chunk_gated_delta_rule(**given, **HERE, **raw, use_gate_in_kernel=False)[0], want)
+    assert torch.equal(fused_recurrent_gated_delta_rule(**given, **HERE, **raw)[0], want)
+    with pytest.raises(ValueError, match="A_log: got a value with gate='log'"):
+        chunk_gated_delta_rule(**given, **HERE, **raw)
+    with_gate = chunk_gated_delta_rule(**given, **HERE, **raw, gate="raw")[0]
+    assert not torch.equal(with_gate, want)
+    for said in (dict(use_gate_in_kernel=True), dict(gate="raw")):
+        assert torch.equal(fused_recurrent_gated_delta_rule(**given, **HERE, **raw, **said)[0], with_gate)
