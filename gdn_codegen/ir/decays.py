@@ -13,7 +13,9 @@ def log_decays(p: Program) -> set[str]:
     """Inputs that add to the page's `forgets`, or whose running sums add to what exp takes and are not subtracted there: in
     exp(last(G) - G) they are both, which says nothing."""
     defs = _defs(p)
-    loads = lambda value: {(o.attr("tensor"), sign, summed) for o, sign, summed in _reached(defs, value) if o.kind == "load"}
+
+    def loads(value: str) -> set[tuple[str, int, bool]]:
+        return {(o.attr("tensor"), sign, summed) for o, sign, summed in _reached(defs, value) if o.kind == "load"}
     out = {n for n, sign, _ in loads(p.forgets) if sign > 0}
     for o in defs.values():
         if o.kind == "exp":
