@@ -170,8 +170,9 @@ def _serves(t: Tensors, x: Words, strided: bool, checkpoints: Tensor | None = No
 def _first(m: Any, run: Callable[..., Any], device: str) -> Callable[..., Any]:
     """Part of a call of a new kind, in which kernels may compile: says that it is under way, and what to install if they fail."""
     def first(*given: Any) -> Any:
-        target, name = Path(m.__file__).parent.name, Path(m.__file__).stem
-        with first_call(f"first call of {target} {name}"):
+        path = Path(getattr(m, "__file__", ""))  # .../TARGET/NAME.py
+        target = path.parent.name
+        with first_call(f"first call of {target} {path.stem}"):
             try:
                 return run(*given)
             except ValueError:  # what the call itself refuses

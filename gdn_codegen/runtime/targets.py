@@ -63,25 +63,29 @@ def install(target: str) -> str:
     return f"pip install 'gdn_codegen[{target}]'" if target in ("triton", "tilelang") and not _version(target) else ""
 
 
-def lacks(target: str, device: str) -> str:
-    """Why `target` runs no tensors of `device` here, and what to install; "" where it does. What a GPU's kernels are compiled
-    with is not asked for: they may have been compiled ahead."""
+def lacks_package(target: str, device: str) -> str:
+    """Why nothing of `target` can run tensors of `device` here, and what to install; "" where something may."""
     if not serves(target, device):
         return f"it has no kernels for {device} tensors"
-    if install(target):
-        return f"its package is missing: {install(target)}"
-    if device == "cpu" and target != "triton" and not compiler():
-        return f"a C++ compiler is missing: install {TOOLS['c++']}"
-    return ""
+    return f"its package is missing: {install(target)}" if install(target) else ""
 
 
 def lacks_tools(target: str, device: str) -> str:
-    """What compiling kernels for tensors of `device` needs and is not here; "" where nothing is missing."""
+    """What compiling kernels for tensors of `device` needs and is not here; "" where nothing is missing. Kernels that a cache
+    has, or that were compiled ahead, run without."""
+    if device == "cpu" and target != "triton" and not compiler():
+        return f"a C++ compiler is missing: install {TOOLS['c++']}"
     if target == "tilelang" and device == "cuda" and shutil.which("nvcc") is None:
         return f"nvcc is missing: install {TOOLS['nvcc']}, or compile ahead (gdn_codegen build --compile)"
     if target == "pto" and device == "npu" and shutil.which("bisheng") is None:
         return "bisheng is missing: install the CANN toolkit"
     return ""
+
+
+def lacks(target: str, device: str) -> str:
+    """Why `target` runs no tensors of `device` here, and what to install; "" where it does. What a GPU's kernels are compiled
+    with is not asked for."""
+    return lacks_package(target, device) or (lacks_tools(target, device) if device == "cpu" else "")
 
 
 def runs(target: str, device: str) -> bool:
@@ -131,9 +135,9 @@ def findings() -> list[Finding]:
 
 
 def choose(device: str, target: str = "auto") -> str:
-    """The target for tensors of `device`: the caller's, if it runs them here, or the first that does."""
+    """The target for tensors of `device`: the caller's, unless it cannot run them here, or the first that does."""
     if target != "auto":
-        if why := lacks(target, device):
+        if why := lacks_package(target, device):
             raise ValueError(f"target: got {target!r}, and {why}; accepted: a target that runs {device} tensors here, as "
                              "`gdn_codegen doctor` lists them")
         return target

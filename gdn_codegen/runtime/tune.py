@@ -348,6 +348,7 @@ def log_beside(path: Path, target: str, names: Sequence[str]) -> Log:
 def tune(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str, units: int, meter: Meter,
          out: Path | None = None, **options: Any) -> int:
     """Tune for inputs of a kind, by `tuned`."""
+    cache.place("out", out or choices.own_path(names[0], about.target))  # before jobs, which lowers
     return tuned(about.target, jobs(about, shapes, arch, units), names, arch, units, meter, out, **options)
 
 

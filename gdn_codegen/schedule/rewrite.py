@@ -228,7 +228,9 @@ def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
             names[o.out] = b.op(o.kind, *o.args, line=o.line, name=b.fresh("Tb"))
         elif o.out in found:
             column, rest = found[o.out]
-            weight = names.get(o.args[0]) or b.op("mul", o.args[0], b.op("row", column, line=o.line), name=b.fresh("Tb"), line=o.line)
+            weight = names.get(o.args[0])
+            if weight is None:
+                weight = b.op("mul", o.args[0], b.op("row", column, line=o.line), name=b.fresh("Tb"), line=o.line)
             start = b.op("matmul", weight, rest.args[0], name=b.fresh(f"{o.out}0"), line=o.line)
             more = b.op("matmul", weight, b.op("neg", rest.args[1], line=o.line), line=o.line)
             both = b.op("add", start, more, name=b.fresh("delta") if o.out in columns else o.out, line=o.line)

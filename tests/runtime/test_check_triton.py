@@ -87,10 +87,10 @@ def test_a_smaller_limit_makes_an_error_of_what_was_none(tmp_path, monkeypatch, 
 
 def test_a_spill_is_a_warning_that_names_the_configuration(tmp_path):
     b = Build("triton", 64, schedule=replace(SCHEDULES["prepared"], name="narrow", warps=1))
-    found = compiled(written(tmp_path, b), ("sm_90", "gfx942"), ["W_U0"])
+    found = compiled(written(tmp_path, b), ("sm_90", "gfx942"), ["S_U"])
     assert all(c.spills and not c.error for c in found)
-    assert found[0].remark == ("warning: W_U0 on sm_90 (schedule narrow, C 64, K 128, V 128, 1 warps, 2 stages) spills "
-                               f"{found[0].spills} bytes a lane")
+    assert found[0].remark == ("warning: S_U on sm_90 (schedule narrow, C 64, K 128, V 128, v_block 64, 1 warps, 2 stages) "
+                               f"spills {found[0].spills} bytes a lane")
 
 
 @pytest.mark.parametrize("gpu, want", [("sm_90", "--schedule walk --chunk 32 --set stages=3 --set descriptors=1"),

@@ -93,15 +93,6 @@ def test_a_package_that_is_missing_is_named_with_what_brings_it(target, tmp_path
         capsys.readouterr().err
 
 
-@pytest.mark.parametrize("target", ["tilelang", "pto"])
-def test_without_a_compiler_cpu_tensors_are_refused(target, monkeypatch):
-    monkeypatch.setattr(targets, "_version", lambda name: "1")
-    monkeypatch.setattr(targets, "compiler", lambda: False)
-    calls.forget()
-    with pytest.raises(ValueError, match=rf"target: got '{target}', and a C\+\+ compiler is missing: install g\+\+"):
-        call(target)
-
-
 def test_a_module_whose_package_is_missing_says_what_brings_it(tmp_path, monkeypatch):
     monkeypatch.setattr(targets, "_version", lambda name: "")
     monkeypatch.setitem(sys.modules, "triton", None)
@@ -110,17 +101,34 @@ def test_a_module_whose_package_is_missing_says_what_brings_it(tmp_path, monkeyp
         load.import_path(tmp_path / "m.py")
 
 
-def test_a_first_call_that_fails_for_want_of_a_tool_says_so(tmp_path, monkeypatch):
-    """TileLang's own error, of a call on a GPU without nvcc."""
+@pytest.mark.parametrize("target, device, said", [
+    ("tilelang", "cuda", "nvcc is missing: install a CUDA toolkit"),
+    ("tilelang", "cpu", r"a C\+\+ compiler is missing: install g"),
+    ("pto", "cpu", r"a C\+\+ compiler is missing: install g"), ("pto", "npu", "bisheng is missing: install the CANN toolkit")])
+def test_a_first_call_that_fails_for_want_of_a_tool_says_so(target, device, said, tmp_path, monkeypatch):
+    """In place of the toolchain's own error; with the tool there, that one."""
     def fails(*given):
-        raise AssertionError("no nvcc")
-    m = type("m", (), {"__file__": str(tmp_path / "tilelang" / "x.py")})
+        raise AssertionError("theirs")
+    m = type("m", (), {"__file__": str(tmp_path / target / "x.py")})
+    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(targets.shutil, "which", lambda n: None)
-    with pytest.raises(ValueError, match="target: got 'tilelang', and nvcc is missing: install a CUDA toolkit"):
-        calls._first(m, fails, "cuda")()
+    with pytest.raises(ValueError, match=f"target: got '{target}', and {said}"):
+        calls._first(m, fails, device)()
     monkeypatch.setattr(targets.shutil, "which", lambda n: n)
-    with pytest.raises(AssertionError, match="no nvcc"):
-        calls._first(m, fails, "cuda")()
+    with pytest.raises(AssertionError, match="theirs"):
+        calls._first(m, fails, device)()
+
+
+@pytest.mark.skipif(not targets.runs("tilelang", "cpu"), reason="needs TileLang and a C++ compiler")
+def test_tilelang_without_a_compiler_says_what_to_install(tmp_path):
+    """A call in a process of its own, whose caches are empty and whose PATH has nothing."""
+    code = ("import torch; from gdn_codegen import chunk_gated_delta_rule as f\n"
+            "x = torch.randn(1, 5, 1, 32).half(); g = x[..., 0]\ntry: f(x, x, x, -g.abs(), g.abs(), target='tilelang')\n"
+            "except ValueError as e: print(e)")
+    env = {n: v for n, v in os.environ.items() if n not in ("CXX", "CC")} | {
+        "PATH": str(tmp_path), "TILELANG_CACHE_DIR": str(tmp_path / "t"), "GDN_CODEGEN_CACHE": str(tmp_path / "g")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], env=env)
+    assert "target: got 'tilelang', and a C++ compiler is missing: install g++" in done.stdout, done.stderr
 
 
 # --- a full disk -----------------------------------------------------------------------------------------------------

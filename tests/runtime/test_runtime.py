@@ -285,7 +285,7 @@ def test_check_says_what_is_missing_and_fails_on_a_bad_kernel(tmp_path, capsys, 
     assert main(options) == 0
     out = capsys.readouterr().out
     assert "not compiled, for want of a toolchain: g++" in out and out.endswith("not checked, or in part: pto\n")
-    assert main([*options, "--strict"]) == 1
+    assert main([*options, "--strict"]) == 1 and "not checked, or in part: pto" in capsys.readouterr().out
     monkeypatch.undo()
     assert main([*options, "--strict"]) == 0
     out = capsys.readouterr().out
