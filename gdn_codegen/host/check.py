@@ -35,7 +35,7 @@ class Check:
     #: How much a token forgets at the mean, by value head: much, nothing, hardly anything, something.
     RATES = (2.0, 0.0, 0.02, 0.3)
     #: What the repeated token has of inputs between 0 and 1, as beta: the larger, the harder to invert.
-    ALIKE = 0.5
+    ALIKE = 1 - 2 ** -8
     #: Elements before and after what kernels read and write.
     GUARD = 1 << 16
     #: Instances on a GPU, by copies of the problem: enough to fill it.

@@ -4,15 +4,17 @@ Generated PTO C++: schedule fused, chunks of 64 tokens, layout bthd, float16. Ne
 torch_npu, bisheng (CANN) and PTO-ISA's headers; CPU tensors run in the simulator of gdn_codegen, which needs g++.
 Made by: gdn_codegen build --target pto --chunk 64 --layout bthd --algorithm simple_gla --schedule fused --dtype float16 --head-dim-k 128 --head-dim-v 128
 """
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import itertools
 import math
 import operator
 import os
+import shutil
 import subprocess
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -595,8 +597,16 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(g_wide_first, 0x4000);
     UbTile<float, 1, 64> g_first;
     TASSIGN(g_first, 0x8000);
-    UbTile<float, 1, 64> part_g_first;
-    TASSIGN(part_g_first, 0x8000);
+    UbTile<float, 1, 64> exp_g_first;
+    TASSIGN(exp_g_first, 0x4000);
+    UbTile<float, 1, 64> mul_exp_g_first;
+    TASSIGN(mul_exp_g_first, 0x4000);
+    UbTile<float, 1, 64> maximum_g_first;
+    TASSIGN(maximum_g_first, 0x8000);
+    UbTile<float, 1, 64> add_maximu_first;
+    TASSIGN(add_maximu_first, 0x8000);
+    UbTile<float, 1, 64> part_add_first;
+    TASSIGN(part_add_first, 0x8000);
     UbTile<float, 64, 64> expand_part_first;
     TASSIGN(expand_part_first, 0x4000);
     UbTile<float, 64, 64> lower_64_mask_first;
@@ -665,8 +675,16 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(g_wide_next, 0x24000);
     UbTile<float, 1, 64> g_next;
     TASSIGN(g_next, 0x28200);
-    UbTile<float, 1, 64> part_g_next;
-    TASSIGN(part_g_next, 0x28200);
+    UbTile<float, 1, 64> exp_g_next;
+    TASSIGN(exp_g_next, 0x24000);
+    UbTile<float, 1, 64> mul_exp_g_next;
+    TASSIGN(mul_exp_g_next, 0x24000);
+    UbTile<float, 1, 64> maximum_g_next;
+    TASSIGN(maximum_g_next, 0x28200);
+    UbTile<float, 1, 64> add_maximu_next;
+    TASSIGN(add_maximu_next, 0x28200);
+    UbTile<float, 1, 64> part_add_next;
+    TASSIGN(part_add_next, 0x28200);
     UbTile<float, 64, 64> expand_part_next;
     TASSIGN(expand_part_next, 0x24000);
     UbTile<float, 64, 64> lower_64_mask_next;
@@ -765,11 +783,18 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         if (rows_next > 0) fill_wide(g_raw_first, rows_next, 0x4000);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TTRANS(g_first, g_wide_first, g_first_scratch);
-        // G = cumsum(g)
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCOLEXPAND(expand_part_first, part_g_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_g_row_first -> lower_64_mask_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_g_row_first -> lower_64_mask_first
+        // G = cumsum(g)
+        if (rows_next > 0) TEXP(exp_g_first, g_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMULS(mul_exp_g_first, exp_g_first, 0.0f);
+        if (rows_next > 0) TMAXS(maximum_g_first, g_first, -105.0f);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TADD(add_maximu_first, maximum_g_first, mul_exp_g_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCOLEXPAND(expand_part_first, part_add_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_add_row_first -> lower_64_mask_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_add_row_first -> lower_64_mask_first
         if (rows_next > 0) {
             {
                 auto from = view(lower_64_mask_gm, 64, 64, 64);
@@ -943,11 +968,18 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x24000);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TTRANS(g_next, g_wide_next, g_next_scratch);
-            // G = cumsum(g)
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCOLEXPAND(expand_part_next, part_g_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_g_row_next -> lower_64_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_g_row_next -> lower_64_mask_next
+            // G = cumsum(g)
+            if (rows_next > 0) TEXP(exp_g_next, g_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMULS(mul_exp_g_next, exp_g_next, 0.0f);
+            if (rows_next > 0) TMAXS(maximum_g_next, g_next, -105.0f);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TADD(add_maximu_next, maximum_g_next, mul_exp_g_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCOLEXPAND(expand_part_next, part_add_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_add_row_next -> lower_64_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_add_row_next -> lower_64_mask_next
             if (rows_next > 0) {
                 {
                     auto from = view(lower_64_mask_gm, 64, 64, 64);
@@ -1177,10 +1209,55 @@ def _compile_cpu(source, library):
     pto_sim.build(source, [symbol for symbol, *_ in SYMBOLS.values()], library)
 
 
+@contextlib.contextmanager
+def _alone(path):
+    """Hold path.lock against other processes and threads; a killed holder frees it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with open(f"{path}.lock", "a") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):  # removed while we waited
+                if os.stat(f.name).st_ino == os.fstat(f.fileno()).st_ino:
+                    yield
+                    return
+
+
+def _whole(path):
+    """Whether a file is there, and as it was when it was made: its size and digest stand beside it."""
+    try:
+        return Path(f"{path}.sum").read_text() == _sum(path)
+    except OSError:
+        return False
+
+
+def _sum(path):
+    return f"{path.stat().st_size} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def _artefact(path, make):
+    """`path`, made by make(temporary path) if it is not there, or damaged: once among processes, never half."""
+    if _whole(path):
+        return path
+    with _alone(path):
+        if not _whole(path):
+            folder = path.with_name(f".making.{path.name}")  # ours alone while we hold the lock
+            shutil.rmtree(folder, ignore_errors=True)  # a killed process's
+            folder.mkdir()
+            try:
+                built, sums = folder / path.name, folder / "sum"
+                make(built)
+                sums.write_text(_sum(built))
+                sums.replace(f"{path}.sum")
+                built.replace(path)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    return path
+
+
 @functools.lru_cache(maxsize=None)
 def _library(kind):
-    """The compiled kernels, cached by content; safe under several processes, since a file appears whole."""
-    make = _compile_npu if kind == "npu" else _compile_cpu
+    """The compiled kernels, cached by content."""
+    compile_to = _compile_npu if kind == "npu" else _compile_cpu
     if kind == "npu":
         seed = SOURCE + " ".join(compile_command("", ""))
     else:
@@ -1188,15 +1265,13 @@ def _library(kind):
         seed = SOURCE + str(pto_sim.runtime_object())
     given = os.environ.get("GDN_CODEGEN_CACHE")
     cache = (Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen") / "pto"
-    library = cache / f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so"
-    if not library.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            source, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
-            source.write_text(SOURCE)
-            make(source, built)
-            built.replace(library)
-    return ctypes.CDLL(str(library))
+
+    def make(built):
+        source = built.with_name("kernel.cpp")
+        source.write_text(SOURCE)
+        compile_to(source, built)
+
+    return ctypes.CDLL(str(_artefact(cache / f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so", make)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -1468,6 +1543,8 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
     ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
     ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
+    # rows that no sequence covers are zero in what is made here
+    clears = cu_seqlens is not None
     launches = []
     for name, grid, blocks, tensors, scalars in KERNELS:
         instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
@@ -1500,6 +1577,10 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             for x, buffer in itertools.zip_longest(memory[_FINAL.start:], buffers):
                 if buffer is None:
                     x.fill_(float("nan"))
+        if clears:
+            for x, given_one in zip(memory[_OUTPUTS], outs):
+                if given_one is None:
+                    x.zero_()
         if any_out:
             copied = []
             for i, (x, fit) in enumerate(zip(outs, fits), _OUTPUTS.start):
@@ -1514,7 +1595,9 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if any_out:
             for i, x in copied:
-                memory[i] = x.copy_(memory[i])
+                if memory[i].data_ptr() != x.data_ptr():
+                    x.copy_(memory[i])
+                memory[i] = x
         if moved:
             for n, x in enumerate(held, _FINAL.start):
                 if memory[n].data_ptr() != x.data_ptr():
@@ -1573,8 +1656,9 @@ def chunk_simple_gla(q, k, v, g, scale=None, initial_state=None, output_final_st
     initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
     final_state: [N, HV, 128, 128] float32, to be written to.
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
-    out: where to write what is returned; rows of no sequence stay as they are. Its last dim is dense. It and a
-        final state lie in memory that the call does not read; the package looks at that, this module does not.
+    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is made
+        here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks at
+        that, this module does not.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
     if torch.is_grad_enabled():
@@ -1648,7 +1732,7 @@ class Check:
     #: How much a token forgets at the mean, by value head: much, nothing, hardly anything, something.
     RATES = (2.0, 0.0, 0.02, 0.3)
     #: What the repeated token has of inputs between 0 and 1, as beta: the larger, the harder to invert.
-    ALIKE = 0.5
+    ALIKE = 1 - 2 ** -8
     #: Elements before and after what kernels read and write.
     GUARD = 1 << 16
     #: Instances on a GPU, by copies of the problem: enough to fill it.

@@ -141,7 +141,7 @@ def o_S_kernel(
             other=0.0,
         )
         # G = cumsum(g)
-        G = tl.cumsum(g, axis=0)
+        G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         D = tl.exp(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")))
         # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
@@ -727,7 +727,7 @@ class Check:
     #: How much a token forgets at the mean, by value head: much, nothing, hardly anything, something.
     RATES = (2.0, 0.0, 0.02, 0.3)
     #: What the repeated token has of inputs between 0 and 1, as beta: the larger, the harder to invert.
-    ALIKE = 0.5
+    ALIKE = 1 - 2 ** -8
     #: Elements before and after what kernels read and write.
     GUARD = 1 << 16
     #: Instances on a GPU, by copies of the problem: enough to fill it.

@@ -120,7 +120,7 @@ def G_kernel(
     valid = i_C < length - t
     g = tl.load(g_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
     # G = cumsum(g)
-    G = tl.cumsum(g, axis=0)
+    G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
     tl.store(G_ws_ptr + (slot * HV + hv) * C + i_C, G)
 
 
@@ -916,7 +916,7 @@ class Check:
     #: How much a token forgets at the mean, by value head: much, nothing, hardly anything, something.
     RATES = (2.0, 0.0, 0.02, 0.3)
     #: What the repeated token has of inputs between 0 and 1, as beta: the larger, the harder to invert.
-    ALIKE = 0.5
+    ALIKE = 1 - 2 ** -8
     #: Elements before and after what kernels read and write.
     GUARD = 1 << 16
     #: Instances on a GPU, by copies of the problem: enough to fill it.
