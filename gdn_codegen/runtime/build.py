@@ -224,7 +224,8 @@ def _check_facts(b: Build, p: Program, page: Algorithm, most: int) -> dict[str, 
     traced = page.trace()
     slots = max((x.slots for k in p.kernels for x in k.buffers), default=1)
     return {"check_text": _check_text(), "page_text": page_text(traced), "forms": dict(b.contract.inputs),
-            "tf32": b.target == "tilelang" and b.dtype == "float32", "decays": sorted(log_decays(traced)), "state": b.contract.state,
+            "tf32": b.target == "tilelang" and b.dtype == "float32", "decays": sorted(log_decays(traced)),
+            "state": b.contract.state,
             "lanes": max(k.lanes for k in p.kernels) if b.target == "tilelang" else 1,
             "check_chunks": max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1}
 

@@ -85,6 +85,9 @@ class KernelWriter(Addresses):
         #: What an inverse of a whole tile reads and writes, in CUDA: a fixed layout.
         self.inverted = {x for o in walk(k.body) if o.kind == "diag_inverse" and o.attr("size") == WHOLE
                       for x in (o.buffer, next(y.buffer for y in walk(k.body) if y.out == o.args[0]))}
+        #: Tiles whose rows are summed, of lengths that are no power of two.
+        self.summed = {y.buffer for o in walk(k.body) if o.kind == "row_sum" for y in walk(k.body) if y.out == o.args[0]
+                       and y.buffer and self.buffers[y.buffer].shape[1] & (self.buffers[y.buffer].shape[1] - 1)}
         #: Tiles in shared memory that warps store from, or load to, fragments: a fixed layout, too, at both ends.
         self.crossing: set[str] = set()
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
@@ -310,7 +313,7 @@ class KernelWriter(Addresses):
             sizes["slots"] = "B * L // C + ends - 1"
         extra = {"params": params, "dynamic": dynamic, "block": sizes,
                  "long": long,
-                 "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted),
+                 "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted), "rows": bool(self.summed),
                  "calls": sorted(set(re.findall(r"\bt\.(\w+)\(", text)))}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k), text, extra)
 
@@ -366,6 +369,8 @@ class KernelWriter(Addresses):
             return f"{self.name(x.name)} = T.alloc_var({self.dtype(x.dtype)})"
         dims = [self.dim(d) for d in self.buffer_dims(x.name)]
         shape = f"({', '.join(dims)}{',' * (len(dims) == 1)})"
+        if x.name in self.summed and x.space == "fragment":
+            return f"{self.name(x.name)} = t.rows({shape}, {self.dtype(x.dtype)}, {self.threads()})"
         return f"{self.name(x.name)} = t.{'staged' if x.name in self.inverted else x.space}({shape}, {self.dtype(x.dtype)})"
 
     def buffer_dims(self, name: str) -> tuple[Dim, ...]:
