@@ -1228,24 +1228,32 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(g_wide_first, 0x4000);
     UbTile<float, 1, 64> g_first;
     TASSIGN(g_first, 0xa000);
-    UbTile<float, 1, 64> part_g_first;
-    TASSIGN(part_g_first, 0xa000);
     UbTile<float, 32, 64> lower_fill_first;
     TASSIGN(lower_fill_first, 0x4000);
+    UbTile<float, 1, 64> exp_g_first;
+    TASSIGN(exp_g_first, 0x6000);
+    UbTile<float, 1, 64> mul_exp_g_first;
+    TASSIGN(mul_exp_g_first, 0x6000);
+    UbTile<float, 1, 64> maximum_g_first;
+    TASSIGN(maximum_g_first, 0xa000);
+    UbTile<float, 1, 64> add_maximu_first;
+    TASSIGN(add_maximu_first, 0xa000);
+    UbTile<float, 1, 64> part_add_first;
+    TASSIGN(part_add_first, 0xa000);
     UbTile<float, 64, 64> expand_part_first;
     TASSIGN(expand_part_first, 0x6000);
     UbTile<float, 64, 64> mul_expand_first;
     TASSIGN(mul_expand_first, 0x6000);
-    UbTile<float, 1, 64> row_sum_mul_first;
-    TASSIGN(row_sum_mul_first, 0x0);
     UbWide<float, 64> beta_wide_first;
     TASSIGN(beta_wide_first, 0x2000);
+    UbTile<float, 32, 64> strictly_lower_mask_first;
+    TASSIGN(strictly_lower_mask_first, 0x0);
+    UbTile<float, 1, 64> row_sum_mul_first;
+    TASSIGN(row_sum_mul_first, 0x2800);
     UbTile<float, 1, 64> G_first;
     TASSIGN(G_first, 0x2a000);
     UbCol<float, 32> G_col_first;
     TASSIGN(G_col_first, 0x2a000 + sub * 128);
-    UbTile<float, 32, 64> strictly_lower_mask_first;
-    TASSIGN(strictly_lower_mask_first, 0x0);
     UbTile<float, 1, 64> mul_G_first;
     TASSIGN(mul_G_first, 0x2a200);
     UbTile<float, 32, 64> expand_mul_first;
@@ -1337,32 +1345,40 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     UbTile<float, 1, 64> exp_G;
     UbTile<float, 1, 64> exp_sub;
     UbTile<half, 64, 128> S_h;
-    TASSIGN(S_h, 0xc000);
+    TASSIGN(S_h, 0x16000);
     UbCol<float, 32> exp_G_col;
     UbTile<float, 64, 64> lower_64_mask_next;
     TASSIGN(lower_64_mask_next, 0x8000);
     UbCol<float, 32> beta_col;
     UbCol<float, 32> exp_sub_col;
     UbWide<float, 64> g_wide_next;
-    TASSIGN(g_wide_next, 0x1a000);
+    TASSIGN(g_wide_next, 0xe800);
     UbTile<float, 32, 64> lower_fill_next;
-    TASSIGN(lower_fill_next, 0x20000);
+    TASSIGN(lower_fill_next, 0xc000);
     UbTile<float, 32, 128> v_f;
     TASSIGN(v_f, 0x16000);
     UbWide<float, 64> beta_wide_next;
-    TASSIGN(beta_wide_next, 0x24000);
+    TASSIGN(beta_wide_next, 0xe000);
     UbTile<float, 32, 64> strictly_lower_mask_next;
     TASSIGN(strictly_lower_mask_next, 0x1c000);
     UbTile<float, 1, 64> g_next;
-    TASSIGN(g_next, 0x1a800);
-    UbTile<float, 1, 64> part_g_next;
-    TASSIGN(part_g_next, 0x1a800);
+    TASSIGN(g_next, 0xf000);
+    UbTile<float, 1, 64> exp_g_next;
+    TASSIGN(exp_g_next, 0xe800);
+    UbTile<float, 1, 64> mul_exp_g_next;
+    TASSIGN(mul_exp_g_next, 0xe800);
+    UbTile<float, 1, 64> maximum_g_next;
+    TASSIGN(maximum_g_next, 0xf000);
+    UbTile<float, 1, 64> add_maximu_next;
+    TASSIGN(add_maximu_next, 0xf000);
+    UbTile<float, 1, 64> part_add_next;
+    TASSIGN(part_add_next, 0xf000);
     UbTile<float, 64, 64> expand_part_next;
-    TASSIGN(expand_part_next, 0xc000);
+    TASSIGN(expand_part_next, 0x1e000);
     UbTile<float, 32, 64> pairs_1_mask_next;
     TASSIGN(pairs_1_mask_next, 0x1a000);
     UbTile<float, 64, 64> mul_expand_next;
-    TASSIGN(mul_expand_next, 0xc000);
+    TASSIGN(mul_expand_next, 0x1e000);
     UbTile<float, 1, 64> row_sum_mul_next;
     TASSIGN(row_sum_mul_next, 0x8000);
     UbTile<float, 1, 64> G_next;
@@ -1481,9 +1497,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     UbTile<float, 64, 8> beta_first_scratch;
     TASSIGN(beta_first_scratch, 0x2800);
     UbTile<float, 64, 8> g_next_scratch;
-    TASSIGN(g_next_scratch, 0xc000);
+    TASSIGN(g_next_scratch, 0xf100);
     UbTile<float, 64, 64> row_sum_mul_next_scratch;
-    TASSIGN(row_sum_mul_next_scratch, 0x24800);
+    TASSIGN(row_sum_mul_next_scratch, 0x22000);
     UbTile<float, 64, 8> beta_next_scratch;
     TASSIGN(beta_next_scratch, 0x8000);
     // Tinv = unit_lower_inverse(A)
@@ -1528,18 +1544,17 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         }
         pipe_barrier(PIPE_V);
         // G = cumsum(g)
-        if (rows_next > 0) TCOLEXPAND(expand_part_first, part_g_first);
+        if (rows_next > 0) TEXP(exp_g_first, g_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMULS(mul_exp_g_first, exp_g_first, 0.0f);
+        if (rows_next > 0) TMAXS(maximum_g_first, g_first, -105.0f);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TADD(add_maximu_first, maximum_g_first, mul_exp_g_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCOLEXPAND(expand_part_first, part_add_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(mul_expand_first, expand_part_first, lower_64_mask_first);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
-        pipe_barrier(PIPE_V);
-        if (rows_next > 0) {
-            {
-                UbCol<float, 64> sums;
-                TASSIGN(sums, 0x0);
-                TROWSUM(sums, mul_expand_first, row_sum_mul_first_scratch);
-            }
-        }
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
         UbWidePart<float, 64> beta_raw_first(rows_next);
         TASSIGN(beta_raw_first, 0x2000);
@@ -1548,6 +1563,21 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw_first -> beta_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw_first -> beta_wide_first
         if (rows_next > 0) fill_wide(beta_raw_first, rows_next, 0x2000);
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        if (rows_next > 0) {
+            {
+                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
+                TLOAD(strictly_lower_mask_first, from);
+            }
+        }
+        // G = cumsum(g)
+        if (rows_next > 0) {
+            {
+                UbCol<float, 64> sums;
+                TASSIGN(sums, 0x2800);
+                TROWSUM(sums, mul_expand_first, row_sum_mul_first_scratch);
+            }
+        }
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
@@ -1556,19 +1586,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TMOV(to, row_sum_mul_first);
             }
         }
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // row_sum_mul_first -> strictly_lower_mask_first
         set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // row_sum_mul_first -> strictly_lower_mask_first
-        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-        if (rows_next > 0) {
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_first, from);
-            }
-        }
         pipe_barrier(PIPE_V);
-        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         if (rows_next > 0) TMULS(mul_G_first, G_first, -1.0f);
         wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
@@ -1640,7 +1660,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TMUL(mul_mul_first, mul_beta_first, D_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(A_first, mul_mul_first, strictly_lower_mask_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // strictly_lower_mask_first -> S_0_raw
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_first -> S_0_raw
         // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) {
             {
@@ -1661,7 +1681,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TADD(Tinv_1_first, eye_mask, pairs_neg_A_first);
         if (rows_next > 0) TMUL(pairs_neg_A_2_first, neg_A_first, pairs_2_mask_first);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // strictly_lower_mask_first -> S_0_raw
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_first -> S_0_raw
         if (has_initial_state) {
             auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
             TLOAD(S_0_raw, from);
@@ -1761,7 +1781,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_5_x -> pairs_h_5_in_first
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_first -> S_h
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         if (rows_next > 0) TMUL(mul_q_k_first, q_k_in_first, D_first);
         pipe_barrier(PIPE_V);
@@ -1776,9 +1795,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         }
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_2_x -> mul_h_2_in_first
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // mul_h_2_first -> lower_64_mask_next
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_first -> S_h
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // mul_h_2_first -> lower_64_mask_next
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3 -> lower_64_mask_next
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // mul_exp_3 -> lower_64_mask_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -1806,7 +1824,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TCVT(S_h, S, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_h -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3 -> lower_64_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // mul_exp_3 -> lower_64_mask_next
             // G = cumsum(g)
             if (rows_next > 0) {
                 {
@@ -1818,12 +1836,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             const float exp_last_G = exp_G.GetValue(63);
             UbWidePart<float, 64> g_raw_next(rows_next);
-            TASSIGN(g_raw_next, 0x1a000);
+            TASSIGN(g_raw_next, 0xe800);
             auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
             if (rows_next > 0) TLOAD(g_raw_next, g_raw_next_from);
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // g_raw_next -> g_wide_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // g_raw_next -> g_wide_next
-            if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x1a000);
+            if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0xe800);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             if (rows_next > 0) {
                 {
@@ -1836,17 +1854,18 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_h);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // S_h -> g_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_h -> v_f
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_h_x -> S_h_in
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_h -> v_f
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TCVT(v_f, v, RoundMode::CAST_NONE);
             UbWidePart<float, 64> beta_raw_next(rows_next);
-            TASSIGN(beta_raw_next, 0x24000);
+            TASSIGN(beta_raw_next, 0xe000);
             auto beta_raw_next_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
             if (rows_next > 0) TLOAD(beta_raw_next, beta_raw_next_from);
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta_raw_next -> beta_wide_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta_raw_next -> beta_wide_next
-            if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0x24000);
+            if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0xe000);
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
             if (rows_next > 0) {
                 {
@@ -1854,14 +1873,18 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(strictly_lower_mask_next, from);
                 }
             }
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // S_h -> g_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TTRANS(g_next, g_wide_next, g_next_scratch);
-            // G = cumsum(g)
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCOLEXPAND(expand_part_next, part_g_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // part_g_row_next -> pairs_1_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // part_g_row_next -> pairs_1_mask_next
+            // G = cumsum(g)
+            if (rows_next > 0) TEXP(exp_g_next, g_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMULS(mul_exp_g_next, exp_g_next, 0.0f);
+            if (rows_next > 0) TMAXS(maximum_g_next, g_next, -105.0f);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TADD(add_maximu_next, maximum_g_next, mul_exp_g_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCOLEXPAND(expand_part_next, part_add_next);
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) {
                 {
@@ -1910,7 +1933,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TROWEXPANDADD(sub_G_col_next, expand_mul_next, G_col_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(lower_sub_next, sub_G_col_next, lower_fill_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // lower_fill_next -> k_k_in_next
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) {
                 {
@@ -1925,7 +1947,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TEXP(D_next, lower_sub_next);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TMULS(mul_exp_3, S, exp_last_G);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // lower_fill_next -> k_k_in_next
             wait_flag_dev(0);  // k_k_x -> k_k_in_next
             if (rows_next > 0) {
                 {
@@ -1948,8 +1969,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TMUL(mul_mul_next, mul_beta_next, D_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TMUL(A_next, mul_mul_next, strictly_lower_mask_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // strictly_lower_mask_next -> pairs_16_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // strictly_lower_mask_next -> pairs_16_mask_next
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // strictly_lower_mask_next -> pairs_16_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // strictly_lower_mask_next -> pairs_16_mask_next
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) {
                 {
@@ -1967,7 +1988,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(pairs_h_next, pairs_neg_A_2_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_next -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_2_next -> q_k_in_next
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // pairs_neg_A_2_next -> q_k_in_next
             if (rows_next > 0) {
                 {
                     auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
@@ -1981,12 +2002,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TSTORE(to, pairs_h_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_next -> Tinv_1_h_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_next -> Tinv_1_h_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_x -> pairs_h_in_next
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_next -> Tinv_1_h_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_next -> Tinv_1_h_next
             if (rows_next > 0) TCVT(Tinv_1_h_next, Tinv_1_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_2_next -> q_k_in_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // pairs_neg_A_2_next -> q_k_in_next
             wait_flag_dev(0);  // q_k_x -> q_k_in_next
             if (rows_next > 0) {
                 {
@@ -2022,15 +2043,15 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TSTORE(to, pairs_h_2_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_2_next -> pairs_h_3_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_2_next -> pairs_h_3_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_2_x -> pairs_h_2_in_next
             if (rows_next > 0) TMUL(pairs_neg_A_4_next, neg_A_next, pairs_8_mask_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_2_next -> pairs_h_3_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_2_next -> pairs_h_3_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(pairs_h_3_next, pairs_neg_A_4_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_4_next -> k_S_in
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // pairs_neg_A_4_next -> k_S_in
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_4_next -> k_S_in
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // pairs_neg_A_4_next -> k_S_in
             wait_flag_dev(0);  // k_S_x -> k_S_in
             {
                 auto from = view(k_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
@@ -2044,10 +2065,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TSTORE(to, pairs_h_3_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_3_next -> pairs_h_4_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_3_next -> pairs_h_4_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_3_x -> pairs_h_3_in_next
             if (rows_next > 0) TMUL(pairs_neg_A_5_next, neg_A_next, pairs_16_mask_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_3_next -> pairs_h_4_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_3_next -> pairs_h_4_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(pairs_h_4_next, pairs_neg_A_5_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4_next -> store
@@ -2096,12 +2117,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 }
             }
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_5_x -> pairs_h_5_in_next
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // pairs_h_5_next -> mul_h_2_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5_next -> mul_h_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> mul_exp_2
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TROWEXPANDMUL(mul_exp_2, q_S_in, exp_G_col);
             if (rows_next > 0) TMUL(mul_q_k_next, q_k_in_next, D_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // pairs_h_5_next -> mul_h_2_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5_next -> mul_h_2_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(mul_h_2_next, mul_q_k_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // mul_h_2_next -> store
@@ -2172,9 +2193,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TADD(S_next, mul_exp_3, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3 -> lower_64_mask_next
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // mul_exp_3 -> lower_64_mask_next
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3 -> lower_64_mask_next
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // mul_exp_3 -> lower_64_mask_next
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_next -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_next -> store
         if (has_final_state) {

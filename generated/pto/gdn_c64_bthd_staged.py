@@ -66,7 +66,7 @@ KERNELS = (
 INTS = {"G": [], "A": [], "Tinv": [], "W_U0": [], "S_U": ["has_initial_state", "has_final_state"], "o": []}
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "G": ("gated_delta_rule_G_fp16", ["lower_mask"], [0, 1, 0, 0]),
+    "G": ("gated_delta_rule_G_fp16", ["lower_64_mask"], [0, 1, 0, 0]),
     "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_k_x"], [0, 0, 0, 1, 0, 2, 0]),
     "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "pairs_h_x1", "Tinv_1_h_x1", "pairs_h_2_x1", "pairs_h_3_x1", "pairs_h_4_x1", "pairs_h_5_x1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
     "W_U0": ("gated_delta_rule_W_U0_fp16", ["mul_h_x", "mul_h_2_x"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
@@ -105,7 +105,7 @@ CHANNELS = {
 }
 # masks: kind[:size], value kept, value elsewhere; side; dtype
 CONSTANTS = {
-    "lower_mask": ("lower 1.0 0.0", 64, "float32"),
+    "lower_64_mask": ("lower 1.0 0.0", 64, "float32"),
     "strictly_lower_fill": ("strictly_lower 0.0 -inf", 64, "float32"),
     "eye_mask": ("eye 1.0 0.0", 64, "float32"),
     "pairs_1_mask": ("pairs:1 1.0 0.0", 64, "float32"),
@@ -244,12 +244,12 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * @brief G over chunks.
  * g: input, token, [C] float32
  * G_ws: workspace, slot, [C] float32
- * lower_mask: workspace, const, [C, C] float32
+ * lower_64_mask: workspace, const, [64, 64] float32
  */
 PTO_ENTRY void gated_delta_rule_G_fp16(
     __gm__ uint8_t *g_bytes,
     __gm__ uint8_t *G_ws_bytes,
-    __gm__ uint8_t *lower_mask_bytes,
+    __gm__ uint8_t *lower_64_mask_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -263,70 +263,103 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     set_ffts_base_addr(ffts);
     __gm__ float *g_gm = reinterpret_cast<__gm__ float *>(g_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
-    __gm__ float *lower_mask_gm = reinterpret_cast<__gm__ float *>(lower_mask_bytes);
+    __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-#if defined(__DAV_C220_CUBE__)
-    L1Tile<float, 64, 64> lower_mask;
-    TASSIGN(lower_mask, 0x0);
-    L1Tile<float, 64, 16> g;
-    TASSIGN(g, 0x4000);
-    TileLeft<float, 16, 64> g_left;
-    TASSIGN(g_left, 0x0);
-    TileRight<float, 64, 64> lower_mask_right;
-    TASSIGN(lower_mask_right, 0x0);
-    TileAcc<float, 16, 64> G;
-    TASSIGN(G, 0x0);
+#if defined(__DAV_C220_VEC__)
+    set_mask_norm();
+    set_vector_mask(-1, -1);
+    const int64_t sub = get_subblockid();
+    UbTile<float, 64, 64> lower_64_mask;
+    TASSIGN(lower_64_mask, 0x0);
+    UbWide<float, 64> g_wide;
+    TASSIGN(g_wide, 0x4000);
+    UbTile<float, 1, 64> g;
+    TASSIGN(g, 0x5000);
+    UbTile<float, 1, 64> exp_g;
+    TASSIGN(exp_g, 0x5100);
+    UbTile<float, 1, 64> mul_exp_g;
+    TASSIGN(mul_exp_g, 0x5100);
+    UbTile<float, 1, 64> maximum_g;
+    TASSIGN(maximum_g, 0x5000);
+    UbTile<float, 1, 64> add_maximu;
+    TASSIGN(add_maximu, 0x5000);
+    UbTile<float, 1, 64> part_add;
+    TASSIGN(part_add, 0x5000);
+    UbTile<float, 64, 64> expand_part;
+    TASSIGN(expand_part, 0x5200);
+    UbTile<float, 64, 64> mul_expand;
+    TASSIGN(mul_expand, 0x5200);
+    UbTile<float, 1, 64> row_sum_mul;
+    TASSIGN(row_sum_mul, 0xd200);
+    UbTile<float, 1, 64> G;
+    TASSIGN(G, 0xd300);
+    UbTile<float, 64, 8> g_scratch;
+    TASSIGN(g_scratch, 0x4800);
+    UbTile<float, 64, 64> row_sum_mul_scratch;
+    TASSIGN(row_sum_mul_scratch, 0x9200);
     // G = cumsum(g)
     {
-        auto from = view(lower_mask_gm, 64, 64, 64);
-        TLOAD(lower_mask, from);
+        auto from = view(lower_64_mask_gm, 64, 64, 64);
+        TLOAD(lower_64_mask, from);
     }
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // g_left -> g_left
-    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // G -> G
-    for (int64_t item = get_block_idx(); item < slots * ((HV + 15) / 16); item += get_block_num()) {
-        const int64_t hv = item % ((HV + 15) / 16) * 16, h = hv / (HV / H);
-        const int64_t heads = HV - hv < 16 ? HV - hv : 16;
-        const int64_t slot = item / ((HV + 15) / 16), n = sequence_of(cu_seqlens, N, slot, 64);
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
+    for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
+        const int64_t hv = item % HV, h = hv / (HV / H);
+        const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
-        L1Part<float, 64, 16> g_raw(rows, heads);
+        const int64_t part = part_of(rows, sub, 32);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
+        UbWidePart<float, 64> g_raw(rows);
         TASSIGN(g_raw, 0x4000);
-        auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, heads, token_stride(HV, 1));
+        auto g_raw_from = view(g_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
         TLOAD(g_raw, g_raw_from);
-        if (rows < 64 || heads < 16) TFILLPAD(g_raw, g_raw);
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // g -> g_left
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // g -> g_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // g_left -> g_left
-        L1View<float, 16, 64> g_left_from;
-        TRESHAPE(g_left_from, g);
-        TEXTRACT(g_left, g_left_from, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
-        L1View<float, 64, 64> lower_mask_right_from;
-        TRESHAPE(lower_mask_right_from, lower_mask);
-        TEXTRACT(lower_mask_right, lower_mask_right_from, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // lower_mask_right -> G
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // lower_mask_right -> G
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // G -> G
-        TMATMUL(G, g_left, lower_mask_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // G -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // g_left -> g_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // G -> store
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g_wide
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g_wide
+        fill_wide(g_raw, rows, 0x4000);
+        pipe_barrier(PIPE_V);
+        TTRANS(g, g_wide, g_scratch);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
+        pipe_barrier(PIPE_V);
+        TEXP(exp_g, g);
+        pipe_barrier(PIPE_V);
+        TMULS(mul_exp_g, exp_g, 0.0f);
+        TMAXS(maximum_g, g, -105.0f);
+        pipe_barrier(PIPE_V);
+        TADD(add_maximu, maximum_g, mul_exp_g);
+        pipe_barrier(PIPE_V);
+        TCOLEXPAND(expand_part, part_add);
+        pipe_barrier(PIPE_V);
+        TMUL(mul_expand, expand_part, lower_64_mask);
+        pipe_barrier(PIPE_V);
         {
-            AccPart<float, 16, 64> valid(heads, 64);
-            TASSIGN(valid, 0x0);
-            auto to = view(G_ws_gm + (slot * HV + hv) * 64, heads, 64, 64);
-            TSTORE(to, valid);
+            UbCol<float, 64> sums;
+            TASSIGN(sums, 0xd200);
+            TROWSUM(sums, mul_expand, row_sum_mul_scratch);
         }
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // G -> G
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
+        pipe_barrier(PIPE_V);
+        {
+            UbTile<float, 1, 64> to;
+            TASSIGN(to, 0xd300);
+            TMOV(to, row_sum_mul);
+        }
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
+        {
+            UbTile<float, 1, 32> mine;
+            TASSIGN(mine, 0xd300 + sub * 128);
+            auto to = view(G_ws_gm + (slot * HV + hv) * 64 + sub * 32, 1, 32, 32);
+            TSTORE(to, mine);
+        }
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     }
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // g_left -> g_left
-    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // G -> G
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide -> g_raw
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
 #endif
 #endif
 }
@@ -2627,7 +2660,7 @@ extern "C" int call_gated_delta_rule_G_fp16(
     void *stream,
     uint8_t *g_bytes,
     uint8_t *G_ws_bytes,
-    uint8_t *lower_mask_bytes,
+    uint8_t *lower_64_mask_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2639,7 +2672,7 @@ extern "C" int call_gated_delta_rule_G_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_G_fp16<<<block_dim, nullptr, stream>>>(g_bytes, G_ws_bytes, lower_mask_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_G_fp16<<<block_dim, nullptr, stream>>>(g_bytes, G_ws_bytes, lower_64_mask_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_A_fp16(

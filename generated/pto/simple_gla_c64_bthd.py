@@ -593,8 +593,16 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(g_wide_first, 0x4000);
     UbTile<float, 1, 64> g_first;
     TASSIGN(g_first, 0x8000);
-    UbTile<float, 1, 64> part_g_first;
-    TASSIGN(part_g_first, 0x8000);
+    UbTile<float, 1, 64> exp_g_first;
+    TASSIGN(exp_g_first, 0x4000);
+    UbTile<float, 1, 64> mul_exp_g_first;
+    TASSIGN(mul_exp_g_first, 0x4000);
+    UbTile<float, 1, 64> maximum_g_first;
+    TASSIGN(maximum_g_first, 0x8000);
+    UbTile<float, 1, 64> add_maximu_first;
+    TASSIGN(add_maximu_first, 0x8000);
+    UbTile<float, 1, 64> part_add_first;
+    TASSIGN(part_add_first, 0x8000);
     UbTile<float, 64, 64> expand_part_first;
     TASSIGN(expand_part_first, 0x4000);
     UbTile<float, 64, 64> lower_64_mask_first;
@@ -663,8 +671,16 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(g_wide_next, 0x24000);
     UbTile<float, 1, 64> g_next;
     TASSIGN(g_next, 0x28200);
-    UbTile<float, 1, 64> part_g_next;
-    TASSIGN(part_g_next, 0x28200);
+    UbTile<float, 1, 64> exp_g_next;
+    TASSIGN(exp_g_next, 0x24000);
+    UbTile<float, 1, 64> mul_exp_g_next;
+    TASSIGN(mul_exp_g_next, 0x24000);
+    UbTile<float, 1, 64> maximum_g_next;
+    TASSIGN(maximum_g_next, 0x28200);
+    UbTile<float, 1, 64> add_maximu_next;
+    TASSIGN(add_maximu_next, 0x28200);
+    UbTile<float, 1, 64> part_add_next;
+    TASSIGN(part_add_next, 0x28200);
     UbTile<float, 64, 64> expand_part_next;
     TASSIGN(expand_part_next, 0x24000);
     UbTile<float, 64, 64> lower_64_mask_next;
@@ -763,11 +779,18 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         if (rows_next > 0) fill_wide(g_raw_first, rows_next, 0x4000);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TTRANS(g_first, g_wide_first, g_first_scratch);
-        // G = cumsum(g)
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCOLEXPAND(expand_part_first, part_g_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_g_row_first -> lower_64_mask_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_g_row_first -> lower_64_mask_first
+        // G = cumsum(g)
+        if (rows_next > 0) TEXP(exp_g_first, g_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TMULS(mul_exp_g_first, exp_g_first, 0.0f);
+        if (rows_next > 0) TMAXS(maximum_g_first, g_first, -105.0f);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TADD(add_maximu_first, maximum_g_first, mul_exp_g_first);
+        pipe_barrier(PIPE_V);
+        if (rows_next > 0) TCOLEXPAND(expand_part_first, part_add_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_add_row_first -> lower_64_mask_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_add_row_first -> lower_64_mask_first
         if (rows_next > 0) {
             {
                 auto from = view(lower_64_mask_gm, 64, 64, 64);
@@ -941,11 +964,18 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x24000);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TTRANS(g_next, g_wide_next, g_next_scratch);
-            // G = cumsum(g)
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCOLEXPAND(expand_part_next, part_g_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_g_row_next -> lower_64_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_g_row_next -> lower_64_mask_next
+            // G = cumsum(g)
+            if (rows_next > 0) TEXP(exp_g_next, g_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TMULS(mul_exp_g_next, exp_g_next, 0.0f);
+            if (rows_next > 0) TMAXS(maximum_g_next, g_next, -105.0f);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TADD(add_maximu_next, maximum_g_next, mul_exp_g_next);
+            pipe_barrier(PIPE_V);
+            if (rows_next > 0) TCOLEXPAND(expand_part_next, part_add_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_add_row_next -> lower_64_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_add_row_next -> lower_64_mask_next
             if (rows_next > 0) {
                 {
                     auto from = view(lower_64_mask_gm, 64, 64, 64);

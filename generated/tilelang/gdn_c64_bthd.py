@@ -368,14 +368,26 @@ def _prelude(cpu):
                 end = middle
         return n
 
-    @T.macro
-    def serial_cumsum(src, dst):
-        dst[0] = src[0]
-        for i in T.serial(1, src.shape[0]):
-            dst[i] = dst[i - 1] + src[i]
+    def bounded(x, least):
+        """What counts of a term; a NaN does as it is."""
+        return x if least is None else T.if_then_else(x < least, least, x)
 
-    def cumsum(src, dst):
-        return serial_cumsum(src, dst) if cpu else T.cumsum(src, dst)
+    @T.macro
+    def serial_cumsum(src, dst, least):
+        dst[0] = bounded(src[0], least)
+        for i in T.serial(1, src.shape[0]):
+            dst[i] = dst[i - 1] + bounded(src[i], least)
+
+    @T.macro
+    def bounded_cumsum(src, dst, least):
+        for i in T.Parallel(src.shape[0]):
+            dst[i] = bounded(src[i], least)
+        T.cumsum(dst, dst)
+
+    def cumsum(src, dst, least=None):
+        if cpu:
+            return serial_cumsum(src, dst, least)
+        return T.cumsum(src, dst) if least is None else bounded_cumsum(src, dst, least)
 
     @T.macro
     def serial_row_sum(src, dst):
@@ -565,7 +577,7 @@ def o_S_kernel(t):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 t.wait_copies()
                 # G = cumsum(g)
-                t.cumsum(g, G)
+                t.cumsum(g, G, least=-105.0)
                 # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
                 for i, j in t.parallel(C, C):
                     D[i, j] = T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))

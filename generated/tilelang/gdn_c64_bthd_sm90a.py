@@ -403,14 +403,26 @@ def _prelude(cpu):
                 end = middle
         return n
 
-    @T.macro
-    def serial_cumsum(src, dst):
-        dst[0] = src[0]
-        for i in T.serial(1, src.shape[0]):
-            dst[i] = dst[i - 1] + src[i]
+    def bounded(x, least):
+        """What counts of a term; a NaN does as it is."""
+        return x if least is None else T.if_then_else(x < least, least, x)
 
-    def cumsum(src, dst):
-        return serial_cumsum(src, dst) if cpu else T.cumsum(src, dst)
+    @T.macro
+    def serial_cumsum(src, dst, least):
+        dst[0] = bounded(src[0], least)
+        for i in T.serial(1, src.shape[0]):
+            dst[i] = dst[i - 1] + bounded(src[i], least)
+
+    @T.macro
+    def bounded_cumsum(src, dst, least):
+        for i in T.Parallel(src.shape[0]):
+            dst[i] = bounded(src[i], least)
+        T.cumsum(dst, dst)
+
+    def cumsum(src, dst, least=None):
+        if cpu:
+            return serial_cumsum(src, dst, least)
+        return T.cumsum(src, dst) if least is None else bounded_cumsum(src, dst, least)
 
     @T.macro
     def serial_row_sum(src, dst):
@@ -592,7 +604,7 @@ def G_Toff_beta_kernel(t):
                 for i in t.parallel(C):
                     beta_ws[slot, hv, i] = beta[i]
                 # G = cumsum(g)
-                t.cumsum(g, G)
+                t.cumsum(g, G, least=-105.0)
                 for i in t.parallel(C):
                     G_ws[slot, hv, i] = G[i]
                 # A = strictly_lower(beta[:, None] * (k @ k.T) * D)

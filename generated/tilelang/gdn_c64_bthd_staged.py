@@ -386,17 +386,29 @@ def _prelude(cpu):
                 end = middle
         return n
 
+    def bounded(x, least):
+        """What counts of a term; a NaN does as it is."""
+        return x if least is None else T.if_then_else(x < least, least, x)
+
     @T.macro
-    def serial_cumsum(src, dst):
-        dst[0] = src[0]
+    def serial_cumsum(src, dst, least):
+        dst[0] = bounded(src[0], least)
         for i in T.serial(1, src.shape[0]):
-            dst[i] = dst[i - 1] + src[i]
-
-    def cumsum(src, dst):
-        return serial_cumsum(src, dst) if cpu else T.cumsum(src, dst)
+            dst[i] = dst[i - 1] + bounded(src[i], least)
 
     @T.macro
-    def sum_row(src, dst, row, tokens):
+    def bounded_cumsum(src, dst, least):
+        for i in T.Parallel(src.shape[0]):
+            dst[i] = bounded(src[i], least)
+        T.cumsum(dst, dst)
+
+    def cumsum(src, dst, least=None):
+        if cpu:
+            return serial_cumsum(src, dst, least)
+        return T.cumsum(src, dst) if least is None else bounded_cumsum(src, dst, least)
+
+    @T.macro
+    def sum_row(src, dst, row, tokens, least):
         near = min(tokens, 32)
         x = T.alloc_local((near,), T.float32)  # as many loads under way at once
         total = T.alloc_var(T.float32, init=0.0)
@@ -404,20 +416,20 @@ def _prelude(cpu):
             for i in T.unroll(near):
                 x[i] = src[row, n * near + i]
             for i in T.unroll(near):
-                total = total + x[i]
+                total = total + bounded(x[i], least)
                 x[i] = total
             for i in T.unroll(near):
                 dst[row, n * near + i] = x[i]
 
     @T.macro
-    def row_cumsum(src, dst, tokens):
+    def row_cumsum(src, dst, tokens, least=None):
         """Of each row, by one thread."""
         if cpu:
             for row in T.serial(src.shape[0]):
-                sum_row(src, dst, row, tokens)
+                sum_row(src, dst, row, tokens, least)
         else:
             if T.get_thread_binding() < src.shape[0]:
-                sum_row(src, dst, T.get_thread_binding(), tokens)
+                sum_row(src, dst, T.get_thread_binding(), tokens, least)
 
     @T.macro
     def serial_row_sum(src, dst):
@@ -561,7 +573,7 @@ def G_kernel(t):
                 for i, j in t.parallel(C, 16):
                     g[j, i] = T.if_then_else(i < rows, T.if_then_else(hv + j < HV, g_in[b, row + i, hv + j], 0), 0)
                 # G = cumsum(g)
-                t.row_cumsum(g, G, C)
+                t.row_cumsum(g, G, C, least=-105.0)
                 for j, i in t.parallel(16, C):
                     if hv + j < HV:
                         G_ws[slot, hv + j, i] = G[j, i]

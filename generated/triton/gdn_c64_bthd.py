@@ -124,7 +124,7 @@ def o_S_kernel(
             other=0.0,
         )
         # G = cumsum(g)
-        G = tl.cumsum(g, axis=0)
+        G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         D = tl.exp(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")))
         # A = strictly_lower(beta[:, None] * (k @ k.T) * D)

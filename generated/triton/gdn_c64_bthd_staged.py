@@ -119,7 +119,7 @@ def G_kernel(
     valid = i_C < length - t
     g = tl.load(g_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
     # G = cumsum(g)
-    G = tl.cumsum(g, axis=0)
+    G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
     tl.store(G_ws_ptr + (slot * HV + hv) * C + i_C, G)
 
 

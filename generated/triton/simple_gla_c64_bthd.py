@@ -120,7 +120,7 @@ def o_S_kernel(
             other=0.0,
         )
         # G = cumsum(g)
-        G = tl.cumsum(g, axis=0)
+        G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
         q_S = tl.dot(q, S.to(tl.float16))
         q_k = tl.dot(q, tl.trans(k))
