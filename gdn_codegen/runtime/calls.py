@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -30,11 +29,10 @@ from .arguments import (
 )
 from .build import Build
 from .chain import chained
+from .compiling import DoesNotCompile, compiling
 from .dispatch import DEFAULT_CHUNK, build, key, refuse
 from .load import module
 from .memory import reach
-from .progress import first_call
-from .targets import lacks_tools
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -92,9 +90,10 @@ def _admitted(t: Tensors, x: Words, checkpoints: Tensor | None, step: bool, *wan
     b, m, device = _chosen(step, *wanted), _loaded(step, *wanted), wanted[2]
     at, asked = 2 if x.layout == "bthd" else 1, _wanted(t, x)
     try:
-        admit(b, m, device, (t.q.shape[at], t.v.shape[at]), (t.cu_seqlens is not None, t.initial_state is not None, asked),
-              lambda: m.prepare(*_given(t, x, checkpoints), asked, t.state_indices, x.checkpoint_chunks))
-    except Refused as e:
+        with compiling(m, device.type):
+            admit(b, m, device, (t.q.shape[at], t.v.shape[at]), (t.cu_seqlens is not None, t.initial_state is not None, asked),
+                  lambda: m.prepare(*_given(t, x, checkpoints), asked, t.state_indices, x.checkpoint_chunks))
+    except (Refused, DoesNotCompile) as e:
         if x.schedule is not None or not refuse(b, device, str(e)):
             raise
         warnings.warn(f"{e}. Calls take another build", RuntimeWarning, stacklevel=2)
@@ -167,23 +166,6 @@ def _serves(t: Tensors, x: Words, strided: bool, checkpoints: Tensor | None = No
     return m
 
 
-def _first(m: Any, run: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """Part of a call of a new kind, in which kernels may compile: says that it is under way, and what to install if they fail."""
-    def first(*given: Any) -> Any:
-        path = Path(getattr(m, "__file__", ""))  # .../TARGET/NAME.py
-        target = path.parent.name
-        with first_call(f"first call of {target} {path.stem}"):
-            try:
-                return run(*given)
-            except ValueError:  # what the call itself refuses
-                raise
-            except Exception as e:
-                if why := lacks_tools(target, device):
-                    raise ValueError(f"target: got {target!r}, and {why}; accepted: one that compiles here") from e
-                raise
-    return first
-
-
 def _given(t: Tensors, x: Words, checkpoints: Tensor | None) -> tuple[Any, ...]:
     """A call's tensors as modules take them: inputs, states, outputs, ends, buffers."""
     buffers = () if x.in_place else (t.final_state,)
@@ -252,10 +234,10 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
         m, wanted = _serves(t, words, _strided(t)), _wanted(t, words)
         numbers = m.numbers_of((scale,))
         inputs, *others = _given(t, words, None)
-        device = t.q.device.type
-        call = _first(m, m.prepare, device)(inputs, *others, wanted, t.state_indices, words.checkpoint_chunks)
-        kept = Settled(words, m, m.numbers_of((None,)), call, wanted, sorts, given, reaches)
-        results = m.results(_first(m, call, device)(inputs, numbers, *others, t.state_indices), wanted)
+        with compiling(m, t.q.device.type):
+            call = m.prepare(inputs, *others, wanted, t.state_indices, words.checkpoint_chunks)
+            kept = Settled(words, m, m.numbers_of((None,)), call, wanted, sorts, given, reaches)
+            results = m.results(call(inputs, numbers, *others, t.state_indices), wanted)
     if about is not None and not captures(t.q.device):  # what a graph took down may not have been admitted
         if len(_kept) >= 1024:
             _kept.clear()

@@ -11,6 +11,7 @@ import torch
 
 from gdn_codegen import chunk_gated_delta_rule, cli
 from gdn_codegen.runtime import cache, calls, check, load, plots, progress, targets, tune
+from gdn_codegen.runtime.compiling import DoesNotCompile, compiling
 from gdn_codegen.runtime.progress import first_call, under_way
 
 SMALL = ["--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16"]
@@ -107,16 +108,40 @@ def test_a_module_whose_package_is_missing_says_what_brings_it(tmp_path, monkeyp
     ("pto", "cpu", r"a C\+\+ compiler is missing: install g"), ("pto", "npu", "bisheng is missing: install the CANN toolkit")])
 def test_a_first_call_that_fails_for_want_of_a_tool_says_so(target, device, said, tmp_path, monkeypatch):
     """In place of the toolchain's own error; with the tool there, that one."""
-    def fails(*given):
-        raise AssertionError("theirs")
     m = type("m", (), {"__file__": str(tmp_path / target / "x.py")})
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(targets.shutil, "which", lambda n: None)
     with pytest.raises(ValueError, match=f"target: got '{target}', and {said}"):
-        calls._first(m, fails, device)()
+        with compiling(m, device):
+            raise AssertionError("theirs")
     monkeypatch.setattr(targets.shutil, "which", lambda n: n)
     with pytest.raises(AssertionError, match="theirs"):
-        calls._first(m, fails, device)()
+        with compiling(m, device):
+            raise AssertionError("theirs")
+
+
+class OutOfResources(Exception):
+    """As Triton's."""
+
+    required, name, limit = 300, "shared memory", 200
+
+
+class InternalError(Exception):
+    """As TVM's."""
+
+
+@pytest.mark.parametrize("error, said", [
+    (OutOfResources(), "takes 300 of shared memory, and the GPU has 200"),
+    (InternalError("no available layout found"), "its compiler does not take .*no available layout"),
+    (RuntimeError("ptxas fatal"), "its compiler does not take")])
+def test_a_build_that_does_not_compile_is_refused_by_name(error, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(targets.shutil, "which", lambda n: n)
+    m = type("m", (), {"__file__": str(tmp_path / "triton" / "gdn_c64_bthd.py")})
+    with pytest.raises(DoesNotCompile, match=f"schedule: got gdn_c64_bthd for triton, which.*{said}.*accepted: another schedule"):
+        with compiling(m, "cuda"):
+            raise error
+    with pytest.raises(InternalError), compiling(m, "cuda"):
+        raise InternalError("CUDA error: an illegal memory access")
 
 
 @pytest.mark.skipif(not targets.runs("tilelang", "cpu"), reason="needs TileLang and a C++ compiler")

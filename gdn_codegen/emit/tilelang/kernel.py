@@ -313,7 +313,8 @@ class KernelWriter(Addresses):
             sizes["slots"] = "B * L // C + ends - 1"
         extra = {"params": params, "dynamic": dynamic, "block": sizes,
                  "long": long,
-                 "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted), "rows": bool(self.summed),
+                 "written": self.written(), "agents": self.k.agents, "ints": ints, "whole": bool(self.inverted),
+                 "rows": bool(self.summed),
                  "calls": sorted(set(re.findall(r"\bt\.(\w+)\(", text)))}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k), text, extra)
 
