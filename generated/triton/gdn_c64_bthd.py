@@ -107,7 +107,7 @@ def o_S_kernel(
     i_C = tl.arange(0, C)
     i_K = tl.arange(0, K)
     i_V = block * BV + tl.arange(0, BV)
-    if (clear_o != 0):
+    if clear_o != 0:
         room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)
         low = length
         high = room

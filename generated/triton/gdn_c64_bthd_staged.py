@@ -378,7 +378,7 @@ def o_kernel(
     i_C = tl.arange(0, C)
     i_K = tl.arange(0, K)
     i_V = tl.arange(0, V)
-    if (clear_o != 0):
+    if clear_o != 0:
         room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)
         low = tl.maximum(t, length)
         high = tl.minimum(t + C, room)

@@ -310,7 +310,7 @@ def test_addresses_of_tensors_are_in_64_bits(name):
     text = render(Build(name, schedule="staged"))
     if name == "triton":  # a row, a slot and a sequence are 64 bits wide before they are multiplied
         assert "start = tl.load(cu_seqlens + n).to(tl.int64)" in text and "slot = (pid // HV).to(tl.int64)" in text
-        wide = r"\(((?:row|slot)(?:_next)?|n\.to\(tl\.int64\)) \* H"
+        wide = r"\(((?:row|slot)(?:_next|_rest)?|n\.to\(tl\.int64\)) \* H"
         assert all(re.search(wide, x) for x in re.findall(r"_ptr \+ .*", text))
     elif name == "pto":
         assert not re.search(r"(?<!u)\bint(32_t)? (?!main)\w+ = ", text.split("SOURCE = ")[1].split("'''")[1])

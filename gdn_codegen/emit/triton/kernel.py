@@ -337,8 +337,8 @@ class KernelWriter:
             self.which = ""
             low, size = {"sequences": ("0", ""), "chunks": ("t", "C"), "parts": ("first", "size")}[self.k.grid]
             left_out = f"tl.where({self.p.skips}_n < 0, {low}, {{}})" if self.p.skips else "{}"
-            share = " & (share == 0)" * self.shares()
-            out += [f"if ({CLEAR}{t.name} != 0){share}:",
+            wanted = f"{CLEAR}{t.name} != 0"
+            out += [f"if ({wanted}) & (share == 0):" if self.shares() else f"if {wanted}:",
                     "    room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)",
                     f"    low = {left_out.format(f'tl.maximum({low}, length)' if size else 'length')}",
                     f"    high = {f'tl.minimum({low} + {size}, room)' if size else 'room'}",
