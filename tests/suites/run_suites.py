@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 NAMES = ("fla", "flashqla", "flashinfer", "aiter")
 VARIABLES = {"fla": "SUITE_FLA", "flashqla": "SUITE_FLASHQLA", "flashinfer": "SUITE_FLASHINFER", "aiter": "SUITE_AITER"}
 
