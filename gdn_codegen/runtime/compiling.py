@@ -9,6 +9,9 @@ from typing import Any
 from .progress import first_call
 from .targets import lacks_tools
 
+#: Packages of the toolchains.
+TOOLCHAINS = ("tilelang", "tvm", "tvm_ffi", "triton")
+
 
 class DoesNotCompile(ValueError):
     """A build that its toolchain does not compile, or that has no room on the GPU."""
@@ -23,15 +26,23 @@ def compiling(m: Any, device: str) -> Iterator[None]:
     with first_call(f"first call of {target} {path.stem}"):
         try:
             yield
-        except ValueError:  # what the call itself refuses
-            raise
         except Exception as e:
+            if isinstance(e, ValueError) and not _is_theirs(e):  # what the call itself refuses
+                raise
             if why := lacks_tools(target, device):
                 raise ValueError(f"target: got {target!r}, and {why}; accepted: one that compiles here") from e
             if why := _said(e):
                 raise DoesNotCompile(f"schedule: got {path.stem} for {target}, {why}; accepted: another schedule, chunk_size or "
                                      "target, or None to choose") from e
             raise
+
+
+def _is_theirs(e: Exception) -> bool:
+    """Whether a toolchain raised it."""
+    at = e.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in TOOLCHAINS
 
 
 def _said(e: Exception) -> str:
@@ -41,6 +52,6 @@ def _said(e: Exception) -> str:
     text = " ".join(str(e).split())
     if "CUDA error" in text or "CUDALaunch" in text:  # of a launch
         return ""
-    if type(e).__name__ == "InternalError" or "ptxas" in text or type(e).__name__ == "CompilationError":
+    if type(e).__name__ in ("InternalError", "CompilationError") or "ptxas" in text or _is_theirs(e):
         return f"which its compiler does not take ({type(e).__name__}: {text[-200:]})"
     return ""

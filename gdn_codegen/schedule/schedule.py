@@ -153,8 +153,8 @@ class Schedule:
 
 SCHEDULES = {s.name: s for s in (
     Schedule("staged", (("G",), ("A",), ("Tinv",), ("W", "U0"), ("S", "U"), ("o",)), form="wy"),
-    Schedule("prepared", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy"),
-    Schedule("prepared_vk", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", state="vk"),
+    Schedule("prepared", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", lanes=1),  # two would take more flags
+    Schedule("prepared_vk", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", lanes=1, state="vk"),
     Schedule("replay", (("G", "Tinv"), ("o", "S"))),
     Schedule("walk", (("G", "Tb"), ("o", "S")), form="split", state="vk", early="state"),
     Schedule("fused", (("o", "S"),), prefetch="all"),

@@ -106,7 +106,8 @@ def device_facts(a: argparse.Namespace) -> dict[str, Any]:
         versions["CUDA of torch"] = str(torch.version.cuda)
     git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False)
     return {"commit": a.commit or git.stdout.strip() or "unknown", "date": datetime.date.today().isoformat(),
-            "device": torch.cuda.get_device_name() if a.device == "cuda" else "CPU", "versions": versions}
+            "device": torch.cuda.get_device_name() if a.device == "cuda" else "CPU", "versions": versions,
+            "admission": os.environ.get("GDN_CODEGEN_ADMIT") != "0"}
 
 
 def ended(a: argparse.Namespace, pool: Pool, todo: Iterator[list[dict[str, Any]]], start: float) -> list[dict[str, Any]]:

@@ -78,6 +78,8 @@ def page(result: dict[str, Any]) -> str:
              + ", ".join(f"{n} {v}" for n, v in result["versions"].items()),
              f"- seed {result['seed']}, {result['builds']} builds, {len(calls)} calls in {result['seconds']} s on "
              f"{result['workers']} processes: {', '.join(f'{all_[k]} {k}' for k in KINDS)}",
+             "- admission check: " + ("on" if result["admission"] else
+                                      "off (GDN_CODEGEN_ADMIT=0), so that what a toolchain miscompiles shows as a wrong result"),
              f"- pairs of levels that met in a call that ran: {pairs} (less those that no build has room for)",
              f"- not run when time was up: {len(result['not_run'])} calls or more" * bool(result["not_run"]) +
              "- all was run" * (not result["not_run"]) +

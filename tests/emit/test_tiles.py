@@ -1,15 +1,18 @@
 """Tiles between registers and shared memory by ldmatrix and stmatrix: the addresses, and that registers hold what they should."""
 import ctypes
 import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from reference import module
 from test_tilelang_barriers import cuda
 
+import gdn_codegen
 from gdn_codegen.runtime import cxx
 from gdn_codegen.runtime.build import Build, render
-from gdn_codegen.schedule import Schedule
+from gdn_codegen.schedule import Schedule, varied
 
 tilelang = pytest.importorskip("tilelang")
 
@@ -92,3 +95,36 @@ def test_a_tile_that_no_product_made_lies_as_one_too(kernels, made):
     here, plain = cuda_of(text), cuda_of(text.replace("t.as_sums(", "t.parallel("))
     assert f"half_t {made}[32];" in here and re.search(pairs, here)
     assert f"half_t {made}[32];" not in plain or not re.search(pairs, plain)
+
+
+@pytest.mark.parametrize("b", [
+    Build("tilelang", schedule=varied("fused", v_block=64), head_dim_k=256, head_dim_v=256),
+    Build("tilelang", schedule=varied("walk", partition="decay", value_heads=2), arch="sm_90a"),
+    Build("tilelang", schedule="fused_walk", arch="sm_90a")], ids=lambda b: b.name)
+def test_each_tile_that_a_helper_addresses_is_held_to_its_layout(b):
+    """`expect_swizzled` stands in the kernel of each tile that an inverse, or a load or store by ldmatrix and stmatrix, addresses."""
+    for body in re.split(r"\n    @T\.prim_func", render(b))[1:]:
+        helped = [x for call in re.findall(r"t\.(?:diag_inverses?|load_turned|store_tile)\(.*", body)
+                  for x in re.findall(r"\b(\w+)\b", call) if re.search(rf"^ +{x} = t\.staged\(", body, re.M)]
+        held = re.findall(r"t\.expect_swizzled\((\w+)\)", body)
+        assert set(helped) <= set(held), b.name
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_a_tile_that_lies_otherwise_does_not_compile(tmp_path):
+    """The comparison of addresses is folded away where a tile lies as it should; else ptxas misses a function."""
+    source = (Path(gdn_codegen.__file__).parents[1] / "templates" / "tilelang" / "layout.cuh").read_text() + """
+    extern "C" __global__ void kernel(int *y) {
+      extern __shared__ __align__(1024) unsigned char buf[];
+      unsigned short *tile = (unsigned short *)buf + 512;
+      tile[threadIdx.x] = 0;
+      expect_element(&tile[0], &tile[PLACE], 72);
+      y[0] = tile[1];
+    }"""
+    for place, status in ((72, 0), (40, 1)):
+        file = tmp_path / f"k{place}.cu"
+        file.write_text(source.replace("PLACE", str(place)))
+        done = subprocess.run(["nvcc", "-arch=sm_90a", "-O3", "-cubin", str(file), "-o", str(tmp_path / "k.cubin")],
+                              capture_output=True, text=True, check=False)
+        assert bool(done.returncode) == bool(status), done.stderr
+        assert not status or "this_tile_needs_rows_of_128_bytes_swizzled" in done.stderr + done.stdout

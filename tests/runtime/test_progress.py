@@ -140,6 +140,10 @@ def test_a_build_that_does_not_compile_is_refused_by_name(error, said, tmp_path,
     with pytest.raises(DoesNotCompile, match=f"schedule: got gdn_c64_bthd for triton, which.*{said}.*accepted: another schedule"):
         with compiling(m, "cuda"):
             raise error
+    space = {"__name__": "tilelang.layout"}
+    exec("def fails(): raise ValueError('not a layout')", space)
+    with pytest.raises(DoesNotCompile, match=r"its compiler does not take .*not a layout"), compiling(m, "cuda"):
+        space["fails"]()
     with pytest.raises(InternalError), compiling(m, "cuda"):
         raise InternalError("CUDA error: an illegal memory access")
 

@@ -192,3 +192,21 @@ def test_an_inverse_reads_only_what_lies_below_its_diagonal():
     want = torch.linalg.inv(torch.eye(64, dtype=torch.float64) + a.tril(-1)) * x
     for what in (float("nan"), float("inf")):
         assert torch.allclose(OPS["diag_inverse"].evaluate({"size": 64}, a.masked_fill(above, what), x), want)
+
+
+def test_what_shares_the_tile_of_an_inverse_is_read_along_its_rows():
+    """A product that reads the tile another way makes TileLang lay it out another way than the inverse's own code addresses it: with
+    K = 256 and V in blocks of 64, U lay where the inverse lay, and results were off by up to 1e17."""
+    for name, sizes, block in (("fused", {"C": 64, "K": 256, "V": 256}, 64), ("fused", {"C": 64, "K": 128, "V": 128}, 0),
+                               ("replay", {"C": 64, "K": 192, "V": 192}, 64)):
+        p = pipelines.lower(find("gated_delta_rule").trace(), "tilelang", replace(named(name), v_block=block), sizes, "float16")
+        found = 0
+        for k in p.kernels:
+            home = {o.out: o.buffer for o in walk(k.body)}
+            pinned = {o.buffer for o in walk(k.body) if o.kind == "diag_inverse" and o.attr("size") == 64}
+            for o in walk(k.body):
+                for n, a in enumerate(o.args[:2] if o.kind == "matmul" else ()):
+                    if home.get(a) in pinned:
+                        found += 1
+                        assert not o.attr("ta") if n == 0 else o.attr("tb"), (name, sizes, o)
+        assert found or name == "replay"  # whose inverse goes to memory
