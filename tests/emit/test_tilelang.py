@@ -166,7 +166,8 @@ def test_compiles_for_hopper(tmp_path):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("schedule, kernel, words", [
-    ("replay", "G_Tinv", r""), ("walk", "G_Tb", r", scale=\w+"),
+    ("replay", "G_Tinv", r""),
+    (replace(SCHEDULES["walk"], name="named", kernels=(("G", "Tb"), ("U", "S"), ("o",))), "G_Tb", r", scale=\w+"),
     (replace(SCHEDULES["replay"], name="unit", kernels=(("G", "Toff"), ("o", "S")), form="unit"), "G_Toff", r", strict=True")])
 def test_inverses_of_whole_tiles_compile(schedule, kernel, words, dtype, tmp_path):
     """Each form of templates/tilelang/inverse.cuh; nvcc sees only what is called."""
@@ -179,7 +180,7 @@ def test_inverses_of_whole_tiles_compile(schedule, kernel, words, dtype, tmp_pat
 
 
 def test_only_modules_with_inverses_of_whole_tiles_carry_their_text():
-    for schedule, chunk, dtype in (("replay", 32, "float16"), ("replay", 64, "float32"), ("prepared", 64, "float16")):
+    for schedule, chunk, dtype in (("replay", 32, "float16"), ("replay", 64, "float32"), ("fused", 128, "float16")):
         b = Build("tilelang", chunk, "bthd", schedule=schedule, dtype=dtype, head_dim_k=64, head_dim_v=64)
         assert "HELPERS" not in render(b) and "whole_inverse" not in render(b)
 

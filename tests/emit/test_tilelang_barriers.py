@@ -54,13 +54,13 @@ def test_those_in_branches_of_some_threads_are_found():
 def test_tilelang_puts_one_into_the_branch_of_a_warp():
     """Why an inverse is a call that all warps make: the form before, over the tile of k, whose place it takes where K is 64."""
     text, n = re.subn(r"return whole_inverses\(\(A,\), \(scale,\), strict, thread // 32 - warp\)",
-                      "return one_warp(A, scale, thread, warp)", render(BUILDS["walk-64-1"]))
+                      "return one_warp(A, scale, thread, warp)", render(BUILDS["replay-64-1"]))
     text = text.replace("    def diag_inverse(A, X, size", '''    @T.macro
     def one_warp(A, scale, thread, warp):
         T.import_source(HELPERS)
         if thread // 32 == warp:
-            columns = pointer(scale, "r")
-            T.call_extern("handle", "unit_lower_inverses<false, true, false>", 0, pointer(A, "rw"), columns)
+            none = T.reinterpret("handle", T.uint64(0))
+            T.call_extern("handle", "unit_lower_inverses<false, false, false>", 0, pointer(A, "rw"), none)
 
     def diag_inverse(A, X, size''')
     m = module(text)

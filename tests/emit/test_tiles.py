@@ -102,7 +102,7 @@ def test_a_tile_that_no_product_made_lies_as_one_too(kernels, made):
     Build("tilelang", schedule=varied("walk", partition="decay", value_heads=2), arch="sm_90a"),
     Build("tilelang", schedule="fused_walk", arch="sm_90a")], ids=lambda b: b.name)
 def test_each_tile_that_a_helper_addresses_is_held_to_its_layout(b):
-    """`expect_swizzled` stands in the kernel of each tile that an inverse, or a load or store by ldmatrix and stmatrix, addresses."""
+    """`expect_swizzled` names each tile that an inverse, or a load or store by ldmatrix and stmatrix, addresses."""
     for body in re.split(r"\n    @T\.prim_func", render(b))[1:]:
         helped = [x for call in re.findall(r"t\.(?:diag_inverses?|load_turned|store_tile)\(.*", body)
                   for x in re.findall(r"\b(\w+)\b", call) if re.search(rf"^ +{x} = t\.staged\(", body, re.M)]

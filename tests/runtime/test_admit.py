@@ -114,7 +114,7 @@ def two_states(q, k, v, g, beta, S, Z, *, scale=0.5, low=-1.0):
     return o, S_next, Z_next
 
 
-@pytest.mark.parametrize("page", ["gated_delta_rule", two_states], ids=str)
+@pytest.mark.parametrize("page", ["gated_delta_rule", two_states], ids=lambda x: getattr(x, "name", x))
 def test_the_page_in_torch_is_the_page(page):
     """As the interpreter runs it, on three heads at once."""
     page = Build("triton").page if isinstance(page, str) else page

@@ -51,7 +51,7 @@ def test_what_the_op_takes_fits_every_gpu(few, tmp_path):
     arches = tuple(UNITS)[few::2]
     found = compiled(written(tmp_path, b), arches, ["o_S"])
     assert b.chunk == 32 and [c.arch for c in found] == list(arches) and all(c.shared > 30_000 for c in found)
-    assert [(c.arch, c.error) for c in found if c.error or c.spills > 300] == []
+    assert [(c.arch, c.error) for c in found if c.error or c.spills > 500] == []
 
 
 def test_waves_of_64_lanes_are_half_as_many_but_four(tmp_path):

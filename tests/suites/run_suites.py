@@ -27,6 +27,11 @@ def checkout(name: str) -> Path | None:
     return Path(given).expanduser().resolve() if given else None
 
 
+def _own() -> dict[str, str]:
+    """This process's environment, but for what says that it is a worker of pytest's: a suite is a run of its own."""
+    return {n: x for n, x in os.environ.items() if not n.startswith("PYTEST_")}
+
+
 class Run:
     """A suite in a process of its own."""
 
@@ -48,7 +53,7 @@ class Run:
                    "--rootdir", str(root), "-c", os.devnull, *adapter.WORDS, *(["-n", str(workers)] if workers else []), *words,
                    *(str(root / p) for p in paths)]
         with open(self.log, "w") as f:
-            self.process = subprocess.Popen(command, cwd=root, env={**os.environ, **said}, stdout=f, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(command, cwd=root, env={**_own(), **said}, stdout=f, stderr=subprocess.STDOUT)
 
     def wait(self) -> dict[str, Any]:
         """What came of it. A suite past its time ends by itself after the test that it is in, or is ended."""
