@@ -49,19 +49,3 @@ def test_those_in_branches_of_some_threads_are_found():
              "if ((((int)threadIdx.x) >> 5) == 0) {", "__syncthreads();", "} else {", "tl::__sync_thread_partial(3, 32);", "}",
              "__syncthreads();", "} else {", "__syncthreads();", "}", "}")
     assert astray("\n".join(lines)) == ["__syncthreads();", "tl::__sync_thread_partial(3, 32);"]
-
-
-def test_tilelang_puts_one_into_the_branch_of_a_warp():
-    """Why an inverse is a call that all warps make: the form before, over the tile of k, whose place it takes where K is 64."""
-    text, n = re.subn(r"return whole_inverses\(\(A,\), \(scale,\), strict, thread // 32 - warp\)",
-                      "return one_warp(A, scale, thread, warp)", render(BUILDS["replay-64-1"]))
-    text = text.replace("    def diag_inverse(A, X, size", '''    @T.macro
-    def one_warp(A, scale, thread, warp):
-        T.import_source(HELPERS)
-        if thread // 32 == warp:
-            none = T.reinterpret("handle", T.uint64(0))
-            T.call_extern("handle", "unit_lower_inverses<false, false, false>", 0, pointer(A, "rw"), none)
-
-    def diag_inverse(A, X, size''')
-    m = module(text)
-    assert n == 1 and any(astray(cuda(m, k)) for k in m._KERNELS)
