@@ -40,8 +40,8 @@ class Schedule:
     kernels: groups of value names. A group is one kernel and writes the values it names to global memory; later groups
       read them, and what no group names is recomputed where it is needed.
     form: "direct"; "wy" (what multiplies the state is split off as W and U0, so that they do not wait for it);
-      "gate-free" (decay factored out of the inverse); "split" (the column that scales what the inverse multiplies
-      folded into it: Tb, which no longer waits for the state, and U0, which does not, apart); "unit" (what the
+      "gate-free" (decay factored out of the inverse); "split" (what the inverse, Tb, multiplies in two products, of which one
+      does not wait for the state; the column that scales it goes to what reads the product, else into Tb); "unit" (what the
       ones on the inverse's diagonal give is added in float32, not multiplied: Toff, the inverse without them; the column
       that scales both what is inverted and what that multiplies goes to what reads the product).
     state: "kv", or "vk": kernels that walk the chunks hold tiles whose last dim is V transposed.
