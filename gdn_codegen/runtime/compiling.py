@@ -50,7 +50,7 @@ def _said(e: Exception) -> str:
     if type(e).__name__ == "OutOfResources":  # of Triton
         return "which takes {} of {}, and the GPU has {}".format(*(getattr(e, n, "?") for n in ("required", "name", "limit")))
     text = " ".join(str(e).split())
-    if "CUDA error" in text or "CUDALaunch" in text:  # of a launch
+    if any(x in text for x in ("CUDA error", "CUDALaunch", "Triton Error [")):  # of a launch
         return ""
     if type(e).__name__ in ("InternalError", "CompilationError") or "ptxas" in text or _is_theirs(e):
         return f"which its compiler does not take ({type(e).__name__}: {text[-200:]})"

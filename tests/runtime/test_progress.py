@@ -146,6 +146,9 @@ def test_a_build_that_does_not_compile_is_refused_by_name(error, said, tmp_path,
         space["fails"]()
     with pytest.raises(InternalError), compiling(m, "cuda"):
         raise InternalError("CUDA error: an illegal memory access")
+    exec("def faults(): raise RuntimeError('Triton Error [CUDA]: an illegal memory access')", space)
+    with pytest.raises(RuntimeError, match="illegal memory access"), compiling(m, "cuda"):
+        space["faults"]()
 
 
 @pytest.mark.skipif(not targets.runs("tilelang", "cpu"), reason="needs TileLang and a C++ compiler")
