@@ -3152,8 +3152,9 @@ _new = functools.partial(torch.empty_like, memory_format=torch.contiguous_format
 
 @functools.lru_cache(maxsize=256)
 def _made(shape, dtype, device):
-    """A tensor for calls to share: nobody writes to it."""
-    return torch.empty(shape, dtype=dtype, device=device)
+    """A tensor for calls to share, in inference mode or not: kernels write nothing to it."""
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _kin(shape, dtype, device):

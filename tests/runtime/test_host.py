@@ -310,3 +310,12 @@ def test_the_op_is_looked_up_once(monkeypatch):
         monkeypatch.setattr(where, n, lambda *a, n=n: pytest.fail(f"{n} ran again"))
     again, _ = call(chunk_gated_delta_rule, x)
     assert torch.equal(o, again) and rms_error(o, want[0]) < 5e-3
+
+
+def test_what_inference_mode_made_serves_calls_outside_of_it(monkeypatch):
+    """GDN_CODEGEN_POISON=1 fills what calls share, too."""
+    monkeypatch.setenv("GDN_CODEGEN_POISON", "1")
+    m, x = module(source("triton", "fused")), given()
+    with torch.inference_mode():
+        first = m.chunk_gated_delta_rule(**x)[0].clone()
+    assert torch.equal(m.chunk_gated_delta_rule(**x)[0], first)
