@@ -18,7 +18,7 @@ from .schedule import SCHEDULES
 from .schedule.contract import Contract
 
 if TYPE_CHECKING:
-    from .runtime.shapes import Shape
+    from .tools.shapes import Shape
 
 
 def _import_line(path: Path, function: str) -> str:
@@ -36,7 +36,7 @@ def build(a: argparse.Namespace) -> int:
     builds, failed, left = [c.build for c in choices], False, []
     heads = [options.heads(x, "compile_heads") for x in a.compile_heads]
     if a.compile is not None:
-        from .runtime.ahead import check_ahead, compile_ahead
+        from .tools.compile_ahead import check_ahead, compile_ahead
         for b in builds:
             check_ahead(b, a.compile, heads)
     with under_way(f"emitting {', '.join(b.name for b in builds)}"):
@@ -54,7 +54,7 @@ def build(a: argparse.Namespace) -> int:
         path = cached(b) if a.cached else write(b, out)
         print(f"{path}  ({time.perf_counter() - start:.2f} s)\n{_import_line(path, b.function)}", flush=True)
         if a.check:
-            from .runtime.check import check
+            from .tools.check import check
             for line, ok in check(b, path, arches):
                 failed |= ok is False
                 left += [b.target] * (ok is None)
@@ -81,7 +81,7 @@ def list_(a: argparse.Namespace) -> int:
 
 def show(a: argparse.Namespace) -> int:
     from .ir.printer import program_text
-    from .runtime.show import graph_dot, kernels_text, schedule_text
+    from .tools.show import graph_dot, kernels_text, schedule_text
     (b,) = options.builds(a)
     wanted = [w for w in ("kernels", "ir", "source", "graph") if getattr(a, w)]
     if a.schedule == "" or not wanted:
@@ -108,7 +108,7 @@ def verify(a: argparse.Namespace) -> int:
     if a.target != "all" and not serves(a.target, a.device):
         raise ValueError(f"device: got {a.device!r}; accepted for {a.target}: cpu, for it has no kernels for {a.device} tensors")
     if a.report is not None:
-        from .runtime.report import check_report
+        from .tools.report import check_report
         check_report(Path(a.report))
     asked = [b for b in options.builds(a) if serves(b.target, a.device)]
     left = {b.target: why for b in asked if (why := lacks(b.target, a.device))}
@@ -120,10 +120,10 @@ def verify(a: argparse.Namespace) -> int:
     for target, why in left.items():
         print(f"{target}: not run: {why}", flush=True)
     if a.report is not None:
-        from .runtime.report import LENGTHS, QUICK, write_report
+        from .tools.report import LENGTHS, QUICK, write_report
         good = write_report(builds, Path(a.report), a.device, QUICK if a.quick else LENGTHS, left=left)
     else:
-        from .runtime.verify import CASES, HEAD, lines
+        from .tools.verify import CASES, HEAD, lines
         good = True
         if builds:
             print(HEAD, flush=True)
@@ -140,8 +140,8 @@ def bench(a: argparse.Namespace) -> int:
 
 
 def _bench_pto(a: argparse.Namespace, heads: tuple[int, int]) -> int:
-    from .runtime.bench_pto import Problem
-    from .runtime.bench_pto import bench as run
+    from .tools.bench_pto import Problem
+    from .tools.bench_pto import bench as run
     fixed = None if a.heads.isdecimal() else a.heads  # H/HV: compiled in
     names = SCHEDULES if a.schedule == "all" else (a.schedule,)
     builds = [b for n in names for b in options.builds(
@@ -151,7 +151,7 @@ def _bench_pto(a: argparse.Namespace, heads: tuple[int, int]) -> int:
 
 def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
     """The shapes of the file, or those by default; of these the ones that are named."""
-    from .runtime.shapes import shapes
+    from .tools.shapes import shapes
     todo = shapes(Path(a.shapes)) if a.shapes is not None else list(default)
     known = [s.name for s in todo]
     if set(a.only) - set(known):
@@ -160,8 +160,8 @@ def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
 
 
 def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
-    from .runtime import bench_gpu
-    from .runtime.shapes import Shape
+    from .tools import bench_gpu
+    from .tools.shapes import Shape
     todo = _only(a, [Shape(f"1 x {a.tokens}, {heads[0]}/{heads[1]}", (a.tokens,), *heads)])
     targets = bench_gpu.TARGETS if a.target == "all" else (a.target,)
     names = SCHEDULES if a.schedule == "all" else () if a.schedule in ("none", "auto") else (a.schedule,)
@@ -185,25 +185,25 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
     about: dict[str, Any] = {"gates": a.gates, "seed": a.seed, "dtype": a.dtype, "dims": (a.head_dim_k, a.head_dim_v),
                                "command": shlex.join(["gdn_codegen", *a.words]), "json_to": a.json}
     if a.errors is not None:
-        from .runtime import bench_errors
+        from .tools import bench_errors
         return bench_errors.bench(builds, todo, peers, seeds=a.errors, on_cpu=a.interpret, **about)
     return bench_gpu.bench(builds, todo, peers, runs=a.runs, plot_to=a.plot, detail=a.detail, **about)
 
 
 def tune(a: argparse.Namespace) -> int:
-    from .runtime import choices
-    from .runtime import tune as t
-    from .runtime.shapes import SHAPES
+    from .runtime.call import tables as choices
+    from .tools import tune as t
+    from .tools.shapes import SHAPES
     options.check_tune(a)
     if a.decode:
-        from .runtime import tune_decode
+        from .tools import tune_decode
         return tune_decode.command(a, _only(a, tune_decode.SHAPES))
     targets = t.TARGETS if a.target == "all" else (a.target,)
     if a.out is not None and len(targets) > 1:
         raise ValueError("out: got a file for several targets; accepted: one --target")
     shapes, out, failed = _only(a, SHAPES), None if a.out is None else Path(a.out), False
     if a.compile is not None:
-        from .runtime.ahead import check_ahead
+        from .tools.compile_ahead import check_ahead
         for target in targets:
             check_ahead(Build(target), a.compile, [(s.H, s.HV) for s in shapes])
     names, arch, units = ((), a.compile, 0) if a.compile is not None else t.here()
@@ -229,7 +229,7 @@ def doctor(a: argparse.Namespace) -> int:
 
 
 def cache_(a: argparse.Namespace) -> int:
-    from .runtime.cache_command import command
+    from .tools.cache_command import command
     return command(a)
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .runtime.adapt import adapted
-from .runtime.arguments import Options, Tensors, check_ends, check_tensor, fail, number, settled
-from .runtime.calls import DECODE_CHUNK, check_values, eager
-from .runtime.library import compiled
-from .runtime.names import spelled
+from .runtime.call.dtypes import adapted
+from .runtime.call.foreign_keywords import spelled
+from .runtime.call.launch import DECODE_CHUNK, check_values, eager
+from .runtime.call.normalise import Options, Tensors, check_ends, check_tensor, fail, number, settled
+from .runtime.torch_library import compiled
 from .schedule import Schedule
 
 State = Tensor | None

@@ -8,15 +8,15 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from . import algorithms
+from .passes.pipelines import ARCHS
 from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, DTYPES, LAYOUTS, TARGETS, Build
-from .runtime.check import ARCHES
 from .schedule import SCHEDULES, Schedule, named
 from .schedule.contract import Contract
-from .schedule.pipelines import ARCHS
 from .schedule.schedule import LAUNCHES, PARTITIONS
+from .tools.check import ARCHES
 
 if TYPE_CHECKING:
-    from .runtime.dispatch import Choice
+    from .runtime.call.choose import Choice
 
 #: Why a build is what it is, where the command line says so.
 ASKED = "asked for"
@@ -83,8 +83,8 @@ def _heads_option(p: argparse.ArgumentParser) -> None:
 
 def parser() -> argparse.ArgumentParser:
     from . import __version__
-    from .runtime import cache_command
-    from .runtime.shapes import SHAPES
+    from .tools import cache_command
+    from .tools.shapes import SHAPES
     top = argparse.ArgumentParser(prog="gdn_codegen", description="Gated DeltaNet kernels from one algorithm.")
     top.add_argument("--version", action="version", version=f"gdn_codegen {__version__}")
     sub = top.add_subparsers(dest="command", required=True)
@@ -173,8 +173,8 @@ def builds(a: argparse.Namespace) -> list[Build]:
 def choices(a: argparse.Namespace) -> list[Choice]:
     """A build a target, and why: as asked for, or what the op would choose on the GPUs that --arch names."""
     algorithms.find(a.algorithm)  # a name that is none is said before torch is imported
-    from .runtime.dispatch import Choice
-    from .runtime.planned import planned, words
+    from .runtime.call.choose import Choice
+    from .runtime.defaults import planned, words
     targets = TARGETS if a.target == "all" else (a.target,)
     fields = {**({"launch": a.launch} if a.launch != "kernels" else {}),
               **({"partition": a.partition} if a.partition else {}), **_fields(a.set)}

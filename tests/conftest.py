@@ -22,7 +22,7 @@ from gdn_codegen.ir.core import Program, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
-from gdn_codegen.schedule import pipelines
+from gdn_codegen.passes import pipelines
 
 torch.set_num_threads(1)
 _seen: set[tuple[Program, Program]] = set()

@@ -1,19 +1,7 @@
 """Gated DeltaNet, one chunk (Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464; chunked form: arXiv:2406.06484)."""
 from math import inf
 
-from ..ir.builder import (
-    algorithm,
-    carried,
-    cumsum,
-    exp,
-    last,
-    log,
-    lower,
-    maximum,
-    row_sum,
-    strictly_lower,
-    unit_lower_inverse,
-)
+from ..ir.builder import algorithm, carried, cumsum, exp, last, log, lower, maximum, row_sum, strictly_lower, unit_lower_inverse
 
 
 @algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V", forgets="F"))

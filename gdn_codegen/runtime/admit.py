@@ -21,7 +21,7 @@ import torch
 
 from . import cache, cxx
 from .build import Build
-from .choices import versions
+from .call.tables import versions
 
 
 class Refused(RuntimeError):

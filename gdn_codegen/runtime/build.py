@@ -19,9 +19,9 @@ from ..ir.builder import Algorithm
 from ..ir.core import Kernel, Program, walk
 from ..ir.decays import log_decays
 from ..ir.types import Tensor
+from ..passes.pipelines import ARCHS, DEVICES, PIPELINES, lower
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
-from ..schedule.pipelines import ARCHS, DEVICES, PIPELINES, lower
 
 TARGETS = tuple(PIPELINES)
 CHUNKS = (16, 32, 64, 128)

@@ -109,7 +109,7 @@ def findings() -> list[Finding]:
     import torch
 
     from .. import __version__
-    from . import cache_command
+    from ..tools import cache_command
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
     triton, tilelang, nvcc = _version("triton"), _version("tilelang"), _first_line("nvcc", "--version")
     gxx, bisheng = _first_line(cxx.compiler() or "g++", "--version"), shutil.which("bisheng") or ""

@@ -2301,7 +2301,7 @@ def _compile_npu(source, library):
 
 
 def _compile_cpu(source, library):
-    from gdn_codegen.runtime import pto_sim
+    from gdn_codegen import pto_sim
     pto_sim.build(source, [symbol for symbol, *_ in SYMBOLS.values()], library)
 
 
@@ -2357,7 +2357,7 @@ def _library(kind):
     if kind == "npu":
         seed = SOURCE + " ".join(compile_command("", ""))
     else:
-        from gdn_codegen.runtime import pto_sim
+        from gdn_codegen import pto_sim
         seed = SOURCE + str(pto_sim.runtime_object())
     given = os.environ.get("GDN_CODEGEN_CACHE")
     cache = (Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen") / "pto"
@@ -2400,7 +2400,7 @@ def _launcher(name, instances, sizes, ints, device):
     def launch(tensors, cu, scalars):
         arguments = [*tensors, *(_own(n, groups, device) for n in own), cu]
         if device.type == "cpu":
-            from gdn_codegen.runtime import pto_sim
+            from gdn_codegen import pto_sim
             pto_sim.launch(_library("cpu"), symbol, groups, arguments, kinds, [*sizes, *ints], scalars)
             return
         stream = torch.npu.current_stream()._as_parameter_

@@ -23,9 +23,9 @@ from matrix_reference import Means, chunked, expected_on
 from reference import in_parts, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime import calls, decoding
 from gdn_codegen.runtime.build import Build
-from gdn_codegen.runtime.dispatch import build, unfit
+from gdn_codegen.runtime.call import choose_decode, launch
+from gdn_codegen.runtime.call.choose import build, unfit
 from gdn_codegen.runtime.load import module
 from gdn_codegen.schedule import ScheduleError
 
@@ -58,20 +58,20 @@ def _allowed(c: Drawn, device: str, expected: Callable[[Means], Any]) -> float:
 def _asked(way: Way, used: list[str]) -> Iterator[None]:
     """The op's builds for the architecture and with the parts that a way asks for; their names go to `used`."""
     def loaded(step: bool, *wanted: Any) -> Any:
-        b = (decoding.build(*wanted) if step else None) or build(*wanted)
+        b = (choose_decode.build(*wanted) if step else None) or build(*wanted)
         b = replace(b, arch=way.arch) if way.arch else b
         m = module(b)
         used.append(m.__name__.removeprefix("gdn_codegen_generated_"))
         if b.plan.partition:
             in_parts(getattr(m, b.function), way.parts)
         return m
-    kept, calls._loaded = calls._loaded, loaded
-    calls._kept.clear()
-    calls._last = None
+    kept, launch._loaded = launch._loaded, loaded
+    launch._kept.clear()
+    launch._last = None
     try:
         yield
     finally:
-        calls._loaded = kept
+        launch._loaded = kept
 
 
 def called(target: str, row: Row, way: Way, seed: int, device: str) -> Result:

@@ -9,8 +9,9 @@ import torch
 from reference import expected, module, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule
-from gdn_codegen.runtime import admit, calls
+from gdn_codegen.runtime import admit
 from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract
@@ -91,17 +92,17 @@ class TestOnGpu:
         tried, real = [], admit._verdict
         monkeypatch.setattr(admit, "_verdict", lambda *args: (tried.append(args), real(*args))[1])
         admit.forget()
-        calls.forget()
+        launch.forget()
         o = chunk_gated_delta_rule(*a, target=target)[0]  # compiles, and is admitted
         n = len(tried)
         assert n == 1
         admit.forget()
-        calls.forget()
+        launch.forget()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             again = chunk_gated_delta_rule(*a, target=target)[0]
         graph.replay()
-        assert len(tried) == n and not calls._kept and torch.equal(o, again)
+        assert len(tried) == n and not launch._kept and torch.equal(o, again)
         assert rms_error(o[0].cpu(), expected(x | {"S": None})[0]) < 5e-3
         chunk_gated_delta_rule(*a, target=target)
-        assert len(tried) == n + 1 and calls._kept
+        assert len(tried) == n + 1 and launch._kept

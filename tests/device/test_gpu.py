@@ -8,13 +8,14 @@ from calls import checked, drawn, elsewhere
 from reference import call, check, in_parts, problem
 
 from gdn_codegen.ops import chunk_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime import ahead, candidates, choices, tune
 from gdn_codegen.runtime.build import TARGETS, Build
-from gdn_codegen.runtime.dispatch import build_for
+from gdn_codegen.runtime.call import tables
+from gdn_codegen.runtime.call.choose import build_for
 from gdn_codegen.runtime.load import function, write
-from gdn_codegen.runtime.shapes import Shape
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, Schedule
+from gdn_codegen.tools import candidates, compile_ahead, tune
+from gdn_codegen.tools.shapes import Shape
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 HERE = [t for t in TARGETS if t != "pto" and runs(t, "cuda")]
@@ -223,9 +224,9 @@ def test_the_first_call_compiles_nothing_where_kernels_were_compiled_ahead(arch,
     import tilelang
     b = Build("tilelang", schedule="walk" if arch else "fused", arch=arch, head_dim_k=64, head_dim_v=64)
     path = write(b, tmp_path)
-    assert list(ahead.compile_ahead(b, path, "sm_90a", []))
+    assert list(compile_ahead.compile_ahead(b, path, "sm_90a", []))
     monkeypatch.setattr(tilelang, "compile", lambda *a, **k: pytest.fail("compiled"))
-    check(on_gpu(getattr(ahead.fresh(path), b.function)), problem([130, 0, 65], 1, 2, 64, 64))
+    check(on_gpu(getattr(compile_ahead.fresh(path), b.function)), problem([130, 0, 65], 1, 2, 64, 64))
 
 
 def test_triton_finds_what_was_compiled_ahead(tmp_path, monkeypatch):
@@ -234,10 +235,10 @@ def test_triton_finds_what_was_compiled_ahead(tmp_path, monkeypatch):
     b = Build("triton", head_dim_k=64, head_dim_v=64)
     path = write(b, tmp_path)
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
-    assert list(ahead.compile_ahead(b, path, arch, [(1, 2)]))
+    assert list(compile_ahead.compile_ahead(b, path, arch, [(1, 2)]))
     hits = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **k: hits.append(k["cache_hit"]))
-    check(on_gpu(getattr(ahead.fresh(path), b.function)), problem([130, 0, 65], 1, 2, 64, 64))
+    check(on_gpu(getattr(compile_ahead.fresh(path), b.function)), problem([130, 0, 65], 1, 2, 64, 64))
     assert hits and all(hits)
 
 
@@ -248,7 +249,7 @@ def test_tune_measures_and_its_table_is_found(target, tmp_path, monkeypatch):
     said, path = [], tmp_path / "table.json"
     assert tune.tune(Build(target), [Shape("small", (500, 300), 2, 4)], *tune.here(), tune.Gpu(5), path, say=said.append) == 0
     assert not any("dropped" in line for line in said), said
-    assert choices.read(path, choices.USER)[0].ms > 0
+    assert tables.read(path, tables.USER)[0].ms > 0
 
 
 # --- the contract ----------------------------------------------------------------------------------------------------

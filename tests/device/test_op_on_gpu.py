@@ -5,10 +5,10 @@ from guarded import TENSORS, every_way
 from reference import expected, problem, rms_error
 
 from gdn_codegen.ops import chunk_gated_delta_rule
-from gdn_codegen.runtime import calls
 from gdn_codegen.runtime.build import TARGETS
-from gdn_codegen.runtime.library import gated_delta_rule
+from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.runtime.torch_library import gated_delta_rule
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 HERE = [t for t in TARGETS if t != "pto" and runs(t, "cuda")]
@@ -101,17 +101,17 @@ def test_a_settled_call_is_one_compiled_function(packed, poison, tokens, monkeyp
     """It gives the bits that the way through Python gives, for other values too."""
     lengths = (*LENGTHS[:3], tokens - 195) if packed else (tokens,)
     problems = [given(lengths, seed) for seed in (0, 1)]
-    calls.forget()
+    launch.forget()
     want = []
     for _, a, S, ends in problems:
         want.append(run("tilelang", a, S, ends if packed else None))
-        (one,) = calls._kept.values()
-        calls.forget()
+        (one,) = launch._kept.values()
+        launch.forget()
     monkeypatch.setattr(one.module, "POISON", poison)
     for _ in range(2):
         run("tilelang", *problems[0][1:3], problems[0][3] if packed else None)
-    monkeypatch.setattr(calls, "_kept", {})
-    monkeypatch.setattr(calls, "settled", lambda *a: pytest.fail("settled again"))
+    monkeypatch.setattr(launch, "_kept", {})
+    monkeypatch.setattr(launch, "settled", lambda *a: pytest.fail("settled again"))
     for _ in range(3):
         for (_, a, S, ends), w in zip(problems, want, strict=True):
             got = run("tilelang", a, S, ends if packed else None)

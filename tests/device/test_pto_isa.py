@@ -20,7 +20,7 @@ import pytest
 import torch
 from reference import ON_CORES, call, expected, problem, rms_error
 
-from gdn_codegen.runtime import pto_sim
+from gdn_codegen import pto_sim
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.targets import pto_headers
 from gdn_codegen.schedule import Schedule, named

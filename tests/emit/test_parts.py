@@ -12,10 +12,10 @@ import torch
 from reference import call, check, expected, in_parts, module, problem, rms_error
 
 from gdn_codegen.cli import main
+from gdn_codegen.passes.cut.partition import BOUND
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import SCHEDULES, named
-from gdn_codegen.schedule.partition import BOUND
 
 #: Closer than TOLERANCE: what is forgotten must not show.
 TIGHT = {"float16": 1e-3, "bfloat16": 5e-3, "float32": 1e-6}

@@ -6,15 +6,16 @@ import pytest
 import torch
 from reference import ON_CORES, TOLERANCE, call, check, module, problem, rms_error, variant
 
+from gdn_codegen import pto_sim
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.prove.happens_before import RaceError, channels, without
+from gdn_codegen.prove.happens_before import check as check_waits
 from gdn_codegen.runtime import build as build_module
-from gdn_codegen.runtime import load, pto_sim
+from gdn_codegen.runtime import load
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.schedule import SCHEDULES
-from gdn_codegen.schedule.check import RaceError, channels, without
-from gdn_codegen.schedule.check import check as check_waits
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ 12 or newer")
 LADDER = [1, 17, 31, 32, 33, 63, 64, 65, 129]

@@ -8,11 +8,12 @@ from reference import TOLERANCE, call, check, module, problem
 
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.cli import main
-from gdn_codegen.runtime import calls, load
-from gdn_codegen.runtime.bench_pto import Problem, stages
+from gdn_codegen.runtime import load
 from gdn_codegen.runtime.build import TARGETS, Build, render
+from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import named
+from gdn_codegen.tools.bench_pto import Problem, stages
 
 #: HV, and an H that divides it.
 COUNTS = {8: 8, 12: 4, 16: 1, 24: 8, 32: 16, 48: 2, 64: 4}
@@ -109,9 +110,9 @@ def test_stages_keep_their_names():
 def test_the_op_compiles_the_counts_of_its_tensors_in(monkeypatch):
     """Once for each, whatever the lengths."""
     built = []
-    calls.forget()
+    launch.forget()
     made = load.module
-    monkeypatch.setattr(calls, "module", lambda b: built.append(b) or made(b))
+    monkeypatch.setattr(launch, "module", lambda b: built.append(b) or made(b))
     small_op = lambda *a, **options: chunk_gated_delta_rule(*a, **options, target="pto", chunk_size=32)
     for h, value_heads, lengths in ((2, 4, [40]), (2, 4, [9, 33]), (1, 3, [40])):
         check(small_op, problem(lengths, h, value_heads, 32, 32))

@@ -6,9 +6,9 @@ import pytest
 from reference import call, check, module, problem
 
 from gdn_codegen.ir.core import walk
+from gdn_codegen.pto_sim import PtoSimError
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.load import function
-from gdn_codegen.runtime.pto_sim import PtoSimError
 from gdn_codegen.schedule import ScheduleError, named
 
 LENGTHS = [65, 0, 130, 64]

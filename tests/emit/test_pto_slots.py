@@ -7,11 +7,11 @@ import torch
 from reference import TOLERANCE, call, check, module, problem
 from test_pto import build, function, variant
 
+from gdn_codegen import pto_sim
 from gdn_codegen.ir.core import loops, walk
+from gdn_codegen.prove.happens_before import channels, without
 from gdn_codegen.runtime import build as build_module
-from gdn_codegen.runtime import pto_sim
 from gdn_codegen.runtime.build import lowered, render
-from gdn_codegen.schedule.check import channels, without
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ 12 or newer")
 LENGTHS = [129, 0, 17, 64, 1, 96]  # five chunks, none, one, two, one, three: each slot first and last, on block 0 to 3

@@ -8,8 +8,9 @@ import torch
 from reference import TOLERANCE, expected, module, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule
-from gdn_codegen.runtime import calls, dispatch, load
+from gdn_codegen.runtime import load
 from gdn_codegen.runtime.build import TARGETS, Build, render
+from gdn_codegen.runtime.call import choose, launch
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, ScheduleError, varied
@@ -280,8 +281,8 @@ def test_views_that_kernels_do_not_take_are_copied(target):
 def test_the_op_takes_the_build_for_views(monkeypatch):
     x = problem([20], 1, 2, 32, 32)
     built = []
-    monkeypatch.setattr(calls, "_loaded", lambda step, *a: (built.append(calls.build(*a)), load.module(built[-1]))[1])
-    monkeypatch.setattr(calls, "_kept", {})
+    monkeypatch.setattr(launch, "_loaded", lambda step, *a: (built.append(launch.build(*a)), load.module(built[-1]))[1])
+    monkeypatch.setattr(launch, "_kept", {})
     views = projections(x, "bthd")
     dense = {n: t.contiguous() for n, t in views.items()}
     results = [chunk_gated_delta_rule(**given, target="triton", chunk_size=16, layout=layout)[0]
@@ -338,11 +339,11 @@ def test_addresses_of_tensors_are_in_64_bits(name):
     ("tilelang", 64, 60, 100, "float16", "gdn_c64_bthd_k60v100")])
 def test_where_the_schedule_is_open_one_that_fits_is_taken(target, chunk, K, V, dtype, name):
     q, v = (torch.empty(1, 8, 2, n, dtype=getattr(torch, dtype)) for n in (K, V))
-    assert dispatch.build_for("gated_delta_rule", q, v, target, chunk, "bthd", None).name == name
+    assert choose.build_for("gated_delta_rule", q, v, target, chunk, "bthd", None).name == name
 
 
 def test_what_does_not_fit_says_the_bytes():
-    assert "takes about 294912 bytes of shared memory" in dispatch.unfit(
+    assert "takes about 294912 bytes of shared memory" in choose.unfit(
         Build("triton", 128, schedule=varied("fused", v_block=32), head_dim_k=256, head_dim_v=256))
     with pytest.raises(ScheduleError, match=r"shared of hopper has 232448 bytes, \d+ are needed"):
         render(Build("tilelang", 128, head_dim_k=256, head_dim_v=256))

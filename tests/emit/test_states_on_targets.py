@@ -7,9 +7,9 @@ import torch
 from reference import TOLERANCE, expected, in_parts, module, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule
+from gdn_codegen.pto_sim import PtoSimError
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.load import function
-from gdn_codegen.runtime.pto_sim import PtoSimError
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import ScheduleError, named
 from gdn_codegen.schedule.contract import Contract

@@ -14,10 +14,10 @@ from gdn_codegen.emit import tilelang as emitter
 from gdn_codegen.emit.base import EmitError
 from gdn_codegen.ir.core import Op
 from gdn_codegen.ir.ops import OPS
-from gdn_codegen.runtime import check_tilelang
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import SCHEDULES
+from gdn_codegen.tools import check_tilelang
 
 pytest.importorskip("tilelang")
 LADDER = [[n] for n in (1, 17, 31, 33, 63, 64, 65, 129)] + [[0], [33, 0, 64, 1], [0, 17, 17, 0]]

@@ -9,10 +9,11 @@ import pytest
 import torch
 from reference import call, problem
 
-from gdn_codegen.runtime import check_tilelang, dispatch
 from gdn_codegen.runtime.build import Build, lowered, render
+from gdn_codegen.runtime.call import choose
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import SCHEDULES, Schedule
+from gdn_codegen.tools import check_tilelang
 
 pytest.importorskip("tilelang")
 BUILDS = {b.name: b for b in (
@@ -127,30 +128,30 @@ def test_an_architecture_of_another_target_is_refused():
     ({}, "fused", "gdn_c64_bthd"),
     ({}, "walk", "gdn_c64_bthd_walk"), ({"target": "triton"}, None, "gdn_c64_bthd")])
 def test_ops_pick_the_architecture_of_the_gpu_where_it_fits(monkeypatch, changes, schedule, name):
-    monkeypatch.setattr(dispatch, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(dispatch, "choice", dispatch.choice.__wrapped__)  # not kept for other tests
+    monkeypatch.setattr(choose, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(choose, "choice", choose.choice.__wrapped__)  # not kept for other tests
     q = torch.empty(1, 3, 2, changes.get("K", 128), dtype=changes.get("dtype", torch.float16))
-    b = dispatch.build_for("gated_delta_rule", q, q.new_empty(1, 3, 4, 128), changes.get("target", "tilelang"),
+    b = choose.build_for("gated_delta_rule", q, q.new_empty(1, 3, 4, 128), changes.get("target", "tilelang"),
                       changes.get("chunk_size", 64), "bthd", schedule)
     assert b.name == name
 
 
 def test_few_walks_are_split_into_parts(monkeypatch):
     """Where sequences times value heads fill half of the GPU at most; value heads of one key head come together."""
-    monkeypatch.setattr(dispatch, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(dispatch, "units", lambda device: 16)
-    monkeypatch.setattr(dispatch, "choice", dispatch.choice.__wrapped__)
+    monkeypatch.setattr(choose, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(choose, "units", lambda device: 16)
+    monkeypatch.setattr(choose, "choice", choose.choice.__wrapped__)
     q, v = torch.empty(2, 3, 2, 128, dtype=torch.float16), torch.empty(2, 3, 4, 128, dtype=torch.float16)
-    names = [dispatch.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, n).name for n in (None, 2, 3)]
+    names = [choose.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, n).name for n in (None, 2, 3)]
     two = "gdn_c64_bthd_walk_valueheads2_decay_sm90a"
     assert names == [two, two, "gdn_c64_bthd_fused_walk_sm90a"]
     v = torch.empty(2, 3, 6, 128, dtype=torch.float16)  # three a key head
-    assert dispatch.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, 1).name == \
+    assert choose.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, 1).name == \
         "gdn_c64_bthd_decay_sm90a"
 
 
 def test_other_gpus_and_the_cpu_take_portable_text():
-    assert dispatch.architecture(torch.device("cpu")) == ""
+    assert choose.architecture(torch.device("cpu")) == ""
 
 
 def test_a_kernel_whose_products_wait_for_each_other_is_warned_of():

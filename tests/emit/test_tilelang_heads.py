@@ -7,11 +7,11 @@ import pytest
 import torch
 from reference import TOLERANCE, check, expected, in_parts, module, passed, problem
 
-from gdn_codegen.runtime import check_tilelang
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import SCHEDULES, named
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.tools import check_tilelang
 
 pytest.importorskip("tilelang")
 RAGGED = [33, 0, 64, 1, 0, 70]

@@ -8,11 +8,12 @@ from reference import check, problem
 
 from gdn_codegen.emit.base import EmitError
 from gdn_codegen.ir.core import Op
-from gdn_codegen.runtime import check_tilelang
+from gdn_codegen.passes.storage import place
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.roofline import costs
-from gdn_codegen.schedule import SCHEDULES, ScheduleError, place
+from gdn_codegen.schedule import SCHEDULES, ScheduleError
+from gdn_codegen.tools import check_tilelang
 
 pytest.importorskip("tilelang")
 

@@ -188,7 +188,7 @@ def test_mutation_fails(schedule, find, put):
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
 def test_compiles_for_hopper_and_mi300(tmp_path, schedule):
     """After the interpreter ran in this process, and at the sizes of models."""
-    from gdn_codegen.runtime.check_triton import compiled
+    from gdn_codegen.tools.check_triton import compiled
     check(function(), problem([3], 1, 1, 16, 32))
     path = tmp_path / f"aot_{schedule}.py"
     path.write_text(render(Build("triton", schedule=schedule)))

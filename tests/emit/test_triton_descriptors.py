@@ -44,8 +44,8 @@ def test_they_end_with_their_sequence(layout):
 
 
 def test_compiled_for_gpus():
-    from gdn_codegen.runtime.check_triton import compiled
     from gdn_codegen.runtime.load import cached
+    from gdn_codegen.tools.check_triton import compiled
     for partition in (None, "decay"):
         path = cached(build(sizes=(32, 128, 128), stages=3, partition=partition))
         found = compiled(path, ("sm_90", "gfx942", "gfx950"), ["o_S"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gdn_codegen.runtime import pto_sim
+from gdn_codegen import pto_sim
 
 HERE = Path(__file__).parent
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdn_codegen.runtime.pto_sim import BOTH, INPUT, OUTPUT, WORKSPACE, PtoSimError, driver_text, launch, trace
+from gdn_codegen.pto_sim import BOTH, INPUT, OUTPUT, WORKSPACE, PtoSimError, driver_text, launch, trace
 
 
 @pytest.fixture(scope="module")

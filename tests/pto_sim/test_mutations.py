@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdn_codegen.runtime import pto_sim
-from gdn_codegen.runtime.pto_sim import INPUT, OUTPUT, WORKSPACE, PtoSimError, launch
+from gdn_codegen import pto_sim
+from gdn_codegen.pto_sim import INPUT, OUTPUT, WORKSPACE, PtoSimError, launch
 
 SOURCE = (Path(__file__).parent / "good.cpp").read_text()
 

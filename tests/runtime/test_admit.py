@@ -15,8 +15,9 @@ from gdn_codegen.emit.page import page_text
 from gdn_codegen.host import check
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, log, lower, maximum, row_norm, row_sum, sigmoid
 from gdn_codegen.ir.interpret import Problem, interpret
-from gdn_codegen.runtime import admit, calls, dispatch, load
+from gdn_codegen.runtime import admit, load
 from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.runtime.call import choose, launch
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import changes, varied
 from gdn_codegen.schedule.contract import Contract
@@ -154,10 +155,10 @@ def op(monkeypatch, tmp_path):
 
     def forget():
         admit.forget()
-        calls.forget()
+        launch.forget()
         load.module.cache_clear()
-        dispatch.choice.cache_clear()
-        dispatch._refused.clear()
+        choose.choice.cache_clear()
+        choose._refused.clear()
 
     monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path))
     monkeypatch.setenv("GDN_CODEGEN_ADMIT", "1")
@@ -235,7 +236,7 @@ def test_a_refused_build_gives_way_to_the_next_which_is_said_once(op):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert right(x, op(*a)[0])
-    choice = dispatch.explained(*dispatch.key("gated_delta_rule", a[0], a[2], "tilelang", 16, "bthd", None))
+    choice = choose.explained(*choose.key("gated_delta_rule", a[0], a[2], "tilelang", 16, "bthd", None))
     assert changes(choice.build.plan) and "not gdn_c16_bthd_k16v16" in str(choice)
 
 
@@ -251,7 +252,7 @@ def test_a_named_schedule_gets_the_error_again_and_again(op):
 def test_where_every_build_is_wrong_the_call_says_so(op, monkeypatch):
     _, a = inputs()
     op.broken.add("fused")
-    monkeypatch.setattr(dispatch, "PORTABLE", (("fused", {}),))
+    monkeypatch.setattr(choose, "PORTABLE", (("fused", {}),))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(admit.Refused):
@@ -269,7 +270,7 @@ def test_a_capture_neither_tries_nor_settles(op, monkeypatch):
     x, a = inputs()
     op.broken.add("fused")
     with monkeypatch.context() as m:
-        for module in (admit, calls):
+        for module in (admit, launch):
             m.setattr(module, "captures", lambda device: True)
         for _ in range(3):
             op(*a)

@@ -9,12 +9,12 @@ from reference import rms_error
 
 from gdn_codegen.cli import main
 from gdn_codegen.ir import interpret
-from gdn_codegen.runtime import bench_errors, bench_gpu
 from gdn_codegen.runtime.build import Build, lowered
-from gdn_codegen.runtime.peers import PEERS
-from gdn_codegen.runtime.problems import problem, reference, worst
-from gdn_codegen.runtime.shapes import Shape
 from gdn_codegen.schedule import varied
+from gdn_codegen.tools import bench_errors, bench_gpu
+from gdn_codegen.tools.peers import PEERS
+from gdn_codegen.tools.problems import problem, reference, worst
+from gdn_codegen.tools.shapes import Shape
 
 SMALL = ["--head-dim-k", "32", "--head-dim-v", "16", "--chunk", "16", "--tokens", "50", "--heads", "1/2"]
 

@@ -13,15 +13,16 @@ from reference import expected
 
 from gdn_codegen import ops
 from gdn_codegen.cli import main
-from gdn_codegen.runtime import bench_gpu, choices, dispatch
-from gdn_codegen.runtime.bench_gpu import attribute, medians
 from gdn_codegen.runtime.build import Build, lowered
-from gdn_codegen.runtime.peers import PEERS, Absent, Refused
-from gdn_codegen.runtime.problems import GATES, errors, problem, reference
+from gdn_codegen.runtime.call import choose, tables
 from gdn_codegen.runtime.roofline import Ceilings, costs
-from gdn_codegen.runtime.shapes import Shape, shapes
 from gdn_codegen.schedule import SCHEDULES
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.tools import bench_gpu
+from gdn_codegen.tools.bench_gpu import attribute, medians
+from gdn_codegen.tools.peers import PEERS, Absent, Refused
+from gdn_codegen.tools.problems import GATES, errors, problem, reference
+from gdn_codegen.tools.shapes import Shape, shapes
 
 ROOT = Path(__file__).parents[2]
 RAGGED = Shape("ragged", (100, 30), 2, 4)
@@ -350,7 +351,7 @@ def test_auto_is_what_the_op_chooses(gpu, monkeypatch, tmp_path, capsys):
     (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     x = small(Shape("a", (20,), 1, 1), K=32, V=32)
     q, v = (t.transpose(1, 2) for t in (x.q, x.v))
-    want = dispatch.build_for("gated_delta_rule", q, v, "triton", None, "bhtd", None, 1, choices.UNIT)
+    want = choose.build_for("gated_delta_rule", q, v, "triton", None, "bhtd", None, 1, tables.UNIT)
     assert (row["who"], row["note"]) == ("triton auto", want.name) and "bhtd" in want.name and "error" not in row
     assert row["kernels"][0]["name"] in [k.name for k in lowered(want).kernels]
     told = {tuple(o[n] for n in ("target", "layout", "chunk_size", "unit_keys")) for o in called}

@@ -1,8 +1,8 @@
 """The table and the plots of `bench`, of rows as a run writes them."""
 import pytest
 
-from gdn_codegen.runtime import plots
-from gdn_codegen.runtime.bench_table import table
+from gdn_codegen.tools import plots
+from gdn_codegen.tools.bench_table import table
 
 
 @pytest.fixture

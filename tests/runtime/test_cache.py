@@ -9,10 +9,12 @@ import time
 
 import pytest
 
+from gdn_codegen import pto_sim
 from gdn_codegen.cli import main
-from gdn_codegen.runtime import cache, cache_command, pto_sim, targets
+from gdn_codegen.runtime import cache, targets
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import cached, import_path
+from gdn_codegen.tools import cache_command
 
 #: Stands in for a compiler: writes down that it ran, takes a while, and makes what it is asked for.
 COMPILER = f"""#!{sys.executable}
@@ -113,7 +115,7 @@ def test_a_lock_that_was_removed_holds_nobody_apart_from_its_next_holder(tmp_pat
 
 # --- PTO -------------------------------------------------------------------------------------------------------------
 def test_the_simulators_engine_is_compiled_once_and_mended(folder, compiler):
-    code = "from gdn_codegen.runtime import pto_sim; print(pto_sim.runtime_object())"
+    code = "from gdn_codegen import pto_sim; print(pto_sim.runtime_object())"
     many = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     (engine,) = {p.communicate()[0].strip() for p in many}
     assert compiler() == 1 and engine == str(pto_sim.runtime_object())
@@ -205,7 +207,7 @@ def full(folder, compiler):
     """A cache with something of each kind, and what is not the package's."""
     b = cached(Build("triton", 16, head_dim_k=16, head_dim_v=16))
     engine = pto_sim.runtime_object()
-    chain = cache.made(folder / "chain" / f"chain_{'0' * 16}.so", lambda to: to.write_text("x" * 2048))
+    chain = cache.made(folder / "native_launcher" / f"native_launcher_{'0' * 16}.so", lambda to: to.write_text("x" * 2048))
     table = cache.write(folder / "choices" / "x" / "triton_gdn_codegen-0_torch-0.json", "{}")
     ours = [b, engine, chain, table, folder / "pto" / f"{cache.MAKING}{'1' * 24}_cpu.so"]
     ours[-1].mkdir()
@@ -222,7 +224,7 @@ def test_list_says_what_lies_there_and_how_large_it_is(full, folder, capsys):
     out = capsys.readouterr().out
     assert out.startswith(f"{folder}\n") and all(str(x.relative_to(folder)) in out for x in ours)
     assert not any(str(x.relative_to(folder)) in out for x in theirs)
-    assert "   2.0 KiB  chain/chain_0000000000000000.so\n" in out and out.endswith(" in all\n")
+    assert "   2.0 KiB  native_launcher/native_launcher_0000000000000000.so\n" in out and out.endswith(" in all\n")
 
 
 def test_clear_removes_what_is_the_packages_and_says_so(full, folder, capsys):
@@ -240,8 +242,9 @@ def test_clear_removes_what_is_the_packages_and_says_so(full, folder, capsys):
 def test_clear_leaves_what_a_process_makes(full, capsys):
     ours, _ = full
     with cache.lock(ours[2]):
-        assert main(["cache", "clear", "chain"]) == 0
-    assert ours[2].exists() and ours[1].exists() and "left, since a process makes it: chain/chain_" in capsys.readouterr().out
+        assert main(["cache", "clear", "native_launcher"]) == 0
+    assert ours[2].exists() and ours[1].exists()
+    assert "left, since a process makes it: native_launcher/native_launcher_" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words, said", [

@@ -5,15 +5,15 @@ import pytest
 
 from gdn_codegen import options
 from gdn_codegen.cli import main
-from gdn_codegen.runtime import check as checks
-from gdn_codegen.runtime import dispatch
 from gdn_codegen.runtime.build import Build, render
-from gdn_codegen.runtime.check import check
+from gdn_codegen.runtime.call import choose
 from gdn_codegen.schedule import SCHEDULES
+from gdn_codegen.tools import check as checks
+from gdn_codegen.tools.check import check
 
 pytest.importorskip("triton")
-from gdn_codegen.runtime import check_triton
-from gdn_codegen.runtime.check_triton import UNITS, Compiled, compiled
+from gdn_codegen.tools import check_triton
+from gdn_codegen.tools.check_triton import UNITS, Compiled, compiled
 
 SMALL = dict(head_dim_k=16, head_dim_v=16)
 
@@ -47,7 +47,7 @@ def test_a_table_of_kernels_and_architectures(tmp_path):
 @pytest.mark.parametrize("few", [False, True])
 def test_what_the_op_takes_fits_every_gpu(few, tmp_path):
     """The walk of calls that leave schedule and chunk open, whole and in parts, at K = V = 128."""
-    b, _ = next(dispatch.modelled(Build("triton"), "", few, (0, 0, 0), None))
+    b, _ = next(choose.modelled(Build("triton"), "", few, (0, 0, 0), None))
     arches = tuple(UNITS)[few::2]
     found = compiled(written(tmp_path, b), arches, ["o_S"])
     assert b.chunk == 32 and [c.arch for c in found] == list(arches) and all(c.shared > 30_000 for c in found)

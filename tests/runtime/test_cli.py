@@ -7,8 +7,8 @@ import pytest
 
 import gdn_codegen
 from gdn_codegen import cli
-from gdn_codegen.runtime import bench_errors, bench_pto, report, tune
-from gdn_codegen.runtime.shapes import SHAPES
+from gdn_codegen.tools import bench_errors, bench_pto, report, tune
+from gdn_codegen.tools.shapes import SHAPES
 
 ROOT = Path(__file__).parents[2]
 PTO, GPU = ["bench", "--target", "pto", "--schedule", "fused"], ["bench", "--target", "triton", "--schedule", "fused"]

@@ -4,9 +4,9 @@ import torch
 from reference import check, expected, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime import calls, choices, decoding, dispatch
 from gdn_codegen.runtime.build import TARGETS, Build
-from gdn_codegen.runtime.choices import DECODE, Extent, Row
+from gdn_codegen.runtime.call import choose, choose_decode, launch, tables
+from gdn_codegen.runtime.call.tables import DECODE, Extent, Row
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract
@@ -60,11 +60,11 @@ def test_split_columns_compute_the_same(target):
 
 
 def test_a_step_that_does_not_fit_in_one_kernel_runs_by_another_schedule(monkeypatch):
-    monkeypatch.setattr(decoding, "build", lambda *wanted: None)
-    calls.forget()
+    monkeypatch.setattr(choose_decode, "build", lambda *wanted: None)
+    launch.forget()
     op = lambda *a, **o: recurrent_gated_delta_rule(*a, **o, target="triton" if "triton" in HERE else HERE[0])
     check(op, problem([2, 5], 1, 2, 32, 32))
-    calls.forget()
+    launch.forget()
 
 
 # --- which build serves a step ----------------------------------------------------------------------------------------
@@ -77,23 +77,23 @@ MANY = Extent(16, 32, 256, 256)
 @pytest.fixture
 def gpu(monkeypatch):
     """A CPU that passes for an H200 with both toolchains, and no rows but those that a test gives."""
-    monkeypatch.setattr(decoding, "names", lambda device: H200)
-    monkeypatch.setattr(decoding, "units", lambda device: 132)
-    monkeypatch.setattr(decoding, "choice", decoding.choice.__wrapped__)
+    monkeypatch.setattr(choose_decode, "names", lambda device: H200)
+    monkeypatch.setattr(choose_decode, "units", lambda device: 132)
+    monkeypatch.setattr(choose_decode, "choice", choose_decode.choice.__wrapped__)
     there = ["triton", "tilelang"]
-    monkeypatch.setattr(decoding, "runs", lambda target, device: target in there)
+    monkeypatch.setattr(choose_decode, "runs", lambda target, device: target in there)
     rows = []
-    monkeypatch.setattr(choices, "rows", lambda devices, table: tuple(r for r in rows if r.table == table))
+    monkeypatch.setattr(tables, "rows", lambda devices, table: tuple(r for r in rows if r.table == table))
     return rows, there
 
 
 def ask(x=MANY, target="auto", contract=POOL, K=128, V=128, dtype=torch.bfloat16):
     n = x.tokens // x.sequences
-    return decoding.build("gated_delta_rule", dtype, torch.device("cuda"), (x.sequences, n, x.H, K), (x.sequences, n, x.HV, V),
-                          target, 16, "bthd", None, None, contract)
+    shapes = (x.sequences, n, x.H, K), (x.sequences, n, x.HV, V)
+    return choose_decode.build("gated_delta_rule", dtype, torch.device("cuda"), *shapes, target, 16, "bthd", None, None, contract)
 
 
-def row(target, ms, extent=MANY, model_ms=0.4, contract=POOL, chunk=16, source=choices.PACKAGE, **fields):
+def row(target, ms, extent=MANY, model_ms=0.4, contract=POOL, chunk=16, source=tables.PACKAGE, **fields):
     about = Build(target, chunk, schedule=varied("fused", **fields), dtype="bfloat16", contract=contract)
     return Row("NVIDIA H200", about, extent, ms, model_ms, source, "sm_90 x 132", DECODE)
 
@@ -130,7 +130,7 @@ def test_rows_of_prefill_are_none_of_decoding_nor_these_of_prefill(gpu):
     rows, _ = gpu
     rows += [row("tilelang", 0.1), Row("NVIDIA H200", Build("tilelang", contract=POOL), MANY, 0.1, table="tilelang")]
     assert ask().chunk == 16
-    near = choices.near(H200, Build("tilelang", dtype="bfloat16", contract=POOL), MANY.shape_class, None)
+    near = tables.near(H200, Build("tilelang", dtype="bfloat16", contract=POOL), MANY.shape_class, None)
     assert [r.table for r in near] == ["tilelang"]
 
 
@@ -155,8 +155,8 @@ def test_a_row_that_does_not_fit_is_passed_over(gpu):
     ("tilelang", 256, 256, [(1, 16), (500, 16)]), ("pto", 128, 128, [(1, 0), (500, 0)])])
 def test_columns_are_split_until_walks_fill_the_gpu_and_registers_hold_them(target, K, V, wanted):
     b = Build(target, 16, head_dim_k=K, head_dim_v=V)
-    assert [(n, next(decoding.columns(b, n, 132))) for n, _ in wanted] == wanted
-    assert next(decoding.columns(b, 1, 0)) == 0
+    assert [(n, next(choose_decode.columns(b, n, 132))) for n, _ in wanted] == wanted
+    assert next(choose_decode.columns(b, 1, 0)) == 0
 
 
 def test_tilelang_on_a_gpu_holds_a_state_as_it_lies(gpu):
@@ -168,7 +168,7 @@ def test_tilelang_on_a_gpu_holds_a_state_as_it_lies(gpu):
 def test_the_models_first_plan_that_fits_is_taken(gpu):
     for K, V in ((96, 96), (256, 256), (36, 100)):
         for target in ("triton", "tilelang"):
-            assert dispatch.fits(ask(target=target, K=K, V=V)), (target, K, V)
+            assert choose.fits(ask(target=target, K=K, V=V)), (target, K, V)
 
 
 def test_a_target_that_there_is_not_is_refused(gpu):

@@ -8,9 +8,9 @@ import torch
 from reference import call, expected, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule
-from gdn_codegen.runtime import calls, choices, dispatch
 from gdn_codegen.runtime.build import Build
-from gdn_codegen.runtime.choices import Extent, Row
+from gdn_codegen.runtime.call import choose, launch, tables
+from gdn_codegen.runtime.call.tables import Extent, Row
 from gdn_codegen.schedule import Schedule, ScheduleError, changes, varied
 from gdn_codegen.schedule.contract import PLAIN, Contract
 
@@ -26,31 +26,31 @@ LONG = Extent(16, 16, 1, 32768)
 @pytest.fixture
 def gpu(monkeypatch, tmp_path):
     """A CPU that passes for an H200 with no tables but those that a test gives."""
-    monkeypatch.setattr(dispatch, "names", lambda device: H200)
-    monkeypatch.setattr(dispatch, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(dispatch, "units", lambda device: 132)
-    monkeypatch.setattr(dispatch, "choice", dispatch.choice.__wrapped__)
+    monkeypatch.setattr(choose, "names", lambda device: H200)
+    monkeypatch.setattr(choose, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(choose, "units", lambda device: 132)
+    monkeypatch.setattr(choose, "choice", choose.choice.__wrapped__)
     monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path))
     found = []
-    monkeypatch.setattr(choices, "rows", lambda devices, target: tuple(r for r in found if r.about.target == target))
+    monkeypatch.setattr(tables, "rows", lambda devices, target: tuple(r for r in found if r.about.target == target))
     return found
 
 
 def ask(extent=LONG, target="tilelang", chunk=None, schedule=None, dtype=torch.float16, contract=PLAIN, K=128, V=128,
         layout="bthd"):
     shape = lambda h, d: torch.empty(1, extent.tokens, h, d, dtype=dtype, device="meta")
-    key = dispatch.key("gated_delta_rule", shape(extent.H, K), shape(extent.HV, V), target, chunk, layout, schedule,
+    key = choose.key("gated_delta_rule", shape(extent.H, K), shape(extent.HV, V), target, chunk, layout, schedule,
                        extent.sequences, contract)
-    return dispatch.explained(*key)
+    return choose.explained(*key)
 
 
-def row(b=PARTS, extent=LONG, ms=0.3, model_ms=0.4, source=choices.PACKAGE, device="NVIDIA H200"):
+def row(b=PARTS, extent=LONG, ms=0.3, model_ms=0.4, source=tables.PACKAGE, device="NVIDIA H200"):
     return Row(device, b, extent, ms, model_ms, source, "sm_90 x 132", b.target)
 
 
 @pytest.mark.parametrize("n, want", [(0, 0), (1, 0), (2, 1), (3, 2), (5, 2), (6, 3), (45, 5), (46, 6), (32768, 15)])
 def test_the_nearest_power_of_two_by_ratio(n, want):
-    assert choices.power(n) == want
+    assert tables.power(n) == want
 
 
 def test_a_row_serves_its_class_and_those_one_step_away(gpu):
@@ -71,7 +71,7 @@ def test_the_nearest_row_wins_then_the_users_then_the_larger_gain(gpu):
     assert ask(LONG).build == PARTS and ask(twice).build == STAGES
     gpu.append(row(STAGES, LONG, ms=0.1))
     assert ask(LONG).build == STAGES
-    gpu.append(row(PARTS, twice, ms=0.39, source=choices.USER))
+    gpu.append(row(PARTS, twice, ms=0.39, source=tables.USER))
     assert ask(LONG).build == ANY_PARTS and ask(twice).build == PARTS
 
 
@@ -92,7 +92,7 @@ def test_rows_are_for_their_inputs_alone(gpu, other):
 
 
 def test_rows_for_16_bit_serve_both_dtypes_and_those_for_unit_keys_what_normalises_them(gpu):
-    gpu += [row(), row(replace(PARTS, contract=choices.UNIT), ms=0.1)]
+    gpu += [row(), row(replace(PARTS, contract=tables.UNIT), ms=0.1)]
     found = ask(dtype=torch.bfloat16)
     assert found.build.dtype == "bfloat16" and "table" in str(found)
     assert "0.1 ms" in str(ask(contract=Contract.parse("k=l2norm,q=l2norm"))) and "0.1 ms" not in str(ask())
@@ -115,7 +115,7 @@ def test_outside_of_tables_the_model_chooses_and_says_why(gpu):
 
 
 def test_triton_without_a_gpu_is_one_kernel_of_the_usual_chunk(gpu, monkeypatch):
-    monkeypatch.setattr(dispatch, "units", lambda device: 0)
+    monkeypatch.setattr(choose, "units", lambda device: 0)
     assert ask(target="triton").build == Build("triton")
 
 
@@ -156,9 +156,9 @@ def test_what_does_not_fit_is_passed_over_with_its_reason(gpu):
 
 
 def test_candidates_are_tried_in_order(gpu, monkeypatch):
-    monkeypatch.setattr(dispatch, "architecture", lambda device: "")
+    monkeypatch.setattr(choose, "architecture", lambda device: "")
     refused = {"fused": "too large", "fused64": "also too large"}
-    monkeypatch.setattr(dispatch, "unfit", lambda b: refused.get(b.plan.name + str(b.plan.v_block or ""), ""))
+    monkeypatch.setattr(choose, "unfit", lambda b: refused.get(b.plan.name + str(b.plan.v_block or ""), ""))
     got = ask()
     assert got.build.plan == varied("fused", v_block=32)
     assert [reason for what, reason in got.why if what.startswith("not ")] == ["too large", "also too large"]
@@ -171,9 +171,9 @@ def test_what_has_no_room_on_hopper_is_refused_with_the_chunks_that_would(gpu, m
     said = rf"^chunk_size: got 128, with K = {K}, V = {V} in {str(dtype)[6:]}; accepted: 16, 32, 64 \(.* bytes"
     with pytest.raises(ValueError, match=said):
         ask(chunk=128, **x)
-    assert dispatch.fits(ask(chunk=64, **x).build)
+    assert choose.fits(ask(chunk=64, **x).build)
     assert ask(chunk=128, schedule="staged", **x).build.chunk == 128  # what is asked for is not looked at
-    monkeypatch.setattr(dispatch, "architecture", lambda device: "")  # another GPU or a CPU: building says what is wrong
+    monkeypatch.setattr(choose, "architecture", lambda device: "")  # another GPU or a CPU: building says what is wrong
     assert ask(chunk=128, **x).build.chunk == 128
 
 
@@ -181,14 +181,14 @@ def test_what_has_no_room_on_hopper_is_refused_with_the_chunks_that_would(gpu, m
 def test_which_gpus_are_hopper(capability, hip, want, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
-    assert dispatch.architecture.__wrapped__(torch.device("cuda")) == want
+    assert choose.architecture.__wrapped__(torch.device("cuda")) == want
 
 
 def test_where_no_chunk_fits_the_sizes_are_said(gpu, monkeypatch):
-    monkeypatch.setattr(dispatch, "unfit", lambda b: "too large")
+    monkeypatch.setattr(choose, "unfit", lambda b: "too large")
     with pytest.raises(ValueError, match=r"V = 128 in float16; accepted: none for these K and V \(too large"):
         ask()
-    monkeypatch.setattr(dispatch, "architecture", lambda device: "")
+    monkeypatch.setattr(choose, "architecture", lambda device: "")
     assert ask().build == BASE
 
 
@@ -196,10 +196,10 @@ def test_rows_for_the_contract_come_before_plain_ones_which_still_serve(gpu):
     raw = Contract.parse("beta=sigmoid")
     gpu += [row(PARTS, ms=0.1), row(replace(STAGES, contract=raw))]
     devices, cls = H200, LONG.shape_class
-    order = choices.near(devices, replace(BASE, contract=raw), cls, None)
+    order = tables.near(devices, replace(BASE, contract=raw), cls, None)
     assert [r.about.contract for r in order] == [raw, Contract()]
-    assert [r.about.contract for r in choices.near(devices, BASE, cls, None)] == [Contract()]
-    first = next(dispatch.measured(replace(BASE, contract=raw), "sm_90a", devices, cls, None))[0]
+    assert [r.about.contract for r in tables.near(devices, BASE, cls, None)] == [Contract()]
+    first = next(choose.measured(replace(BASE, contract=raw), "sm_90a", devices, cls, None))[0]
     assert first.contract == raw
 
 
@@ -207,9 +207,9 @@ def test_rows_for_the_contract_come_before_plain_ones_which_still_serve(gpu):
 def test_a_row_takes_as_many_value_heads_together_as_a_key_head_has(gpu, shared, want):
     """A class of shapes has 3 value heads a key head beside 4."""
     gpu.append(row(replace(PARTS, schedule=replace(PARTS.plan, value_heads=4))))
-    chosen = next(dispatch.measured(BASE, "sm_90a", H200, LONG.shape_class, None, shared))[0]
+    chosen = next(choose.measured(BASE, "sm_90a", H200, LONG.shape_class, None, shared))[0]
     assert chosen.plan == replace(PARTS.plan, value_heads=want)
-    assert [choices.Extent(h, hv, 1, 64).shared for h, hv in ((1, 1), (1, 3), (2, 4), (1, 6), (4, 16), (1, 8), (1, 12))] == \
+    assert [tables.Extent(h, hv, 1, 64).shared for h, hv in ((1, 1), (1, 3), (2, 4), (1, 6), (4, 16), (1, 8), (1, 12))] == \
         [1, 1, 2, 2, 4, 4, 4]
 
 
@@ -227,29 +227,29 @@ def test_rows_survive_json():
     own = varied("walk", form="direct", kernels=(("G", "Tinv", "beta"), ("o", "S")))
     rows = (row(), row(STAGES), row(replace(STAGES, contract=Contract.parse("g=raw"))), row(replace(STAGES, schedule=own)))
     table = {"device": "NVIDIA H200", "kind": "sm_90 x 132", "target": "tilelang", "versions": {},
-             "rows": [choices.as_json(r) for r in rows]}
-    assert choices.from_json(json.loads(json.dumps(table)), choices.PACKAGE) == rows
+             "rows": [tables.as_json(r) for r in rows]}
+    assert tables.from_json(json.loads(json.dumps(table)), tables.PACKAGE) == rows
 
 
 def test_the_packages_tables_can_be_read_and_name_builds_that_fit():
-    paths = sorted(choices.PACKAGED.glob("*.json"))
+    paths = sorted(tables.PACKAGED.glob("*.json"))
     assert paths
     for path in paths:
-        for r in choices.from_json(json.loads(path.read_text()), choices.PACKAGE):
-            assert not dispatch.unfit(r.about), r
+        for r in tables.from_json(json.loads(path.read_text()), tables.PACKAGE):
+            assert not choose.unfit(r.about), r
 
 
 def test_a_table_that_is_broken_costs_a_warning_and_no_call(tmp_path):
     path = tmp_path / "table.json"
-    row = choices.as_json(choices.Row("x", Build("tilelang"), choices.Extent(2, 4, 1, 64), 1.0))
+    row = tables.as_json(tables.Row("x", Build("tilelang"), tables.Extent(2, 4, 1, 64), 1.0))
     head = dict(device="x", target="tilelang")
     path.write_text(json.dumps({**head, "rows": [row]}))
-    assert len(choices.read(path, choices.USER)) == 1
+    assert len(tables.read(path, tables.USER)) == 1
     bad = [dict(ms="fast"), dict(ms=None), dict(ms=0), dict(model_ms=float("nan")), dict(H="1"), dict(HV=-2), dict(tokens=40.5)]
     for text in ("{", "[]", "[" * 100000, *(json.dumps({**head, "rows": [x]}) for x in ({}, *(row | y for y in bad)))):
         path.write_text(text)
         with pytest.warns(UserWarning, match=r"table\.json is no table of choices"):
-            assert choices.read(path, choices.USER) == ()
+            assert tables.read(path, tables.USER) == ()
 
 
 def test_a_users_table_serves_the_op_from_its_second_start(tmp_path, monkeypatch, capsys):
@@ -261,9 +261,9 @@ def test_a_users_table_serves_the_op_from_its_second_start(tmp_path, monkeypatch
     r = Row("cpu", b, Extent(1, 2, 1, 40), 1.0)
 
     def start():
-        calls.forget()
-        dispatch.choice.cache_clear()
-        choices.rows.cache_clear()
+        launch.forget()
+        choose.choice.cache_clear()
+        tables.rows.cache_clear()
 
     def run():
         start()
@@ -272,11 +272,11 @@ def test_a_users_table_serves_the_op_from_its_second_start(tmp_path, monkeypatch
         return capsys.readouterr().err
 
     assert "chosen by model" in run()
-    path = choices.own_path("cpu", "triton")
+    path = tables.own_path("cpu", "triton")
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"device": "cpu", "target": "triton", "rows": [choices.as_json(r)]}))
+    path.write_text(json.dumps({"device": "cpu", "target": "triton", "rows": [tables.as_json(r)]}))
     assert f"{b.name}: chosen by table: the user's table of cpu" in run()
-    monkeypatch.setattr(choices, "versions", lambda target: {"torch": "another"})
+    monkeypatch.setattr(tables, "versions", lambda target: {"torch": "another"})
     assert "chosen by model" in run()
     start()
 

@@ -206,7 +206,7 @@ def test_each_row_has_a_trial_and_each_trial_a_row():
 
 def test_values_on_a_gpu_are_read_in_debug_mode_only(monkeypatch):
     """Rows with (*): what the kernels' own checks do is in test_runtime; here, that no tensor elsewhere is read."""
-    from gdn_codegen.runtime import arguments as checks
+    from gdn_codegen.runtime.call import normalise as checks
     elsewhere = torch.zeros(2, dtype=torch.int32, device="meta")
     assert not checks.reads(elsewhere) and checks.reads(cu(0, 1), None)
     monkeypatch.setenv("GDN_CODEGEN_CHECK", "1")

@@ -10,8 +10,9 @@ from reference import call, check, expected, module, problem, rms_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gdn_codegen import chunk_gated_delta_rule
-from gdn_codegen.runtime import calls, dispatch
 from gdn_codegen.runtime.build import TARGETS, Build, render
+from gdn_codegen.runtime.call import choose
+from gdn_codegen.runtime.call import launch as calls
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 
@@ -306,7 +307,7 @@ def test_the_op_is_looked_up_once(monkeypatch):
     calls.forget()
     want = expected(x)
     o, _ = call(chunk_gated_delta_rule, x)
-    for where, n in ((dispatch, "choose"), (dispatch, "Build"), (calls, "module")):
+    for where, n in ((choose, "choose"), (choose, "Build"), (calls, "module")):
         monkeypatch.setattr(where, n, lambda *a, n=n: pytest.fail(f"{n} ran again"))
     again, _ = call(chunk_gated_delta_rule, x)
     assert torch.equal(o, again) and rms_error(o, want[0]) < 5e-3

@@ -6,8 +6,8 @@ import torch
 from reference import expected, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime.library import gated_delta_rule
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.runtime.torch_library import gated_delta_rule
 from gdn_codegen.schedule import named
 
 pytestmark = pytest.mark.skipif(not runs("triton", "cpu"), reason="needs triton")

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.call.aliasing import shared
 from gdn_codegen.runtime.load import module
-from gdn_codegen.runtime.memory import shared
 
 MEMORY = torch.zeros(4096, dtype=torch.float16)
 

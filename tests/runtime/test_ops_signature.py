@@ -8,8 +8,9 @@ from reference import call, check, expected, problem, rms_error
 
 import gdn_codegen
 from gdn_codegen import chunk_gated_delta_rule
-from gdn_codegen.runtime import arguments, calls
 from gdn_codegen.runtime.build import TARGETS
+from gdn_codegen.runtime.call import launch
+from gdn_codegen.runtime.call import normalise as arguments
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import named
 
@@ -41,8 +42,8 @@ def said(monkeypatch):
         def get(self, *a):
             return None
 
-    monkeypatch.setattr(calls, "_serves", serves)
-    monkeypatch.setattr(calls, "_kept", Nothing())
+    monkeypatch.setattr(launch, "_serves", serves)
+    monkeypatch.setattr(launch, "_kept", Nothing())
     return seen
 
 

@@ -13,9 +13,9 @@ from gdn_codegen.ir.decays import log_decays
 from gdn_codegen.runtime.build import TARGETS, Build, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
-from gdn_codegen.runtime.verify import Case, inputs, reference, rms_error, run
 from gdn_codegen.schedule import Schedule
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.tools.verify import Case, inputs, reference, rms_error, run
 
 HERE = [t for t in TARGETS if runs(t, "cpu")]
 HEAD = '''import torch

@@ -4,8 +4,8 @@ import torch
 
 from gdn_codegen import options
 from gdn_codegen.cli import main
-from gdn_codegen.runtime import dispatch
 from gdn_codegen.runtime.build import DEFAULT_SCHEDULE, Build
+from gdn_codegen.runtime.call import choose
 from gdn_codegen.schedule.contract import PLAIN
 
 HOPPER = {"sm_90": "sm_90a", "gfx942": "", "sm_90a": "sm_90a"}
@@ -21,15 +21,15 @@ def built(*words):
                                   ["--dtype", "float32"]], ids=" ".join)
 def test_it_is_what_a_call_gets_there(target, gpu, more, monkeypatch):
     """By the op's own choice on such a device, for which no table has been written."""
-    monkeypatch.setattr(dispatch, "architecture", lambda device: HOPPER[gpu])
-    monkeypatch.setattr(dispatch, "names", lambda device: (f"a {gpu}",))
-    monkeypatch.setattr(dispatch, "_check_fits", lambda *a: None)
+    monkeypatch.setattr(choose, "architecture", lambda device: HOPPER[gpu])
+    monkeypatch.setattr(choose, "names", lambda device: (f"a {gpu}",))
+    monkeypatch.setattr(choose, "_check_fits", lambda *a: None)
     said = dict(zip(more[::2], more[1::2], strict=True))
     wide, dtype = int(said.get("--head-dim-k", 128)), getattr(torch, said.get("--dtype", "float16"))
-    dispatch.choice.cache_clear()
-    want = dispatch.choice("gated_delta_rule", dtype, torch.device("cuda"), None, wide, wide, target,
+    choose.choice.cache_clear()
+    want = choose.choice("gated_delta_rule", dtype, torch.device("cuda"), None, wide, wide, target,
                            64 if "--chunk" in said else None, "bthd", None, PLAIN, (0, 0, 0), "--partition" in said).build
-    dispatch.choice.cache_clear()
+    choose.choice.cache_clear()
     if target == "tilelang" and not want.arch:  # a module for Hopper alone there is none
         with pytest.raises(ValueError, match=r"arch: got 'sm_90a', for which nothing fits \(.*\); accepted: none, where the op "
                                              f"takes --schedule {want.plan.name} --chunk 64"):

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from gdn_codegen import chunk_gated_delta_rule, cli
-from gdn_codegen.runtime import cache, calls, check, load, plots, progress, targets, tune
-from gdn_codegen.runtime.compiling import DoesNotCompile, compiling
+from gdn_codegen.runtime import cache, load, progress, targets
+from gdn_codegen.runtime.call import launch
+from gdn_codegen.runtime.call.compiling import DoesNotCompile, compiling
 from gdn_codegen.runtime.progress import first_call, under_way
+from gdn_codegen.tools import check, plots, tune
 
 SMALL = ["--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16"]
 
@@ -56,7 +58,7 @@ def test_a_closed_stderr_stops_nothing():
 def test_a_target_that_did_not_run_is_no_pass(strict, monkeypatch, capsys):
     here = {"triton": "its package is missing: pip install x", "tilelang": "a C++ compiler is missing", "pto": ""}
     monkeypatch.setattr(targets, "lacks", lambda target, device: here[target])
-    monkeypatch.setattr("gdn_codegen.runtime.verify.lines", lambda builds, *a: iter([(b.target, True) for b in builds]))
+    monkeypatch.setattr("gdn_codegen.tools.verify.lines", lambda builds, *a: iter([(b.target, True) for b in builds]))
     assert cli.main(["verify", *["--strict"] * strict]) == strict
     *_, run, verdict = capsys.readouterr().out.splitlines()
     assert (run, verdict) == ("pto", "all comparisons that ran hold; not run: triton, tilelang")
@@ -84,7 +86,7 @@ def call(target):
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
 def test_a_package_that_is_missing_is_named_with_what_brings_it(target, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(targets, "_version", lambda name: "")
-    calls.forget()
+    launch.forget()
     with pytest.raises(ValueError, match=rf"target: got '{target}', .*pip install 'gdn_codegen\[{target}\]'"):
         call(target)
     assert check.missing(target) == f"pip install 'gdn_codegen[{target}]'"

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from gdn_codegen import pto_sim
 from gdn_codegen.cli import main
-from gdn_codegen.runtime import bench_pto, pto_sim
-from gdn_codegen.runtime.pto_sim import INPUT, OUTPUT, UNITS, WORKSPACE, PtoSimError, Step
-from gdn_codegen.runtime.pto_time import Interval, cost, cycles, first_use, replay, table
+from gdn_codegen.pto_sim import INPUT, OUTPUT, UNITS, WORKSPACE, PtoSimError, Step
+from gdn_codegen.tools import bench_pto
+from gdn_codegen.tools.pto_time import Interval, cost, cycles, first_use, replay, table
 
 CUBE, V0, V1 = "cube", "vector 0", "vector 1"
 LOAD, MUL = 560, 256  # a 64 x 128 float tile: TLOAD on MTE2, TMUL on V

@@ -14,11 +14,11 @@ from reference import call, check, problem
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.cli import main
 from gdn_codegen.runtime import cache, load, targets
-from gdn_codegen.runtime.ahead import fresh
 from gdn_codegen.runtime.build import TARGETS, Build, render
 from gdn_codegen.runtime.load import function, import_path, write
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
+from gdn_codegen.tools.compile_ahead import fresh
 
 ROOT = Path(__file__).parents[2]
 HERE = [t for t in TARGETS if runs(t, "cpu")]
@@ -155,7 +155,7 @@ def test_list_and_doctor(capsys):
 
 
 def test_verify_fails_when_a_target_is_wrong(capsys, monkeypatch):
-    from gdn_codegen.runtime import verify
+    from gdn_codegen.tools import verify
     target = HERE[0]
     options = ["verify", "--target", target, "--quick", "--head-dim-k", "32", "--head-dim-v", "32"]
     assert main(options) == 0
@@ -279,7 +279,7 @@ def test_doctor_looks_for_headers(tmp_path, monkeypatch):
 
 
 def test_check_says_what_is_missing_and_fails_on_a_bad_kernel(tmp_path, capsys, monkeypatch):
-    from gdn_codegen.runtime import check as checks
+    from gdn_codegen.tools import check as checks
     options = ["build", "--target", "pto", "--check", "--head-dim-k", "32", "--head-dim-v", "32", "--out", str(tmp_path)]
     monkeypatch.setattr(checks.shutil, "which", lambda n: None)
     assert main(options) == 0

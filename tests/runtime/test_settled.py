@@ -6,8 +6,8 @@ from reference import expected, problem, rms_error
 from torch.autograd import forward_ad
 
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime import calls
 from gdn_codegen.runtime.build import TARGETS
+from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.targets import runs
 
 TARGET = next(t for t in TARGETS if runs(t, "cpu"))
@@ -28,7 +28,7 @@ TENSORS = [n for n, x in given().items() if isinstance(x, torch.Tensor)]
 
 
 def settled(x):
-    calls.forget()
+    launch.forget()
     for _ in range(3):
         chunk_gated_delta_rule(**x)
 
@@ -52,7 +52,7 @@ def test_torchs_negative_bit_is_seen(name):
     ("chunk_size", 16, 16.0, chunk_gated_delta_rule), ("checkpoint_chunks", 1, True, chunk_gated_delta_rule)])
 def test_what_equals_an_option_is_not_that_option(name, passed, wrong, op):
     x = {n: y[:, :9] for n, y in given().items() if n in ("q", "k", "v", "g", "beta")}
-    calls.forget()
+    launch.forget()
     for _ in range(3):
         op(**x, target=TARGET, **{name: passed})
     for _ in range(2):

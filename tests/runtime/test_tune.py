@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from gdn_codegen import cli
-from gdn_codegen.runtime import bench_gpu, candidates, choices, dispatch, tune
 from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.call import choose, tables
 from gdn_codegen.runtime.load import function
-from gdn_codegen.runtime.problems import problem
-from gdn_codegen.runtime.shapes import Shape
-from gdn_codegen.runtime.tune import Job, Log, Tuner
 from gdn_codegen.schedule import varied
+from gdn_codegen.tools import bench_gpu, candidates, tune
+from gdn_codegen.tools.problems import problem
+from gdn_codegen.tools.shapes import Shape
+from gdn_codegen.tools.tune import Job, Log, Tuner
 
 ABOUT = Build("tilelang")
 SHAPES = (Shape("long", (16384,), 16, 16), Shape("many", (4096,) * 16, 4, 16))
@@ -77,8 +78,8 @@ class Clock:
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(candidates, "SPACES", SPACE)
-    monkeypatch.setattr(choices, "versions", lambda target: {"gdn_codegen": "0", target: "1"})
-    monkeypatch.setattr(dispatch, "unfit", lambda b: "")  # which lowers, and the passes' tests check that
+    monkeypatch.setattr(tables, "versions", lambda target: {"gdn_codegen": "0", target: "1"})
+    monkeypatch.setattr(choose, "unfit", lambda b: "")  # which lowers, and the passes' tests check that
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def run(tmp_path):
     run.path = tmp_path / "table.json"
     run.log = tmp_path / "table.jsonl"
     run.table = lambda: json.loads(run.path.read_text())
-    run.rows = lambda: choices.from_json(run.table(), choices.USER)
+    run.rows = lambda: tables.from_json(run.table(), tables.USER)
     return run
 
 
@@ -109,7 +110,7 @@ def test_the_table_has_the_fastest_of_each_shape_and_chunk(run):
 def test_portable_candidates_are_for_inputs_that_nothing_made_for_the_gpu_fits(monkeypatch):
     assert {b.arch for b in candidates.candidates(ABOUT, "sm_90a")} == {"sm_90a"}
     assert {b.arch for b in candidates.candidates(ABOUT, "")} == {""}
-    monkeypatch.setattr(dispatch, "unfit", lambda b: b.arch)
+    monkeypatch.setattr(choose, "unfit", lambda b: b.arch)
     assert {b.arch for b in candidates.candidates(ABOUT, "sm_90a")} == {"sm_90a", ""}
 
 
@@ -127,16 +128,16 @@ def test_candidates_of_a_space_share_its_base_and_what_the_architecture_wants(ar
                                          (("NVIDIA H20", "sm_90 x 78", "sm_90"), False)])
 def test_calls_choose_from_what_tune_wrote(names, mine, run, monkeypatch):
     run(Fake())
-    monkeypatch.setattr(dispatch, "names", lambda device: names)
-    monkeypatch.setattr(dispatch, "architecture", lambda device: GPU[1])
-    monkeypatch.setattr(dispatch, "units", lambda device: GPU[2])
-    monkeypatch.setattr(dispatch, "choice", dispatch.choice.__wrapped__)
-    monkeypatch.setattr(choices, "own_path", lambda device, target: run.path)
-    choices.rows.cache_clear()
+    monkeypatch.setattr(choose, "names", lambda device: names)
+    monkeypatch.setattr(choose, "architecture", lambda device: GPU[1])
+    monkeypatch.setattr(choose, "units", lambda device: GPU[2])
+    monkeypatch.setattr(choose, "choice", choose.choice.__wrapped__)
+    monkeypatch.setattr(tables, "own_path", lambda device, target: run.path)
+    tables.rows.cache_clear()
     q = torch.empty(1, 16384, 16, 128, dtype=torch.float16, device="meta")
     for chunk, name in ((None, "gdn_c64_bthd_decay32_sm90a"), (32, "gdn_c32_bthd_fused_sm90a")):
-        assert (dispatch.build_for("gated_delta_rule", q, q, "tilelang", chunk, "bthd", None).name == name) == mine
-    choices.rows.cache_clear()
+        assert (choose.build_for("gated_delta_rule", q, q, "tilelang", chunk, "bthd", None).name == name) == mine
+    tables.rows.cache_clear()
 
 
 @pytest.mark.parametrize("kill", [0, 1, 7])
@@ -215,7 +216,7 @@ def test_wrong_candidates_are_dropped_with_their_reason_everywhere(run):
 
 
 def test_candidates_that_hold_too_much_or_do_not_fit_are_dropped(run, monkeypatch):
-    monkeypatch.setattr(dispatch, "unfit", lambda b: "has no room" if b.plan.v_block else "")
+    monkeypatch.setattr(choose, "unfit", lambda b: "has no room" if b.plan.v_block else "")
     meter = Fake(bytes=3 * 2**30)
     _, said = run(meter, memory=2**30)
     assert any("replay_sm90a: dropped: holds 3.0 GiB between its kernels, 1.0 are allowed" in x for x in said)
@@ -256,7 +257,7 @@ def test_a_log_of_another_device_or_version_is_refused(run, monkeypatch):
     run(Fake())
     with pytest.raises(ValueError, match=r"log: got .*NVIDIA H200"):
         tune.tune(ABOUT, SHAPES, "NVIDIA H100", "sm_90a", 132, Fake(), run.path)
-    monkeypatch.setattr(choices, "versions", lambda target: {"gdn_codegen": "0", target: "2"})
+    monkeypatch.setattr(tables, "versions", lambda target: {"gdn_codegen": "0", target: "2"})
     with pytest.raises(ValueError, match="log: got"):
         run(Fake())
 
@@ -283,7 +284,7 @@ def test_parts_as_long_as_a_sequence_are_no_candidates():
 def test_the_spaces_that_come_with_the_package(target, monkeypatch):
     monkeypatch.undo()
     found = candidates.candidates(Build(target), "sm_90a")
-    assert len({b.name for b in found}) == len(found) <= 120 and all(dispatch.fits(b) for b in found[:3])
+    assert len({b.name for b in found}) == len(found) <= 120 and all(choose.fits(b) for b in found[:3])
     assert all(not b.arch for b in candidates.candidates(Build(target), ""))
 
 

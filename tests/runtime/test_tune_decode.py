@@ -8,14 +8,15 @@ import torch
 from reference import expected, passed, rms_error
 
 from gdn_codegen import cli
-from gdn_codegen.runtime import bench_gpu, choices, decoding, dispatch, tune, tune_decode
 from gdn_codegen.runtime.build import Build
-from gdn_codegen.runtime.choices import DECODE, Extent
-from gdn_codegen.runtime.shapes import Shape
+from gdn_codegen.runtime.call import choose, choose_decode, tables
+from gdn_codegen.runtime.call.tables import DECODE, Extent
 from gdn_codegen.runtime.targets import runs
-from gdn_codegen.runtime.tune import Job
 from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.tools import bench_gpu, tune, tune_decode
+from gdn_codegen.tools.shapes import Shape
+from gdn_codegen.tools.tune import Job
 
 NAMES = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 ABOUT = Build("triton", 16, dtype="bfloat16")
@@ -39,7 +40,7 @@ class Fake:
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatch, "unfit", lambda b: "")  # that candidates fit has a test of its own
+    monkeypatch.setattr(choose, "unfit", lambda b: "")  # that candidates fit has a test of its own
     todo = tune_decode.jobs(ABOUT, tune_decode.CONTRACTS, SHAPES, 132)
     path = tmp_path / "table.json"
     assert tune.tuned(DECODE, todo, NAMES, "sm_90a", 132, Fake(), path, say=lambda line: None) == 0
@@ -47,7 +48,7 @@ def table(tmp_path, monkeypatch):
 
 
 def test_the_table_has_the_fastest_of_each_target_beside_the_one_model(table):
-    found = choices.from_json(json.loads(table.read_text()), choices.USER)
+    found = tables.from_json(json.loads(table.read_text()), tables.USER)
     assert len(found) == 8 and {r.table for r in found} == {DECODE}
     many = {r.about.target: r for r in found if r.extent.sequences == 256 and r.about.contract == tune_decode.CONTRACTS[0]}
     assert many["tilelang"].ms == 0.1 and many["triton"].ms == 0.5 and many["tilelang"].about.plan.v_block == 64
@@ -55,18 +56,18 @@ def test_the_table_has_the_fastest_of_each_target_beside_the_one_model(table):
 
 
 def test_steps_choose_from_what_tune_wrote(table, monkeypatch):
-    monkeypatch.setattr(choices, "own_path", lambda device, name: table if name == DECODE else table.with_name("none"))
-    monkeypatch.setattr(decoding, "names", lambda device: NAMES)
-    monkeypatch.setattr(decoding, "units", lambda device: 132)
-    monkeypatch.setattr(decoding, "runs", lambda target, device: True)
-    monkeypatch.setattr(decoding, "choice", decoding.choice.__wrapped__)
-    choices.rows.cache_clear()
+    monkeypatch.setattr(tables, "own_path", lambda device, name: table if name == DECODE else table.with_name("none"))
+    monkeypatch.setattr(choose_decode, "names", lambda device: NAMES)
+    monkeypatch.setattr(choose_decode, "units", lambda device: 132)
+    monkeypatch.setattr(choose_decode, "runs", lambda target, device: True)
+    monkeypatch.setattr(choose_decode, "choice", choose_decode.choice.__wrapped__)
+    tables.rows.cache_clear()
     for x, target in ((Extent(16, 32, 256, 256), "tilelang"), (Extent(4, 8, 1, 4), "triton")):
         b = replace(ABOUT, contract=tune_decode.CONTRACTS[1])
-        found = decoding.choice(b, torch.device("cuda"), x, ("triton", "tilelang"))
+        found = choose_decode.choice(b, torch.device("cuda"), x, ("triton", "tilelang"))
         assert found.build.target == target and found.build.plan.v_block == 64 and "the user's table" in str(found)
-    assert not choices.rows(NAMES, "triton")[0].table == DECODE  # nor do they serve prefill
-    choices.rows.cache_clear()
+    assert not tables.rows(NAMES, "triton")[0].table == DECODE  # nor do they serve prefill
+    tables.rows.cache_clear()
 
 
 def test_the_models_choice_at_each_shape_is_timed_first_and_nothing_twice():
@@ -79,7 +80,7 @@ def test_the_models_choice_at_each_shape_is_timed_first_and_nothing_twice():
 def test_a_candidate_of_each_chunk_and_order_fits():
     todo = {j.build for j in tune_decode.jobs(ABOUT, tune_decode.CONTRACTS[:1], SHAPES, 132)}
     kinds = {(b.target, b.chunk, b.plan.state): b for b in sorted(todo, key=lambda b: b.name)}
-    assert len(kinds) == 8 and not [dispatch.unfit(b) for b in kinds.values() if not dispatch.fits(b)]
+    assert len(kinds) == 8 and not [choose.unfit(b) for b in kinds.values() if not choose.fits(b)]
 
 
 def test_jobs_survive_the_log():

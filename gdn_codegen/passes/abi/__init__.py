@@ -1,0 +1,1 @@
+"""Passes about the caller's side: forms of inputs, states, memory."""

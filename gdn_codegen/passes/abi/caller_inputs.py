@@ -1,0 +1,133 @@
+"""accept: inputs in the forms in which callers pass them. Requires a traced program; produces a traced program.
+
+Where the page reads an input x, it reads what the form gives of the tensor:
+- "linear": log(x), of a factor that is taken for the smallest normal float32 where it is less;
+- "raw": -exp(A_log) softplus(x + dt_bias), by two tensors of one number a value head;
+- "sigmoid", "twice_sigmoid": that of x;
+- "l2norm": the rows of x divided by sqrt(their sum of squares + 1e-6): a row scale, which `scale` takes out of products;
+- "unit": x, whose rows' sums of squares are 1: what only they were loaded for need not be.
+What is not zero on padding goes through `valid`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ...ir.builder import Body
+from ...ir.core import Loop, Op, Program, Stmt
+from ...ir.types import Tensor
+from ...schedule.contract import FORMS, Contract, ContractError
+from ..common import dead_code
+
+EPS = 1e-6  # as in FLA
+TINY = 2.0 ** -126
+#: The tensors that a raw input brings along, and what the host passes for None.
+HEADS = (("A_log", ""), ("dt_bias", "0.0"))
+ROWS = ("l2norm", "unit")
+
+
+def accept(p: Program, c: Contract, narrow: bool = True) -> Program:
+    """`p` for callers that pass what `c` says. narrow: whether numbers of a head may have 16 bit on the device; otherwise the
+    host widens them. ContractError where it names an input that `p` has not, or a form or dtype that its dims do not take."""
+    tokens = {t.name: t for t in p.role("input") if t.index == "token"}
+    dtypes = set(dict(c.dtypes)) - ({n for n, _ in HEADS} if "raw" in dict(c.inputs).values() else set())
+    for field, names in (("inputs", dict(c.inputs)), ("dtypes", dtypes)):
+        for n in sorted(names):
+            if n not in tokens:
+                raise ContractError(f"{field}: got {n!r}; accepted: {', '.join(tokens)}, the inputs of {p.name}")
+    for n in sorted(dtypes):
+        if tokens[n].dims != ("C",):
+            raise ContractError(f"dtypes: got {n}={c.dtype(n)!r}; accepted: inputs of one number a token and head, of which {n} "
+                                f"is none: {', '.join(x for x, t in tokens.items() if t.dims == ('C',))}")
+    for n, form in c.inputs:
+        if (form in ROWS) != (len(tokens[n].dims) == 2):
+            fit = [f for f in FORMS if (f in ROWS) == (len(tokens[n].dims) == 2)]
+            raise ContractError(f"inputs: got {n}={form!r}; accepted for {n}, dims {' '.join(map(str, tokens[n].dims))}: "
+                                f"{', '.join(fit)}")
+    if [form for _, form in c.inputs].count("raw") > 1:
+        raise ContractError("inputs: got several raw inputs; accepted: one, to which A_log and dt_bias belong")
+    if not c.inputs:
+        return p
+    made = tuple(Tensor(n, "input", "head", "HV", (), c.dtype(n) if narrow else "float32", fill=fill) for n, fill in HEADS
+                 if "raw" in dict(c.inputs).values())
+    clash = {t.name for t in made} & {t.name for t in p.tensors}
+    if clash:
+        raise ContractError(f"inputs: got 'raw', which brings {', '.join(sorted(clash))}; {p.name} has a tensor of that name")
+    return _Accept(replace(p, tensors=(*p.tensors, *made)), c).run()
+
+
+class _Accept:
+    def __init__(self, p: Program, c: Contract) -> None:
+        self.p, self.c = p, c
+        self.source: dict[int, str] = {}  # lines that are not the page's have numbers below 0
+        self.scales: list[str] = []
+        self.unit: set[str] = set()  # rows of norm 1, and their squares
+
+    def run(self) -> Program:
+        (kernel,) = self.p.kernels
+        at = next(i for i, x in enumerate(kernel.body) if isinstance(x, Loop))
+        loop = kernel.body[at]
+        assert isinstance(loop, Loop)
+        b = Body({t.name: t for t in self.p.tensors}, {c.name: c.type for c in loop.carried})
+        b.taken |= {o.out for o in loop.body if isinstance(o, Op)} | {c.result for c in loop.carried}
+        for o in loop.body:
+            assert isinstance(o, Op)
+            form = self.c.form(o.attr("tensor", "")) if o.kind == "load" else ""
+            if form == "unit" or (o.kind == "mul" and o.args[0] == o.args[1] and o.args[0] in self.unit):
+                self.unit.add(o.out)
+            if o.kind == "row_sum" and o.args[0] in self.unit:
+                b.op("full", name=o.out, line=o.line, dims=b.types[o.args[0]].dims[:1], value=1.0)
+                continue
+            if form in ("", "unit"):
+                b.copy(o)
+                continue
+            self.line = -len(self.source) - 1
+            x = b.op("load", name=b.fresh(f"{o.out}_in"), **dict(o.attrs))
+            self.source[self.line] = f"{o.out} = {_FORMS[form](self, b, x, o.out)}"
+        body: tuple[Stmt, ...] = dead_code(b.finish(), {c.next for c in loop.carried} | {self.p.forgets})
+        walk = replace(loop, body=body)
+        return replace(self.p, kernels=(replace(kernel, body=(*kernel.body[:at], walk, *kernel.body[at + 1:])),),
+                       source=(*self.source.items(), *self.p.source), scales=tuple(self.scales))
+
+    def op(self, b: Body, kind: str, *args: str | float, name: str = "", **attrs: Any) -> str:
+        return b.op(kind, *(b.op("const", value=a) if isinstance(a, float) else a for a in args), name=name, line=self.line,
+                    **attrs)
+
+    def number(self, b: Body, tensor: str) -> str:
+        dtype = self.p.tensor(tensor).dtype
+        if dtype == "float32":
+            return self.op(b, "scalar", tensor=tensor)
+        return self.op(b, "cast", self.op(b, "scalar", tensor=tensor, dtype=dtype), to="float32")
+
+    # --- forms: (body, what is loaded, the name of what the page reads) -> the line that says what was done ---
+    def linear(self, b: Body, x: str, name: str) -> str:
+        self.op(b, "valid", self.op(b, "log", self.op(b, "maximum", x, TINY)), name=name)
+        return f"log({x})"
+
+    def raw(self, b: Body, x: str, name: str) -> str:
+        rate = self.op(b, "neg", self.op(b, "exp", self.number(b, "A_log")))
+        soft = self.op(b, "softplus", self.op(b, "add", x, self.number(b, "dt_bias")))
+        self.op(b, "valid", self.op(b, "mul", rate, soft), name=name)
+        return f"-exp(A_log) * softplus({x} + dt_bias)"
+
+    def sigmoid(self, b: Body, x: str, name: str) -> str:
+        self.op(b, "valid", self.op(b, "sigmoid", x), name=name)
+        return f"sigmoid({x})"
+
+    def twice_sigmoid(self, b: Body, x: str, name: str) -> str:
+        self.op(b, "valid", self.op(b, "mul", 2.0, self.op(b, "sigmoid", x)), name=name)
+        return f"2 * sigmoid({x})"
+
+    def l2norm(self, b: Body, x: str, name: str) -> str:
+        total = self.op(b, "row_sum", self.op(b, "mul", x, x))
+        some = self.op(b, "minimum", self.op(b, "mul", total, 2.0 ** 60), 1.0)  # 0 for a row of zeros, so that r u has no range
+        r = self.op(b, "mul", self.op(b, "rsqrt", self.op(b, "add", total, EPS)), some, name=b.fresh(f"r{name}"))
+        self.scales.append(r)
+        self.op(b, "mul", self.op(b, "col", r), x, name=name)
+        return f"{r}[:, None] * {x} with {r} = rsqrt(row_sum({x} * {x}) + {EPS}); products take {x}, and what meets it is scaled"
+
+
+_FORMS: dict[str, Callable[[_Accept, Body, str, str], str]] = {
+    "linear": _Accept.linear, "raw": _Accept.raw, "sigmoid": _Accept.sigmoid, "twice_sigmoid": _Accept.twice_sigmoid,
+    "l2norm": _Accept.l2norm}

@@ -1,0 +1,56 @@
+"""states: how callers' memory holds states, by the contract. Requires a traced program; keeps stage "traced".
+
+- state "vk": initial and final states lie transposed.
+- pool: they lie in slots that numbers name, one a sequence: `state_indices` and, for a final state in other memory,
+  `final_indices`. A sequence whose number is negative is left out.
+- in_place: the final state lies over the initial one.
+- checkpoints: each turn of the walk stores the state, to a tensor of index "checkpoint".
+The dtype of that memory is for `precision` to give.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.core import Loop, Op, Program, Stmt
+from ...ir.types import Tensor
+from ...schedule.contract import Contract
+
+INDICES, FINAL_INDICES, CHECKPOINTS = "state_indices", "final_indices", "state_checkpoints"
+
+
+def states(p: Program, contract: Contract) -> Program:
+    """`p` with states as callers have them."""
+    vk, pool, in_place = contract.state == "vk", contract.pool, contract.in_place
+    if not (vk or pool or in_place or contract.checkpoints):
+        return p
+    (k,) = p.kernels
+    loop = next(s for s in k.body if isinstance(s, Loop))
+    ends = {o.args[0]: o.attr("tensor") for o in k.body if isinstance(o, Op) and o.kind == "store"}
+    starts = {o.out: o.attr("tensor") for o in k.body if isinstance(o, Op) and o.kind == "load"}
+    under = {ends[c.result]: starts[c.init] for c in loop.carried}  # final -> initial
+
+    def lies(t: Tensor) -> Tensor:
+        if t.index != "sequence":
+            return t
+        final = t.name in under
+        at = (INDICES if in_place or not final else FINAL_INDICES) if pool else ""
+        return replace(t, dims=t.dims[::-1] if vk else t.dims, at=at, over=under[t.name] if final and in_place else "",
+                       optional=t.optional and not in_place and (final or not pool))
+
+    tensors = [lies(t) for t in p.tensors]
+    turned = {t.name for t in tensors if vk and t.index == "sequence" and len(t.dims) == 2}
+    if contract.checkpoints:
+        rows = [(c, CHECKPOINTS if len(loop.carried) == 1 else f"{c.name}_checkpoints") for c in loop.carried]
+        tensors += [Tensor(name, "output", "checkpoint", "HV", c.type.dims[::-1] if vk else c.type.dims) for c, name in rows]
+        turned |= {name for c, name in rows if vk and c.type.rank == 2}
+        loop = replace(loop, body=(*loop.body, *(Op("store", "", (c.next,), (("tensor", name),)) for c, name in rows)))
+    if pool:
+        names = (INDICES,) if in_place else (INDICES, FINAL_INDICES)
+        tensors += [Tensor(n, "input", "number", "HV", (), "int32") for n in names]
+
+    def moved(s: Stmt) -> Stmt:
+        if isinstance(s, Loop):
+            return replace(loop, body=tuple(map(moved, loop.body)))
+        return replace(s, attrs=tuple(sorted((*s.attrs, ("transposed", True))))) if s.attr("tensor") in turned else s
+
+    return replace(p, tensors=tuple(tensors), kernels=(replace(k, body=tuple(map(moved, k.body))),))

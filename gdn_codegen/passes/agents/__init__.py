@@ -1,0 +1,1 @@
+"""Passes that give each op an agent: a core or a warp group."""

@@ -1,0 +1,131 @@
+"""assign: who computes each op. Requires stage "decomposed"; produces stage "assigned".
+
+On a device of one agent that is all there is to it. Where only one agent can multiply (`runs` of the device), products
+go to it and the rest to the first agent, and:
+- a load that both read becomes two loads; a cast of a product stays with it where a product or a store reads it;
+- x + a @ b accumulates where x is a product that nobody reads later. Where x is the first agent's but its rounding is an
+  operand of some product anyway, x @ I starts the sum. Otherwise the first agent adds.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...devices import Cores, Device
+from ...ir.builder import Body
+from ...ir.core import Kernel, Loop, Op, Program, Stmt, loops, walk
+from ...ir.types import Tensor
+from ..common import rebuild_kernel, with_tensors
+
+
+def assign(p: Program, device: Device) -> Program:
+    """`p` with an agent on every op."""
+    if isinstance(device, Cores):
+        made: dict[str, Tensor] = {}
+        kernels = tuple(rebuild_kernel(p, k, _Assign(k, device, made)) for k in p.kernels)
+        return with_tensors(replace(p, stage="assigned", kernels=kernels), *made.values())
+    agent = device.agents[0]
+
+    def each(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(replace(s, body=each(s.body)) if isinstance(s, Loop) else replace(s, agent=agent) for s in body)
+
+    return replace(p, stage="assigned", kernels=tuple(replace(k, body=each(k.body)) for k in p.kernels))
+
+
+class _Assign:
+    """The rule for one kernel of a device whose products have an agent of their own."""
+
+    def __init__(self, k: Kernel, device: Cores, made: dict[str, Tensor]) -> None:
+        self.first, self.maker, self.made, self.split = device.agents[0], device.runs["matmul"], made, k.split
+        self.order = {id(o): n for n, o in enumerate(walk(k.body))}
+        self.readers: dict[str, list[tuple[Op, int, int]]] = {}  # op, which operand, place
+        for n, o in enumerate(walk(k.body)):
+            for i, a in enumerate(o.args):
+                self.readers.setdefault(a, []).append((o, i, n))
+        self.kept = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next, c.name)}
+        self.casts = {o.args[0]: o for o in walk(k.body) if o.kind == "cast" and self.fed(o.out)}
+        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.products: set[str] = set()
+        self.twin: dict[str, str] = {}  # value -> its copy with the agent that multiplies
+        self.at = -1
+
+    def fed(self, name: str) -> bool:
+        """Whether some product has `name` as an operand."""
+        return any(o.kind == "matmul" and i < 2 for o, i, _ in self.readers.get(name, []))
+
+    def else_read(self, name: str) -> bool:
+        return name in self.kept or any(not (o.kind == "matmul" and i < 2) for o, i, _ in self.readers.get(name, []))
+
+    def __call__(self, o: Op, b: Body) -> str | None:
+        self.at += 1
+        first, maker = self.first, self.maker
+
+        def copy(agent: str, name: str = o.out, **attrs: object) -> str:
+            return b.op(o.kind, *o.args, name=name, line=o.line, agent=agent, **{**dict(o.attrs), **attrs})
+
+        if o.kind == "matmul":
+            self.products.add(o.out)
+            return self.product(o, b)
+        if o.kind == "load" and self.fed(o.out):
+            if not self.else_read(o.out):
+                self.twin[o.out] = o.out
+                return copy(maker)
+            self.twin[o.out] = copy(maker, b.fresh(f"{o.out}_m"))
+            return copy(first)
+        if o.kind in ("block", "quad"):
+            return copy(maker)
+        if o.kind == "cast" and o.args[0] in self.products:
+            if self.fed(o.out):
+                self.twin[o.out] = copy(maker)
+            others = [r for r in self.readers.get(o.out, []) if r[0].kind not in ("matmul", "store") or
+                      (r[0].kind == "matmul" and r[1] == 2)]
+            if others or o.out in self.kept:
+                return copy(first, b.fresh(o.out) if o.out in self.twin else o.out)
+            return self.twin.get(o.out) or copy(maker)
+        if o.kind == "store":
+            source = next((x for x in walk(b.finish()) if x.out == o.args[0]), None)
+            made_there = source is not None and (source.out in self.products or source.agent == maker) \
+                and source.kind != "quad"  # which the first agent gets
+            value = o.args[0]
+            if o.attr("transposed"):  # which the first agent does
+                made_there = False
+            elif source is not None and source.kind == "cast" and source.args[0] in self.products:
+                made_there = True
+                if self.fed(value):  # rounded on its way to memory, apart from the operand
+                    value = b.op("cast", *source.args, name=b.fresh(value), line=o.line, agent=maker, **dict(source.attrs))
+            b.op("store", value, line=o.line, agent=maker if made_there else first, **dict(o.attrs))
+            return ""
+        return copy(first)
+
+    def product(self, o: Op, b: Body) -> str:
+        left, right = (self.twin.get(a, a) for a in o.args[:2])
+
+        def matmul(*args: str, name: str = "", **attrs: Any) -> str:
+            out = b.op("matmul", *args, name=name, line=o.line, agent=self.maker, **attrs)
+            self.products.add(out)
+            return out
+
+        if len(o.args) == 2:
+            return matmul(left, right, name=o.out, **dict(o.attrs))
+        x = o.args[2]
+        if x in self.products:
+            if x not in self.kept and all(n <= self.at for _, _, n in self.readers.get(x, [])):
+                return matmul(left, right, x, name=o.out, **dict(o.attrs))
+        elif x not in self.kept:
+            source = self.defs[x]
+            exact = source.kind == "cast" and self.fed(source.args[0])  # a widened operand
+            image = source.args[0] if exact else x if self.fed(x) else self.casts[x].out if x in self.casts else ""
+            if image in b.types and b.types[image].dims[1] != self.split:  # made before, and as wide as I
+                start = matmul(self.twin.get(image, image), self.identity(b, image, o.line))
+                return matmul(left, right, start, name=o.out, **dict(o.attrs))
+        part = matmul(left, right, name=b.fresh(f"{o.out}_part"), **dict(o.attrs))
+        self.products.discard(o.out)
+        return b.op("add", x, part, name=o.out, line=o.line, agent=self.first)
+
+    def identity(self, b: Body, x: str, line: int) -> str:
+        """I, that x @ I can be written, where x will be defined."""
+        t = b.types[x]
+        name = f"identity_{t.dtype}_{t.dims[1]}"
+        b.tensors[name] = self.made[name] = Tensor(name, "workspace", "const", "HV", (t.dims[1],) * 2, t.dtype,
+                                                   fill="eye 1.0 0.0")
+        return b.op("load", name=b.fresh("identity"), tensor=name, line=line, agent=self.maker)

@@ -1,0 +1,71 @@
+"""feed: ops that bring operands where an agent can read them. Requires stage "transferred"; produces stage "fed".
+
+- A core group takes instances one after the other: the kernel's body becomes a loop over items.
+- An operand of a product moves from its agent's home to the space of that side.
+- What was loaded from a caller's tensor passes through `valid`, which zeroes the rows past the sequence's end, or all
+  where the caller gave none.
+- What a caller's tensor holds transposed is loaded and stored by columns, of which each core of an agent has its own, and
+  transposed on the chip.
+- One value a token comes as a column with a stride, "wide": one value a row of `align` bytes; a move makes it flat.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...devices import Cores
+from ...ir.builder import Body
+from ...ir.core import Loop, Op, Program, Stmt
+from ...ir.types import Tensor
+from ..common import rebuild_kernel
+
+
+def feed(p: Program, device: Cores) -> Program:
+    """`p` with explicit moves and with the loop over items."""
+    kernels = []
+    for k in p.kernels:
+        k = rebuild_kernel(p, k, _Feed(p, device))
+        fixed: tuple[Stmt, ...] = (Loop("item", (), k.body),)
+        kernels.append(replace(k, body=fixed))
+    return replace(p, stage="fed", kernels=tuple(kernels))
+
+
+class _Feed:
+    def __init__(self, p: Program, device: Cores) -> None:
+        self.p, self.device = p, device
+        self.token = {t.name for t in p.tensors if t.index == "token"}
+
+    def partial(self, t: Tensor) -> bool:
+        """Whether a load of `t` may leave some of its tile as it was."""
+        return t.optional or any(self.p.padded(t))
+
+    def __call__(self, o: Op, b: Body) -> str | None:
+        def op(kind: str, *args: str, name: str = "", **attrs: Any) -> str:
+            return b.op(kind, *args, name=name, line=o.line, agent=o.agent, **attrs)
+
+        if o.kind == "load" and o.attr("tensor") in self.token:
+            raw = op("load", name=b.fresh(f"{o.out}_raw"), **dict(o.attrs))
+            if b.types[raw].rank == 2:
+                return op("valid", raw, name=o.out)
+            wide = op("valid", raw, name=b.fresh(f"{o.out}_wide"))
+            return op("move", wide, name=o.out, space=self.device.home[o.agent])
+        given = o.attr("tensor") if o.kind == "load" and self.partial(b.tensors[o.attr("tensor")]) else ""
+        if o.kind == "load" and (given or o.attr("transposed")):
+            turned = o.attr("transposed")
+            raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"), columns=turned)
+            if given:
+                raw = op("valid", raw, name=b.fresh(f"{o.out}_given") if turned else o.out, given=given)
+            return op("transpose", raw, name=o.out) if turned else raw
+        if o.kind == "store" and o.attr("transposed"):
+            op("store", op("transpose", *o.args, name=b.fresh(f"{o.args[0]}_turned"), columns=True),
+               **{**dict(o.attrs), "transposed": None, "columns": True})
+            return ""
+        if o.kind == "valid":  # it works in place, on a copy
+            return op("valid", op("move", o.args[0], name=b.fresh(f"{o.out}_raw"), space=self.device.home[o.agent]), name=o.out)
+        if o.kind == "matmul":
+            sides: list[str] = []
+            for a, space, turned in zip(o.args, self.device.feeds, (o.attr("ta"), o.attr("tb")), strict=False):
+                sides.append(op("move", a, name=b.fresh(f"{a}_{'left' if not sides else 'right'}"), space=space,
+                                transposed=turned))
+            return op("matmul", *sides, *o.args[2:], name=o.out, **dict(o.attrs))
+        return None

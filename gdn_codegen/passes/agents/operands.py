@@ -1,0 +1,87 @@
+"""operands: moves to where products read. Requires stage "assigned"; keeps it.
+
+On a device whose products read one space and write another, an operand (of a product or of `diag_inverse`) that was computed
+in the second moves to the first: a product's result, a carried value, and what is computed from values that lie in the first
+space already. That last move is for speed: reading a space while writing it costs a wait an element. What an inverse overwrites
+moves where others read it, too. For speed is also the move of a tile that
+leaves for memory in a dtype that the device stages: a row of it at a time, rather than the few entries that a thread holds; but
+not of a state, which leaves once in many chunks.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...devices import Device
+from ...ir.builder import Body
+from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
+from ...ir.ops import OPS
+from ..common import rebuild_kernel
+from ..storage.place import OPERANDS, VIEWS, over
+
+
+def operands(p: Program, device: Device) -> Program:
+    """`p` with moves before its products, where `device` needs them."""
+    if device.operand == device.product:
+        return p
+    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Operands(p, k, device)) for k in p.kernels))
+
+
+class _Operands:
+    def __init__(self, p: Program, k: Kernel, device: Device) -> None:
+        self.rare = {t.name for t in p.tensors if t.index in ("sequence", "checkpoint")}
+        self.device, self.type, self.count = device, types(k.body), uses(k.body)
+        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.result)}
+        self.read = {a for o in walk(k.body) for a in o.args[:OPERANDS.get(o.kind, 0)]}
+        self.moved: dict[str, str] = {}
+
+    def __call__(self, o: Op, b: Body) -> str | None:
+        if o.kind == "store" and self.staged(o.args[0]) and o.attr("tensor") not in self.rare:
+            x = b.op("move", o.args[0], name=b.fresh(f"{o.args[0]}_out"), line=o.line, agent=o.agent, space="staged")
+            b.op("store", x, line=o.line, agent=o.agent, **dict(o.attrs))
+            return ""
+        if o.kind not in OPERANDS:
+            return None
+        n = OPERANDS[o.kind]
+        if over(o, self.device) and self.count[o.args[0]] > 1:
+            sides = [self.copy(o.args[0], o, b)]
+        else:
+            sides = [self.move(a, o, b) if self.far(a) else a for a in o.args[:n]]
+        return b.op(o.kind, *sides, *o.args[n:], name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
+
+    def move(self, a: str, o: Op, b: Body) -> str:
+        if a not in self.moved:
+            self.moved[a] = self.copy(a, o, b)
+        return self.moved[a]
+
+    def copy(self, a: str, o: Op, b: Body) -> str:
+        return b.op("move", a, name=b.fresh(f"{a}_op"), line=o.line, agent=o.agent, space=self.device.operand)
+
+    def staged(self, a: str) -> bool:
+        """Whether the stored `a` lies where rows are not whole."""
+        return self.type[a].rank == 2 and self.type[a].dtype in self.device.staged and a not in self.read and not self.inverse(a)
+
+    def inverse(self, a: str) -> bool:
+        """Whether `a` is an inverse of blocks, which lies in the operands' space, or computed from one by its reader."""
+        o = self.defs.get(a)
+        return o is not None and (o.kind == "diag_inverse" or (OPS[o.kind].elementwise and self.count[a] == 1
+                                                               and any(self.inverse(x) for x in o.args)))
+
+    def far(self, a: str) -> bool:
+        """Whether `a` has to be computed outside the operands' space."""
+        o = self.defs.get(a)
+        if o is None or a in self.carried or o.kind == "matmul":
+            return True
+        return OPS[o.kind].elementwise and self.reads_near(o)
+
+    def reads_near(self, o: Op) -> bool:
+        """Whether the elementwise `o` reads a vector or a loaded tile, itself or through expressions inside it."""
+        for a in o.args:
+            x = self.defs.get(a)
+            vector, loaded = self.type[a].rank == 1, x is not None and x.kind == "load"
+            if self.device.operand in (self.device.vector * vector, self.device.loaded * loaded):
+                return True
+            inside = x is not None and OPS[x.kind].elementwise and (self.count[a] == 1 or x.kind in VIEWS)
+            if x is not None and inside and self.reads_near(x):
+                return True
+        return False

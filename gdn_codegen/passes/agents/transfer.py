@@ -1,0 +1,108 @@
+"""transfer: values that cross agents. Requires stage "assigned"; produces stage "transferred".
+
+Agents that share no memory hand values over in workspaces of index "block": a store after the value is made, a load
+before it is first read. A product that a product reads takes the same way where the device cannot move it directly. A
+carried value belongs to the first agent.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...devices import Cores
+from ...ir.builder import Body
+from ...ir.core import Kernel, Loop, Program, Stmt, Tile, loops, types, walk
+from ...ir.types import Tensor
+from ..common import dead_code, with_tensors
+
+
+def transfer(p: Program, device: Cores) -> Program:
+    """`p` with a store and a load wherever a value crosses."""
+    made: dict[str, Tensor] = {}
+    kernels = tuple(_Kernel(p, k, device, made).run() for k in p.kernels)
+    return with_tensors(replace(p, stage="transferred", kernels=kernels), *made.values())
+
+
+class _Kernel:
+    def __init__(self, p: Program, k: Kernel, device: Cores, made: dict[str, Tensor]) -> None:
+        self.p, self.k, self.device, self.made = p, k, device, made
+        self.type = types(k.body)
+        self.home = {o.out: o.agent for o in walk(k.body) if o.out and o.kind not in ("const", "scalar")}
+        self.home |= {o.out: device.agents[0] for o in walk(k.body) if o.kind == "quad"}
+        for lp in loops(k.body):
+            for c in lp.carried:
+                self.home[c.name] = self.home[c.result] = device.agents[0]
+        self.products = {o.out for o in walk(k.body) if o.kind == "matmul"}
+        self.wanted: dict[str, list[str]] = {}  # value -> agents that read it from memory
+        for o in walk(k.body):
+            for n, a in enumerate(o.args):
+                if self.crosses(o.agent, a, o.kind == "matmul" and n < 2):
+                    self.wanted.setdefault(a, []).append(o.agent)
+        for lp in loops(k.body):
+            for c in lp.carried:
+                for a in (c.init, c.next):
+                    if self.home[a] != device.agents[0]:
+                        self.wanted.setdefault(a, []).append(device.agents[0])
+
+    def crosses(self, agent: str, value: str, operand: bool) -> bool:
+        if value not in self.home:
+            return False
+        if self.home[value] != agent:
+            return True
+        return operand and value in self.products  # its rounding, a cast, goes directly
+
+    def run(self) -> Kernel:
+        b = Body({t.name: t for t in self.p.tensors} | self.made)
+        b.taken = set(self.type)
+        body = self.body(self.k.body, b, {})
+        return replace(self.k, body=dead_code(body, set()))
+
+    def workspace(self, b: Body, value: str) -> str:
+        t: Tile = self.type[value]
+        name = f"{value}_x"
+        while name in b.tensors and b.tensors[name].tile != t:
+            name += "x"
+        b.tensors[name] = self.made[name] = Tensor(name, "workspace", "block", "HV", t.dims, t.dtype)
+        return name
+
+    def send(self, b: Body, value: str) -> None:
+        if value in self.wanted:
+            b.op("store", value, tensor=self.workspace(b, value), agent=self.home[value])
+
+    def receive(self, b: Body, value: str, agent: str, got: dict[tuple[str, str], str]) -> str:
+        key = (value, agent)
+        if key not in got:
+            got[key] = b.op("load", name=b.fresh(f"{value}_in"), tensor=self.workspace(b, value), agent=agent)
+        return got[key]
+
+    def body(self, body: tuple[Stmt, ...], b: Body, got: dict[tuple[str, str], str]) -> tuple[Stmt, ...]:
+        first = self.device.agents[0]
+        for s in body:
+            if isinstance(s, Loop):
+                carried = tuple(replace(c, init=self.receive(b, c.init, first, got) if self.home[c.init] != first
+                                        else c.init) for c in s.carried)
+                inner = Body(b.tensors, {**b.types, **{c.name: c.type for c in carried}})
+                inner.taken, inner.tensors = b.taken, b.tensors
+                for c in carried:
+                    self.send(inner, c.name)
+                seen = dict(got)
+                done = self.body(s.body, inner, seen)
+                carried = tuple(replace(c, next=self.receive(inner, c.next, first, seen) if self.home[c.next] != first
+                                        else c.next) for c in carried)
+                b.stmts.append(replace(s, carried=carried, body=inner.finish() if done is not None else ()))
+                b.types.update({c.result: c.type for c in carried})
+                for c in carried:
+                    self.send(b, c.result)
+                continue
+            if s.kind == "quad":  # put together in memory, by the agent that has the parts, for the first agent
+                tensor, size = self.workspace(b, s.out), self.type[s.args[0]].dims[0]
+                assert isinstance(size, int)
+                for a, row, col in zip(s.args, (0, 0, size, size), (0, size, 0, size), strict=True):
+                    b.op("store", a, tensor=tensor, row=row, col=col, agent=s.agent)
+                b.op("load", name=s.out, tensor=tensor, agent=first, line=s.line)
+                continue
+            args = tuple(self.receive(b, a, s.agent, got) if self.crosses(s.agent, a, s.kind == "matmul" and n < 2) else a
+                         for n, a in enumerate(s.args))
+            b.copy(replace(s, args=args))
+            if s.out:
+                self.send(b, s.out)
+        return b.finish()

@@ -1,0 +1,1 @@
+"""Passes that rewrite what is computed: canonical forms, decomposition, precision."""

@@ -1,0 +1,30 @@
+"""accumulate: x + a @ b becomes a product that accumulates onto x. Requires stage "decomposed"; keeps it.
+
+Only where the product is read once, so nothing is computed twice.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.builder import Body
+from ...ir.core import Op, Program, uses, walk
+from ..common import rebuild_kernel
+
+
+def accumulate(p: Program) -> Program:
+    """Fold sums into the accumulator operand of matmul."""
+    kernels = []
+    for k in p.kernels:
+        count = uses(k.body)
+        products = {o.out: o for o in walk(k.body) if o.kind == "matmul" and len(o.args) == 2 and count.get(o.out) == 1}
+
+        def rule(o: Op, b: Body, products: dict[str, Op] = products) -> str | None:
+            if o.kind == "add":
+                for x, y in (o.args, o.args[::-1]):
+                    m = products.get(y)
+                    if m is not None and b.types[x] == b.types[y]:
+                        return b.op("matmul", *m.args, x, name=o.out, line=o.line, **dict(m.attrs))
+            return None
+
+        kernels.append(rebuild_kernel(p, k, rule))
+    return replace(p, kernels=tuple(kernels))

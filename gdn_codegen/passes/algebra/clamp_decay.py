@@ -1,0 +1,43 @@
+"""floor: in sums that exp takes no term is less than float32 holds a factor for. Requires a traced program; produces a traced
+program.
+
+Decay is exp of a difference of running sums, G_i - G_j. A term of -inf makes that -inf - -inf, which is NaN, and one of -1e30
+leaves no digits to those after it. So terms of such sums count as FLOOR where they are less: a token that forgets all still
+does, exp of it being 0, and the sum keeps what digits it can.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.builder import Body
+from ...ir.core import Loop, Op, Program
+from ...ir.decays import exponents
+
+#: Its exp is less than half of the least float32 above 0.
+FLOOR = -105.0
+
+
+def floor(p: Program) -> Program:
+    """`p` with the terms of sums that exp takes bounded: from above where it takes a sum with a minus sign alone."""
+    (kernel,) = p.kernels
+    at = next(i for i, x in enumerate(kernel.body) if isinstance(x, Loop))
+    loop = kernel.body[at]
+    assert isinstance(loop, Loop)
+    signs = exponents(p)
+    if not signs:
+        return p
+    b = Body({t.name: t for t in p.tensors}, {c.name: c.type for c in loop.carried})
+    b.taken |= {o.out for o in loop.body if isinstance(o, Op)} | {c.result for c in loop.carried}
+    for o in loop.body:
+        assert isinstance(o, Op)
+        if signs.get(o.out) == 1:
+            b.op("cumsum", *o.args, name=o.out, line=o.line, least=FLOOR)
+        elif signs.get(o.out) == -1:
+            total = b.op("cumsum", b.op("neg", *o.args, line=o.line), line=o.line, least=FLOOR)
+            b.op("neg", total, name=o.out, line=o.line)
+        else:
+            b.copy(o)
+    walk = replace(loop, body=b.finish())
+    return replace(p, kernels=(replace(kernel, body=(*kernel.body[:at], walk, *kernel.body[at + 1:])),))
+
+

@@ -1,0 +1,146 @@
+"""decompose: expand ops that no target has. Requires stage "typed"; produces stage "decomposed".
+
+unit_lower_inverse, by `inverse`:
+- "substitution": T = diag_inverse of the blocks that the device solves, b rows each; then T <- T - [T A]_b T doubles b, where
+  [X]_b is, of each 2b x 2b diagonal block of X, the lower left b x b block. [T A]_b = T [A]_b, but A is one operand for all b.
+  T is rounded after each step. Where the device solves no blocks, "doubling"; where it solves whole tiles, nothing is merged.
+- "doubling": T = I; for b = 1, 2, 4... T <- T - T A_b T, where A_b holds, of each 2b x 2b diagonal block of A, the lower
+  left b x b block. T is then the inverse of I + (A's diagonal 2b-blocks): block forward substitution, all blocks at once.
+The plain product (I - A)(I + A^2)(I + A^4)... is not offered, neither over the chunk nor over blocks of 16 rows. With equal keys
+the entries of A^32 reach binomial(62, 31) = 5e17, and in a block those of A^8 reach 3432 * 2^8 at beta = 2: no digit is left.
+
+With `block`, diagonal blocks of that size are inverted apart, T0 and T1, by products of that size, and a chunk of two is
+the tile of T0, 0, -T1 A10 T0, T1. Entries are the same: the other blocks of the products above are zero.
+
+row_norm becomes x * rsqrt(row_sum(x * x) + eps). softplus(x) is max(x, 0) + log(1 + y) with y = exp(-|x|), and log(1 + y) is
+2 artanh(z) with z = y / (2 + y): z times a polynomial in z^2 that is right to 4e-9, where log(1 + y) itself would lose y.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...ir.builder import Body
+from ...ir.core import Op, Program, uses
+from ...schedule.schedule import Schedule
+from ..common import rebuild_kernel
+from ..storage.pack import WIDTH
+
+#: 2 artanh(z) / z in powers of z^2, for z in [0, 1/3]: interpolated at Chebyshev's points.
+ARTANH = (2.0, 0.66666322, 0.40024596, 0.27965158, 0.28157782)
+
+
+def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int = 0, block: int = 0) -> Program:
+    """Expand the ops named above; products of the inverse take operands in `s.inverse_dtype`. solves, whole: the device's."""
+    operand = dtype if s.inverse_dtype == "input" else "float32"
+    size = p.sizes["C"]
+    how = "doubling" if s.inverse == "substitution" and not solves else s.inverse
+
+    def rule(o: Op, b: Body, count: dict[str, int]) -> str | None:
+        if o.kind == "unit_lower_inverse":
+            inverse = _Inverse(o, b, operand)
+            if how == "substitution":
+                alone = size == whole and WIDTH[operand] == 2 and count[o.args[0]] == 1  # it overwrites its operand
+                return inverse.by_substitution(whole if alone else solves, size)
+            return inverse.by_blocks(block) if block and size == 2 * block else inverse.by_doubling(size)
+        if o.kind == "row_norm":
+            x = o.args[0]
+            total = b.op("row_sum", b.op("mul", x, x, line=o.line), line=o.line)
+            eps = b.op("const", value=float(o.attr("eps", 1e-6)), line=o.line)
+            inv = b.op("rsqrt", b.op("add", total, eps, line=o.line), line=o.line)
+            return b.op("mul", x, b.op("col", inv, line=o.line), name=o.out, line=o.line)
+        if o.kind == "softplus":
+            return _softplus(o, b)
+        return None
+
+    return replace(p, stage="decomposed", kernels=tuple(rebuild_kernel(p, k, partial(rule, count=uses(k.body)))
+                                                          for k in p.kernels))
+
+
+class _Inverse:
+    """The ops that compute one inverse, T of A, with products whose operands are `operand`."""
+
+    def __init__(self, o: Op, b: Body, operand: str) -> None:
+        self.o, self.b, self.operand, self.a = o, b, operand, o.args[0]
+        self.dims = b.types[self.a].dims
+
+    def op(self, kind: str, *args: str, name: str = "", **attrs: Any) -> str:
+        return self.b.op(kind, *args, line=self.o.line, name=self.b.fresh(f"{self.o.out}_{name}") if name else "", **attrs)
+
+    def cast(self, x: str, to: str = "") -> str:
+        to = to or self.operand
+        return x if self.b.types[x].dtype == to else self.op("cast", x, to=to)
+
+    def product(self, x: str, y: str, plus: str = "") -> str:
+        xy = self.op("matmul", self.cast(x), self.cast(y), name="p")
+        return self.op("add", self.cast(plus, "float32"), xy, name="s") if plus else xy
+
+    def eye(self) -> str:
+        return self.op("eye", dims=self.dims)
+
+    def pairs(self, x: str, size: int) -> str:
+        return self.op("pairs", x, size=size)
+
+    def named(self, value: str) -> str:
+        """Give the value of the last statement the inverse's name."""
+        b, name = self.b, self.o.out
+        last = b.stmts[-1]
+        assert isinstance(last, Op) and last.out == value
+        b.stmts[-1] = replace(last, out=name)
+        b.types[name] = b.types.pop(value)
+        for key, x in list(b._seen.items()):
+            if x == value:
+                b._seen[key] = name
+        return name
+
+    def by_doubling(self, size: int) -> str:
+        minus = self.op("neg", self.a)
+        t, done = self.op("add", self.eye(), self.pairs(minus, 1), name="1"), 2
+        while done < size:
+            t = self.product(t, self.product(self.pairs(minus, done), t), plus=t)
+            done *= 2
+        return self.named(t)
+
+    def by_substitution(self, solves: int, size: int) -> str:
+        done, a = min(solves, size), self.cast(self.a)
+        t = self.op("diag_inverse", a, size=done, name="d")
+        while done < size:
+            corner = self.op("neg", self.pairs(self.product(t, a), done))
+            t = self.product(corner, t, plus=t)
+            done *= 2
+        return self.named(self.cast(t, "float32"))
+
+    def by_blocks(self, size: int) -> str:
+        """Of two blocks of `size` rows, each inverted apart."""
+        minus, corners, done = self.op("neg", self.a), (0, size), 2
+
+        def block(x: str, row: int, col: int) -> str:
+            return self.op("block", self.cast(x), row=row, col=col, size=size)
+
+        start = self.op("add", self.eye(), self.pairs(minus, 1), name="1")
+        ts = [block(start, i, i) for i in corners]
+        while done < size:
+            below = self.pairs(minus, done)
+            halves = [self.product(block(below, i, i), t) for i, t in zip(corners, ts, strict=True)]
+            ts = [self.product(t, x, plus=t) for t, x in zip(ts, halves, strict=True)]
+            done *= 2
+        below = self.pairs(minus, size)
+        corner = self.product(ts[1], self.product(block(below, size, 0), ts[0]))
+        zero = self.product(block(below, 0, size), ts[1])
+        return self.named(self.op("quad", self.cast(ts[0], "float32"), zero, corner, self.cast(ts[1], "float32"), dims=self.dims,
+                                  name="q"))
+
+
+def _softplus(o: Op, b: Body) -> str:
+    def op(kind: str, *args: str | float, name: str = "") -> str:
+        return b.op(kind, *(b.op("const", value=a) if isinstance(a, float) else a for a in args), name=name, line=o.line)
+
+    x = o.args[0]
+    y = op("exp", op("minimum", x, op("neg", x)))
+    z = op("div", y, op("add", y, 2.0))
+    w = op("mul", z, z)
+    total = op("mul", w, ARTANH[-1])
+    for c in ARTANH[-2:0:-1]:
+        total = op("mul", op("add", total, c), w)
+    return op("add", op("maximum", x, 0.0), op("mul", z, op("add", total, ARTANH[0])), name=o.out)

@@ -1,0 +1,43 @@
+"""masks: one mask for two. Requires stage "cut"; keeps it.
+
+strictly_lower(x * exp(lower(y, fill=-inf))) is x * exp(strictly_lower(y, fill=-inf)), as exp(-inf) is zero: where nobody else
+reads the exponential, one choice an entry remains, and it stands before the exponential rather than around it, where compilers
+make it a branch.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.builder import Body
+from ...ir.core import Kernel, Op, Program, uses, walk
+from ..common import rebuild_kernel
+
+
+def masks(p: Program) -> Program:
+    """`p` with such masks made one."""
+    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Masks(k)) for k in p.kernels))
+
+
+class _Masks:
+    def __init__(self, k: Kernel) -> None:
+        self.defs, self.count = {o.out: o for o in walk(k.body) if o.out}, uses(k.body)
+        found = {o.out: self.mask(o.args[0]) for o in self.defs.values() if o.kind == "strictly_lower" and not o.attr("fill")}
+        self.outer = {name: inner for name, inner in found.items() if inner}
+        self.inner = set(self.outer.values())
+
+    def mask(self, name: str) -> str:
+        """The mask inside the exponential among the factors of `name`, or ""."""
+        o = self.defs.get(name)
+        if o is None or self.count[name] != 1:
+            return ""
+        if o.kind == "mul":
+            return next(filter(None, map(self.mask, o.args)), "")
+        x = self.defs.get(o.args[0]) if o.kind == "exp" else None
+        return x.out if x and x.kind == "lower" and x.attr("fill") == float("-inf") and self.count[x.out] == 1 else ""
+
+    def __call__(self, o: Op, b: Body) -> str | None:
+        if o.out in self.outer:
+            return o.args[0]
+        if o.out in self.inner:
+            return b.op("strictly_lower", *o.args, name=o.out, line=o.line, **dict(o.attrs))
+        return None

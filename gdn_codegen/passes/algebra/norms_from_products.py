@@ -1,0 +1,41 @@
+"""diagonal: sums of squares that a product has already. Requires stage "cut"; keeps it.
+
+row_sum(x * x) is the diagonal of x @ x.T, so a kernel that computes that product need not read x again for it. Only in 16 bit:
+there both are exact up to the sum, while matrix units may round float32 operands.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.builder import Body
+from ...ir.core import Kernel, Op, Program, walk
+from ..common import rebuild_kernel
+
+
+def diagonal(p: Program, dtype: str) -> Program:
+    """`p` without sums of squares that stand on the diagonal of a product."""
+    if dtype == "float32":
+        return p
+    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Squares(k)) for k in p.kernels))
+
+
+class _Squares:
+    def __init__(self, k: Kernel) -> None:
+        defs = {o.out: o for o in walk(k.body)}
+        squares = {o.out: o.args[0] for o in defs.values() if o.kind == "mul" and o.args[0] == o.args[1]}
+        #: x -> x @ x.T, and the values that are row_sum(x * x) with their x.
+        self.products = {o.args[0]: o for o in reversed(defs.values()) if o.kind == "matmul" and len(set(o.args)) == 1
+                         and o.attr("tb") and not o.attr("ta")}
+        self.sums = {o.out: squares[o.args[0]] for o in defs.values() if o.kind == "row_sum"
+                     and squares.get(o.args[0]) in self.products}
+
+    def __call__(self, o: Op, b: Body) -> str | None:
+        if o.out in b.types:  # a product that a sum needed before
+            return o.out
+        x = self.sums.get(o.out)
+        if x is None:
+            return None
+        product = self.products[x]
+        if product.out not in b.types:
+            b.copy(product)
+        return b.op("diagonal", product.out, line=o.line)

@@ -1,0 +1,64 @@
+"""precision: dtypes of memory and of matmul operands, as explicit casts. Requires stage "cut".
+
+q, k, v and o have the caller's dtype; one value a token (gates, beta) has its own, float32 where the contract does not say
+else, and is widened to that; carried state is float32. States in callers' memory have the contract's dtype: they widen where a
+walk begins and are rounded where it ends. Elementwise work is float32; a product's operands are the caller's dtype and it sums
+in float32. A workspace tensor has the operand dtype where only products read it, float32 otherwise.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.builder import Body
+from ...ir.core import Op, Program, loops, walk
+from ...ir.types import Tensor
+from ...schedule.contract import Contract
+from ...schedule.schedule import Schedule
+from ..common import rebuild_kernel
+
+
+def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
+    """`p` with memory and products in `dtype` ("float16", "bfloat16" or "float32")."""
+    only_products = {t.name: True for t in p.role("workspace")}
+    for k in p.kernels:
+        loaded = {o.out: o.attr("tensor") for o in walk(k.body) if o.kind == "load"}
+        wide = {o.attr("tensor") for o in walk(k.body) if o.kind == "reach"}
+        wide |= {loaded.get(a) for o in walk(k.body) for n, a in enumerate(o.args) if o.kind != "matmul" or n > 1}
+        wide |= {loaded.get(c.init) for lp in loops(k.body) for c in lp.carried}
+        only_products |= {n: False for n in wide if n in only_products}
+
+    def stored(t: Tensor) -> str:
+        if t.index == "number":
+            return t.dtype
+        if t.index in ("sequence", "checkpoint") and t.role != "workspace":
+            return c.state_dtype
+        if t.index == "token":
+            return dtype if len(t.dims) > 1 else c.dtype(t.name)
+        if t.index == "head":
+            return t.dtype
+        return dtype if only_products.get(t.name) else "float32"
+
+    tensors = tuple(replace(t, dtype=stored(t)) for t in p.tensors)
+    typed = replace(p, tensors=tensors)
+    by_name = {t.name: t for t in tensors}
+
+    def rule(o: Op, b: Body) -> str | None:
+        def cast(a: str, to: str) -> str:
+            return a if b.types[a].dtype == to else b.op("cast", a, to=to, line=o.line)
+
+        if o.kind == "store":
+            b.op("store", cast(o.args[0], by_name[o.attr("tensor")].dtype), line=o.line, **dict(o.attrs))
+            return ""
+        if o.kind == "matmul":
+            left, right = (cast(a, dtype) for a in o.args[:2])
+            return b.op("matmul", left, right, *o.args[2:], name=o.out, line=o.line, **dict(o.attrs))
+        if o.kind == "load" and by_name[o.attr("tensor")].index == "sequence" and by_name[o.attr("tensor")].dtype != "float32":
+            narrow = b.op("load", *o.args, name=b.fresh(f"{o.out}_m"), line=o.line, **dict(o.attrs))
+            return b.op("cast", narrow, to="float32", name=o.out, line=o.line)
+        if o.kind == "load":
+            return b.op("load", *o.args, name=o.out, line=o.line, **dict(o.attrs))
+        if o.args and any(b.types[a].dtype != "float32" for a in o.args):
+            return b.op(o.kind, *(cast(a, "float32") for a in o.args), name=o.out, line=o.line, **dict(o.attrs))
+        return None
+
+    return replace(typed, stage="typed", kernels=tuple(rebuild_kernel(typed, k, rule) for k in p.kernels))

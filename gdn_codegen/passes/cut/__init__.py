@@ -1,0 +1,1 @@
+"""Passes that divide a program: into kernels, and a long sequence into parts with their warm-up."""

@@ -1,0 +1,207 @@
+"""partition: a sequence in parts that run side by side. Requires stage "cut"; keeps it.
+
+The state after a part is affine in that before it: S' = M S + N. Kernels that walk become kernels over parts, and before
+the first of them stand three more, all made from that walk:
+- N: the walk of S alone, stored where it ends: what a part makes of no state, or, where its walk begins early, the state;
+- M: the same without what does not depend on S, K columns in place of V, from the identity;
+- the fold: S <- M S + N over the parts before this one, which gives the state from which its walk starts.
+
+"exact": a part's walk begins at its first chunk, with that state. "decay": it begins some chunks early with no state and
+stores nothing there, as far as the gates forget what was before (`reach`); where that takes longer than the summaries
+do, the part starts from the fold, and only there are summaries computed.
+
+A final state that lies over the initial one is stored by a kernel of its own, after the walks: the part that ends a sequence
+may be done before another has read where it begins.
+
+A number tells the two apart: how many chunks early, or -1 for the state that the fold made. A summary of a part is needed
+where the next one's number is -1; M, where its own is too.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...devices import Cores, Device
+from ...ir.builder import Body
+from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt, loops, types
+from ...ir.ops import TypeRuleError
+from ...ir.types import Tensor
+from ...schedule.schedule import Schedule, ScheduleError
+from ..common import dead_code
+
+#: log(1 / part of the state that may be lost at a part's start): a 32nd of what the dtype's rounding takes.
+BOUND = {"float16": 16 * 0.6931471805599453, "bfloat16": 13 * 0.6931471805599453, "float32": 29 * 0.6931471805599453}
+
+
+def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
+    """`p` in parts, where the schedule asks for it."""
+    if not s.partition:
+        return p
+    if isinstance(device, Cores):
+        raise ScheduleError(f"schedule {s.name}: partition={s.partition!r}; accepted for {device.target} is None")
+    first = next((k for k in p.kernels if k.grid == "sequences"), None)
+    walks = [x for k in p.kernels if k.grid == "sequences" for x in loops(k.body)]
+    states = {c.name for x in walks for c in x.carried}  # each walk starts where the first one's summaries say
+    if first is None or len(states) != 1:
+        raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state, which {p.name} has not")
+    parts = _Parts(p, s, first, walks[0], begins(f"{p.forgets}_ws", device, dtype) if p.forgets else {})
+    longest_first = s.longest_first and device.shares
+    kernels: list[Kernel] = []
+    for k in p.kernels:
+        if k is first:
+            kernels += [parts.offset(), parts.factor(), parts.fold()]
+        kernels += parts.walk(k, longest_first) if k.grid == "sequences" else [k]
+    return replace(p, kernels=tuple(kernels), tensors=(*p.tensors, *parts.made), forgets="")
+
+
+def begins(tensor: str, device: Device, dtype: str) -> dict[str, Any]:
+    """Attributes of `reach`: what it sums, what is enough, and how far it looks."""
+    return {"tensor": tensor, "bound": round(BOUND[dtype], 6), "most": _most(device)}
+
+
+def _most(device: Device) -> int:
+    """How many parts' chunks a walk may begin early: as long as the two summaries take that it saves."""
+    return round(2 * device.part_cost["summary"] / device.part_cost["chunk"])
+
+
+class _Parts:
+    def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, forgets: dict[str, Any]) -> None:
+        self.p, self.k, self.loop = p, k, loop
+        (self.c,) = loop.carried
+        self.where = f"schedule {s.name}: partition={s.partition!r}"
+        self.rows = self.c.type.dims[0]
+        if self.c.type.dims[1:] != ("V",) or self.rows == "V":
+            raise ScheduleError(f"{self.where} needs a state [K, V], and {self.c.name} is {self.c.type}")
+        name = self.c.name
+        self.forgets = forgets
+        self.early = Tensor(f"{name}_early", "workspace", "part", "HV", ())
+        self.n = Tensor(f"{name}_offset", "workspace", "part", "HV", self.c.type.dims)
+        self.m = Tensor(f"{name}_factor", "workspace", "part", "HV", (self.rows, self.rows))
+        self.start = Tensor(f"{name}_start", "workspace", "part", "HV", self.c.type.dims)
+        self.end = Tensor(f"{name}_end", "workspace", "sequence", "HV", self.c.type.dims)
+        self.over = {t.name for t in p.tensors if t.over}
+        self.made = (*([self.early] if self.forgets else []), self.n, self.m, self.start, *([self.end] if self.over else []))
+        self.split = {"split": k.split, "dims": k.dims}
+
+    def body(self, k: Kernel) -> Body:
+        """An empty body in whose kernel the names of `k` are taken."""
+        b = Body({t.name: t for t in (*self.p.tensors, *self.made)})
+        b.taken |= set(types(k.body))
+        return b
+
+    def number(self, b: Body, later: int = 0) -> str:
+        """How early the walk of this part, or of the next, begins: read from where the first kernel wrote it, for all parts but
+        a sequence's first."""
+        name = b.fresh("early_next" if later else "early")
+        if not self.forgets:
+            return b.op("reach", name=name, later=later or None)
+        where = () if later else (b.op("reach", name=b.fresh("follows")),)
+        return b.op("load", *where, name=name, tensor=self.early.name, later=later or None)
+
+    def looped(self, b: Body, body: tuple[Stmt, ...], init: str, new: str, early: str, to: str) -> None:
+        """Append the walk of the state alone, and the store of where it ends."""
+        c = Carry(self.c.name, init, new, self.c.result, b.types[init])
+        kept = dead_code(tuple(o for o in body if isinstance(o, Op) and o.kind != "store"), {new})
+        b.stmts.append(Loop(self.loop.index, (c,), kept, early))
+        b.types[c.result] = c.type
+        b.op("store", c.result, tensor=to)
+
+    def initial(self, b: Body) -> str:
+        """The state before the sequence, or zeros where the walk begins later."""
+        o = next(o for o in self.k.body if isinstance(o, Op) and o.out == self.c.init)
+        return b.op(o.kind, name=o.out, **dict(o.attrs))
+
+    def offset(self) -> Kernel:
+        b = self.body(self.k)
+        later = b.op("reach", name=b.fresh("early_next"), later=1, **self.forgets)
+        if self.forgets:
+            b.op("store", later, tensor=self.early.name, later=1)
+        b.op("leave", later)
+        early = b.op("reach", name=b.fresh("early"), **self.forgets) if self.forgets else ""
+        self.looped(b, self.loop.body, self.initial(b), self.c.next, early, self.n.name)
+        return Kernel(self.n.name, "parts", b.finish(), **self.split)  # type: ignore[arg-type]
+
+    def factor(self) -> Kernel:
+        b = self.body(self.k)
+        b.op("leave", b.op("maximum", self.number(b), self.number(b, 1)))
+        within = self.rows if self.rows in dict(self.p.extents) else None
+        init = b.op("eye", name=self.c.init, dims=(self.rows, self.rows), within=within)
+        inner = Body(b.tensors, {self.c.name: b.types[init]})
+        new = self.homogeneous(inner)
+        self.looped(b, inner.finish(), init, new, "", self.m.name)
+        return Kernel(self.m.name, "parts", b.finish())
+
+    def homogeneous(self, b: Body) -> str:
+        """Append the walk's body without what does not depend on the state; the name of the state's next value."""
+        linear = {self.c.name: self.c.name}  # value that depends on the state -> its part that is linear in it
+        for o in self.loop.body:
+            assert isinstance(o, Op)
+            depends = [a in linear for a in o.args]
+            if o.kind == "store":
+                continue
+            if not any(depends):
+                b.copy(o)
+                continue
+            args = [linear.get(a, a) for a in o.args]
+            if o.kind in ("add", "sub") and not all(depends):
+                x = args[depends.index(True)]
+                linear[o.out] = b.op("neg", x, name=o.out, line=o.line) if o.kind == "sub" and depends[1] else x
+            elif o.kind in ("add", "sub", "neg") or (o.kind == "mul" and not all(depends)) or (
+                    o.kind == "matmul" and depends == [False, True] and not o.attr("tb")):
+                try:
+                    linear[o.out] = b.op(o.kind, *args, name=o.out, line=o.line, **dict(o.attrs))
+                except TypeRuleError as e:
+                    raise self.other(o) from e
+            else:
+                raise self.other(o)
+            if b.types[linear[o.out]].dims[1:] != (self.rows,):
+                raise self.other(o)
+        if self.c.next not in linear:
+            raise ScheduleError(f"{self.where} needs a state made of the one before, and "
+                                f"{self.c.name} of {self.p.name} is not")
+        if linear[self.c.next] == self.c.name:  # a walk with nothing in it is no text
+            return b.op("mul", b.op("const", value=1.0), self.c.name)
+        return linear[self.c.next]
+
+    def other(self, o: Op) -> ScheduleError:
+        return ScheduleError(f"{self.where} needs a state whose columns are apart and affine in what they were; {o.out} "
+                             f"({o.kind}, line {o.line}) of {self.p.name} is not")
+
+    def fold(self) -> Kernel:
+        b = self.body(self.k)
+        b.op("leave", self.number(b))
+        init = b.op("full", name=self.c.init, dims=self.c.type.dims, value=0.0)
+        inner = Body(b.tensors, {self.c.name: self.c.type})
+        inner.taken = b.taken
+        now, later = self.number(inner), self.number(inner, 1)
+        m = inner.op("load", inner.op("maximum", now, later), name=b.fresh("M"), tensor=self.m.name)
+        n = inner.op("load", later, name=b.fresh("N"), tensor=self.n.name)
+        new = inner.op("add", inner.op("matmul", m, self.c.name), n, name=self.c.next)
+        c = Carry(self.c.name, init, new, self.c.result, self.c.type)
+        b.stmts.append(Loop("part", (c,), inner.finish()))
+        b.types[c.result] = c.type
+        b.op("store", c.result, tensor=self.start.name)
+        return Kernel(self.start.name, "parts", b.finish(), **self.split)  # type: ignore[arg-type]
+
+    def walk(self, k: Kernel, longest_first: bool) -> list[Kernel]:
+        """The walk over a part's chunks, and the kernel that moves the state to where it began."""
+        b = self.body(k)
+        # where the host makes no summaries nobody else has found it
+        early = b.op("reach", name=b.fresh("early"), **self.forgets, kept=self.early.name) if self.forgets else self.number(b)
+        if longest_first and self.forgets:
+            b.op("share", early)
+        before = self.initial(b)
+        init = b.op("load", early, before, name=b.fresh(f"{self.c.name}_part"), tensor=self.start.name)
+        body, moves = [], []
+        for x in k.body:
+            if isinstance(x, Loop):
+                x = replace(x, carried=tuple(replace(c, init=init) for c in x.carried), early=early if self.forgets else "")
+            elif x.out == self.c.init:
+                continue
+            elif x.attr("tensor") in self.over:
+                last = self.body(k)
+                last.op("store", last.op("load", name=self.c.result, tensor=self.end.name), **dict(x.attrs))
+                moves.append(Kernel(self.end.name, "sequences", last.finish(), **self.split))  # type: ignore[arg-type]
+                x = replace(x, attrs=(("tensor", self.end.name),))
+            body.append(x)
+        return [replace(k, grid="parts", body=(*b.finish(), *body)), *moves]

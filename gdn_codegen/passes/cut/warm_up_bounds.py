@@ -1,0 +1,94 @@
+"""near: what only the bound of forgetting reads is read near the starts of parts alone. Requires stage "cut"; keeps it.
+
+A walk that begins early asks what chunks forget until they are enough; of most chunks nobody asks. Where the bound reads tiles
+that the kernel which stores it would not read otherwise (rows of k, for their norms), that kernel stores in its place what the
+bound is at least, which takes no such reading, and infinity, which is never enough. Then a kernel of its own puts the bound of
+the chunks before each part that the lesser sum does not forget, and of some more. Who asks further back, since norms held memory
+up, finds infinity, and takes a state that was summed up, or walks from the sequence's start: slower, and as right.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from ...devices import Cores, Device
+from ...ir.builder import Body
+from ...ir.core import Kernel, Loop, Program, Stmt, walk
+from ...ir.types import Tensor
+from ..common import dead_code
+from .partition import begins
+
+#: Instances that share the chunks before a part: each waits for one chunk after the other.
+SLICES = 16
+#: Of the chunks that are enough by the lesser sum so many more: room for norms that hold memory up a little.
+ROOM = 0.25
+
+
+def near(p: Program, device: Device, dtype: str) -> Program:
+    """`p` with the bound in a kernel of its own, where that reads less."""
+    if not p.forgets or isinstance(device, Cores):  # which partition refuses
+        return p
+    at = f"{p.forgets}_ws"
+    i, k = next((i, k) for i, k in enumerate(p.kernels) if any(o.attr("tensor") == at for o in walk(k.body)))
+    ops = tuple(walk(k.body))
+    (store,) = (o for o in ops if o.attr("tensor") == at)
+    bound = dead_code((*(o for o in ops if o.out), store), set())
+    others = dead_code(tuple(o for o in ops if o is not store), set())
+    b = Body({t.name: t for t in p.tensors})
+    for o in walk(others):
+        b.copy(o)
+    b.taken |= {o.out for o in ops}
+    least = _Least(bound, b).of(p.forgets)
+    if not least or _tiles(p, bound) <= _tiles(p, others):
+        return p
+    t = Tensor(f"{b.fresh(f'{p.forgets}_least')}_ws", "workspace", "slot", "HV", ())
+    b.tensors[t.name] = t
+    b.op("store", least, tensor=t.name)
+    b.op("store", b.op("const", value=inf), tensor=at)
+    first = replace(k, name=k.name.replace(p.forgets, t.name.removesuffix("_ws")), body=b.finish())
+    second = _before(p.forgets, b.tensors, bound, begins(t.name, device, dtype))
+    return replace(p, tensors=(*p.tensors, t), kernels=(*p.kernels[:i], first, second, *p.kernels[i + 1:]))
+
+
+def _before(name: str, tensors: dict[str, Tensor], body: tuple[Stmt, ...], begins: dict[str, Any]) -> Kernel:
+    """A kernel that does `body` for the chunks before a part."""
+    b = Body(tensors)
+    b.taken |= {o.out for o in walk(body)}
+    enough = b.op("reach", **begins)  # -1: then it is not, whatever norms say
+    more = b.op("mul", enough, b.op("const", value=1 + ROOM))
+    early = b.op("add", more, b.op("const", value=1.0), name=b.fresh("early"))
+    b.stmts.append(Loop("before", (), body, early))
+    return Kernel(name, "parts", b.finish(), slices=SLICES)
+
+
+def _tiles(p: Program, body: tuple[Stmt, ...]) -> set[str]:
+    """The tensors whose tiles are read."""
+    return {o.attr("tensor") for o in walk(body) if o.kind == "load" and len(p.tensor(o.attr("tensor")).dims) > 1}
+
+
+class _Least:
+    """What values are at least: the same without what is added and never negative."""
+
+    def __init__(self, body: tuple[Stmt, ...], b: Body) -> None:
+        self.defs, self.b = {o.out: o for o in walk(body)}, b
+
+    def of(self, name: str) -> str:
+        """A value of the other body, "" where none is known."""
+        o = self.defs[name]
+        if name in self.b.types:
+            return name
+        if o.kind == "add":
+            return next((self.of(x) for x, y in (o.args, o.args[::-1]) if self.positive(y)), "")
+        if o.kind == "load" and len(self.b.tensors[o.attr("tensor")].dims) == 1:
+            return self.b.copy(o)
+        if o.kind not in ("valid", "cumsum", "last"):
+            return ""
+        x = self.of(o.args[0])
+        return x and self.b.op(o.kind, x, line=o.line, **dict(o.attrs))
+
+    def positive(self, name: str) -> bool:
+        """Whether the value is never negative: the log of a maximum of 1 and something."""
+        o = self.defs[name]
+        of = self.defs[o.args[0]] if o.kind == "log" else o
+        return of.kind == "maximum" and any(self.defs[x].kind == "const" and self.defs[x].attr("value") >= 1 for x in of.args)

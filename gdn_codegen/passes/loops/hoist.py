@@ -1,0 +1,41 @@
+"""hoist: masks loaded once a core group. Requires a kernel of stage "fed"; keeps the stage.
+
+What is loaded from a tensor of index "const" is the same in every turn, so its load may stand before the loops, at the
+price of a buffer for the whole kernel. `candidates` lists them, those with the most reads a byte first.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from ...ir.core import Kernel, Loop, Op, Program, Stmt, uses, walk
+
+
+def candidates(p: Program, k: Kernel) -> list[str]:
+    """The tensors whose loads can be hoisted, best first."""
+    sizes, count = {**p.sizes, **k.sizes}, uses(k.body)
+    reads: dict[str, int] = {}
+    for o in walk(k.body):
+        if o.kind == "load" and p.tensor(o.attr("tensor")).index == "const":
+            reads[o.attr("tensor")] = reads.get(o.attr("tensor"), 0) + count[o.out]
+    return sorted(reads, key=lambda n: (-reads[n] / prod(p.tensor(n).tile.shape(sizes)), n))
+
+
+def hoist(k: Kernel, tensors: set[str]) -> Kernel:
+    """`k` with the loads of `tensors` before its loops, one an agent."""
+    top: dict[tuple[str, str], Op] = {}
+    names: dict[str, str] = {}
+
+    def each(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        for s in body:
+            if isinstance(s, Loop):
+                out.append(replace(s, body=each(s.body)))
+            elif s.kind == "load" and s.attr("tensor") in tensors:
+                names[s.out] = top.setdefault((s.attr("tensor"), s.agent), s).out
+            else:
+                out.append(s.renamed(names))
+        return tuple(out)
+
+    body = each(k.body)
+    return replace(k, body=(*top.values(), *body))

@@ -1,0 +1,140 @@
+"""prefetch: what a walk over chunks does not need a state for, one turn ahead. Requires a kernel of stage "fed"; keeps it.
+
+Those ops, "early" here, stand at the head of the body, marked `ahead`, and work for the next chunk; copies before the loop
+work for the first. What the rest reads of them is carried from turn to turn, in storage of two slots. A last turn has no
+next chunk: there they do nothing. "loads" takes loads of what this kernel does not write, with the `valid` after them, and
+"operands" those of them that the agent of products makes; "all" takes everything that depends on no state, except what
+would stay in a space of the products.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from ...devices import Cores
+from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt, types
+from ...ir.ops import OPS
+from ...ir.types import Tile
+from ..storage.pack import VIEWS, WIDTH
+
+
+def prefetch(p: Program, k: Kernel, what: str, device: Cores) -> Kernel:
+    """`k` with its early ops one turn ahead; itself where it walks no chunks."""
+    if what == "no" or k.grid != "sequences":
+        return k
+    return replace(k, body=tuple(replace(s, body=tuple(x for o in s.body for x in (
+        _ahead(p, k, o, what, device) if isinstance(o, Loop) else [o]))) if isinstance(s, Loop) else s for s in k.body))
+
+
+class _Early:
+    """The early ops of a loop."""
+
+    def __init__(self, p: Program, k: Kernel, loop: Loop, what: str, device: Cores) -> None:
+        self.ops = [o for o in loop.body if isinstance(o, Op)]
+        self.type, self.device, self.sizes = types(k.body), device, {**p.sizes, **k.sizes}
+        self.index = {t.name: t.index for t in p.tensors}
+        self.made_by = {o.out: o for o in self.ops if o.out}
+        self.writers: dict[str, list[Op]] = {}
+        for o in self.ops:
+            if o.kind == "store":
+                self.writers.setdefault(o.attr("tensor"), []).append(o)
+        self.carried = {c.name for c in loop.carried}
+        self.next = {c.next for c in loop.carried}
+        self.early = {id(o) for o in self.ops if self.wanted(o, what)}
+        while self.drop():
+            pass
+
+    def wanted(self, o: Op, what: str) -> bool:
+        if o.kind in ("const", "scalar") or o.out in self.next:
+            return False
+        if what == "all":
+            return o.kind != "store" or self.index[o.attr("tensor")] == "block"
+        if what == "operands" and o.agent != self.device.runs["matmul"]:
+            return False
+        if o.kind == "load":
+            return self.index[o.attr("tensor")] in ("token", "slot") and o.attr("tensor") not in self.writers
+        return o.kind == "valid" and not o.attr("given")
+
+    def light(self, o: Op) -> bool:
+        """Whether `o` may be done twice: no storage, or a number."""
+        return o.kind in VIEWS or self.type[o.out].rank == 0
+
+    def before(self, o: Op) -> list[Op]:
+        """What comes before `o` in its turn."""
+        return [self.made_by[a] for a in o.args if a in self.made_by] + \
+            (self.writers.get(o.attr("tensor"), []) if o.kind == "load" else [])
+
+    def kept(self) -> list[Op]:
+        """The ops of this turn, with those light ones that it reads of early values."""
+        need = {a for o in self.ops if id(o) not in self.early for a in o.args}
+        for o in reversed(self.ops):
+            if o.out in need and self.light(o):
+                need |= set(o.args)
+        return [o for o in self.ops if id(o) not in self.early or (o.out in need and self.light(o))]
+
+    def crossing(self) -> list[Op]:
+        """Early ops whose values this turn's read."""
+        need = {a for o in self.kept() for a in o.args}
+        return [o for o in self.ops if id(o) in self.early and o.out in need and not self.light(o)]
+
+    def drop(self) -> bool:
+        """Take out one op that cannot be early; False where there is none."""
+        late = {id(o) for o in self.ops if id(o) not in self.early and o.kind not in ("const", "scalar")}
+        for o in self.ops:
+            if id(o) in self.early and (any(id(x) in late for x in self.before(o)) or self.carried & set(o.args)):
+                self.early.remove(id(o))
+                return True
+        crossing = self.crossing()
+        for o in crossing:
+            if o.kind == "matmul" or (o.kind == "move" and o.attr("space") in self.device.feeds) or self.smaller(o, crossing):
+                self.early.remove(id(o))
+                return True
+        return False
+
+    def smaller(self, o: Op, crossing: list[Op]) -> bool:
+        """Whether what `o` is made of takes less room than its result, and no early op reads that."""
+        if not OPS[o.kind].elementwise or any(o.out in x.args for x in self.ops if id(x) in self.early):
+            return False
+        parts = {a for a in o.args if a in self.made_by and self.made_by[a] not in crossing and self.type[a].rank}
+        return sum(map(self.bytes, parts)) < self.bytes(o.out)
+
+    def bytes(self, a: str) -> int:
+        t = self.type[a]
+        return prod(t.shape(self.sizes)) * WIDTH[t.dtype]
+
+
+def _ahead(p: Program, k: Kernel, loop: Loop, what: str, device: Cores) -> list[Stmt]:
+    e = _Early(p, k, loop, what, device)
+    taken = set(types(k.body))
+
+    def fresh(name: str) -> str:
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        return name
+
+    def copies(suffix: str) -> tuple[list[Op], dict[str, str]]:
+        names: dict[str, str] = {}
+        out = []
+        for o in e.ops:
+            if id(o) not in e.early:
+                continue
+            if o.out:
+                names[o.out] = fresh(f"{o.out}_{suffix}")
+            attrs = tuple(sorted({**dict(o.attrs), "ahead": 1}.items()))
+            out.append(replace(o, out=names.get(o.out, ""), args=tuple(names.get(a, a) for a in o.args), attrs=attrs))
+        return out, names
+
+    if not e.early:
+        return [loop]
+    first, firsts = copies("first")
+    then, thens = copies("next")
+    numbers = [o for o in e.ops if o.kind in ("const", "scalar")]
+    ring = tuple(Carry(o.out, firsts[o.out], thens[o.out], fresh(f"{o.out}_unread"), _type(o), 2) for o in e.crossing())
+    body = (*then, *(o for o in e.kept() if o not in numbers))
+    return [*numbers, *first, replace(loop, carried=(*loop.carried, *ring), body=body)]
+
+
+def _type(o: Op) -> Tile:
+    assert o.type is not None
+    return o.type

@@ -1,0 +1,133 @@
+"""turn: the state transposed, by `state`. Requires stage "decomposed"; keeps it.
+
+"vk": in kernels that walk the chunks a tile whose last dim is V is held transposed, so that products with the state have
+it (or what comes of it) as their first operand: (a @ b)^T = b^T a^T, with elementwise ops as they are, columns as rows.
+Initial and final state, and tokens, turn on their way from and to memory. A load that only products read stays as it
+lies; the product turns it. Workspaces of chunks lie as the walk that writes them holds them.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...ir.builder import Body
+from ...ir.core import Kernel, Loop, Op, Program, loops, types, walk
+from ...ir.ops import OPS
+from ...ir.types import Tensor, Tile
+from ...schedule.schedule import Schedule, ScheduleError
+from ..common import dead_code, rebuild, walks
+
+
+def turn(p: Program, s: Schedule) -> Program:
+    """`p` with the state as the schedule wants it."""
+    if s.state == "kv":
+        return p
+    turns = {k.name: _Turn(p, k, s) for k in p.kernels if walks(p, k)}
+    over = {o.attr("tensor") for t in turns.values() for o in walk(t.k.body) if o.kind == "store" and t.turns(o.args[0])}
+    over = {n for n in over if p.tensor(n).index == "slot"}
+    kernels = tuple(turns[k.name].run() if k.name in turns else k for k in p.kernels)
+    tensors = tuple(replace(t, dims=t.dims[::-1]) if t.name in over else t for t in p.tensors)
+    return replace(p, tensors=tensors, kernels=tuple(_lying(k, over, {t.name: t for t in tensors}) for k in kernels) if over
+                   else kernels)
+
+
+def _only_for_products(k: Kernel) -> set[str]:
+    """Loads that nothing but products reads."""
+    carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next)}
+    others = {a for o in walk(k.body) for n, a in enumerate(o.args) if not (o.kind == "matmul" and n < 2)}
+    return {o.out for o in walk(k.body) if o.kind == "load"} - others - carried
+
+
+def _lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
+    """`k` where the tensors `over` lie transposed."""
+    flat = _only_for_products(k)
+    flat = {o.out for o in walk(k.body) if o.out in flat and o.attr("tensor") in over and not o.attr("transposed")}
+
+    def rule(o: Op, b: Body) -> str | None:
+        attrs = dict(o.attrs)
+        if o.kind in ("load", "store") and o.attr("tensor") in over and o.out not in flat:
+            attrs["transposed"] = not o.attr("transposed")
+        elif o.kind == "matmul" and flat & set(o.args[:2]):
+            attrs |= {side: bool(o.attr(side)) != (x in flat) for side, x in zip(("ta", "tb"), o.args, strict=False)}
+        else:
+            return None
+        return b.op(o.kind, *o.args, name=o.out, line=o.line, **attrs)
+
+    return replace(k, body=rebuild(k.body, Body(tensors), rule))
+
+
+class _Turn:
+    def __init__(self, p: Program, k: Kernel, s: Schedule) -> None:
+        self.p, self.k, self.s = p, k, s
+        self.type = types(k.body)
+        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.lies = _only_for_products(k)
+        self.flat: dict[str, str] = {}  # a column or row -> its transpose
+
+    def turns(self, name: str) -> bool:
+        return self.type[name].dims[1:] == ("V",) and name not in self.lies
+
+    def run(self) -> Kernel:
+        b = Body({t.name: t for t in self.p.tensors})
+        b.taken = set(self.type)
+        self.ops(self.k.body, b)
+        return replace(self.k, body=dead_code(b.finish(), set()))
+
+    def ops(self, body: tuple[Op | Loop, ...], b: Body) -> None:
+        for x in body:
+            if isinstance(x, Loop):
+                carried = tuple(replace(c, type=c.type.transposed) if self.turns(c.name) else c for c in x.carried)
+                inner = Body(b.tensors, {**b.types, **{c.name: c.type for c in carried}})
+                inner.taken = b.taken
+                kept, self.flat = self.flat, dict(self.flat)
+                self.ops(x.body, inner)
+                self.flat = kept
+                b.stmts.append(replace(x, carried=carried, body=inner.finish()))
+                b.types.update({c.result: c.type for c in carried})
+            else:
+                self.op(x, b)
+
+    def op(self, o: Op, b: Body) -> None:
+        def put(*args: str, **attrs: Any) -> None:
+            b.op(o.kind, *args, name=o.out, line=o.line, **attrs)
+
+        if o.kind == "store":
+            put(*o.args, **{**dict(o.attrs), "transposed": bool(o.attr("transposed")) != self.turns(o.args[0])})
+        elif o.kind == "matmul":
+            (a, x), acc = o.args[:2], o.args[2:]
+            ta, tb = (bool(o.attr(t)) != self.turns(y) for t, y in (("ta", a), ("tb", x)))
+            if self.turns(o.out):
+                put(x, a, *acc, ta=not tb, tb=not ta)
+            else:
+                put(a, x, *acc, ta=ta, tb=tb)
+        elif not o.out or not self.turns(o.out):
+            if any(self.turns(a) for a in o.args):
+                raise self.error(o)
+            b.copy(o)
+        elif o.kind == "load":
+            put(*o.args, **{**dict(o.attrs), "transposed": not o.attr("transposed")})
+        elif OPS[o.kind].elementwise and o.kind not in ("lower", "strictly_lower", "pairs", "diag_blocks", "expand"):
+            put(*(self.turned(a, b, o) for a in o.args), **dict(o.attrs))
+        elif o.kind in ("full", "expand"):
+            put(*(self.turned(a, b, o) for a in o.args), **{**dict(o.attrs), "dims": o.attr("dims")[::-1]})
+        else:
+            raise self.error(o)
+
+    def turned(self, name: str, b: Body, reader: Op) -> str:
+        """What stands for `name` in an elementwise op on turned tiles."""
+        t: Tile = self.type[name]
+        if t.rank == 0 or self.turns(name):
+            return name
+        if name not in self.flat:
+            o = self.defs.get(name)
+            if o is not None and o.kind in ("col", "row"):
+                self.flat[name] = b.op("row" if o.kind == "col" else "col", *o.args, line=o.line)
+            elif o is not None and OPS[o.kind].elementwise and 1 in t.dims:
+                self.flat[name] = b.op(o.kind, *(self.turned(a, b, reader) for a in o.args), line=o.line, **dict(o.attrs))
+            else:
+                raise self.error(reader)
+        return self.flat[name]
+
+    def error(self, o: Op) -> ScheduleError:
+        return ScheduleError(f"schedule {self.s.name}: state={self.s.state!r} does not fit {self.p.name}: {o.kind} "
+                             f"({o.out}, line {o.line}) takes rows of a tile that would lie transposed; use state='kv'")

@@ -1,0 +1,1 @@
+"""Passes that give each value a place on the chip."""

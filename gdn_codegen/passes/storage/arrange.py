@@ -1,0 +1,73 @@
+"""arrange: what runs side by side, what stays on the chip, and in which order. Requires stage "fed"; keeps it.
+
+The schedule's `lanes`, `prefetch`, `cache_masks` and `order`, as far as the spaces of the device allow: of each kernel the
+first of the variants is taken that `pack` finds room for, most lanes first, then with `prefetch`, then most masks.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+from ...devices import Cores
+from ...ir.core import Kernel, Op, Program, walk
+from ...ir.types import Tensor
+from ...schedule.schedule import Schedule
+from ..common import with_tensors
+from ..loops.hoist import candidates, hoist
+from ..loops.interleave_heads import lanes
+from ..loops.list_scheduling import order
+from ..loops.prefetch import prefetch
+from .pack import VIEWS, fits
+
+ROOM = 0.8  # what cached masks may fill: values that crowd each other wait for each other
+
+
+def arrange(p: Program, s: Schedule, device: Cores) -> Program:
+    """`p` with every kernel in the best variant that fits."""
+    kernels, made = [], []
+    for k in p.kernels:
+        variant, channels = _best(p, k, s, device)
+        kernels.append(variant)
+        made += channels
+    return with_tensors(replace(p, kernels=tuple(kernels)), *made)
+
+
+def _returns(k: Kernel, device: Cores) -> bool:
+    """Whether some value depends, through other pipes, on the pipe that makes it: that pipe waits meanwhile."""
+    def pipe(o: Op) -> str:
+        table = device.pipes[o.agent]
+        return f"{o.agent}.{table.get(o.kind, table.get('*', ''))}"
+
+    left: dict[str, set[str]] = {}  # value or channel -> pipes that the ways to it have left
+    made: dict[str, str] = {}
+    for o in walk(k.body):
+        if o.kind in VIEWS:
+            if o.args and o.args[0] in made:
+                left[o.out], made[o.out] = left[o.args[0]], made[o.args[0]]
+            continue
+        sources = [*o.args, *([o.attr("tensor")] if o.kind == "load" else [])]
+        mine = pipe(o)
+        seen = {x for a in sources for x in left.get(a, set()) | {made.get(a, mine)}} - {mine}
+        back = any(mine in left.get(a, set()) and made.get(a) != mine for a in sources)
+        if back:
+            return True
+        target = o.out or o.attr("tensor")
+        left[target], made[target] = seen, mine
+    return False
+
+
+def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, list[Tensor]]:
+    home = device.home[device.agents[0]]
+    roomy = replace(device, spaces={**device.spaces, home: int(device.spaces[home] * ROOM)})
+    most = s.lanes if k.grid == "chunks" and _returns(k, device) else 1
+    ahead = dict.fromkeys((s.prefetch, "no")) if k.grid == "sequences" else ("no",)
+    for n in range(most, 0, -1):
+        wide, made = lanes(p, k, n)
+        whole = with_tensors(p, *made)
+        masks = candidates(whole, wide) if s.cache_masks else []
+        for what, kept in product(ahead, range(len(masks), -1, -1)):
+            variant = prefetch(whole, hoist(wide, set(masks[:kept])), what, device)
+            variant = order(whole, variant, device) if s.order == "list" else variant
+            if fits(whole, variant, s, roomy if kept else device):
+                return variant, made
+    return k, []  # `pack` says what is too large

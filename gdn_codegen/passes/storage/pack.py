@@ -1,0 +1,378 @@
+"""pack: a place for every value. Requires stage "fed"; produces stage "placed".
+
+A value's buffer is in the space that its op fills: a vector agent's tiles hold that core's part of the rows, vectors are
+whole on every core ("half" ones, sums along rows, are not). `valid` and accumulating products work in place; so do
+elementwise ops whose operand nobody reads later; a carried value and what it becomes share a buffer, by a copy where
+they must. Operands of products take the slots of their space one after the other. Elsewhere, and where slots are too
+small, lifetimes are packed: round robin first, which leaves more ops free to overlap, then as low as possible. What does
+not fit is an error that names the values.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...devices import Cores
+from ...ir.builder import Body
+from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, Tile, loops, types, walk
+from ...ir.ops import OPS
+from ...schedule.schedule import Schedule, ScheduleError
+
+WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
+VIEWS = ("const", "scalar", "col", "row", "part", "block", "last")
+
+
+def pack(p: Program, s: Schedule, device: Cores) -> Program:
+    """`p` with buffers at byte offsets."""
+    return replace(p, stage="placed", kernels=tuple(_pack(p, _with_copies(k, device), s, device) for k in p.kernels))
+
+
+def fits(p: Program, k: Kernel, s: Schedule, device: Cores) -> bool:
+    """Whether there is room for all of a kernel's values."""
+    try:
+        _pack(p, _with_copies(k, device), s, device)
+    except ScheduleError:
+        return False
+    return True
+
+
+def _pack(p: Program, k: Kernel, s: Schedule, device: Cores) -> Kernel:
+    """With loads as early as they stand, for a head start; right before their first readers where that is too much."""
+    try:
+        return _Kernel(p, k, s, device).run()
+    except ScheduleError:
+        return _Kernel(p, replace(k, body=_late_loads(k.body)), s, device).run()
+
+
+def _late_loads(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """The body with each load, and the `valid` after it, right before what reads it first."""
+    held: list[Op] = []
+    out: list[Stmt] = []
+
+    def release(names: set[str]) -> None:
+        for o in [o for o in held if o.out in names]:
+            if o in held:
+                release(set(o.args))
+                held.remove(o)
+                out.append(o)
+
+    for s in body:
+        if isinstance(s, Loop):
+            release({o.out for o in held})
+            out.append(replace(s, body=_late_loads(s.body)))
+        elif s.kind == "load" or (s.kind == "valid" and any(o.out in s.args for o in held)):
+            held.append(s)
+        else:
+            release(set(s.args))
+            out.append(s)
+    release({o.out for o in held})
+    return tuple(out)
+
+
+def _with_copies(k: Kernel, device: Cores) -> Kernel:
+    """A carried value whose old form is still read after the new one exists, or that starts as another value that lives
+    on, is copied at the end of the loop, or before it."""
+    def each(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        for s in body:
+            if not isinstance(s, Loop):
+                out.append(s)
+                continue
+            inner = list(each(s.body))
+            carried = []
+            for c in s.carried:
+                ops = [o for o in inner if isinstance(o, Op)]
+                if c.slots > 1:  # what it becomes has a slot of its own
+                    carried.append(c)
+                    continue
+                made = next((n for n, o in enumerate(ops) if o.out == c.next), -1)
+                late = any(c.name in _through_views(ops, o) for o in ops[made + 1:])
+                if late or made < 0 or ops[made].kind not in OPS or (not OPS[ops[made].kind].elementwise \
+                        and ops[made].kind != "load"):
+                    b, first = Body(types={c.next: c.type}), device.agents[0]
+                    b.op("move", c.next, name=f"{c.next}_kept", space=device.home[first], agent=first)
+                    inner += b.finish()
+                    c = replace(c, next=f"{c.next}_kept")
+                carried.append(c)
+            out.append(replace(s, carried=tuple(carried), body=tuple(inner)))
+        return tuple(out)
+    return replace(k, body=each(k.body))
+
+
+def _through_views(ops: list[Op], o: Op) -> set[str]:
+    defs = {x.out: x for x in ops if x.kind in ("col", "row")}
+    return {defs[a].args[0] if a in defs else a for a in o.args}
+
+
+def by_columns(k: Kernel) -> set[str]:
+    """Tiles of which each core of an agent has its own columns."""
+    out: set[str] = set()
+    for o in walk(k.body):
+        if o.attr("columns") or (o.kind in ("cast", "valid") and o.args[0] in out):
+            out.add(o.out)
+    return out
+
+
+@dataclass
+class _Place:
+    """A buffer to be: the values in it, where, how large, and from which op to which it is in use."""
+
+    name: str
+    space: str
+    shape: tuple[int, ...]
+    dtype: str
+    agent: str
+    start: int
+    end: int
+    offset: int = 0
+    slots: int = 1
+
+    @property
+    def bytes(self) -> int:
+        n = WIDTH[self.dtype] * self.slots
+        for d in self.shape:
+            n *= d
+        return n
+
+
+class _Kernel:
+    def __init__(self, p: Program, k: Kernel, s: Schedule, device: Cores) -> None:
+        self.p, self.k, self.s, self.device = p, k, s, device
+        self.sizes = {**p.sizes, **k.sizes}
+        self.type = types(k.body)
+        self.token = {t.name for t in p.tensors if t.index == "token"}
+        self.defs: dict[str, Op] = {}
+        self.first: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        self.depth: dict[str, int] = {}
+        self.home: dict[str, _Place] = {}
+        self.pinned: set[int] = set()
+        self.at = 0
+        self.scratch: list[_Place] = []
+        self.wide: set[str] = set()
+        self.half: set[str] = set()
+        self.columns = by_columns(k)
+        self.alone_stored = {o.args[0] for o in walk(k.body) if o.kind == "store"}
+        for o in walk(k.body):
+            if o.kind not in ("store",):
+                self.alone_stored -= set(o.args)
+
+    def error(self, text: str) -> ScheduleError:
+        return ScheduleError(f"{self.p.name}, kernel {self.k.name} on {self.device.name}: {text}")
+
+    def run(self) -> Kernel:
+        self.lifetimes(self.k.body)
+        self.at = 0
+        self.buffers(self.k.body)
+        places: list[_Place] = list({id(x): x for x in self.home.values()}.values()) + self.scratch
+        for space, size in self.device.spaces.items():
+            self.fit(space, size, sorted((x for x in places if x.space == space), key=lambda x: (x.start, x.end)))
+        buffers = tuple(Buffer(x.name, x.space, x.shape, x.dtype, x.offset, x.slots, x.agent) for x in places)
+        return replace(self.k, body=self.mark(self.k.body), buffers=buffers)
+
+    # --- lifetimes -----------------------------------------------------------------------------------------------
+    def lifetimes(self, body: tuple[Stmt, ...], depth: int = 0) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                for c in s.carried:
+                    self.read(c.init)
+                    self.first[c.name], self.depth[c.name] = self.at, depth
+                start = self.at
+                self.lifetimes(s.body, depth + 1)
+                self.at += 1
+                for c in s.carried:
+                    self.read(c.next)
+                    self.first[c.result], self.depth[c.result] = self.at, depth
+                    self.last[c.name] = self.last[c.result] = self.at
+                for name, end in list(self.last.items()):  # read in the loop, made before it: kept for its next turn
+                    if (self.first[name] <= start < end) or name in {c.name for c in s.carried}:
+                        self.last[name] = max(end, self.at)
+            else:
+                self.at += 1
+                for a in s.args:
+                    self.read(a)
+                if s.out:
+                    self.defs[s.out], self.first[s.out], self.last[s.out] = s, self.at, self.at
+                    self.depth[s.out] = depth
+
+    def read(self, name: str) -> None:
+        self.last[name] = self.at
+        o = self.defs.get(name)
+        if o is not None and (o.kind in ("col", "row", "part", "block", "cast") and self.view(o)):
+            self.read(o.args[0])
+
+    def view(self, o: Op) -> bool:
+        """Whether `o` has no storage: a number, a column or row of a vector, a product rounded on its way to memory."""
+        if o.kind == "cast":
+            return o.agent != self.device.agents[0] and o.out in self.alone_stored
+        return o.kind in VIEWS or self.type[o.out].rank == 0
+
+    # --- buffers -------------------------------------------------------------------------------------------------
+    def buffers(self, body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                for c in s.carried:
+                    self.carry(c)
+                self.buffers(s.body)
+                self.at += 1
+                for c in s.carried:
+                    place = self.home[c.name]
+                    if self.home.get(c.next) is not place:
+                        raise self.error(f"{c.next} does not end where {c.name} began")
+                    place.end = max(place.end, self.at, self.last.get(c.result, 0))
+                    self.home[c.result] = place
+            else:
+                self.at += 1
+                self.op(s)
+
+    def carry(self, c: Carry) -> None:
+        place = self.home.get(c.init)
+        if place is None or self.last[c.init] > self.first[c.name]:
+            raise self.error(f"{c.name} starts as {c.init}, which lives on")
+        place.end, place.slots = max(place.end, self.last[c.name]), c.slots
+        self.home[c.name] = place
+        self.pinned.add(id(place))
+        for kind in (self.wide, self.half):
+            kind |= {c.name} if c.init in kind else set()
+
+    def op(self, o: Op) -> None:
+        if not o.out or self.view(o):
+            return
+        nexts = {c.next: c.name for lp in loops(self.k.body) for c in lp.carried}
+        nexts |= {self.defs[n].args[0]: c for n, c in nexts.items() if n in self.defs and self.defs[n].kind == "valid"}
+        x = o.args[0] if o.args else ""
+        if (o.kind == "valid" and x in self.wide) or (o.kind == "load" and o.attr("tensor") in self.token):
+            if self.type[o.out].rank == 1:
+                self.wide.add(o.out)
+        if self.type[o.out].rank == 1 and isinstance(self.type[o.out].dims[0], str) and (
+                o.kind == "row_sum" or any(self.source(a) in self.half for a in o.args)):
+            self.half.add(o.out)
+        if o.kind == "expand" and any(self.source(a) in self.half and self.type[a].dims[0] == 1 for a in o.args):
+            raise self.error(f"{o.out} needs all of {x}, of which each core has its own rows")
+        shape, space = self.shape(o), self.space(o)
+        if o.kind == "valid" or (o.kind == "matmul" and len(o.args) == 3):
+            place = self.home[o.args[-1]]
+        elif o.out in nexts:
+            place = self.home[nexts[o.out]]
+        else:
+            place = self.reuse(o, space, shape) or _Place(o.out, space, shape, self.type[o.out].dtype, o.agent,
+                                                           self.at, self.at)
+        place.end = max(place.end, self.last[o.out])
+        self.home[o.out] = place
+        if o.kind in ("row_sum", "transpose") or (o.kind == "move" and x in self.wide):
+            source = self.home[x]
+            self.scratch.append(_Place(f"{o.out}_scratch", space, source.shape, source.dtype, o.agent, self.at, self.at))
+
+    def source(self, name: str) -> str:
+        o = self.defs.get(name)
+        return self.source(o.args[0]) if o is not None and o.kind in ("col", "row", "part") else name
+
+    def reuse(self, o: Op, space: str, shape: tuple[int, ...]) -> _Place | None:
+        """The buffer of an operand that ends here, for an elementwise op."""
+        if not OPS[o.kind].elementwise or o.kind in ("cast", "expand"):
+            return None
+        for a in o.args:
+            place = self.home.get(a)
+            if place is not None and id(place) not in self.pinned and place.end == self.at and place.space == space \
+                    and (place.shape, place.dtype) == (shape, self.type[o.out].dtype) and a not in self.wide:
+                return place
+        return None
+
+    def space(self, o: Op) -> str:
+        if o.kind == "move":
+            return str(o.attr("space"))
+        return self.device.product if o.kind == "matmul" else self.device.home[o.agent]
+
+    def shape(self, o: Op) -> tuple[int, ...]:
+        t: Tile = self.type[o.out]
+        shape, parts = t.shape(self.sizes), self.device.copies[o.agent]
+        if o.kind == "move" and o.attr("transposed"):
+            shape = shape[::-1]
+        if t.rank == 2 and parts > 1 and isinstance(t.dims[0], str):  # a dim without a name is whole on each core
+            if shape[0] % (8 * parts):
+                raise self.error(f"{o.out} has {shape[0]} rows, which do not make {parts} parts of whole 8-row groups")
+            shape = (shape[0] // parts, shape[1]) if o.out not in self.columns else (shape[0], shape[1] // parts)
+        if t.rank == 1:
+            if o.out in self.wide:
+                shape = (shape[0], self.device.align // WIDTH[t.dtype])
+            elif o.out in self.half:
+                shape = (shape[0] // parts,)
+        if shape[-1] * WIDTH[t.dtype] % self.device.align:
+            raise self.error(f"{o.out} has rows of {shape[-1] * WIDTH[t.dtype]} bytes, not a multiple of "
+                             f"{self.device.align}")
+        return shape
+
+    # --- offsets -------------------------------------------------------------------------------------------------
+    def fit(self, space: str, size: int, places: list[_Place]) -> None:
+        if space in self.device.feeds and _slots(places, size, self.s.l0_slots):
+            return
+        if _round_robin(places, size, self.device.align) or _lowest(places, size, self.device.align):
+            return
+        peak = max((x.start for x in places), key=lambda t: sum(x.bytes for x in places if x.start <= t <= x.end))
+        live = sorted((x for x in places if x.start <= peak <= x.end), key=lambda x: -x.bytes)
+        names = ", ".join(f"{x.name} {x.bytes}" for x in live)
+        raise self.error(f"{space} has {size} bytes, and at the fullest point {sum(x.bytes for x in live)} are live: "
+                         f"{names}; use a smaller chunk, or cut the values into more kernels")
+
+    def mark(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(replace(s, body=self.mark(s.body)) if isinstance(s, Loop)
+                     else replace(s, buffer=self.home[s.out].name if s.out in self.home else "") for s in body)
+
+
+def _free(x: _Place, others: list[_Place], size: int, align: int, start: int) -> int | None:
+    """The lowest offset from `start` on where `x` meets none of `others`."""
+    need = -(-x.bytes // align) * align
+    at = start
+    for y in sorted((y for y in others if y.start <= x.end and x.start <= y.end), key=lambda y: y.offset):
+        if y.offset + y.bytes <= at:
+            continue
+        if at + need <= y.offset:
+            break
+        at = -(-(y.offset + y.bytes) // align) * align
+    return at if at + need <= size else None
+
+
+def _slots(places: list[_Place], size: int, slots: int) -> bool:
+    """Equal parts of the space, one after the other."""
+    last: list[_Place | None] = [None] * slots
+    for n, x in enumerate(places):
+        y, last[n % slots] = last[n % slots], x
+        if x.bytes > size // slots or (y is not None and y.end >= x.start):
+            return False
+        x.offset = n % slots * (size // slots)
+    return True
+
+
+def _round_robin(places: list[_Place], size: int, align: int) -> bool:
+    done: list[_Place] = []
+    cursor = 0
+    for x in places:
+        at = _free(x, done, size, align, cursor)
+        if at is None:
+            at = _free(x, done, size, align, 0)
+        if at is None:
+            return False
+        x.offset = at
+        cursor = (at + x.bytes) % size
+        done.append(x)
+    return True
+
+
+def _lowest(places: list[_Place], size: int, align: int) -> bool:
+    """Long-lived and large ones first."""
+    done: list[_Place] = []
+    for x in sorted(places, key=lambda x: (-(x.end - x.start) * x.bytes, x.start)):
+        at = _free(x, done, size, align, 0)
+        if at is None:
+            break
+        x.offset = at
+        done.append(x)
+    else:
+        return True
+    done = []
+    for x in places:
+        at = _free(x, done, size, align, 0)
+        if at is None:
+            return False
+        x.offset = at
+        done.append(x)
+    return True

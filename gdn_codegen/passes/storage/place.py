@@ -1,0 +1,204 @@
+"""place: gives values buffers. Requires stage "assigned"; produces stage "placed".
+
+A value without a buffer is an expression inside the op that reads it: cheap elementwise ops read once, numbers, and
+row and column views. The others get a buffer in the space that the device names for their kind. Where the device allows
+it, a product shares the buffer of its accumulator, a carried value the buffer of what it becomes, the inverse of a whole tile
+that of the tile, and values of one shape
+that are never alive together one buffer of a limited space, if nobody reads the old value afterwards.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+
+from ...devices import Device
+from ...ir.core import Buffer, Kernel, Loop, Op, Program, Stmt, loops, types, uses, walk
+from ...ir.ops import OPS
+from ...schedule.schedule import ScheduleError
+
+VIEWS = ("const", "scalar", "col", "row", "eye", "full", "expand")
+#: Ops that read their first operands where products do; how many.
+OPERANDS = {"matmul": 2, "diag_inverse": 1}
+#: Ops of which several in a row may run at the same time.
+SIDE_BY_SIDE = ("cumsum", "diag_inverse")
+
+
+def over(o: Op, device: Device) -> bool:
+    """Whether the result of `o` takes the place of its first operand, which nobody else reads."""
+    return o.kind == "diag_inverse" and o.attr("size") == device.solves_whole
+
+
+def place(p: Program, device: Device) -> Program:
+    """`p` with buffers on its kernels and on the ops that fill them."""
+    return replace(p, stage="placed", kernels=tuple(_Kernel(p, k, device).run() for k in p.kernels))
+
+
+class _Kernel:
+    def __init__(self, p: Program, k: Kernel, device: Device) -> None:
+        self.p, self.k, self.device = p, k, device
+        self.sizes = {**p.sizes, **k.sizes}
+        self.type = types(k.body)
+        self.count = uses(k.body)
+        self.ops = list(walk(k.body))
+        self.defs = {o.out: o for o in self.ops if o.out}
+        self.readers: dict[str, list[tuple[Op, int]]] = {}
+        for o in self.ops:
+            for n, a in enumerate(o.args):
+                self.readers.setdefault(a, []).append((o, n))
+        self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
+        self.begins = {lp.early for lp in loops(k.body)}
+        self.carried |= {o.args[1] for o in self.ops if o.kind == "load" and o.args[1:] and o.out in self.carried}
+
+    def run(self) -> Kernel:
+        owner = {o.out: o.out for o in self.ops if o.out and self.stored(o)}
+        for lp in loops(self.k.body):
+            for c in lp.carried:
+                owner[c.name] = owner[c.result] = c.name
+                if c.init in owner:
+                    owner[c.init] = c.name
+                if self.overwrites(lp, c.name, c.next):
+                    owner[c.next] = c.name
+        if self.device.in_place:
+            owner |= {o.args[1]: owner[o.out] for o in self.ops if o.kind == "load" and o.args[1:]}
+            self.share_accumulators(owner)
+            owner |= {o.args[0]: o.out for o in self.ops if over(o, self.device)}
+            self.share_storage(owner)
+        buffers: dict[str, Buffer] = {}
+        for value, name in owner.items():
+            if name not in buffers:
+                t = self.type[value]
+                buffers[name] = Buffer(name, self.space(name if name in self.defs else value), t.shape(self.sizes), t.dtype)
+        self.check_sizes(buffers.values())
+        return replace(self.k, body=self.mark(self.k.body, owner), buffers=tuple(buffers.values()))
+
+    def stored(self, o: Op) -> bool:
+        """Whether the value of `o` has storage, rather than being an expression in its reader."""
+        if o.out in self.carried | self.begins:
+            return True
+        if o.kind in VIEWS and o.out not in self.operands():
+            return False
+        if not OPS[o.kind].elementwise:
+            return True
+        readers = self.readers.get(o.out, [])
+        if self.count.get(o.out, 0) != 1:
+            return True
+        reader, n = readers[0]
+        if self.device.operand != self.device.tile and reader.kind == "matmul" and n < 2:
+            return True
+        if reader.kind == "matmul" and n == 2:
+            return False
+        if not OPS[reader.kind].elementwise and reader.kind != "store" and self.device.tile != "register":
+            return True  # cumsum, last, row_sum read storage
+        # A vector under a tile would be computed again for every column.
+        return (self.device.vector != "register" and self.type[o.out].rank == 1 and reader.kind in ("col", "row")) \
+            or (self.device.number != "register" and self.type[o.out].rank == 0)
+
+    def operands(self) -> set[str]:
+        made = {o.out for o in self.ops if o.kind == "diag_inverse"}  # most of it stays zero, which no fragment need hold
+        return made | {a for o in self.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
+
+    def space(self, value: str) -> str:
+        o, d, t = self.defs.get(value), self.device, self.type[value]
+        if t.rank == 0:
+            return d.number
+        if t.rank == 1:
+            return d.vector
+        if o is not None and o.kind == "move":
+            return str(o.attr("space"))
+        if value in self.operands():
+            return d.operand
+        if o is None or o.kind == "matmul" or value in self.carried:
+            return d.product
+        return d.loaded if o.kind == "load" else d.tile
+
+    def overwrites(self, lp: Loop, name: str, new: str) -> bool:
+        """Whether nobody reads carried `name` once its next value exists."""
+        after = False
+        for o in walk(lp.body):
+            if after and self.reads(o, name):
+                return False
+            after = after or o.out == new
+        return after and not any(self.type[x] != self.type[name] for x in (new,))
+
+    def reads(self, o: Op, name: str) -> bool:
+        """Whether `o` reads `name`, itself or through expressions inside it."""
+        return any(a == name or (a in self.defs and not self.stored(self.defs[a]) and self.reads(self.defs[a], name))
+                   for a in o.args)
+
+    def share_accumulators(self, owner: dict[str, str]) -> None:
+        order = {o.out or id(o): n for n, o in enumerate(self.ops)}
+        for o in self.ops:
+            if o.kind != "matmul" or len(o.args) < 3 or o.out not in owner:
+                continue
+            acc = o.args[2]
+            if acc not in owner or acc in self.carried or o.out in self.carried or acc in self.operands():
+                continue
+            if all(order[r.out or id(r)] <= order[o.out] for r, _ in self.all_readers(acc)):
+                root = owner[acc]
+                for v in [v for v, n in owner.items() if n == root]:
+                    owner[v] = o.out
+
+    def share_storage(self, owner: dict[str, str]) -> None:
+        """Values of limited spaces that are never alive together share a buffer of their shape and dtype."""
+        region = next(loops(self.k.body), self.k).body
+        order = {id(o): n for n, o in enumerate(region)}
+        for after, o in pairwise(reversed(region)):  # side by side
+            if isinstance(o, Op) and isinstance(after, Op) and o.kind == after.kind and o.kind in SIDE_BY_SIDE:
+                order[id(o)] = order[id(after)]
+        alive: dict[str, tuple[int, int]] = {}  # buffer -> first definition, last reader
+        for o in region:
+            if isinstance(o, Op) and o.out in owner and o.out not in self.carried:
+                ends = [order.get(id(r), len(region)) for r, _ in self.all_readers(o.out)]
+                first, last = alive.get(owner[o.out], (order[id(o)], 0))
+                alive[owner[o.out]] = first, max([last, order[id(o)], *ends])
+        pinned = {owner[o.out] for o in self.ops if over(o, self.device)}
+        across = {owner[v] for v in owner if not self.along_rows(v)}
+        free: dict[tuple[str, tuple[int, ...], str], list[tuple[int, str]]] = {}
+        for name, (first, last) in sorted(alive.items(), key=lambda x: x[1]):
+            t, space = self.type[name], self.space(name)
+            if not self.device.spaces.get(space):
+                continue
+            same = free.setdefault((space, t.shape(self.sizes), t.dtype), [])
+            for n, (end, other) in enumerate(same):
+                if end < first and not (pinned & {name, other} and across & {name, other}):
+                    same[n] = last, other
+                    pinned |= {other} if name in pinned else set()
+                    across |= {other} if name in across else set()
+                    for v in [v for v, root in owner.items() if root == name]:
+                        owner[v] = other
+                    break
+            else:
+                same.append((last, name))
+
+    def along_rows(self, name: str) -> bool:
+        """Whether products read `name` along its rows: as a first operand as it is, or as a second one transposed.
+
+        The inverse of a whole tile fixes the layout of its buffer, rows of 128 bytes. A product that reads another way may make
+        the kernel's compiler choose another layout, so such a value needs a buffer of its own."""
+        reads = [(r, n) for r, n in self.all_readers(name) if r.kind == "matmul" and n < 2]
+        return not any(r.attr("ta") if n == 0 else not r.attr("tb") for r, n in reads)
+
+    def all_readers(self, name: str) -> list[tuple[Op, int]]:
+        out = []
+        for r, n in self.readers.get(name, []):
+            out += [(r, n)] if not r.out or self.stored(r) else self.all_readers(r.out)
+        return out
+
+    def mark(self, body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:
+        return tuple(replace(s, body=self.mark(s.body, owner)) if isinstance(s, Loop)
+                     else replace(s, buffer=owner.get(s.out, "")) for s in body)
+
+    def check_sizes(self, buffers: Iterable[Buffer]) -> None:
+        """The buffers of a limited space fit it together."""
+        width = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+        sizes: dict[str, dict[str, int]] = {}
+        for b in buffers:
+            sizes.setdefault(b.space, {})[b.name] = width[b.dtype] * prod(b.shape)
+        for space, each in sizes.items():
+            limit, total = self.device.spaces.get(space, 0), sum(each.values())
+            if limit and total > limit:
+                most = sorted(each.items(), key=lambda x: -x[1])
+                raise ScheduleError(f"{self.p.name}, kernel {self.k.name}: {space} of {self.device.name} has {limit} bytes, "
+                                    f"{total} are needed: {', '.join(f'{n} {size}' for n, size in most)}")

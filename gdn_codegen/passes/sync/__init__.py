@@ -1,0 +1,1 @@
+"""Passes that derive waits, barriers and asynchronous copies."""

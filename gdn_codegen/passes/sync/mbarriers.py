@@ -1,0 +1,139 @@
+"""mbarriers: derives the waits among warp groups. Requires stage "placed"; produces stage "synchronised".
+
+Each ring has two barriers a slot: ready, on which its producer's threads arrive once the slot is written, and free, on which
+its readers' threads arrive once they are done. Rings with the same producer, readers and slots share them. A slot of which one
+agent overwrites what another wrote is ready twice a turn, and free when the last value's readers are done. A reader waits
+before its first read and arrives after its last; the producer waits, `slots` turns back, before its first write. Where a
+product or a store to tokens reads what threads wrote, a fence comes before they arrive: loads of tokens count, since threads
+fill up the last chunk of a sequence. Barriers of rings that only the walk's own part fills count its turns. What leads to an
+inverse has barriers of its own, since it is read ahead of the rest. A product that was only begun is drained before it is read.
+
+What the rest orders already goes: a wait, an arrival or a fence without which `check_rings` still proves the kernel.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ...devices import Groups
+from ...ir.core import Buffer, Kernel, Loop, Op, Program, loops
+from ...ir.ops import OWN_PART
+from ...prove.happens_before import RaceError
+from ...prove.rings import BARRIER, by_threads, by_units, check_rings, reads
+from ..agents.warp_groups import INVERSE, leads
+from ..common import walks
+
+
+def mbarriers(p: Program, device: Groups) -> Program:
+    """`p` with waits, signals and fences."""
+    return replace(p, stage="synchronised",
+                   kernels=tuple(_needed(p, _kernel(p, k, device), device) if walks(p, k) else k for k in p.kernels))
+
+
+def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
+    (loop,) = loops(k.body)
+    ops = [o for o in loop.body if isinstance(o, Op)]
+    slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
+    read, count = reads(k), {a.name: a.threads for a in k.agents}
+    groups: dict[tuple[object, ...], list[Op]] = {}
+    final = {o.buffer: o for o in ops if o.buffer in slots}  # the last value of a turn in a slot
+    given = {o.buffer: o for o in reversed(ops) if o.buffer in slots}  # and the first
+    early = leads(ops, INVERSE)
+    before: dict[int, list[Op]] = {}
+    after: dict[int, list[Op]] = {}
+    order = {id(o): n for n, o in enumerate(ops)}
+    drained: dict[int, Op] = {}  # what was begun -> the op before which it is drained
+    for o in ops:
+        if o.buffer in slots:
+            readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read[id(r)])) for x in (o, final[o.buffer]))
+            first = o is given[o.buffer]
+            groups.setdefault((o.agent, readers, last if first else (), slots[o.buffer], o.out in early), []).append(o)
+        if o.attr("later"):
+            drained[id(o)] = next(r for r in ops if o.out in read[id(r)])
+            before.setdefault(id(drained[id(o)]), []).append(_sync("drain", o.agent, **_own([o])))
+    copied: dict[int, dict[str, str]] = {}  # load -> where its copy arrives
+    barriers = []
+    for writes in groups.values():
+        producer, n, own = writes[0].agent, slots[writes[0].buffer], _own(writes)
+        ready, free = (f"{writes[0].out}_{x}" for x in ("ready", "free"))
+        barriers.append(Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n))
+        for o in writes:
+            if o.kind == "load":
+                copied[id(o)] = {"channel": ready}
+                if p.tensor(o.attr("tensor")).index == "token" and o.type is not None and o.type.rank == 2:
+                    copied[id(o)]["tail"] = f"{o.out}_tail"
+                    barriers.append(Buffer(f"{o.out}_tail", BARRIER, (count[producer],), "uint64"))
+        users = [r for r in ops if read[id(r)] & {o.out for o in writes}]
+        done = [r for r in ops if read[id(r)] & {final[o.buffer].out for o in writes}]
+        if writes[0] is given[writes[0].buffer]:
+            before.setdefault(id(writes[0]), []).append(_sync("wait", producer, channel=free, back=n, **own))
+            done.sort(key=lambda r: order[id(drained.get(id(r), r))])
+            ends = {r.agent: r for r in done}
+            barriers.append(Buffer(free, BARRIER, (sum(count[c] for c in ends),), "uint64", slots=n))
+            for c, r in ends.items():
+                place, at = (before, drained[id(r)]) if id(r) in drained else (after, r)
+                place.setdefault(id(at), []).append(_sync("signal", c, channel=free, **own))
+        fenced = {o.out for o in writes if by_threads(p, o)}
+        if any(by_units(p, r) and read[id(r)] & fenced for r in users):
+            after.setdefault(id(writes[-1]), []).append(_sync("fence", producer, **own))
+        after.setdefault(id(writes[-1]), []).append(_sync("signal", producer, channel=ready, **own))
+        for c, r in {r.agent: r for r in reversed(users)}.items():
+            before.setdefault(id(r), []).append(_sync("wait", c, channel=ready, **own))
+
+    def body() -> Iterable[Op]:
+        for o in ops:
+            told = replace(o, attrs=tuple(sorted([*o.attrs, *copied.get(id(o), {}).items()])))
+            yield from (*before.get(id(o), []), told, *after.get(id(o), []))
+
+    return _with_walk(replace(k, buffers=(*k.buffers, *barriers)), replace(loop, body=tuple(body())))
+
+
+def _own(ops: list[Op]) -> dict[str, bool]:
+    """The mark of what only the walk's own part does."""
+    return {OWN_PART: True} if all(o.attr(OWN_PART) for o in ops) else {}
+
+
+def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
+    """The kernel less barriers, then arrivals, then waits, then fences and drains, that are not needed."""
+    (loop,) = loops(k.body)
+    syncs = [(o.kind, o.attr("channel"), o.agent) for o in loop.body if isinstance(o, Op) and o.kind in ("signal", "wait")]
+    drops = [{s for s in syncs if s[1] == c} for c in dict.fromkeys(c for _, c, _ in syncs)]
+    for drop in (*drops, *({s} for kind in ("signal", "wait") for s in syncs if s[0] == kind)):
+        less = without(k, drop)
+        try:
+            check_rings(replace(p, kernels=(less,)), device)
+            k = less
+        except RaceError:
+            pass
+    (loop,) = loops(k.body)
+    for o in (o for o in loop.body if isinstance(o, Op) and o.kind in ("fence", "drain")):
+        (now,) = loops(k.body)
+        less = _with_walk(k, replace(now, body=tuple(x for x in now.body if x is not o)))
+        try:
+            check_rings(replace(p, kernels=(less,)), device)
+            k = less
+        except RaceError:
+            pass
+    return k
+
+
+def _with_walk(k: Kernel, loop: Loop) -> Kernel:
+    return replace(k, body=tuple(loop if isinstance(s, Loop) else s for s in k.body))
+
+
+def without(k: Kernel, drop: set[tuple[str, str, str]]) -> Kernel:
+    """The kernel less some (kind, channel, agent); barriers count what still arrives."""
+    (loop,) = loops(k.body)
+    body = tuple(o for o in loop.body if not (isinstance(o, Op) and (o.kind, o.attr("channel"), o.agent) in drop
+                                              and o.kind in ("signal", "wait")))
+    threads = {a.name: a.threads for a in k.agents}
+    used = {o.attr("channel") for o in body if isinstance(o, Op)} | {o.attr("tail") for o in body if isinstance(o, Op)}
+    gone = {(c, a): threads[a] for kind, c, a in drop if kind == "signal"
+            and any(isinstance(o, Op) and (o.kind, o.attr("channel"), o.agent) == (kind, c, a) for o in loop.body)}
+    buffers = tuple(replace(b, shape=(b.shape[0] - sum(n for (c, _), n in gone.items() if c == b.name),))
+                    if b.space == BARRIER else b for b in k.buffers if b.space != BARRIER or b.name in used)
+    return _with_walk(replace(k, buffers=buffers), replace(loop, body=body))
+
+
+def _sync(kind: str, agent: str, **attrs: object) -> Op:
+    return Op(kind, "", (), tuple(sorted(attrs.items())), None, 0, agent)

@@ -1,0 +1,26 @@
+"""launch: one launch for all kernels, where the schedule asks for it. Requires stage "checked"; keeps it.
+
+A kernel that others follow ends with a barrier over the whole device, for each agent: what it wrote to global memory is
+then there for every core. `check` has proved that a kernel leaves no flag set, so the barrier may use any of them; it
+takes the last three: group to cube, all cubes, cube to group.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...devices import Cores, Device
+from ...ir.core import Op, Program
+from ...schedule.schedule import Schedule, ScheduleError
+
+
+def launch(p: Program, s: Schedule, device: Device) -> Program:
+    """`p` with barriers between its kernels, marked as one launch."""
+    if s.launch == "kernels":
+        return p
+    if not isinstance(device, Cores):
+        raise ScheduleError(f"schedule {s.name}: launch='single' needs a barrier over all cores, which {device.target} has not; "
+                            "accepted there is launch='kernels'")
+    ids = (device.flags - 3, device.flags - 2, device.flags - 1)
+    barrier = tuple(Op("barrier", "", (), (("ids", ids), ("scope", "device")), agent=a) for a in device.agents)
+    first = tuple(replace(k, body=(*k.body, *barrier)) for k in p.kernels[:-1])
+    return replace(p, launch="single", kernels=(*first, *p.kernels[-1:]))

@@ -1,0 +1,381 @@
+"""synchronise: derives every wait. Requires stage "placed"; produces stage "synchronised".
+
+Two ops that touch the same bytes, one of them writing, must run in program order. Where the pipes and the waits so far
+do not see to it, a signal goes after the first and a wait before the second:
+- in the innermost body that holds both; an op inside a loop is represented there by its loop;
+- where the second is in a later turn of a loop than the first, the wait takes the signal of an earlier turn: of the turn
+  before, or of as many turns before as storage with slots leaves between them. As many signals before the loop prime it, as
+  many waits after the loop take the last;
+- ops of one unordered pipe are parted by a barrier.
+The latest of several sources is waited for first, since it often covers the others (vector clocks, `machine`). What orders
+an op before a loop and one in it may be covered by what later turns need, and a barrier by one that was found later; they
+go where the rest does without.
+
+Within an agent a signal goes from pipe to pipe by an event id. Between agents it goes from a pipe to an agent, whose
+issuer waits, through a counter. Ids are shared only where a set is sure to come after the wait before it. Where a pair about
+storage with slots sets its id before the wait of the set before it, as many ids take turns as there are slots. Where no id
+is free, a barrier over the agent makes one. On a device of one agent, whose compiler orders memory, nothing is inserted.
+"""
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+
+from ...devices import Cores, Device
+from ...ir.core import Kernel, Loop, Op, Program, Stmt
+from ...schedule.schedule import ScheduleError
+from .accesses import Access, Clocks, Path, Step, Turn, accesses, pipe_of, trace
+
+#: Where signals stand: "after" a statement, or primed "before" a loop.
+_Place = tuple[str, Path]
+#: Turns that show every kind of neighbour: three turns (of two slots the first is used again), two (the other slot is the
+#: last), none, one.
+TRIPS = {"item": [5], "chunk": [3, 2, 2, 0, 1]}
+
+
+def synchronise(p: Program, device: Device) -> Program:
+    """`p` with signals, waits and barriers."""
+    if not isinstance(device, Cores):
+        return replace(p, stage="synchronised")
+    return replace(p, stage="synchronised", kernels=tuple(_kernel(p, k, device) for k in p.kernels))
+
+
+def _kernel(p: Program, k: Kernel, device: Cores) -> Kernel:
+    drains: set[tuple[_Place, str]] = set()
+    for _ in range(64):
+        d = _Derive(p, k, device, drains)
+        d.run()
+        tight = d.number()
+        if tight is None:
+            return replace(k, body=d.insert(k.body, ()))
+        drains.add(tight)
+    raise ScheduleError(f"{p.name}, kernel {k.name}: no assignment of event ids was found")
+
+
+@dataclass
+class _Pair:
+    """One signal with its wait, as places in the program. turn: the loop of which a later turn waits, or None; distance: how
+    many turns later. slots: of the storage that it is about. ids: they take turns, one signal each."""
+
+    src: int  # pipe that signals
+    dst: int  # pipe that waits
+    signal: Path  # after this statement
+    wait: Path  # before this statement
+    turn: Path | None
+    why: str
+    crosses: bool
+    distance: int = 0
+    slots: int = 1
+    ids: tuple[int, ...] = ()
+    queue: list[list[int]] = field(default_factory=list)
+    sets: list[_Set] = field(default_factory=list)
+    waits: list[_Wait] = field(default_factory=list)
+
+
+#: Of a pair, the signals of one of its ids: the pair, how many ids, which.
+_Part = tuple[_Pair, int, int]
+
+
+@dataclass(frozen=True)
+class _Set:
+    time: int
+    number: int  # since the loop began, those before it included
+    known: list[int]  # what the signaller knew
+    place: _Place
+
+
+@dataclass(frozen=True)
+class _Wait:
+    time: int
+    number: int  # that of the set that it takes
+    done: int  # its own number on the waiting pipe
+
+
+@dataclass(frozen=True)
+class _Record:
+    access: Access
+    pipe: int
+    number: int
+    time: int
+    step: Step
+
+
+class _Derive:
+    def __init__(self, p: Program, k: Kernel, device: Cores, drains: set[tuple[_Place, str]]) -> None:
+        self.p, self.k, self.device, self.drains = p, k, device, drains
+        self.access = accesses(p, k, device)
+        self.pairs: list[_Pair] = []
+        self.parted: set[Path] = set()  # ops with a barrier of their pipe before them
+        self.places()
+
+    def places(self) -> None:
+        """Which pairs act where."""
+        self.after: dict[Path, list[_Pair]] = {}
+        self.before: dict[Path, list[_Pair]] = {}
+        self.primed: dict[Path, list[_Pair]] = {}
+        for x in self.pairs:
+            self.file(x)
+
+    def file(self, x: _Pair) -> None:
+        self.after.setdefault(x.signal, []).append(x)
+        self.before.setdefault(x.wait, []).append(x)
+        if x.turn is not None:
+            self.primed.setdefault(x.turn, []).append(x)
+
+    def run(self) -> None:
+        while self.once():
+            pass
+        for x in [x for x in self.pairs if isinstance(self.statement(x.wait), Loop)]:
+            self.without([y for y in self.pairs if y is not x], self.parted)
+        for path in sorted(self.parted - self.needed):
+            self.without(self.pairs, self.parted - {path})
+
+    def without(self, pairs: list[_Pair], parted: set[Path]) -> None:
+        """Keep these only, if they do."""
+        kept = self.pairs, self.parted
+        self.pairs, self.parted = list(pairs), set(parted)
+        self.places()
+        if self.once():
+            self.pairs, self.parted = kept
+            self.places()
+        self.once()
+
+    def statement(self, path: Path) -> Stmt:
+        body, s = self.k.body, self.k.body[path[0]]
+        for i in path:
+            s = body[i]
+            body = s.body if isinstance(s, Loop) else ()
+        return s
+
+    def once(self) -> bool:
+        """Walk the unrolled kernel; True if a pair or a barrier was added."""
+        self.clocks = c = Clocks(self.device)
+        self.records: dict[str, list[_Record]] = {}
+        self.saved: dict[tuple[int, int], list[int]] = {}
+        self.time = 0
+        self.cuts: dict[int, list[tuple[int, Path]]] = {i: [] for i in c.loose}  # of a pipe: ops so far, and where
+        self.needed: set[Path] = set()  # barriers that alone part two ops
+        for x in self.pairs:
+            x.queue, x.sets, x.waits = [], [], []
+        added = False
+        entered: set[tuple[Path, Turn]] = set()
+        for step in trace(self.k, TRIPS):
+            self.counts = step.counts
+            for depth in range(1, len(step.path) + (step.op is None)):  # loops met on the way: their waits and primes
+                loop, turn = step.path[:depth], step.turn[:depth - 1]
+                if (loop, turn) not in entered:
+                    entered.add((loop, turn))
+                    self.wait_before(loop)
+                    self.drain(("before", loop))
+                    for x in self.primed.get(loop, []):
+                        for n in range(x.distance):
+                            self.signal(x, ("before", loop), n)
+            if step.op is None:
+                for x in self.primed.get(step.path, []):
+                    for n in range(x.distance):
+                        self.wait(x, self.turn(x) + n)
+                self.signal_after(step.path)
+                continue
+            self.wait_before(step.path)
+            pipe = pipe_of(self.device, step.op)
+            if pipe is not None:
+                i = c.number[pipe]
+                added = self.order(step, i) or added
+                n = c.run(i)
+                self.time += 1
+                self.saved[i, n] = c.snapshot(i)
+                for a in self.access[id(step.op)]:
+                    self.records.setdefault(a.space, []).append(_Record(a.at(step.counts), i, n, self.time, step))
+            self.signal_after(step.path)
+        return added
+
+    def drain(self, place: _Place) -> None:
+        for at, agent in self.drains:
+            if at == place:
+                self.clocks.drain(agent)
+
+    def wait_before(self, path: Path) -> None:
+        for x in self.before.get(path, []):
+            self.wait(x, self.turn(x))
+        if path in self.parted:
+            for i in self.clocks.loose:
+                self.clocks.barrier(i)
+                self.cuts[i].append((self.clocks.issued[i], path))
+
+    def signal_after(self, path: Path) -> None:
+        self.drain(("after", path))
+        for x in self.after.get(path, []):
+            self.signal(x, ("after", path), self.turn(x) + x.distance)
+
+    def signal(self, x: _Pair, place: _Place, number: int) -> None:
+        self.time += 1
+        x.sets.append(_Set(self.time, number, list(self.clocks.start(x.src)), place))
+        x.queue.append(self.clocks.snapshot(x.src))
+
+    def wait(self, x: _Pair, number: int) -> None:
+        self.time += 1
+        self.clocks.start(x.dst)
+        if x.queue:
+            self.clocks.learn(x.dst, x.queue.pop(0))
+        x.waits.append(_Wait(self.time, number, self.clocks.run(x.dst)))
+
+    def turn(self, x: _Pair) -> int:
+        """The turn of the loop in which a pair stands."""
+        return self.counts.get(self.loop(x), 0)
+
+    def loop(self, x: _Pair) -> str:
+        """The index of the loop in whose body a pair stands."""
+        s = self.statement(x.signal[:-1]) if len(x.signal) > 1 else None
+        return s.index if isinstance(s, Loop) else ""
+
+    # --- order -------------------------------------------------------------------------------------------------------
+    def order(self, step: Step, i: int) -> bool:
+        """Make every earlier conflicting op known to pipe `i`, which is about to run `step`."""
+        c, added = self.clocks, False
+        assert step.op is not None
+        while True:
+            known = c.start(i)
+            open_: _Record | None = None
+            for a in (a.at(step.counts) for a in self.access[id(step.op)]):
+                keep = []
+                for r in self.records.get(a.space, []):
+                    if r.pipe == i and i in c.loose and r.access.meets(a):
+                        between = self.cuts[i][bisect_left(self.cuts[i], (r.number,)):]
+                        self.needed |= {path for _, path in between} if len(between) == 1 else set()
+                    if r.access.meets(a) and known[r.pipe] < r.number and (open_ is None or r.time > open_.time):
+                        open_ = r
+                    if not (a.write and a.low <= r.access.low and r.access.high <= a.high and known[r.pipe] >= r.number):
+                        keep.append(r)
+                self.records[a.space] = keep
+            if open_ is None:
+                return added
+            self.add(open_, step, i)
+            added = True
+
+    def add(self, r: _Record, step: Step, i: int) -> None:
+        c = self.clocks
+        if r.pipe == i:
+            self.parted.add(step.path)
+            c.barrier(i)
+            return
+        depth = 0  # the innermost body that holds both
+        x, y = r.step.path, step.path
+        turn: Path | None = None
+        distance = 0
+        while x[depth] == y[depth] and depth < len(x) - 1 and depth < len(y) - 1:
+            if r.step.turn[depth] != step.turn[depth]:
+                turn = x[:depth + 1]  # from turn to turn of this loop
+                distance = step.turn[depth] - r.step.turn[depth]
+                depth += 1
+                break
+            depth += 1
+        crosses = c.names[r.pipe][0] != c.names[i][0]
+        dst = c.boss[i] if crosses else i
+        signal, wait = x[:depth + 1], y[:depth + 1]
+        why = f"{r.access.value} -> {step.op.out or step.op.kind}" if step.op else ""
+        pair = _Pair(r.pipe, dst, signal, wait, turn, why, crosses)
+        pair.slots = r.access.slots if self.loop(pair) == r.access.loop else 1
+        pair.distance = min(distance, pair.slots)
+        self.pairs.append(pair)
+        self.file(pair)
+        # Its earlier turns did not happen in this walk: join what the signal would have said. The next walk does it all.
+        last = r.number
+        if len(signal) < len(x):
+            last = max(q.number for v in self.records.values() for q in v if q.pipe == r.pipe and
+                       q.step.path[:len(signal)] == signal) if self.records else r.number
+        c.learn(dst, self.saved[r.pipe, last])
+        c.start(i)
+
+    # --- ids ---------------------------------------------------------------------------------------------------------
+    def number(self) -> tuple[_Place, str] | None:
+        """Give every pair an id; or say where a barrier over which agent is needed for that."""
+        c = self.clocks
+        lanes: dict[tuple[int, int], list[_Pair]] = {}
+        counters: list[list[_Part]] = []
+        shared: dict[tuple[int, int], int] = {}  # a counter that pairs of one turn and way share, while it has room
+        for x in self.pairs:
+            if x.crosses:
+                n = shared.get((x.src, x.dst), -1) if x.turn is None else -1
+                if n < 0 or self.clash([*counters[n], (x, 1, 0)], x.dst, self.device.flag_limit):
+                    n = len(counters)
+                    counters.append([])
+                counters[n].append((x, 1, 0))
+                x.ids = (n,)
+                if x.turn is None:
+                    shared[x.src, x.dst] = n
+                if n >= self.device.flags:
+                    raise ScheduleError(f"{self.p.name}, kernel {self.k.name}: more than {self.device.flags} flags "
+                                        "between agents")
+            else:
+                lanes.setdefault((x.src, x.dst), []).append(x)
+        for (_, dst), pairs in lanes.items():
+            used: list[list[_Part]] = [[] for _ in range(self.device.events)]
+            for x in sorted(pairs, key=lambda x: x.sets[0].time):
+                ways = x.slots if self.clash([(x, 1, 0)], dst) else 1
+                for turn in range(ways):
+                    part, clash = (x, ways, turn), None
+                    for e in sorted(range(self.device.events), key=lambda e: (len(used[e]), e)):
+                        clash = self.clash([*used[e], part], dst)
+                        if clash is None:
+                            used[e].append(part)
+                            x.ids = (*x.ids, e)
+                            break
+                    if clash is not None:
+                        return clash, c.names[x.src][0]
+        return None
+
+    def clash(self, parts: list[_Part], dst: int, limit: int = 1) -> _Place | None:
+        """Where more than `limit` sets may be without a wait."""
+        events: list[_Set | _Wait] = [s for x, ways, turn in parts for s in x.sets if s.number % ways == turn]
+        events += [w for x, ways, turn in parts for w in x.waits if w.number % ways == turn]
+        done: list[int] = []
+        sets = 0
+        for e in sorted(events, key=lambda e: e.time):
+            if isinstance(e, _Wait):
+                done.append(e.done)
+                continue
+            behind = sets - limit
+            if behind >= 0 and (len(done) <= behind or e.known[dst] < done[behind]):
+                return e.place
+            sets += 1
+        return None
+
+    # --- text --------------------------------------------------------------------------------------------------------
+    def op(self, kind: str, x: _Pair, number: int, turns: bool = True) -> Op:
+        """A signal or wait. number: of the first turn, or where no turns are meant its own."""
+        src, dst = self.clocks.names[x.src], self.clocks.names[x.dst]
+        attrs: dict[str, object] = {"channel": self.pairs.index(x), "src": src[1], "dst": dst[0] if x.crosses else dst[1],
+                                    "why": x.why}
+        if turns and len(x.ids) > 1:
+            attrs |= {"id": x.ids, "loop": self.loop(x), **({"ahead": number} if number else {})}
+        else:
+            attrs["id"] = x.ids[number % len(x.ids)]
+        if x.crosses:
+            attrs["src"] = f"{src[0]}.{src[1]}"
+        return Op(kind, "", (), tuple(sorted(attrs.items())), agent=(src if kind == "signal" else dst)[0])
+
+    def insert(self, body: tuple[Stmt, ...], path: Path) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        for i, s in enumerate(body):
+            at = (*path, i)
+            out += [self.op("wait", x, 0) for x in self.before.get(at, [])]
+            if at in self.parted:
+                assert isinstance(s, Op)
+                pipe = pipe_of(self.device, s)
+                assert pipe is not None
+                out.append(Op("barrier", "", (), (("scope", pipe[1]),), agent=s.agent))
+            if isinstance(s, Loop):
+                primed = [(x, n) for x in self.primed.get(at, []) for n in range(x.distance)]
+                out += self.barriers(("before", at))
+                out += [self.op("signal", x, n, turns=False) for x, n in primed]
+                out.append(replace(s, body=self.insert(s.body, at)))
+                out += [self.op("wait", x, n) for x, n in primed]
+            else:
+                out.append(s)
+            out += self.barriers(("after", at))
+            out += [self.op("signal", x, x.distance) for x in self.after.get(at, [])]
+        return tuple(out)
+
+    def barriers(self, place: _Place) -> list[Stmt]:
+        return [Op("barrier", "", (), (("scope", "ALL"),), agent=agent) for at, agent in sorted(self.drains)
+                if at == place]

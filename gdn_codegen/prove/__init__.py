@@ -1,0 +1,1 @@
+"""Checkers of what passes produced. They import nothing from passes/sync."""

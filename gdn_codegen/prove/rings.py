@@ -1,0 +1,231 @@
+"""check_rings: proves that mbarriers order warp groups. Requires stage "synchronised"; returns the program or raises RaceError.
+
+The agents of a kernel that walks the chunks run side by side, the walk unrolled. Barriers count arrivals and phases as the
+device does, and a wait knows a phase by its parity alone. Vector clocks say what each agent may rely on; copies by a unit
+of its own are known to be over only by the barrier that they arrive at. Refused:
+- a slot is read or written by two ops, one writing, that no barrier orders; a product that was begun reads until it is drained;
+- a product that was begun is read before it is drained;
+- a unit reads what threads wrote without a fence between, which each did before they arrived;
+- a fragment is read by an agent that does not hold it;
+- a wait that a phase could pass by, or that an older phase could end; an arrival that could fall into another phase;
+- a wait that nobody ends, or arrivals that do not fill a phase.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..devices import Cores, Groups
+from ..ir.core import Kernel, Op, Program, loops, walk
+from ..ir.ops import OWN_PART
+from ..ir.printer import op_text
+from ..passes.sync.accesses import Clocks
+from .happens_before import RaceError
+
+BARRIER = "barrier"  # the space of barriers: a buffer's shape is how many threads arrive
+TURNS = 8  # more than twice the slots of any ring
+EARLY = (0, 1, 2, 3, 4)  # turns before a walk's own part: either parity of each ring's turns, more and less than its slots
+THREADS = "threads"
+
+
+def check_rings(p: Program, device: Groups) -> Program:
+    """`p` itself."""
+    for k in p.kernels:
+        if k.agents:
+            early = any(o.attr(OWN_PART) for o in walk(k.body))
+            for n in EARLY if early else (0,):
+                _Check(p, k, device, n).run()
+    return p
+
+
+def reads(k: Kernel) -> dict[int, set[str]]:
+    """The values with storage that each op (by id) reads, itself or through expressions inside it."""
+    defs = {o.out: o for o in walk(k.body) if o.out}
+
+    def leaves(a: str) -> set[str]:
+        o = defs.get(a)
+        return {a} if o is None or o.buffer else {x for y in o.args for x in leaves(y)}
+    return {id(o): {x for a in o.args for x in leaves(a)} if o.buffer or not o.out else set() for o in walk(k.body)}
+
+
+def by_threads(p: Program, o: Op) -> bool:
+    """Whether threads may write what `o` puts into a ring: those of a load fill up a sequence's last chunk."""
+    return o.kind != "load" or p.tensor(o.attr("tensor")).index == "token"
+
+
+def by_units(p: Program, o: Op) -> bool:
+    """Whether a unit of its own, for products or copies, may read what `o` reads from a ring."""
+    return o.kind == "matmul" or (o.kind == "store" and p.tensor(o.attr("tensor")).index == "token")
+
+
+@dataclass
+class _Phases:
+    """A barrier of one slot. full[n]: what is known once phase n is complete; waits[n]: who waited for it, (pipe, number)."""
+
+    count: int
+    arrived: int = 0
+    now: list[int] = field(default_factory=list)
+    full: list[list[int]] = field(default_factory=list)
+    waits: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+@dataclass
+class _Write:
+    op: Op
+    pipe: int
+    number: int
+    threads: bool  # whether threads wrote some of it
+    fence: int = 0  # the number of the agent's fence after it
+
+
+class _Check:
+    def __init__(self, p: Program, k: Kernel, device: Groups, early: int) -> None:
+        self.p, self.k, self.device, self.early = p, k, device, early
+        self.reads, self.buffers = reads(k), {b.name: b for b in k.buffers}
+        self.home = {o.out: o.buffer for o in walk(k.body) if o.buffer}
+        self.holder = {o.buffer: o.agent for o in walk(k.body) if o.buffer}
+        (self.loop,) = loops(k.body)
+        channels = {o.attr("channel"): o.attr("channel") for o in walk(k.body) if o.kind == "load" and o.attr("channel")}
+        # A copy is ordered with those that arrive at the same barrier only.
+        self.clocks = Clocks(Cores(device.name, device.target, agents=device.groups, issuer=THREADS,
+                                   pipes={a: channels if a == device.loader else {} for a in device.groups}))
+        self.threads = {a.name: a.threads for a in k.agents}
+        self.begun: dict[str, list[tuple[Op, tuple[str, int]]]] = {}  # agent -> products to be drained, with a slot they read
+        self.phases = {(b.name, s): _Phases(b.shape[0]) for b in k.buffers if b.space == BARRIER for s in range(b.slots)}
+        self.written: dict[tuple[str, int], _Write] = {}
+        self.read: dict[tuple[str, int], list[tuple[Op, int, int]]] = {}
+
+    def error(self, text: str) -> RaceError:
+        return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
+
+    def run(self) -> None:
+        todo = {a: [(turn, o) for turn in range(self.early + TURNS) for o in self.loop.body
+                    if isinstance(o, Op) and o.agent == a and not (turn < self.early and o.attr(OWN_PART))]
+                for a in self.device.groups}
+        while any(todo.values()):
+            moved = False
+            for steps in todo.values():
+                while steps and self.step(*steps[0]):
+                    steps.pop(0)
+                    moved = True
+            if not moved:
+                stuck = next(steps[0] for steps in todo.values() if steps)
+                raise self.error(f"{op_text(stuck[1])} in turn {stuck[0]}: nothing ends it")
+        partial = [name for (name, _), x in self.phases.items() if x.arrived]
+        if partial:
+            raise self.error(f"arrivals do not fill a phase of {', '.join(partial)}")
+
+    def step(self, turn: int, o: Op) -> bool:
+        """Run an op; False where it has to wait."""
+        c = self.clocks
+        pipe = c.number[o.agent, THREADS]
+        if o.kind == "wait":
+            return self.wait(turn, o, pipe)
+        if o.kind == "signal":
+            self.signal(turn, o, pipe)
+        elif o.kind == "drain":
+            number = c.run(pipe)
+            for x, slot in self.begun.pop(o.agent, []):
+                self.read.setdefault(slot, []).append((x, pipe, number))
+        elif o.kind == "fence":
+            number = c.run(pipe)
+            for w in self.written.values():
+                if w.op.agent == o.agent and not w.fence:
+                    w.fence = number
+        else:
+            self.op(turn, o, pipe)
+        return True
+
+    def phase(self, turn: int, o: Op) -> tuple[_Phases, int]:
+        """The barrier that `o` means, and how many phases of its slot go before the turn's."""
+        x = self.buffers[o.attr("channel")]
+        turn -= self.early * bool(o.attr(OWN_PART))
+        return self.phases[x.name, turn % x.slots], turn // x.slots
+
+    def wait(self, turn: int, o: Op, pipe: int) -> bool:
+        x, before = self.phase(turn, o)
+        wanted = before + (not o.attr("back"))  # phases to be complete
+        if len(x.full) % 2 != wanted % 2:
+            return False
+        known = self.clocks.start(pipe)
+        if len(x.full) < wanted or (wanted > 1 and not self.covers(known, x.full[wanted - 2])):
+            raise self.error(f"{op_text(o)} in turn {turn}: an older phase of the same parity could end it")
+        if wanted:
+            self.clocks.learn(pipe, x.full[wanted - 1])
+        x.waits.setdefault(wanted, []).append((pipe, self.clocks.run(pipe)))
+        return True
+
+    def signal(self, turn: int, o: Op, pipe: int) -> None:
+        x, before = self.phase(turn, o)
+        c = self.clocks
+        if before and (len(x.full) < before or not self.covers(c.start(pipe), x.full[before - 1])):
+            raise self.error(f"{op_text(o)} in turn {turn}: it could arrive in the phase before")
+        c.run(pipe)
+        self.join(x, c.snapshot(pipe))
+        copies = c.number.get((o.agent, o.attr("channel")))
+        if copies is not None:
+            self.join(x, c.snapshot(copies))
+        x.arrived += self.threads[o.agent]
+        if x.arrived < x.count:
+            return
+        for who, number in x.waits.get(len(x.full), []):
+            if x.now[who] < number:
+                raise self.error(f"{op_text(o)} in turn {turn}: the phase before could be over unseen by a wait of "
+                                 f"{c.names[who][0]}")
+        x.full.append(x.now)
+        x.arrived, x.now = x.arrived - x.count, []
+
+    def join(self, x: _Phases, what: list[int]) -> None:
+        x.now = [max(a, b) for a, b in zip(x.now or what, what, strict=True)]
+
+    def covers(self, known: list[int], what: list[int]) -> bool:
+        return all(a >= b for a, b in zip(known, what, strict=True))
+
+    def op(self, turn: int, o: Op, pipe: int) -> None:
+        """The accesses of an op to rings, and that it reads no fragment of another agent."""
+        c = self.clocks
+        units = c.number.get((o.agent, str(o.attr("channel")))) if o.kind == "load" else None
+        known = c.start(pipe)
+        for value in self.reads[id(o)]:
+            name = self.home.get(value, value)
+            x = self.buffers[name]
+            if any(b.out == value for b, _ in self.begun.get(o.agent, [])):
+                raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in turn {turn}, a product that was begun and not "
+                                 "drained")
+            if x.space != self.device.operand:
+                if self.holder[name] != o.agent:
+                    raise self.error(f"{o.out or o.kind} of {o.agent} reads {value}, a fragment of {self.holder[name]}")
+                continue
+            w = self.written.get((name, turn % x.slots))
+            if w is None or w.op.out != value or known[w.pipe] < w.number:
+                raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in turn {turn} without waiting for it")
+            maker = c.number[w.op.agent, THREADS]
+            if w.threads and by_units(self.p, o) and not 0 < w.fence <= known[maker]:
+                raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; threads of {w.op.agent} "
+                                 "wrote it, and no fence stands between")
+        number = c.run(pipe)
+        for value in self.reads[id(o)]:
+            name = self.home.get(value, value)
+            x = self.buffers[name]
+            if x.space == self.device.operand and o.attr("later"):
+                self.begun.setdefault(o.agent, []).append((o, (name, turn % x.slots)))
+            elif x.space == self.device.operand:
+                self.read.setdefault((name, turn % x.slots), []).append((o, pipe, number))
+        x = self.buffers.get(o.buffer)  # type: ignore[assignment]
+        if x is None or x.space != self.device.operand:
+            return
+        slot = (x.name, turn % x.slots)
+        begun = [b for agent in self.begun.values() for b, read in agent if read == slot]
+        if begun:
+            raise self.error(f"{o.out} of {o.agent} is written in turn {turn} while {begun[0].out} of {begun[0].agent} reads its "
+                             "slot")
+        before = [(r.out or r.kind, r.agent, i, n) for r, i, n in self.read.pop(slot, []) if r is not o]
+        if slot in self.written:
+            w = self.written[slot]
+            before.append((w.op.out, w.op.agent, w.pipe, w.number))
+        for what, agent, i, n in before:
+            if known[i] < n:
+                raise self.error(f"{o.out} of {o.agent} is written in turn {turn} before {what} of {agent} is sure to be done "
+                                 "with its slot")
+        if units is not None:
+            pipe, number = units, c.run(units)
+        self.written[slot] = _Write(o, pipe, number, by_threads(self.p, o))

@@ -1,0 +1,208 @@
+"""The bundled PTO simulator: compiles emitted PTO C++ for this machine's CPU, and runs it strictly.
+
+`README.md` beside this file says what it accepts and refuses.
+"""
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..runtime import cache, cxx
+
+INPUT, OUTPUT, WORKSPACE, BOTH = 0, 1, 2, 3
+MESSAGE_BYTES = 4096
+UNITS = ("S", "S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
+DTYPES = ("float", "half", "bfloat16_t", "int32", "uint32", "int16", "uint16", "int8", "uint8", "int64", "uint64")
+
+
+class PtoSimError(RuntimeError):
+    """What stopped a run. `category` is the word in brackets of the message: `race`, `deadlock`, `capacity`..."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        _, _, rest = message.partition("pto_sim [")
+        self.category = rest.partition("]")[0] if rest else ""
+
+
+def include_dir() -> Path:
+    """Where `<pto/pto-inst.hpp>` is."""
+    return Path(__file__).parent / "include"
+
+
+def source_dir() -> Path:
+    return Path(__file__).parent / "src"
+
+
+def driver_text(source_name: str, names: Sequence[str]) -> str:
+    """The unit that `compile_command` compiles, written out, for builds that want a file of their own."""
+    kernels = " ".join(f"PTO_SIM_KERNEL({name})" for name in names)
+    return f'#define PTO_SIM_SOURCE "{source_name}"\n#define PTO_SIM_KERNELS {kernels}\n' + (
+        source_dir() / "driver.cpp"
+    ).read_text()
+
+
+def compiler() -> str:
+    """`$CXX`, or the first C++ compiler on the path."""
+    found = cxx.compiler()
+    if not found:
+        raise PtoSimError("pto_sim [compiler] no C++ compiler: install g++ 12 or later, or set CXX")
+    return found
+
+
+def compile_command(source: Path, names: Sequence[str], output: Path, opt: str = "-O1",
+                    runtime: Path | None = None, cxx: str | None = None) -> list[str]:
+    """The command that makes a shared library with `NAME_sim` for each kernel NAME of `source`.
+
+    `runtime` is what `runtime_object` built; without it the engine is compiled along, which takes seconds more.
+    """
+    kernels = " ".join(f"PTO_SIM_KERNEL({name})" for name in names)
+    return [
+        cxx or compiler(), "-std=c++17", opt, "-shared", "-fPIC", "-fvisibility=hidden", "-pthread",
+        f"-I{include_dir()}", f'-DPTO_SIM_SOURCE="{Path(source).resolve()}"', f"-DPTO_SIM_KERNELS={kernels}",
+        str(source_dir() / "driver.cpp"), str(runtime or source_dir() / "pto_sim.cpp"), "-o", str(output),
+    ]
+
+
+def runtime_object(folder: Path | None = None, cxx: str | None = None) -> Path:
+    """The engine, compiled once for its text and compiler."""
+    cxx = cxx or compiler()
+    digest = hashlib.sha256(cxx.encode())
+    for part in sorted([*source_dir().glob("*"), *include_dir().rglob("*.hpp")]):
+        digest.update(part.read_bytes())
+    command = [cxx, "-std=c++17", "-O3", "-c", "-fPIC", "-fvisibility=hidden", "-pthread", f"-I{include_dir()}",
+               str(source_dir() / "pto_sim.cpp"), "-o"]
+    return cache.made((folder or cache.folder() / "pto") / f"pto_sim-{digest.hexdigest()[:16]}.o",
+                      lambda to: _compile([*command, str(to)]))
+
+
+def _compile(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise PtoSimError(f"pto_sim [compile] {' '.join(command)}\n{done.stderr}")
+
+
+def build(source: Path, names: Sequence[str], output: Path, opt: str = "-O1", cxx: str | None = None) -> Path:
+    """Compile `source` into the shared library `output`."""
+    _compile(compile_command(source, names, output, opt, runtime_object(cxx=cxx), cxx))
+    return output
+
+
+def load(library: Path) -> ctypes.CDLL:
+    """Load what `compile_command` made."""
+    return ctypes.CDLL(str(library))
+
+
+def launch(lib: ctypes.CDLL, name: str, block_dim: int, tensors: Sequence[torch.Tensor], kinds: Sequence[int],
+           ints: Sequence[int] = (), floats: Sequence[float] = (), **options: int) -> None:
+    """Run the kernel `name` on contiguous CPU tensors; PtoSimError says what it did that hardware would not forgive.
+
+    A kind is INPUT (writing it is an error), OUTPUT, WORKSPACE (poisoned first; of both, reading bytes that the kernel
+    did not write is an error) or BOTH. Options: `concurrent=0` runs the blocks one after another, for kernels without
+    device-wide barriers; `v_after_v` 2 reports every dependence between vector instructions that lacks a barrier, 1 not
+    write after read, 0 none; `shuffle` seeds another order of the cores; `trace=1` records instructions for `trace`;
+    `only=B` runs block B alone, for its trace: what other blocks write stays zero, and joins of all blocks join it alone.
+    """
+    if _recordings:
+        recording = _recordings[-1]
+        block_dim, options = recording.block_dim, {**options, "trace": 1, "only": 0}
+    if len(tensors) != len(kinds):
+        raise PtoSimError(f"pto_sim [arguments] {len(tensors)} tensors, {len(kinds)} kinds")
+    for i, t in enumerate(tensors):
+        if t.device.type != "cpu":
+            raise PtoSimError(f"pto_sim [arguments] tensor {i} is not a CPU tensor")
+    for key, value in {**_defaults(), **options}.items():
+        if lib.pto_sim_option(key.encode(), ctypes.c_int64(value)):
+            raise PtoSimError(f"pto_sim [arguments] no option {key!r}")
+    count = len(tensors)
+    message = ctypes.create_string_buffer(MESSAGE_BYTES)
+    failed = getattr(lib, f"{name}_sim")(
+        ctypes.c_int(block_dim),
+        (ctypes.c_void_p * count)(*[t.data_ptr() for t in tensors]),
+        (ctypes.c_int64 * count)(*map(_span, tensors)),
+        (ctypes.c_int * count)(*kinds), ctypes.c_int(count),
+        (ctypes.c_int64 * len(ints))(*ints), ctypes.c_int(len(ints)),
+        (ctypes.c_double * len(floats))(*floats), ctypes.c_int(len(floats)),
+        message, ctypes.c_int(MESSAGE_BYTES))
+    if failed:
+        raise PtoSimError(message.value.decode(errors="replace"))
+    if _recordings:
+        _recordings[-1].launches.append((name, trace(lib)))
+
+
+def _span(t: torch.Tensor) -> int:
+    """Bytes of a tensor; of a view, from its first element to the end of its memory."""
+    if t.is_contiguous():
+        return t.numel() * t.element_size()
+    return int(t.untyped_storage().nbytes()) - int(t.storage_offset()) * t.element_size()
+
+
+@dataclass
+class Recording:
+    """Kernels launched meanwhile: name, steps of block 0 of `block_dim`."""
+
+    block_dim: int
+    launches: list[tuple[str, list[Step]]] = field(default_factory=list)
+
+
+_recordings: list[Recording] = []
+
+
+@contextmanager
+def record(block_dim: int) -> Iterator[Recording]:
+    """Within it, launches run block 0 of `block_dim` alone and keep its trace; what they compute is not to be used."""
+    _recordings.append(Recording(block_dim))
+    try:
+        yield _recordings[-1]
+    finally:
+        _recordings.pop()
+
+
+def _defaults() -> dict[str, int]:
+    return {"concurrent": 1, "v_after_v": int(os.environ.get("PTO_SIM_V_AFTER_V", "2")), "trace": 0, "only": -1,
+            "shuffle": int(os.environ.get("PTO_SIM_SHUFFLE", "0")),
+            "timeout_s": int(os.environ.get("PTO_SIM_TIMEOUT_S", "300"))}
+
+
+class _Record(ctypes.Structure):
+    _fields_ = [(f, ctypes.c_int32) for f in ("core", "unit", "rows", "cols", "dtype", "line", "a", "b", "c")] + [
+        ("name", ctypes.c_char * 24)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An instruction that a traced run issued.
+
+    `extra`: a flag's (source pipe, target pipe, id), pipes as places in UNITS; a cross-core signal's (pipe, mode, id), a
+    wait's id last; a barrier's pipe, or -1 for all. First of it: a matmul's k; TEXTRACT, TMOV to L0: 1 to L0B; TROWEXPAND
+    and kin: 1 if the column came broadcast or the whole is one broadcast; TCVT: bytes of a source element.
+    """
+
+    block: int
+    core: str
+    pipe: str
+    name: str
+    rows: int
+    cols: int
+    dtype: str
+    line: int
+    extra: tuple[int, int, int]
+
+
+def trace(lib: ctypes.CDLL) -> list[Step]:
+    """What the last launch with `trace=1` issued, in the order of issue."""
+    lib.pto_sim_trace_length.restype = ctypes.c_int64
+    lib.pto_sim_trace_records.restype = ctypes.POINTER(_Record)
+    records: Any = lib.pto_sim_trace_records()
+    cores = ("cube", "vector 0", "vector 1")
+    return [Step(r.core // 3, cores[r.core % 3], UNITS[r.unit], r.name.decode(), r.rows, r.cols, DTYPES[r.dtype],
+                 r.line, (r.a, r.b, r.c))
+            for r in (records[i] for i in range(lib.pto_sim_trace_length()))]

@@ -1,0 +1,288 @@
+"""Which build serves a call, and why: a row of a table of measurements, or else what a model of the GPU says.
+
+Nothing is timed and no alternative compiled while a call waits.
+"""
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd, prod
+from typing import Any
+
+import torch
+
+from ...devices import HOPPER
+from ...ir.core import Program, loops, walk
+from ...passes.pipelines import ARCHS
+from ...schedule import Schedule, ScheduleError, varied
+from ...schedule.contract import PLAIN, Contract
+from ..build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, TARGETS, Build, lowered
+from ..roofline import SIZE
+from ..targets import choose
+from . import tables
+from .tables import Extent
+
+NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+#: Of calls that leave it open, where no table says better.
+DEFAULT_CHUNK = 64
+#: By architecture: the schedule of whole sequences.
+WHOLE = {"sm_90a": "fused_walk"}
+#: The class of tokens from which that is so in parts, too, where value heads share nothing: there a kernel for inverses costs
+#: more than early turns with inverses of their own.
+LONG = 15
+#: Triton on a GPU, where K and V are at most SPLIT: fields of `walk` by chunk, the first for calls that leave it open.
+INSTANCES: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
+#: By architecture: chunks with which they read q and k by descriptors where walks are whole; in parts they do with any.
+DESCRIBED: dict[str, tuple[int, ...]] = {"sm_90a": (32,)}
+#: Portable schedules, changed fields: the first that fits sizes and dtype. Where K or V is above SPLIT, V comes in blocks: what
+#: an instance holds of the state is then K x 64 at most.
+PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
+    (DEFAULT_SCHEDULE, {}), (DEFAULT_SCHEDULE, {"v_block": 64}), (DEFAULT_SCHEDULE, {"v_block": 32}), ("replay", {"v_block": 32}),
+    ("staged", {"v_block": 32}), ("staged", {"v_block": 16}))
+SPLIT = 128
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A build, and why: (what, reason)."""
+
+    build: Build
+    why: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        b = self.build
+        return f"{b.target} {b.name}: " + "; ".join(f"{what}: {reason}" for what, reason in self.why)
+
+
+@lru_cache(maxsize=256)
+def unfit(b: Build) -> str:
+    """Why the build's schedule does not fit its sizes, dtype or contract; "" where it does."""
+    try:
+        p = lowered(b)
+    except ScheduleError as e:
+        return str(e)
+    return _crowded(p) if b.target == "triton" and max(b.head_dim_k, b.head_dim_v) > SPLIT else ""
+
+
+def _crowded(p: Program) -> str:
+    """What Triton's compiler, which has shared memory to itself, is known to need too much of: what a walk loads, twice where
+    16-bit loads run ahead, and the state as an operand; in float32 a tenth more. Within 5 % of what it said for K = V = 256."""
+    for k in p.kernels:
+        sizes = {**p.sizes, **k.sizes}
+        for lp in loops(k.body):
+            tiles = [o.type for o in walk(lp.body) if o.kind == "load" and o.type is not None and o.type.rank == 2]
+            operands = [o.type for o in walk(lp.body) if o.kind == "cast" and o.args[0] in {c.name for c in lp.carried}]
+            wide = any(t.dtype == "float32" for t in tiles) and not operands
+            state = [t for t in operands if t] or [c.type for c in lp.carried]
+            need = sum(prod(t.shape(sizes)) * SIZE[t.dtype] * n for n, ts in ((1 if wide else 2, tiles), (1, state)) for t in ts)
+            need += need // 10 * wide
+            if need > HOPPER.spaces["shared"]:
+                return f"kernel {k.name} takes about {need} bytes of shared memory, and an H100 has {HOPPER.spaces['shared']}"
+    return ""
+
+
+def fits(b: Build) -> bool:
+    """Whether the build's schedule fits its sizes, dtype and contract."""
+    return not unfit(b)
+
+
+#: Builds that were refused on a device, and what was said: others are chosen there.
+_refused: dict[tuple[Build, torch.device], str] = {}
+
+
+def refused(b: Build, device: torch.device) -> str:
+    """Why the build's kernels are not to be used there; "" where nothing is known against them."""
+    return _refused.get((b, device), "")
+
+
+def refuse(b: Build, device: torch.device, why: str) -> bool:
+    """Choose another build on that device from now on. False where that was said before: there is no other."""
+    if refused(b, device):
+        return False
+    _refused[b, device] = why
+    choice.cache_clear()
+    return True
+
+
+# --- facts of a device -----------------------------------------------------------------------------------------------
+@lru_cache(maxsize=64)
+def names(device: torch.device) -> tuple[str, ...]:
+    """What tables call a device: its name, then its kind (architecture and multiprocessors: an H100's may be an H200's), then
+    its architecture."""
+    if device.type != "cuda":
+        return (device.type,)
+    arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    return torch.cuda.get_device_name(device), f"{arch} x {units(device)}", arch
+
+
+@lru_cache(maxsize=64)
+def architecture(device: torch.device) -> str:
+    """The architecture of a GPU that some build is made for, or ""."""
+    nvidia = device.type == "cuda" and not torch.version.hip  # AMD's gfx90a gives its capability as (9, 0), too
+    return {(9, 0): "sm_90a"}.get(torch.cuda.get_device_capability(device), "") if nvidia else ""
+
+
+@lru_cache(maxsize=64)
+def units(device: torch.device) -> int:
+    """Multiprocessors of a GPU, 0 elsewhere."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
+
+
+def partitions() -> bool:
+    """Whether long sequences may be split in this process."""
+    return os.environ.get("GDN_CODEGEN_PARTITION") != "0"
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------
+def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
+             ) -> Iterator[tuple[Build, str]]:
+    """Builds that tables have for such a call, the best first. shared: how many value heads a kernel may take together."""
+    for r in tables.near(devices, b, shape_class, chunk):
+        if r.about.arch in ("", arch) and (partitions() or not r.about.plan.partition):
+            plan = r.about.plan
+            if plan.part_chunks and r.far(shape_class):  # measured for its own lengths; for others the host has a model
+                plan = replace(plan, part_chunks=0)
+            if shared % plan.value_heads:  # of 3 value heads a key head, say
+                plan = replace(plan, value_heads=gcd(shared, plan.value_heads))
+            yield replace(r.about, schedule=plan, contract=b.contract, heads=b.heads, dtype=b.dtype), str(r)
+
+
+def described(arch: str, chunk: int, parts: bool) -> dict[str, Any]:
+    """What an architecture changes of Triton's walks."""
+    return {"descriptors": True} if arch in DESCRIBED and (parts or chunk in DESCRIBED[arch]) else {}
+
+
+def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
+             ) -> Iterator[tuple[Build, str]]:
+    """Builds in the order in which the model wants them: kernels of warp groups on the architecture that they are for, or
+    Triton's walk, in parts where walks fill half of the GPU at most; elsewhere whatever is portable. few: None without a GPU."""
+    if (b.target, arch) in ARCHS:
+        if few and partitions():
+            if shared == 1 and shape_class[-1] >= LONG:
+                yield (replace(b, schedule=varied(WHOLE[arch], partition="decay"), arch=arch),
+                       "walks fill half of the GPU at most, and are long")
+            plan = varied(DEFAULTS[arch], partition="decay", value_heads=shared)
+            yield replace(b, schedule=plan, arch=arch), "walks fill half of the GPU at most"
+        for plan in (varied(WHOLE[arch]), varied(DEFAULTS[arch], value_heads=shared)):
+            yield replace(b, schedule=plan, arch=arch), f"made for {arch}"
+    n = chunk or next(iter(INSTANCES))
+    if b.target == "triton" and few is not None and max(b.head_dim_k, b.head_dim_v) <= SPLIT and n in INSTANCES:
+        if few and partitions():
+            plan = varied("walk", partition="decay", longest_first=True, **INSTANCES[n], **described(arch, n, True))
+            yield replace(b, schedule=plan, chunk=n), "walks fill half of the GPU at most"
+        yield replace(b, schedule=varied("walk", **INSTANCES[n], **described(arch, n, False)), chunk=n), "made for GPUs"
+    for name, fields in PORTABLE[max(b.head_dim_k, b.head_dim_v) > SPLIT:]:
+        yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
+
+
+def _served(b: Build) -> Build:
+    """The build without promises that nobody asks for."""
+    return b if b.plan.partition == "decay" else replace(b, contract=b.contract.unpromised())
+
+
+def first(device: torch.device, *sources: tuple[str, Iterable[tuple[Build, str]]]
+          ) -> tuple[Choice | None, tuple[tuple[str, str], ...]]:
+    """The first build of these that fits and is not refused on the device, or None, and why those before it are not taken.
+    sources: (name, builds and reasons)."""
+    why: list[tuple[str, str]] = []
+    for source, found in sources:
+        for x, reason in found:
+            against = unfit(x) or refused(_served(x), device)
+            if not against:
+                return Choice(x, (*why, (f"chosen by {source}", reason))), tuple(why)
+            why.append((f"not {x.name}", against))
+    return None, tuple(why)
+
+
+def said(c: Choice) -> Choice:
+    """The choice, which GDN_DEBUG=1 prints."""
+    if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
+        print(f"gdn_codegen: {c}", file=sys.stderr)
+    return c
+
+
+def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]) -> None:
+    """What has no room on the GPU is refused before its kernels compile, naming the chunks that have."""
+    against = unfit(b)
+    if against:
+        chunks = [n for n in CHUNKS if any(fits(x) for x, _ in modelled(replace(b, chunk=n), arch, few, shape_class, n))]
+        raise ValueError(f"chunk_size: got {b.chunk}, with K = {b.head_dim_k}, V = {b.head_dim_v} in {b.dtype}; accepted: "
+                         f"{', '.join(map(str, chunks)) or 'none for these K and V'} ({against})")
+
+
+@lru_cache(maxsize=1024)
+def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple[int, int] | None, head_dim_k: int,
+           head_dim_v: int, target: str, chunk_size: int | None, layout: str, schedule: str | Schedule | None,
+           contract: Contract, shape_class: tuple[int, int, int], few: bool | None, shared: int = 1) -> Choice:
+    """The build for calls of one kind. heads: for targets that compile them in."""
+    b = Build(target, chunk_size or DEFAULT_CHUNK, layout, algorithm, schedule or DEFAULT_SCHEDULE, NAMES[dtype], head_dim_k,
+              head_dim_v, heads, contract=contract)
+    arch = architecture(device)
+    if schedule is not None:
+        chosen = Choice(b, (("schedule", "asked for"),))
+    else:
+        found, why = first(device, ("table", measured(b, arch, names(device), shape_class, chunk_size, shared)),
+                           ("model", modelled(b, arch, few, shape_class, chunk_size, shared)))
+        chosen = found or Choice(b, why)
+    why = (*chosen.why, ("chunk", "asked for" if chunk_size else "left open"))
+    chosen = said(Choice(_served(chosen.build), why))
+    if schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may take half of what is estimated for Hopper
+        _check_fits(chosen.build, arch, few, shape_class)
+    return chosen
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+def key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int | None, layout: str,
+        schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> tuple[Any, ...]:
+    """What the choice of a build may depend on."""
+    for name, x in (("q", q), ("v", v)):
+        if not isinstance(x, torch.Tensor) or x.ndim != 4:
+            raise ValueError(f"{name}: got {tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__}; "
+                             "accepted: a tensor of rank 4")
+    return algorithm, q.dtype, q.device, q.shape, v.shape, target, chunk_size, layout, schedule, sequences, contract
+
+
+def check(dtype: torch.dtype, target: str, chunk_size: int | None, layout: str) -> None:
+    """ValueError naming an argument of `key` that there is not."""
+    if dtype not in NAMES:
+        raise ValueError(f"q: got {dtype}; accepted: {', '.join(map(str, NAMES))}")
+    if target != "auto" and target not in TARGETS:
+        raise ValueError(f"target: got {target!r}; accepted: auto, {', '.join(TARGETS)}")
+    if chunk_size not in (None, *CHUNKS):
+        raise ValueError(f"chunk_size: got {chunk_size!r}; accepted: {', '.join(map(str, CHUNKS))}, None for any")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: got {layout!r}; accepted: {', '.join(LAYOUTS)}")
+
+
+def extent(q: tuple[int, ...], v: tuple[int, ...], layout: str, sequences: int | None) -> Extent:
+    """The size of a call whose q and v have these shapes."""
+    tokens, head = (1, 2) if LAYOUTS[layout] == "bthd" else (2, 1)
+    return Extent(q[head], v[head], sequences or q[0], q[0] * q[tokens])
+
+
+def explained(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple[int, ...], v: tuple[int, ...], target: str,
+              chunk_size: int | None, layout: str, schedule: str | Schedule | None, sequences: int | None,
+              contract: Contract) -> Choice:
+    """The choice for a key. Raises ValueError naming a bad argument."""
+    check(dtype, target, chunk_size, layout)
+    layout = LAYOUTS[layout]
+    target = choose(device.type, target)
+    x = extent(q, v, layout, sequences)
+    few = 2 * x.walks <= units(device) if units(device) else None
+    return choice(algorithm, dtype, device, (x.H, x.HV) if target == "pto" else None, q[3], v[3], target, chunk_size, layout,
+                  schedule, contract, x.shape_class, few, x.shared)
+
+
+def build(*wanted: Any) -> Build:
+    """The build of a key."""
+    return explained(*wanted).build
+
+
+def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int | None, layout: str,
+              schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> Build:
+    """The build that serves these tensors, a batch of rows or so many packed sequences: without a schedule that of a table, or
+    the one for their GPU's architecture where it fits, in parts where sequences and heads fill half of it at most."""
+    return build(*key(algorithm, q, v, target, chunk_size, layout, schedule, sequences, contract))

@@ -1,0 +1,102 @@
+"""Which build serves a decoding step, of all targets that run its tensors, and why: a row of the table of decoding, or a model.
+
+A step has 1 to 16 new tokens a sequence. It reads and writes states and little else, so that what decides is how kernels do that:
+which target's, and how many columns of a state an instance holds. The algorithm is that of prefill, in one kernel.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ...schedule import Schedule, named, varied
+from ...schedule.contract import Contract
+from ..build import DEFAULT_SCHEDULE, Build
+from ..targets import choose, runs
+from . import tables
+from .choose import NAMES, Choice, check, extent, first, names, said, units
+from .tables import Extent
+
+#: Tokens of a chunk, and the most that a sequence may bring.
+CHUNK = 16
+#: The fewest columns of the state that an instance holds, where it may have as many registers as it wants.
+COLUMNS = 32
+#: By device: targets where the call leaves it open, the model's first choice first. On an H200 256 sequences of one token, heads
+#: 16/32, states in bfloat16, took Triton's kernel 423 us and TileLang's 2865.
+PREFERRED = {"cuda": ("triton", "tilelang")}
+#: Entries of the state in a TileLang instance on a GPU, which has one warp where chunks are of 16 tokens: with 128 x 32 it spills
+#: 112 bytes a thread, with 128 x 128 5.6 KB (nvcc, sm_90a).
+ENTRIES = 128 * 32
+
+
+def targets(target: str, device: torch.device) -> tuple[str, ...]:
+    """Those that a call may have, the preferred first."""
+    if target != "auto":
+        return (choose(device.type, target),)
+    here = tuple(t for t in PREFERRED.get(device.type, ()) if runs(t, device.type))
+    return here or (choose(device.type),)
+
+
+def _less(columns: int) -> int:
+    """Fewer columns: a power of two, since tiles are cut so."""
+    return columns // 2 if columns & (columns - 1) == 0 else 64 if columns > 64 else 32
+
+
+def columns(b: Build, walks: int, units: int) -> Iterator[int]:
+    """Columns of the state that an instance may hold, the best first; 0 for all. As many as leave one walk for each of a GPU's
+    units, and no more than registers hold; where that does not fit, fewer."""
+    n = b.head_dim_v
+    if b.target == "pto" or not units:
+        yield 0
+        return
+    while n > COLUMNS and walks * (b.head_dim_v // n) < units:
+        n = max(_less(n), COLUMNS)
+    while b.target == "tilelang" and n > 16 and b.head_dim_k * n > ENTRIES:
+        n = _less(n)
+    yield 0 if n == b.head_dim_v else n
+    while n > 16:
+        n = _less(n)
+        yield n
+
+
+def plan(b: Build, n: int, on_gpu: bool) -> str | Schedule:
+    """One kernel with `n` columns. TileLang's on a GPU hold the state as it lies: of what lies the other way a warp would read
+    lines of 32 rows, two bytes each."""
+    fields: dict[str, Any] = {"v_block": n} if n else {}
+    if on_gpu and b.target == "tilelang" and b.contract.state != named(DEFAULT_SCHEDULE).state:
+        fields["state"] = b.contract.state
+    return varied(DEFAULT_SCHEDULE, **fields) if fields else DEFAULT_SCHEDULE
+
+
+def modelled(b: Build, x: Extent, units: int, wanted: Sequence[str]) -> Iterator[tuple[Build, str]]:
+    """Builds in the order in which the model wants them."""
+    for target in wanted:
+        mine = replace(b, target=target, heads=(x.H, x.HV) if target == "pto" else None)
+        for n in columns(mine, x.walks, units):
+            yield replace(mine, schedule=plan(mine, n, units > 0)), "one kernel for a step"
+
+
+def measured(b: Build, x: Extent, devices: tuple[str, ...], wanted: Sequence[str]) -> Iterator[tuple[Build, str]]:
+    """Builds that tables have for such a step, the best first."""
+    for r in tables.steps(devices, b, x.shape_class, wanted):
+        yield replace(r.about, contract=b.contract, dtype=b.dtype), str(r)
+
+
+@lru_cache(maxsize=1024)
+def choice(b: Build, device: torch.device, x: Extent, wanted: tuple[str, ...]) -> Choice | None:
+    """The build for steps of one kind; None where no schedule of one kernel fits. b: their inputs, with any target."""
+    found, _ = first(device, ("table", measured(b, x, names(device), wanted)), ("model", modelled(b, x, units(device), wanted)))
+    return None if found is None else said(found)
+
+
+def build(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple[int, ...], v: tuple[int, ...], target: str,
+          chunk_size: int | None, layout: str, schedule: Any, sequences: int | None, contract: Contract) -> Build | None:
+    """The build of a `dispatch.key`, which names no schedule; None where a step is a call like any other."""
+    check(dtype, target, chunk_size, layout)
+    wanted = targets(target, device)
+    b = Build(wanted[0], CHUNK, layout, algorithm, DEFAULT_SCHEDULE, NAMES[dtype], q[3], v[3], contract=contract.unpromised())
+    found = choice(b, device, extent(q, v, layout, sequences), wanted)
+    return None if found is None else found.build

@@ -1,0 +1,57 @@
+"""The call in which a build's kernels compile: that it is under way, and what to do where they do not compile."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..progress import first_call
+from ..targets import lacks_tools
+
+#: Packages of the toolchains.
+TOOLCHAINS = ("tilelang", "tvm", "tvm_ffi", "triton")
+
+
+class DoesNotCompile(ValueError):
+    """A build that its toolchain does not compile, or that has no room on the GPU."""
+
+
+@contextlib.contextmanager
+def compiling(m: Any, device: str) -> Iterator[None]:
+    """ValueError in place of a toolchain's own error: what to install, or that another build is needed. m: the generated module,
+    at .../TARGET/NAME.py; device: the type of it."""
+    path = Path(getattr(m, "__file__", ""))
+    target = path.parent.name
+    with first_call(f"first call of {target} {path.stem}"):
+        try:
+            yield
+        except Exception as e:
+            if isinstance(e, ValueError) and not _is_theirs(e):  # what the call itself refuses
+                raise
+            if why := lacks_tools(target, device):
+                raise ValueError(f"target: got {target!r}, and {why}; accepted: one that compiles here") from e
+            if why := _said(e):
+                raise DoesNotCompile(f"schedule: got {path.stem} for {target}, {why}; accepted: another schedule, chunk_size or "
+                                     "target, or None to choose") from e
+            raise
+
+
+def _is_theirs(e: Exception) -> bool:
+    """Whether a toolchain raised it."""
+    at = e.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in TOOLCHAINS
+
+
+def _said(e: Exception) -> str:
+    """What a toolchain's error has against a build; "" for any other error. By name, as the toolchains may not be installed."""
+    if type(e).__name__ == "OutOfResources":  # of Triton
+        return "which takes {} of {}, and the GPU has {}".format(*(getattr(e, n, "?") for n in ("required", "name", "limit")))
+    text = " ".join(str(e).split())
+    if any(x in text for x in ("CUDA error", "CUDALaunch", "Triton Error [")):  # of a launch
+        return ""
+    if type(e).__name__ in ("InternalError", "CompilationError") or "ptxas" in text or _is_theirs(e):
+        return f"which its compiler does not take ({type(e).__name__}: {text[-200:]})"
+    return ""

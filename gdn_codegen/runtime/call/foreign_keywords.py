@@ -1,0 +1,173 @@
+"""Keywords of other libraries: what each means here, or why it is refused. docs/contract.md lists them by library."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor
+
+from .choose import DEFAULT_CHUNK
+from .normalise import Options, Tensors, check_cpu_ends, fail, flag
+
+#: Another library's keyword -> ours.
+ALIASES = {
+    "transpose_state_layout": "state_v_first", "use_qk_l2norm": "use_qk_l2norm_in_kernel", "cu_seq_lens_q": "cu_seqlens",
+    "ssm_state_indices": "state_indices", "initial_state_indices": "state_indices", "initial_state_source": "initial_state",
+    "inplace_update": "inplace_final_state", "inplace_indexed_state_update": "inplace_final_state",
+    "output": "out", "o": "out", "output_state": "final_state"}
+_DRAFT = "one state a sequence, not one a draft token"
+_KEPT = "checkpoint_chunks=n returns the state every n chunks"
+#: Keywords that ask for what this op does not do -> the values that do not ask for it, and why others are refused.
+ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "gk": ((None,), "a gate a token and head, as g"), "gv": ((None,), "a gate a token and head, as g"),
+    "g_gamma": ((None,), "a gate a token and head, as g"),
+    "is_kda": ((False,), "a gate a token and head, as g"),
+    "lower_bound": ((None,), "the gate is -exp(A_log) softplus(g + dt_bias), without a bound"),
+    "softplus_beta": ((1,), "the gate is -exp(A_log) softplus(g + dt_bias)"),
+    "softplus_threshold": ((20,), "softplus has no other threshold"), "threshold": ((20,), "softplus has no other threshold"),
+    "a": ((None,), "pass it as g, with gate='raw'"), "b": ((None,), "pass it as beta, with beta_form='sigmoid'"),
+    "cp_context": ((None,), "one device holds a sequence"),
+    "num_accepted_tokens": ((None,), _DRAFT), "retrieve_parent_token": ((None,), "tokens in a row, not a tree"),
+    "ddtree_parent_ids": ((None,), "tokens in a row, not a tree"),
+    "intermediate_states_buffer": ((None,), _DRAFT), "intermediate_state_indices": ((None,), _DRAFT),
+    "cache_steps": ((None, 0), _DRAFT), "disable_output_calculation": ((False,), "o is always computed"),
+    "has_initial_state": ((None,), "every slot of state_indices is read: zero those of new sequences"),
+    "return_intermediate_states": ((None, False), _KEPT), "output_h": ((None, False), _KEPT),
+    "state_checkpoints": ((None,), _KEPT + ", in rows of its own order"),
+    "checkpoint_cu_starts": ((None,), _KEPT + ", in rows of its own order"),
+    "num_decodes": ((0,), "cu_seqlens is of the tokens in q"), "num_decode_tokens": ((0,), "cu_seqlens is of the tokens in q"),
+    "snapshot_dtype": ((None,), "kernels keep the state in float32"),
+    "use_rs_rounding": ((None, False), "states are rounded to the nearest"),
+    "rand_seed": ((None,), "states are rounded to the nearest")}
+#: Keywords that change no result: how another library runs, tables for its kernels, what a model passes to all its layers.
+IGNORED = frozenset({
+    "num_warps", "num_stages", "use_cp", "_cp_chunk_len", "auto_cp", "enable_fwd_cp_cache", "use_chunk_hip", "use_chunk_flydsl",
+    "use_prepare_flydsl", "use_exp2", "seq_lens_cpu", "prefill_metadata", "prebuilt_meta", "philox_rounds",
+    "use_cache", "position_ids", "num_items_in_batch", "output_hidden_states", "output_attentions", "output_router_logits",
+    "cu_seq_lens_k", "max_length_q", "max_length_k"})
+_UNSET = {"state_v_first": False, "use_qk_l2norm_in_kernel": False}
+
+
+def _said(x: Any) -> str:
+    return type(x).__name__ if isinstance(x, Tensor) else repr(x)
+
+
+def _alias(own: dict[str, Any], name: str, x: Any) -> None:
+    ours = ALIASES[name]
+    if x is None and ours not in _UNSET:
+        return
+    if own[ours] is not _UNSET.get(ours):
+        fail(name, f"both {name} and {ours}", f"one of them: {ours}")
+    own[ours] = x
+
+
+def _gate(own: dict[str, Any], x: Any, _: int) -> None:
+    if flag("use_gate_in_kernel", x):
+        if own["gate"] == "linear":
+            fail("use_gate_in_kernel", "True with gate='linear'", "gate='raw', or use_gate_in_kernel=False")
+        own["gate"] = "raw"
+    elif own["gate"] == "raw":
+        fail("use_gate_in_kernel", "False with gate='raw'", "use_gate_in_kernel=True, or another gate")
+    else:  # as FLA has it: what the kernel would need is not for this call
+        own["A_log"] = own["dt_bias"] = None
+
+
+def _beta(own: dict[str, Any], x: Any, _: int) -> None:
+    given = own["beta_form"] == "given"
+    if flag("use_beta_sigmoid_in_kernel", x):
+        own["beta_form"] = "sigmoid" if given else own["beta_form"]
+    elif not given:
+        fail("use_beta_sigmoid_in_kernel", f"False with beta_form={own['beta_form']!r}", "True, or beta_form='given'")
+
+
+def _state(own: dict[str, Any], x: Any, _: int) -> None:
+    """FlashInfer's: a state a sequence, read and written."""
+    if x is not None:
+        for ours in ("initial_state", "inplace_final_state"):
+            if own[ours] is not None:
+                fail("state", f"both state and {ours}", "one of them: state is initial_state with inplace_final_state=True")
+        own.update(initial_state=x, inplace_final_state=True)
+
+
+def _no_update(own: dict[str, Any], x: Any, _: int) -> None:
+    if flag("disable_state_update", x):
+        if own["inplace_final_state"] is True:
+            fail("disable_state_update", "True with inplace_final_state=True", "one of them")
+        own["inplace_final_state"] = False
+
+
+def _first_rows(own: dict[str, Any], x: Any, _: int) -> None:
+    """vLLM's buffer is of any shape, with room for o: it lies at its beginning."""
+    if x is None:
+        return
+    if own["out"] is not None:
+        fail("core_attn_out", "both core_attn_out and out", "one of them: out")
+    v = own["v"]
+    if isinstance(x, Tensor) and isinstance(v, Tensor) and x.shape != v.shape and x.is_contiguous() and x.numel() >= v.numel():
+        x = x.view(-1)[:v.numel()].view(v.shape)
+    own["out"] = x
+
+
+def _same_slots(own: dict[str, Any], x: Any, _: int) -> None:
+    if x is not None and x is not own["state_indices"]:
+        fail("output_state_indices", "other indices than state_indices",
+             "the same tensor, or None: a state goes back to its slot")
+
+
+def _every(own: dict[str, Any], x: Any, chunk: int) -> None:
+    if x is None or (type(x) is int and x == 0):
+        return
+    if chunk < 0:
+        fail("checkpoint_every_n_tokens", _said(x), "no such argument here: chunk_gated_delta_rule takes it")
+    size = chunk or own["chunk_size"] or DEFAULT_CHUNK
+    if own["checkpoint_chunks"] != 0:
+        fail("checkpoint_every_n_tokens", "both checkpoint_every_n_tokens and checkpoint_chunks",
+             "one of them: checkpoint_chunks")
+    if type(x) is not int or type(size) is not int or x < 0 or x % size:
+        fail("checkpoint_every_n_tokens", _said(x), f"a multiple of the chunk, {size} tokens")
+    own["checkpoint_chunks"] = x // size
+
+
+def _packed(own: dict[str, Any], x: Any, _: int) -> None:
+    """A model's, which says again what cu_seqlens says."""
+    if x is not None and own["cu_seqlens"] is None:
+        fail("seq_idx", _said(x), "None without cu_seqlens, which says where sequences end")
+
+
+#: Keywords that are more than another name.
+MEANT: dict[str, Callable[[dict[str, Any], Any, int], None]] = {
+    "use_gate_in_kernel": _gate, "use_beta_sigmoid_in_kernel": _beta, "state": _state, "disable_state_update": _no_update,
+    "core_attn_out": _first_rows, "output_state_indices": _same_slots, "checkpoint_every_n_tokens": _every, "seq_idx": _packed,
+    "cu_seqlens_cpu": lambda own, x, _: check_cpu_ends(x, own["cu_seqlens"])}
+
+
+def _unknown(name: str, own: dict[str, Any]) -> None:
+    near = get_close_matches(name, [*own, "scale", *ALIASES, *MEANT], n=1)
+    fail(name, "a keyword that no op has", f"those of docs/contract.md{f'; did you mean {near[0]}?' if near else ''}")
+
+
+def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict[str, Any]:
+    """Keywords of other libraries put among ours, names first. What would change the result and is not done here is refused, and
+    so is what nobody knows. chunk: tokens of one where the op decides, -1 where it keeps no checkpoints."""
+    for name in sorted(others, key=lambda name: name not in ALIASES):
+        x = others[name]
+        if name in ALIASES:
+            _alias(own, name, x)
+        elif name in MEANT:
+            MEANT[name](own, x, chunk)
+        elif name in ONLY:
+            accepted, why = ONLY[name]
+            if not any(x is y or (type(x) in (int, float) and type(y) is int and x == y) for y in accepted):
+                fail(name, _said(x), f"{' or '.join(map(str, accepted))}: {why}")
+        elif name in own:
+            fail(name, _said(x), "no such argument here: chunk_gated_delta_rule takes it")
+        elif name not in IGNORED:
+            _unknown(name, own)
+    return own
+
+
+def spelled(t: Tensors, x: Options, others: dict[str, Any], chunk: int = 0) -> tuple[Tensors, Options]:
+    """The same call without keywords of other libraries."""
+    own = renamed({**t._asdict(), **x._asdict()}, others, chunk)
+    return Tensors(*(own[n] for n in Tensors._fields)), Options(*(own[n] for n in Options._fields))

@@ -1,0 +1,318 @@
+"""What callers pass, in one spelling: defaults, contradictions, tensors that are no plain memory. Modules check the rest."""
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch.autograd import forward_ad
+
+from ...schedule import Schedule
+from ..build import CHUNKS, LAYOUTS
+from .aliasing import shared
+
+#: How g and beta come -> the contract's word.
+GATES = {"log": "", "linear": "linear", "raw": "raw"}
+BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
+DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_INTEGERS = (torch.int32, torch.int64)
+#: Tensors that need not be given, and that nothing else looks at first.
+_OPTIONAL = ("A_log", "dt_bias", "initial_state", "state_indices", "final_state", "out")
+#: By the place in Tensors of what is written: what else there is than memory of its own.
+_APART = {7: ", where the final state takes its place", 10: ", or inplace_final_state=True", 11: ""}
+
+
+class Tensors(NamedTuple):
+    """The tensors of a call."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+    A_log: Tensor | None
+    dt_bias: Tensor | None
+    initial_state: Tensor | None
+    state_indices: Tensor | None
+    cu_seqlens: Tensor | None
+    final_state: Tensor | None
+    out: Tensor | None
+    chunk_indices: Tensor | None = None
+    chunk_offsets: Tensor | None = None
+
+
+class Options(NamedTuple):
+    """What else a call says."""
+
+    output_final_state: bool
+    use_qk_l2norm_in_kernel: bool
+    head_first: bool
+    layout: str | None
+    gate: str
+    beta_form: str
+    allow_neg_eigval: bool
+    state_v_first: bool
+    state_dtype: torch.dtype | None
+    inplace_final_state: bool | None
+    target: str
+    schedule: Any
+    chunk_size: int | None = None
+    checkpoint_chunks: int = 0
+    unit_keys: bool = False
+
+
+class Words(NamedTuple):
+    """Options in one spelling, as torch's ops take them."""
+
+    output_final_state: bool
+    gate: str
+    beta_form: str
+    l2norm: bool
+    unit_keys: bool
+    state_v_first: bool
+    state_dtype: str
+    in_place: bool
+    checkpoint_chunks: int
+    target: str
+    chunk_size: int | None
+    layout: str
+    schedule: Any
+    decode: bool
+
+
+def fail(argument: str, got: Any, accepted: Any) -> NoReturn:
+    raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
+
+
+def transformed() -> bool:
+    """Whether tensors of torch.func's transforms, or dual ones, may be among those of a call."""
+    return forward_ad._current_level >= 0 or _functorch.maybe_current_level() is not None
+
+
+def _check_memory(name: str, x: Tensor) -> None:
+    """That a tensor is what its memory holds, and nothing besides."""
+    if torch.compiler.is_compiling():
+        return
+    if _functorch.is_functorch_wrapped_tensor(x):
+        fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor: inference only, and no transforms")
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+        fail(name, "a dual tensor of forward-mode differentiation", "inference only: its primal")
+    if x.is_neg():
+        fail(name, "a view with torch's negative bit", "x.resolve_neg(): memory as it lies")
+
+
+def check_tensor(name: str, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        fail(name, type(x).__name__, "a torch.Tensor")
+    if x.layout != torch.strided or x.is_nested:
+        fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
+    _check_memory(name, x)
+    if x.device.type == "meta" and name == "q":
+        fail(name, "device meta", "a tensor with memory")
+
+
+def check_ends(x: Any) -> None:
+    if x is not None and not isinstance(x, Tensor):
+        fail("cu_seqlens", repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
+    if x is not None and (x.dtype not in _INTEGERS or x.layout != torch.strided):
+        fail("cu_seqlens", f"{x.dtype}, {x.layout}", "a dense int32 or int64 tensor")
+    if x is not None:
+        _check_memory("cu_seqlens", x)
+
+
+def _check_dtypes(t: Tensors) -> None:
+    """That q, k and v are of one dtype, or q and k in float32, as a caller has them who normalises rows."""
+    wide = t.v.dtype in DTYPES and t.v.dtype != torch.float32
+    for name, y in (("q", t.q), ("k", t.k), ("v", t.v)):
+        if y.dtype not in DTYPES:
+            fail(name, y.dtype, "torch.float16, torch.bfloat16, torch.float32")
+        if t.v.dtype in DTYPES and y.dtype != t.v.dtype and not (wide and y.dtype == torch.float32):
+            fail(name, y.dtype, f"{t.v.dtype}, that of v{', or torch.float32, which is rounded to it' if wide else ''}")
+    for name in ("g", "beta", "A_log", "dt_bias"):
+        y = getattr(t, name)
+        if isinstance(y, Tensor) and y.dtype not in DTYPES:  # the module that a call gets says what it was built for alone
+            fail(name, y.dtype, ", ".join(map(str, DTYPES)))
+
+
+def number(name: str, x: Any) -> float | None:
+    """`x` as a float; a tensor is refused, as to read it is to wait for its device."""
+    if x is None:
+        return None
+    if isinstance(x, (Tensor, bool, str)) or not isinstance(x, (int, float)):
+        fail(name, type(x).__name__, "a finite number, or None")
+    if not abs(x) <= torch.finfo(torch.float32).max:
+        fail(name, x if isinstance(x, float) else f"an int of {len(str(x))} digits", "a number that float32 holds")
+    return float(x)
+
+
+def flag(name: str, x: Any) -> bool:
+    if x is not True and x is not False:
+        fail(name, type(x).__name__ if isinstance(x, Tensor) else repr(x), "True or False")
+    return bool(x)
+
+
+def _word(name: str, x: Any, accepted: dict[str, str]) -> str:
+    if not isinstance(x, str) or x not in accepted:
+        fail(name, repr(x), ", ".join(accepted))
+    return accepted[x]
+
+
+def reads(*tensors: Tensor | None) -> bool:
+    """Whether values may be looked at: where that waits for no device, or the caller debugs."""
+    if torch.compiler.is_compiling():
+        return False
+    return os.environ.get("GDN_CODEGEN_CHECK") == "1" or all(x is None or x.device.type == "cpu" for x in tensors)
+
+
+def check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
+    if x is None:
+        return
+    if not isinstance(x, Tensor) or x.device.type != "cpu":
+        fail("cu_seqlens_cpu", f"a tensor on {x.device}" if isinstance(x, Tensor) else type(x).__name__, "a tensor on the CPU")
+    if not isinstance(cu_seqlens, Tensor) or x.shape != cu_seqlens.shape:
+        fail("cu_seqlens_cpu", f"shape {tuple(x.shape)}", "a copy of cu_seqlens, which goes with it")
+    if reads(cu_seqlens) and x.tolist() != cu_seqlens.tolist():
+        fail("cu_seqlens_cpu", x.tolist(), f"a copy of cu_seqlens: {cu_seqlens.tolist()}")
+
+
+def check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_size: int | None) -> None:
+    """Tables of chunks need not be given. Those that are must speak of this call's sequences."""
+    for name, x, rank, form in (("chunk_indices", indices, 2, "[chunks, 2]"), ("chunk_offsets", offsets, 1, "[N + 1]")):
+        if x is None:
+            continue
+        if not isinstance(x, Tensor) or x.dtype not in _INTEGERS:
+            fail(name, x.dtype if isinstance(x, Tensor) else type(x).__name__, f"an int32 or int64 tensor {form}")
+        if x.ndim != rank or (rank == 2 and x.shape[1] != 2):
+            fail(name, f"shape {tuple(x.shape)}", form)
+        if not isinstance(cu_seqlens, Tensor):
+            fail(name, "a tensor without cu_seqlens", "both, or neither")
+        if rank == 1 and x.shape != cu_seqlens.shape:
+            fail(name, f"shape {tuple(x.shape)}", f"shape {tuple(cu_seqlens.shape)}, that of cu_seqlens")
+        if not reads(x, cu_seqlens):
+            continue
+        ends = cu_seqlens.tolist()
+        lengths = [b - a for a, b in pairwise(ends)]
+        for size in (chunk_size,) if chunk_size else CHUNKS:
+            counts = [-(-n // size) for n in lengths]
+            table: list[Any] = [[n, c] for n, count in enumerate(counts) for c in range(count)]
+            if rank == 1:
+                table = [sum(counts[:n]) for n in range(len(counts) + 1)]
+            if x.tolist() == table:
+                break
+        else:
+            fail(name, x.tolist() if x.numel() < 12 else f"{x.numel()} values",
+                 f"the chunks of cu_seqlens, of {chunk_size or ' or '.join(map(str, CHUNKS))} tokens")
+
+
+def _layout(layout: Any, head_first: bool) -> str:
+    if layout is None:
+        return "bhtd" if head_first else "bthd"
+    found = _word("layout", layout, LAYOUTS)
+    if head_first and found != "bhtd":
+        fail("head_first", f"True with layout={layout!r}", "head_first=True with layout 'bhtd', 'bnsd' or None")
+    return found
+
+
+def _beta_form(form: Any, twice: bool) -> str:
+    found = _word("beta_form", form, BETAS)
+    if twice and not found:
+        fail("allow_neg_eigval", "True with beta as given", "use_beta_sigmoid_in_kernel=True beside it: twice the sigmoid")
+    return "twice_sigmoid" if twice else found
+
+
+def _gate(gate: Any, a_log: bool, dt_bias: bool) -> str:
+    found = _word("gate", gate, GATES)
+    for name, given in (("A_log", a_log), ("dt_bias", dt_bias)):
+        if given and found != "raw":
+            fail(name, f"a value with gate={gate!r}", "None, or gate='raw' (use_gate_in_kernel=True)")
+    if found == "raw" and not a_log:
+        fail("A_log", None, "a tensor [HV], which gate='raw' needs")
+    return found
+
+
+def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) -> None:
+    """Of a call's Tensors: what it writes lies apart from what it reads and else writes, for kernels do it all side by side.
+    reaches: of each tensor, which its kind decides, so that most calls compare addresses alone."""
+    state = 10 if t[10] is not None and t[10] is not t[7] else 7 if in_place else -1
+    for n in (11, state):
+        if n < 0 or t[n] is None:
+            continue
+        x: Any = t[n]
+        first = x.data_ptr()
+        last = first + reaches[n]
+        for m, y in enumerate(t[:12]):
+            if y is None or m == n or (n == 7 and m == 10):
+                continue
+            at = y.data_ptr()
+            if at < last and first < at + reaches[m] and shared(x, y):
+                fail(Tensors._fields[n], f"memory of {Tensors._fields[m]}", "memory of its own" + _APART[n])
+
+
+def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices: bool) -> tuple[bool, str]:
+    """Whether the final state takes the initial one's place, and the dtype of states. initial, final: dtypes, None where
+    there is none."""
+    if wish is not None:
+        flag("inplace_final_state", wish)
+    in_place = wish if wish is not None else final is not None if same else indices and final is None
+    if indices and initial is None:
+        fail("state_indices", "indices without initial_state", "both: the indices are slots of initial_state")
+    if in_place and initial is None:
+        fail("inplace_final_state", "True without initial_state", "both, or False")
+    if in_place and final is not None and not same:
+        fail("final_state", "a buffer with inplace_final_state=True", "None, or inplace_final_state=False")
+    if same and not in_place and final is not None:
+        fail("final_state", "the buffer of initial_state", "a buffer of its own, or inplace_final_state=True")
+    dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in DTYPES):
+        fail("state_dtype", repr(dtype), ", ".join(map(str, DTYPES)))
+    held = initial if in_place or indices else final
+    if held is None:
+        return in_place, DTYPES[dtype or torch.float32]
+    if held not in DTYPES:
+        fail("initial_state" if in_place or indices else "final_state", held, ", ".join(map(str, DTYPES)))
+    if indices and final not in (None, held):
+        fail("final_state", final, f"{held}, that of the pool")
+    if dtype is not None and dtype != held:
+        fail("state_dtype", dtype, f"{held}, that of the buffer for states")
+    return in_place, DTYPES[held]
+
+
+def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, final: Any, same: bool, indices: bool) -> Words:
+    for name in ("output_final_state", "use_qk_l2norm_in_kernel", "head_first", "state_v_first", "allow_neg_eigval", "unit_keys"):
+        flag(name, getattr(x, name))
+    n = x.checkpoint_chunks
+    if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**31:
+        fail("checkpoint_chunks", repr(n), "a number of chunks that int32 holds, 0 for none")
+    if x.chunk_size is not None and (type(x.chunk_size) is not int or x.chunk_size not in CHUNKS):
+        fail("chunk_size", repr(x.chunk_size), f"{', '.join(map(str, CHUNKS))}, or None to choose")
+    if x.schedule is not None and not isinstance(x.schedule, (str, Schedule)):
+        fail("schedule", type(x.schedule).__name__, "a name, a Schedule, or None to choose")
+    if x.schedule == "" or not isinstance(x.target, str):
+        fail(*(("schedule", "''", "a name, a Schedule, or None to choose") if x.schedule == "" else
+               ("target", type(x.target).__name__, "a name")))
+    in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, same, indices)
+    return Words(x.output_final_state, _gate(x.gate, a_log, dt_bias), _beta_form(x.beta_form, x.allow_neg_eigval),
+                 x.use_qk_l2norm_in_kernel, x.unit_keys, x.state_v_first, state_dtype, in_place, n, x.target, x.chunk_size,
+                 _layout(x.layout, x.head_first), x.schedule, decode)
+
+
+def _kind(x: Any) -> Any:
+    return None if x is None else x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
+def requires_grad(x: Any) -> bool:
+    return x is not None and getattr(x, "requires_grad", False)
+
+
+def settled(t: Tensors, x: Options, decode: bool = False) -> Words:
+    """The options of a call in one spelling, or a ValueError naming the argument at fault."""
+    for n, (name, y) in enumerate(t._asdict().items()):
+        if n < 5 or (y is not None and name in _OPTIONAL):
+            check_tensor(name, y)
+    _check_dtypes(t)
+    check_ends(t.cu_seqlens)
+    return _words(x, decode, t.A_log is not None, t.dt_bias is not None, _kind(t.initial_state), _kind(t.final_state),
+                  t.initial_state is t.final_state, t.state_indices is not None)

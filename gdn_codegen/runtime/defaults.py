@@ -1,0 +1,52 @@
+"""What is built where no schedule is named: what the op would choose on the GPUs that are."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..schedule import ScheduleError, changes, spelled
+from .build import Build
+from .call.choose import Choice, modelled, unfit
+
+#: Of GPUs that `--arch` names: what the model calls them, where it knows of a difference.
+KNOWN = {"sm_90": "sm_90a", "sm_90a": "sm_90a"}
+
+
+def planned(about: Build, gpus: Sequence[str], parts: bool, chunk: int | None, fields: dict[str, Any]) -> Choice:
+    """The first of the model's builds that fits; tables are of shapes, which nobody names here.
+
+    about: a build without arch, of any schedule. gpus: architectures, none for any. parts: whether long sequences are split.
+    chunk: None where it is open. fields: of the schedule, as they are asked for.
+    """
+    names = {KNOWN.get(g, "") for g in gpus}
+    arch = names.pop() if len(names) == 1 else ""
+    why: list[tuple[str, str]] = []
+    for x, reason in modelled(about, arch, parts, (0, 0, 0), chunk):
+        try:
+            x = replace(x, schedule=replace(x.plan, **fields)) if fields else x
+            against = unfit(x)
+        except ScheduleError as e:
+            against = str(e)
+        if not against:
+            return Choice(x, (*why, (f"schedule {x.plan.name}, chunks of {x.chunk}", reason)))
+        why.append((f"not {x.name}", against))
+    raise ScheduleError(why[0][1])
+
+
+def words(b: Build) -> str:
+    """The options that ask for a build's schedule."""
+    more = [f"--set {n}={spelled(v)}" for n, v in changes(b.plan).items() if n != "partition"]
+    return " ".join([f"--schedule {b.plan.name} --chunk {b.chunk}", *[f"--partition {b.plan.partition}"] * bool(b.plan.partition),
+                     *more, *[f"--arch {b.arch}"] * bool(b.arch)])
+
+
+def better(b: Build, gpu: str) -> str:
+    """What a warning of spills on a GPU says further: the schedule that the op would choose there."""
+    try:
+        best = planned(replace(b, arch=""), (gpu,), bool(b.plan.partition), None, {}).build
+    except ScheduleError:  # none of the model's fits this page: only its own schedule does
+        return ""
+    if (best.plan, best.chunk, best.arch) == (b.plan, b.chunk, b.arch):
+        return ", and is what the op takes there all the same"
+    return f": {words(best)} is what the op takes there"

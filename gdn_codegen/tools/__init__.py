@@ -1,0 +1,1 @@
+"""What the command line runs beside `build`: bench, tune, verify, show, report."""

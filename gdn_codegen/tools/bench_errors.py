@@ -1,0 +1,103 @@
+"""`gdn_codegen bench --errors N`: how far results are from float64 on all value heads and N seeds, ours and the peers'.
+
+`--interpret` needs no GPU: the interpreter runs each build's lowered program, every op in the dtype of its tile. That rounds as
+the kernels do, but for the order of sums and for what a device's own op (an inverse) rounds within. A partition without
+part_chunks is then one part.
+"""
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..ir import interpret
+from ..runtime import cache
+from ..runtime.build import Build, lowered
+from ..runtime.progress import under_way
+from .bench_gpu import TARGETS, Auto, check_build, facts, judged, ours, outcome, row
+from .peers import PEERS, Peer, Problem, Run
+from .problems import head_errors, problem, reference, worst
+from .shapes import Shape
+from .verify import TOLERANCE
+
+
+def interpreted(b: Build, x: Problem) -> Run:
+    """A run of the build's lowered program, rounded as it says."""
+    p, sizes = lowered(b), x.sizes
+    given = {"q": x.q[0], "k": x.k[0], "v": x.v[0], "g": x.g[0], "beta": x.beta[0]}
+    sequences = interpret.Problem(list(x.lengths), sizes["H"], sizes["HV"], b.plan.part_chunks)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        got = interpret.interpret(p, sequences, {t.name: given.get(t.name) for t in p.role("input")}, {"scale": x.scale}, False)
+        return got["o"][None], got["final_state"]
+    return run
+
+
+@torch.no_grad()
+def measured(base: dict[str, Any], prepare: Callable[[Problem], Run], problems: Sequence[Callable[[], Problem]],
+             limit: float | None) -> dict[str, Any]:
+    """The row with mean and largest error over all value heads of all problems. limit: the error that our own rows may reach."""
+    def work() -> dict[str, Any]:
+        of_o, of_state = [], []
+        for make in problems:
+            x = make()
+            o, state = head_errors(*prepare(x)(), reference(x, range(x.sizes["HV"])))
+            of_o += o
+            of_state += state
+        found = {n: {"mean": math.fsum(each) / len(each), "max": worst(each)}
+                 for n, each in (("error_o", of_o), ("error_state", of_state))}
+        return {"heads": len(of_o), **found, **judged(found["error_o"]["max"], found["error_state"]["max"], limit)}
+    return outcome(base, work)
+
+
+def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The block of a shape."""
+    width = max(20, *(len(r["who"]) for r in rows))
+    out = [f"{rows[0]['shape']:{width + 2}} {'o mean':>10} {'o max':>10} {'state mean':>10} {'state max':>10} {'heads':>6}"]
+    for r in rows:
+        why = next((r[n] for n in ("absent", "refused", "error") if n in r), r["note"])
+        figures = [f"{r[n][m]:10.3e}" for n in ("error_o", "error_state") for m in ("mean", "max")] if "heads" in r else []
+        out.append(" ".join([f"  {r['who']:{width}}", *figures, *([f"{r['heads']:6}"] if figures else []), f" {why}"]).rstrip())
+    return out
+
+
+def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, seeds: int, gates: str = "layer",
+          seed: int = 0, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
+          json_to: str | None = None, on_cpu: bool = False) -> int:
+    """Run all, printing and writing each shape as it is there; 1 where a row of ours failed. seeds: how many, from `seed` on.
+    on_cpu: builds are interpreted there."""
+    if seeds < 1:
+        raise ValueError(f"errors: got {seeds}; accepted: 1 seed or more")
+    for b in builds:
+        check_build(b)
+        why = "it is none for a GPU" if b.target not in TARGETS else "" if torch.cuda.is_available() else "torch sees no GPU here"
+        if why and not on_cpu:
+            raise ValueError(f"errors: got target {b.target}, and {why}; accepted: --interpret")
+    cache.places(json=json_to)
+    options = {"gates": gates, "seed": seed, "seeds": seeds, "dtype": dtype, "K": dims[0], "V": dims[1], "interpreted": on_cpu}
+    data: dict[str, Any] = {"facts": facts(command, options), "rows": []}
+    for i, s in enumerate(todo):
+        problems = [partial(problem, s, dtype, *dims, gates, n, "cpu" if on_cpu else "cuda") for n in range(seed, seed + seeds)]
+        here = []
+        for p in peers:
+            with under_way(f"{s.name}: {p.name}"):
+                here.append(measured(row(s, p.name, p.version, p.note), p.prepare, problems, None))
+        for wish in builds:
+            if isinstance(wish, Auto):
+                b, op = wish.build(problems[0]()), wish.called()
+                base, prepare = row(s, f"{b.target} auto", "", b.name), partial(ours, b, op=op)
+            else:
+                base = row(s, f"{wish.target} {wish.plan.name} c{wish.chunk}", "", wish.name)
+                prepare = partial(interpreted if on_cpu else ours, wish)
+            with under_way(f"{s.name}: {base['who']}"):
+                here.append(measured(base, prepare, problems, TOLERANCE[dtype]))
+        data["rows"] += here
+        if json_to is not None:
+            cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
+        print("\n".join([f"[{i + 1}/{len(todo)}]", *lines(here)]), flush=True)
+    return int(any("error" in r for r in data["rows"] if r["who"] not in PEERS))

@@ -1,0 +1,328 @@
+"""`gdn_codegen bench` on a GPU: our builds and the peers installed here, on the same tensors.
+
+Device time is the sum of kernel durations (CUPTI through torch.profiler), with a cold L2, the median of the runs; wall time
+what a call adds to a queue of calls, so that the GPU never waits for the host unless it is the slower; graph time what the replay
+of a CUDA graph of it adds; host time how long calls in a row take to return, and launch time how long those of torch's `add_` to
+one number do: cores differ, and slow down for a while.
+Errors are RMSE over RMS against a float64 recurrence by chunks, on some heads.
+"""
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..runtime import cache
+from ..runtime.build import LAYOUTS, Build, lowered
+from ..runtime.call import tables
+from ..runtime.call.choose import build_for
+from ..runtime.load import function
+from ..runtime.progress import under_way
+from ..runtime.roofline import Ceilings, Cost, costs
+from ..schedule.contract import PLAIN
+from .bench_table import table
+from .peers import PEERS, Absent, Peer, Problem, Refused, Run
+from .plots import gpu_plots, pyplot
+from .problems import Reference, errors, problem, reference
+from .shapes import Shape
+from .verify import TOLERANCE
+
+TARGETS = ("tilelang", "triton")
+#: More than the L2 of any GPU so far.
+FLUSH_BYTES = 128 * 2**20
+#: Seconds after which a GPU whose clock its power held down, in a row of calls before, is as fast as at first (H200: half of it).
+REST = 0.5
+CALL = "gdn_codegen bench: a call"
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+def attribute(calls: Sequence[tuple[float, float]], kernels: Sequence[tuple[str, float, float]]) -> list[dict[str, float]]:
+    """For each call (start, end), the time of each kernel (name, start, duration) that began in it, in the order of their
+    first launch. A call ends after its last kernel has, and what lies between calls is nobody's."""
+    out: list[dict[str, float]] = []
+    for start, end in calls:
+        mine: dict[str, float] = {}
+        for name, at, duration in sorted(kernels, key=lambda k: k[1]):
+            if start <= at < end:
+                mine[name] = mine.get(name, 0.0) + duration
+        out.append(mine)
+    return out
+
+
+def medians(runs: Sequence[dict[str, float]]) -> tuple[float, dict[str, float]]:
+    """The median of the sums, and of each kernel."""
+    names = list(dict.fromkeys(n for r in runs for n in r))
+    return (statistics.median(sum(r.values()) for r in runs),
+            {n: statistics.median(r.get(n, 0.0) for r in runs) for n in names})
+
+
+def device_time(run: Run, n: int) -> tuple[float, dict[str, float]]:
+    """ms of a call on the device, and of each kernel."""
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
+    from torch.profiler import ProfilerActivity, profile, record_function
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    time.sleep(REST)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as p:
+        for _ in range(n):
+            flush.zero_()
+            torch.cuda.synchronize()
+            with record_function(CALL):
+                run()
+                torch.cuda.synchronize()
+    events = [(e.name, e.device_type, e.time_range.start, e.time_range.end) for e in p.events()]
+    calls = [(start, end) for name, where, start, end in events if name == CALL and where == DeviceType.CPU]
+    kernels = [(name, start, end - start) for name, where, start, end in events if where == DeviceType.CUDA and name != CALL]
+    found = attribute(calls, kernels)
+    if len(found) != n or not all(found):
+        raise RuntimeError(f"the profiler saw kernels in {sum(map(bool, found))} of {n} calls")
+    total, each = medians(found)
+    return total / 1e3, {name: us / 1e3 for name, us in each.items()}
+
+
+def wall_time(f: Callable[[], object], n: int) -> float:
+    """ms that a call takes of a queue of n, gaps between kernels and waiting for the host included: the time of n flushes of L2,
+    each with a call after it, less that of n flushes. The median of 5 such differences."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+
+    def queue(*works: Callable[[], object]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        for _ in range(3):  # so that the host is ahead
+            flush.zero_()
+        start.record()
+        for _ in range(n):
+            for work in works:
+                work()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / n
+
+    return statistics.median(queue(flush.zero_, f) - queue(flush.zero_) for _ in range(5))
+
+
+def host_time(run: Callable[[], object], n: int) -> float:
+    """us until a call returns, of n in a row, which wait for no kernel: the fastest row of half a second: a host has spells
+    in which it takes half as long again."""
+    fastest, start = float("inf"), time.perf_counter()
+    while time.perf_counter() - start < 0.5:
+        torch.cuda.synchronize()
+        before = time.perf_counter()
+        for _ in range(n):
+            run()
+        fastest = min(fastest, (time.perf_counter() - before) / n * 1e6)
+    torch.cuda.synchronize()
+    return fastest
+
+
+def graph_time(run: Run, n: int) -> float:
+    """ms that a replay of a CUDA graph of the call takes of a queue."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return wall_time(graph.replay, n)
+
+
+def ceilings() -> Ceilings:
+    """What a copy of 1 GiB and a float16 product of side 8192 reach here."""
+    def seconds(f: Callable[[], object]) -> float:
+        f()
+        return wall_time(f, 5) / 1e3
+    a, b = (torch.empty(2**30, dtype=torch.int8, device="cuda") for _ in range(2))
+    copied = 2 * 2**30 / seconds(lambda: b.copy_(a))
+    x, y, z = (torch.randn(8192, 8192, device="cuda").half() for _ in range(3))
+    return Ceilings(copied, 2 * 8192**3 / seconds(lambda: torch.mm(x, y, out=z)))
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Auto:
+    """An op that chooses a build by target, device and shape. chunk: None leaves it open, too."""
+
+    op: Callable[..., Any]
+    target: str
+    chunk: int | None = None
+    layout: str = "bthd"
+    unit_keys: bool = False
+
+    def build(self, x: Problem) -> Build:
+        """What the op runs on these tensors."""
+        q, v = (t if LAYOUTS[self.layout] == "bthd" else t.transpose(1, 2) for t in (x.q, x.v))
+        return build_for("gated_delta_rule", q, v, self.target, self.chunk, self.layout, None, len(x.lengths),
+                         tables.UNIT if self.unit_keys else PLAIN)
+
+    def called(self) -> Callable[..., Any]:
+        return partial(self.op, target=self.target, chunk_size=self.chunk, layout=self.layout, unit_keys=self.unit_keys)
+
+
+def ours(b: Build, x: Problem, op: Callable[..., Any] | None = None) -> Run:
+    """A call of a build's function, or of `op`, on tensors in the build's layout."""
+    op = op or function(b)
+    given = [t if b.layout == "bthd" else t.transpose(1, 2).contiguous() for t in (x.q, x.k, x.v, x.g, x.beta)]
+    ends = x.ends if len(x.lengths) > 1 else None
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        o, state = op(*given, scale=x.scale, output_final_state=True, cu_seqlens=ends)
+        return o if b.layout == "bthd" else o.transpose(1, 2), state
+    return run
+
+
+def our_costs(b: Build, s: Shape) -> dict[str, Cost]:
+    return costs(lowered(b), s.lens, s.H, s.HV, absent=["initial_state"])
+
+
+def kernel_rows(times: dict[str, float], known: dict[str, Cost], top: Ceilings | None) -> list[dict[str, Any]]:
+    """A row a kernel; of ours, with what it moves and multiplies and how near its floor it is."""
+    rows = []
+    for seen, ms in times.items():
+        name = next((n for n in known if seen.startswith(f"{n}_kernel")), None)
+        row: dict[str, Any] = {"name": name or seen[:80], "ms": round(ms, 5)}
+        if name and top:
+            c = known[name]
+            row |= {"bytes": c.bytes, "asked": c.asked, "flops": c.flops,
+                    "share": top.floor(c) * 1e3 / ms if ms else None}
+        rows.append(row)
+    return rows
+
+
+def row(s: Shape, who: str, version: str, note: str = "") -> dict[str, Any]:
+    return {"shape": s.name, "lens": list(s.lens), "H": s.H, "HV": s.HV, "who": who, "version": version, "note": note}
+
+
+def outcome(base: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The row with its figures, or with what kept it from having any."""
+    try:
+        return base | work()
+    except Absent as e:
+        return base | {"absent": str(e)}
+    except Refused as e:
+        return base | {"refused": str(e)}
+    except Exception as e:  # a row that stops is a finding, and the others still run
+        return base | {"error": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}
+
+
+def judged(error_o: float, error_state: float, limit: float | None) -> dict[str, str]:
+    """What a row says whose errors are above the limit, which NaN is, too."""
+    if limit is None or (error_o <= limit and error_state <= limit):
+        return {}
+    return {"error": f"off by {error_o:.1e} (o) and {error_state:.1e} (state); at most {limit:g}"}
+
+
+@torch.no_grad()
+def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, runs: int, known: dict[str, Cost],
+             top: Ceilings | None, limit: float | None, graphs: bool = False, host: bool = True) -> dict[str, Any]:
+    """The outcome of a row. limit: the error that our own rows may reach. graphs: whether the call is captured in a graph, too;
+    nobody says that peers' can be. host: whether the host is timed."""
+    def work() -> dict[str, Any]:
+        started = time.perf_counter()
+        run = prepare()
+        o, state = run()
+        torch.cuda.synchronize()
+        first = time.perf_counter() - started
+        error_o, error_state = errors(o, state, want)
+        add = partial(o.new_zeros(1).add_, 1)
+        del o, state
+        for _ in range(3):
+            run()
+        # before the profiler is there, which stays and slows the host
+        hosts = {"host_us": round(host_time(run, runs), 2), "launch_us": round(host_time(add, runs), 2)} if host else {}
+        device, each = device_time(run, runs)
+        wall = wall_time(run, runs)
+        graph = graph_time(run, runs) if graphs else None
+        return {"device_ms": round(device, 5), "wall_ms": round(wall, 5), **hosts, "graph_ms": graph and round(graph, 5),
+                "first_call_s": round(first, 2), "error_o": error_o, "error_state": error_state,
+                "kernels": kernel_rows(each, known, top), **judged(error_o, error_state, limit)}
+    return outcome(base, work)
+
+
+# --- facts -----------------------------------------------------------------------------------------------------------
+def clocks() -> dict[str, str]:
+    """What nvidia-smi reads of the GPU."""
+    names = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,persistence_mode"
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    done = subprocess.run(["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"], capture_output=True, text=True,
+                          timeout=30, check=False)
+    values = done.stdout.splitlines()[0].split(", ") if done.returncode == 0 and done.stdout else []
+    return dict(zip(names.split(","), values, strict=False))
+
+
+def facts(command: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What a reader needs to run it again."""
+    from .. import __version__
+    from ..runtime import targets
+    versions = {n: v for n in ("torch", "triton", "tilelang") if (v := targets._version(n))}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return {"command": command, "gpu": gpu, "clocks": clocks(), "python": platform.python_version(),
+            "cuda": torch.version.cuda, "versions": {"gdn_codegen": __version__, **versions}, "options": options}
+
+
+def rivals(names: str) -> list[Peer]:
+    """The peers that a list of names, "all" or "none" asks for."""
+    asked = list(PEERS) if names == "all" else [] if names == "none" else names.split(",")
+    for n in asked:
+        if n not in PEERS:
+            raise ValueError(f"peers: got {n!r}; accepted: all, none, or of {', '.join(PEERS)}")
+    return [PEERS[n] for n in asked]
+
+
+def check_build(b: Build | Auto) -> None:
+    """The reference knows one algorithm, and tensors come as its page has them, with keys of norm 1."""
+    if isinstance(b, Auto):
+        return
+    if b.page.name != "gated_delta_rule":
+        raise ValueError(f"algorithm: got {b.page.name!r}; accepted: gated_delta_rule on a GPU")
+    if replace(b.contract, strided=False) not in (PLAIN, tables.UNIT):
+        raise ValueError(f"accept: got {str(b.contract)!r}; accepted: k=unit, strided, both, or none")
+
+
+def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, gates: str = "layer", seed: int = 0,
+          runs: int = 15, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
+          json_to: str | None = None, plot_to: str | None = None, detail: bool = False) -> int:
+    """Run all, printing and writing each shape as it is there; 1 where a row of ours failed."""
+    for b in builds:
+        check_build(b)
+    if not torch.cuda.is_available():
+        raise ValueError("target: got one for a GPU; accepted: pto, since torch sees no GPU here")
+    cache.places(json=json_to, plot=plot_to)
+    if plot_to is not None:
+        pyplot()  # what is missing is said before the work
+    options = {"gates": gates, "seed": seed, "runs": runs, "dtype": dtype, "K": dims[0], "V": dims[1]}
+    top = ceilings()
+    data: dict[str, Any] = {"facts": facts(command, options), "ceilings": asdict(top), "rows": []}
+    print(f"{data['facts']['gpu']}: {top.bytes / 1e12:.2f} TB/s of a copy, {top.flops / 1e12:.0f} TFLOP/s of a product",
+          flush=True)
+    for i, s in enumerate(todo):
+        here = shape_rows(s, problem(s, dtype, *dims, gates, seed), builds, peers, runs, top)
+        data["rows"] += here
+        torch.cuda.empty_cache()
+        if json_to is not None:
+            cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
+        print("\n".join([f"[{i + 1}/{len(todo)}]", *table({**data, "rows": here}, detail)[1:]]), flush=True)
+    for path in gpu_plots(data, Path(plot_to)) if plot_to is not None else []:
+        print(path)
+    return int(any("error" in r for r in data["rows"] if r["who"] not in PEERS))
+
+
+def shape_rows(s: Shape, x: Problem, builds: Sequence[Build | Auto], peers: Sequence[Peer], runs: int,
+               top: Ceilings) -> list[dict[str, Any]]:
+    """The rows of a shape: the peers', then ours."""
+    want, rows = reference(x), []
+    for p in peers:
+        with under_way(f"{s.name}: {p.name}"):
+            rows.append(measured(row(s, p.name, p.version, p.note), partial(p.prepare, x), want, runs, {}, top, None))
+    for wish in builds:
+        b, op = (wish, None) if isinstance(wish, Build) else (wish.build(x), wish.called())
+        base = row(s, f"{b.target} {b.plan.name} c{b.chunk}" if op is None else f"{b.target} auto", "", b.name)
+        with under_way(f"{s.name}: {base['who']}"):
+            rows.append(measured(base, partial(ours, b, x, op), want, runs, our_costs(b, s), top, TOLERANCE[b.dtype], True))
+    return rows

@@ -1,0 +1,218 @@
+"""`gdn_codegen bench --target pto`: simulated cycles a stage and a pipe, a Chrome trace, a timeline."""
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import pto_sim
+from ..emit.base import heads_tag
+from ..ir.interpret import TORCH
+from ..runtime import cache
+from ..runtime.build import Build
+from ..runtime.load import function
+from ..runtime.progress import under_way
+from ..schedule import SCHEDULES
+from .plots import pyplot
+from .pto_time import CORES, PIPES, Replay, replay
+
+#: The kernels of pto-kernels (branch chunk_gdn, dynamic_bsnd) in the same replay: block 0 of 24, T 2048, the rest as below.
+HAND = (("cumsum", 3044), ("kkt", 69266), ("solve", 232803), ("wy", 39348), ("state", 119341), ("output", 95890))
+HAND_SIZES = {"chunk": 128, "head_dim_k": 128, "head_dim_v": 128}
+COLUMNS = (("cube", "M"), ("cube", "MTE1"), ("cube", "MTE2"), ("cube", "FIX"), ("vector", "V"), ("vector", "MTE2"),
+           ("vector", "MTE3"))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One sequence of `tokens` and `heads` query and value heads, on block 0 of `blocks`."""
+
+    tokens: int = 2048
+    heads: int = 16
+    value_heads: int = 16
+    blocks: int = 24
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A kernel of a build, and block 0's time in it. hand: the hand-written kernel's name and cycles, where it has one."""
+
+    name: str
+    time: Replay
+    hand: tuple[str, int] | None = None
+
+
+def _inputs(b: Build, x: Problem) -> dict[str, torch.Tensor]:
+    out = {}
+    for t in b.page.trace().role("input"):
+        if not t.optional:
+            heads = x.heads if t.heads == "H" else x.value_heads
+            order = (x.tokens, heads) if b.layout == "bthd" else (heads, x.tokens)
+            dims = t.tile.shape(b.sizes)[1:]
+            out[t.name] = torch.zeros(1, *order, *dims, dtype=TORCH[b.dtype] if dims else torch.float32)
+    return out
+
+
+def check_contract(b: Build) -> None:
+    """`_inputs` makes what a page reads, in the page's dtypes, and no states."""
+    c = b.contract
+    if c.pool or c.in_place or c.dtypes or "raw" in dict(c.inputs).values():
+        raise ValueError(f"accept: got {str(c)!r}; accepted: what brings no tensor along and no dtype but the state's: "
+                         "g=linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, state=vk|DTYPE|checkpoints, strided")
+
+
+def stages(b: Build, x: Problem) -> list[Stage]:
+    """Time of block 0 in each kernel. Only that block is run, on zeros: nothing in a kernel's course depends on values."""
+    with pto_sim.record(x.blocks) as seen:
+        function(b)(**_inputs(b, x), output_final_state=True)
+    hand: list[tuple[str, int] | None] = [None] * len(seen.launches)
+    if hand_sum(b, x) and b.plan.kernels == SCHEDULES["staged"].kernels and len(hand) == len(HAND):
+        hand = list(HAND)
+    prefix = "".join(f"{x}_" for x in (b.page.name, heads_tag(b.heads)) if x)
+    names = [n[len(prefix):] if n.startswith(prefix) else n for n, _ in seen.launches]
+    return [Stage(n.rpartition("_")[0] or "all", replay(steps), h)  # a single launch has the page's name alone
+            for n, (_, steps), h in zip(names, seen.launches, hand, strict=True)]
+
+
+def hand_sum(b: Build, x: Problem) -> int | None:
+    """What all the hand-written kernels take, where the problem is theirs."""
+    like = {n: getattr(b, n) for n in HAND_SIZES} == HAND_SIZES and x == Problem() and b.page.name == "gated_delta_rule"
+    return sum(n for _, n in HAND) if like else None
+
+
+def instructions(t: Replay) -> dict[str, tuple[int, int]]:
+    """Kind of core, pipe and instruction -> how often the block ran it, and its cycles in all, the most first."""
+    out: dict[str, tuple[int, int]] = {}
+    for i in t.intervals:
+        key = f"{i.core.split()[0]} {i.pipe} {i.name}"
+        n, c = out.get(key, (0, 0))
+        out[key] = n + 1, c + i.end - i.start
+    return dict(sorted(out.items(), key=lambda x: (-x[1][1], x[0])))
+
+
+def busy(t: Replay, kind: str, pipe: str) -> int:
+    """Cycles that a pipe works; of the vector cores the busier one's."""
+    return max(n for n in (t.busy.get((c, pipe), 0) for c in CORES if c.startswith(kind)))
+
+
+def bound(t: Replay, most: int = 3) -> str:
+    """What the longest chain of causes consists of, the largest parts first."""
+    parts: dict[str, int] = {}
+    for (core, pipe), n in t.path.items():
+        name = f"{core.split()[0]} {pipe}"
+        parts[name] = parts.get(name, 0) + n
+    ranked = sorted(parts.items(), key=lambda p: -p[1])[:most]
+    return ", ".join(f"{n} {100 * v // max(t.cycles, 1)}%" for n, v in ranked)
+
+
+def table(name: str, found: list[Stage], whole: int | None, detail: bool = False) -> list[str]:
+    """The lines that `bench` prints for a schedule."""
+    heads = " ".join(f"{pipe + ('.c' if kind == 'cube' else '.v'):>8}" for kind, pipe in COLUMNS)
+    lines = [f"{name:18} {'cycles':>8} {'by hand':>8} {'ratio':>6} {heads}  longest chain"]
+    def row(label: str, cycles: int, hand: int | None, times: list[Replay], text: str) -> str:
+        ratio = f"{cycles / hand:.2f}" if hand else "-"
+        pipes = " ".join(f"{sum(busy(t, *c) for t in times):8}" for c in COLUMNS)
+        return f"  {label:16} {cycles:8} {hand if hand else '-':>8} {ratio:>6} {pipes}  {text}".rstrip()
+    for s in found:
+        lines.append(row(s.name, s.time.cycles, s.hand[1] if s.hand else None, [s.time], bound(s.time)))
+        if detail:
+            lines += [f"      {n:34} {count:6} x {c / count:8.1f} = {c:8}" for n, (count, c) in instructions(s.time).items()]
+    lines.append(row("sum", sum(s.time.cycles for s in found), whole, [s.time for s in found], ""))
+    return lines
+
+
+def _flat(d: dict[tuple[str, str], int]) -> dict[str, int]:
+    return {" ".join(k): v for k, v in sorted(d.items())}
+
+
+def report(found: list[Stage], whole: int | None) -> dict[str, Any]:
+    """The same as data."""
+    rows = [{"name": s.name, "cycles": s.time.cycles, "hand_name": s.hand[0] if s.hand else None,
+             "hand_cycles": s.hand[1] if s.hand else None, "busy": _flat(s.time.busy), "waiting": _flat(s.time.waiting),
+             "chain": _flat(s.time.path), "instructions": instructions(s.time)} for s in found]
+    return {"cycles": sum(s.time.cycles for s in found), "hand_cycles": whole, "stages": rows}
+
+
+def chrome_trace(results: dict[str, list[Stage]]) -> dict[str, Any]:
+    """Chrome's trace format, a cycle a microsecond: a process a core, a thread a pipe, stages one after another."""
+    events: list[dict[str, Any]] = []
+    for g, (schedule, found) in enumerate(results.items()):
+        for c, core in enumerate(CORES):
+            pid = g * len(CORES) + c
+            events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"{schedule}: {core}"}})
+            events += [{"ph": "M", "name": "thread_name", "pid": pid, "tid": i, "args": {"name": p}}
+                       for i, p in enumerate(PIPES[core.split()[0]])]
+        at = 0
+        for s in found:
+            for v in s.time.intervals:
+                events.append({"ph": "X", "name": v.name, "cat": s.name, "pid": g * len(CORES) + CORES.index(v.core),
+                               "tid": PIPES[v.core.split()[0]].index(v.pipe), "ts": at + v.start, "dur": v.end - v.start,
+                               "args": {"stage": s.name, "line": v.line}})
+            at += s.time.cycles
+    return {"displayTimeUnit": "ms", "otherData": {"unit": "a microsecond stands for a cycle"}, "traceEvents": events}
+
+
+def plot(results: dict[str, list[Stage]], path: Path) -> None:
+    """A PNG: a lane a pipe of the cube and both vector cores."""
+    plt = pyplot()
+    lanes = [(core, p) for core in CORES for p in PIPES[core.split()[0]] if p != "S"]
+    colours = {"MTE2": "tab:blue", "MTE1": "tab:cyan", "M": "tab:red", "FIX": "tab:orange", "V": "tab:green",
+               "MTE3": "tab:purple"}
+    figure, axes = plt.subplots(len(results), 1, figsize=(16, 3.6 * len(results)), squeeze=False)
+    for ax, (schedule, found) in zip(axes[:, 0], results.items(), strict=True):
+        total, at = sum(s.time.cycles for s in found), 0
+        spans: dict[tuple[str, str], list[list[int]]] = {lane: [] for lane in lanes}
+        for s in found:
+            for v in s.time.intervals:
+                lane = spans.get((v.core, v.pipe))
+                if lane is None:
+                    continue
+                if lane and at + v.start - lane[-1][1] <= total // 4000:  # nearer than a pixel: one bar
+                    lane[-1][1] = at + v.end
+                else:
+                    lane.append([at + v.start, at + v.end])
+            at += s.time.cycles
+            ax.axvline(at, color="black", linewidth=0.6)
+            ax.text(at - s.time.cycles / 2, -1.1, s.name, ha="center", va="bottom", fontsize=7, clip_on=False)
+        for y, key in enumerate(lanes):
+            ax.broken_barh([(a, b - a) for a, b in spans[key]], (y - 0.4, 0.8), color=colours[key[1]])
+        ax.set_yticks(range(len(lanes)), [f"{core} {p}" for core, p in lanes], fontsize=7)
+        ax.set_ylim(len(lanes) - 0.5, -1)
+        ax.set_xlim(0, total)
+        ax.set_xlabel(f"{schedule}: {total} simulated cycles of block 0", fontsize=8)
+    figure.tight_layout()
+    with cache.naming(path):
+        figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def bench(builds: list[Build], x: Problem, json_to: str | None = None, trace_to: str | None = None,
+          plot_to: str | None = None, detail: bool = False) -> int:
+    """Print and write what the options ask for."""
+    for b in builds:
+        check_contract(b)
+    cache.places(json=json_to, trace=trace_to, plot=plot_to)
+    if plot_to is not None:
+        if Path(plot_to).suffix not in ("", ".png"):
+            raise ValueError(f"plot: got {plot_to}; accepted: a file *.png")
+        pyplot()  # what is missing is said before the work
+    results: dict[str, list[Stage]] = {}
+    for b in builds:
+        with under_way(f"{b.name}: simulating"):
+            results[b.plan.name] = stages(b, x)
+        print("\n".join(table(b.plan.name, results[b.plan.name], hand_sum(b, x), detail)), flush=True)
+    if json_to is not None:
+        b = builds[0]
+        options = {"algorithm": b.page.name, "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype,
+                   "head_dim_k": b.head_dim_k, "head_dim_v": b.head_dim_v, "tokens": x.tokens, "heads": x.heads,
+                   "value_heads": x.value_heads, "blocks": x.blocks}
+        data = {"options": options, "schedules": {n: report(f, hand_sum(b, x)) for n, f in results.items()}}
+        cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
+    if trace_to is not None:
+        cache.write(Path(trace_to), json.dumps(chrome_trace(results)) + "\n")
+    if plot_to is not None:
+        plot(results, Path(plot_to))
+    return 0

@@ -1,0 +1,123 @@
+"""`gdn_codegen cache`: what lies in the package's cache, and its removal. What is not the package's is never touched."""
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..runtime import cache
+
+_LEFT = rf"(?:{re.escape(cache.MAKING)}|{re.escape(cache.WRITING)}).*"
+#: By kind: its folder of the cache, and how what the package puts there is called. 16 or 24 hex digits name content.
+KINDS: dict[str, tuple[str, str]] = {
+    "modules": ("modules/*", rf"\w+_[0-9a-f]{{16}}\..*|__pycache__|{_LEFT}"),
+    "native_launcher": ("native_launcher", rf"native_launcher_[0-9a-f]{{16}}\.so.*|{_LEFT}"),
+    "pto": ("pto", rf"[0-9a-f]{{24}}_(?:cpu|npu)\.so.*|pto_sim-[0-9a-f]{{16}}\.o.*|{_LEFT}|tmp[a-z0-9_]{{8}}"),
+    "choices": ("choices/*", rf"\w+_gdn_codegen-.*\.jsonl?(?:\.lock)?|{_LEFT}")}
+#: Measurements of this machine, which `clear` takes by name alone.
+KEPT = "choices"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or folder of the cache."""
+
+    kind: str
+    path: Path
+
+    @property
+    def size(self) -> int:
+        files = [self.path] if not self.path.is_dir() else [x for x in self.path.rglob("*") if x.is_file()]
+        return sum(x.lstat().st_size for x in files)
+
+
+def entries(kinds: Iterable[str] = KINDS) -> Iterator[Entry]:
+    """What the package put into its cache: links are nothing of its own."""
+    for kind in kinds:
+        folders, name = KINDS[kind]
+        for folder in sorted(cache.folder().glob(folders)):
+            if folder.is_dir() and not folder.is_symlink():
+                yield from (Entry(kind, x) for x in sorted(folder.iterdir()) if re.fullmatch(name, x.name) and not x.is_symlink())
+
+
+def told(size: float) -> str:
+    """Bytes, as people read them."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def others() -> list[Path]:
+    """What lies in the cache's folders and is not the package's."""
+    mine = {e.path for e in entries()}
+    folders = {f for pattern, _ in KINDS.values() for f in cache.folder().glob(pattern) if f.is_dir()}
+    return sorted(x for f in folders for x in f.iterdir() if x not in mine)
+
+
+def listed() -> Iterator[str]:
+    """Lines of `cache list`."""
+    yield str(cache.folder())
+    total = 0
+    for e in entries():
+        total += e.size
+        yield f"  {told(e.size):>10}  {e.path.relative_to(cache.folder())}"
+    yield f"  {told(total):>10}  in all"
+
+
+def cleared(kinds: Iterable[str]) -> Iterator[str]:
+    """Remove entries of these kinds; a line for each."""
+    total, used = 0, set[Path]()
+    for e in list(entries(kinds)):
+        if not e.path.exists():  # a lock, which went with what it was of
+            continue
+        of = e.path.with_name(e.path.name.removeprefix(cache.MAKING).removesuffix(".lock").removesuffix(".sum"))
+        with cache.lock(of, wait=False) as held:
+            if not held:
+                used.add(of)
+                continue
+            size = e.size
+            if e.path.is_dir():
+                shutil.rmtree(e.path)
+            else:
+                e.path.unlink()
+            cache.lock_of(of).unlink(missing_ok=True)
+        total += size
+        yield f"removed {told(size):>10}  {e.path.relative_to(cache.folder())}"
+    for of in sorted(used):
+        yield f"left, since a process makes it: {of.relative_to(cache.folder())}"
+    for x in others():
+        yield f"left, since it is not gdn_codegen's: {x.relative_to(cache.folder())}"
+    yield f"{told(total)} removed from {cache.folder()}"
+
+
+def facts() -> tuple[bool, str]:
+    """Whether the cache can be written, and where it lies and how large it is: for `doctor`."""
+    said = f"{cache.folder()}, {told(sum(e.size for e in entries()))}"
+    try:
+        cache.place("GDN_CODEGEN_CACHE", cache.folder(), folder=True)
+    except ValueError as e:
+        return False, str(e)
+    return True, said
+
+
+def command(a: argparse.Namespace) -> int:
+    if a.action == "list" and a.kinds:
+        raise ValueError(f"kinds: got {' '.join(a.kinds)} with list; accepted: with clear")
+    for kind in a.kinds:
+        if kind not in KINDS:
+            raise ValueError(f"kinds: got {kind!r}; accepted: {', '.join(KINDS)}")
+    kinds = a.kinds or [k for k in KINDS if k != KEPT]
+    for line in listed() if a.action == "list" else cleared(kinds):
+        print(line, flush=True)
+    return 0
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    p.add_argument("action", choices=("list", "clear"), help="what lies there, with sizes; or remove it")
+    p.add_argument("kinds", nargs="*", metavar="KIND",
+                   help=f"with clear, of {', '.join(KINDS)} (default: all but {KEPT}, which tune measured)")

@@ -1,0 +1,150 @@
+"""`build --compile`: kernels compiled before the first call, on a machine that needs no GPU.
+
+TileLang's lie beside the generated module, which loads them; Triton's in Triton's own cache (TRITON_CACHE_DIR), under the keys
+that launches look up.
+"""
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ..runtime import cache
+from ..runtime.build import Build
+from ..runtime.call import native_launcher
+from ..runtime.load import import_path
+from ..runtime.progress import under_way
+from ..runtime.targets import install
+from .check import missing
+from .check_triton import dtypes
+
+#: Names of architectures by target, and what is said of others.
+NAMES = {"tilelang": (r"sm_\d+a?", "accepted for tilelang: an architecture of NVIDIA, as sm_90a"),
+         "triton": (r"sm_\d+a?|gfx\w+", "accepted for triton: as sm_90a or gfx942")}
+
+
+def check_ahead(b: Build, arch: str, heads: Sequence[tuple[int, int]]) -> None:
+    """ValueError unless `compile_ahead` can compile the build's kernels so; nothing needs to be written."""
+    if b.target == "pto":
+        raise ValueError("compile: got pto; accepted: tilelang, triton (bisheng compiles on first use, and is cached by content)")
+    if b.arch and b.arch != arch:
+        raise ValueError(f"compile: got {arch!r}; accepted: {b.arch}, for which this module is")
+    if b.target == "triton" and not heads:
+        raise ValueError("compile: got triton without the head counts that its kernels are compiled for; accepted: with "
+                         "--compile-heads H/HV")
+    name, accepted = NAMES[b.target]
+    if not re.fullmatch(name, arch):
+        raise ValueError(f"compile: got {arch!r}; {accepted}")
+    if needed := install(b.target):
+        raise ValueError(_missing(arch, needed))
+
+
+def _missing(arch: str, needed: str) -> str:
+    return f"compile: got {arch!r}, and a toolchain is missing here; accepted: after installing it: {needed}"
+
+
+def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Compile the kernels of the module at `path` for an architecture; a line for each. heads: H and HV (triton)."""
+    check_ahead(b, arch, heads)
+    return _tilelang(path, arch) if b.target == "tilelang" else _triton(path, arch, heads)
+
+
+def _tilelang(path: Path, arch: str) -> Iterator[str]:
+    module: Any = import_path(path)
+    logging.getLogger("tilelang.jit.kernel").setLevel(logging.WARNING)
+    wanted: list[tuple[Path, Callable[[Path], object]]] = [
+        (Path(module.library(name, arch)), partial(_export, module, name, arch)) for name in module._KERNELS]
+    for library, make in (*wanted, (wanted[0][0].with_name(native_launcher.file_name()), native_launcher.compile_to)):
+        start, there = time.perf_counter(), library.exists()
+        try:
+            with under_way(f"compiling {library.name}"):
+                cache.made(library, make)
+        except Exception as e:
+            if needed := missing("tilelang"):
+                raise ValueError(_missing(arch, needed)) from e
+            raise
+        yield f"{library}: " + ("is there" if there else f"{time.perf_counter() - start:.1f} s")
+
+
+def _export(module: Any, name: str, arch: str, to: Path) -> None:
+    module._compiled(name, arch).export_library(str(to))
+
+
+class _Compiles:
+    """Stands for a kernel in a module's launcher: what would launch compiles."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.arg_names = kernel, kernel.arg_names
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **options: self.kernel.warmup(*args, grid=grid, **options)
+
+
+class _Driver:
+    """As much of a GPU's driver as compiling asks for."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+
+class _Device:
+    type, index = "cuda", 0
+
+
+def _target(arch: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+    nvidia = re.fullmatch(r"sm_(\d+)a?", arch)
+    return GPUTarget("cuda", int(nvidia[1]), 32) if nvidia else GPUTarget("hip", arch, 64)
+
+
+def _triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """By the module's own launcher, so that the keys are those of its launches."""
+    import torch
+    from triton.runtime.driver import driver
+    module = fresh(path)
+    module._KERNELS = {n: _Compiles(k) for n, k in module._KERNELS.items()}
+    module._is_suspect = lambda device: False
+    dtype = dtypes(module)
+    driver.set_active(_Driver(_target(arch)))
+    try:
+        for name, _, _, tensors, scalars in module.KERNELS:
+            start = time.perf_counter()
+            given = [torch.empty(0, dtype=getattr(torch, dtype[t]), device="meta") for t in tensors]
+            with under_way(f"compiling {name} for {arch}"):
+                for pair in heads:
+                    for sizes, flags in _variants(module, name, pair):
+                        module._launcher(name, 1, sizes, flags, _Device())(given, torch.int32, [0.5] * len(scalars))
+            yield f"{name} {arch}: {time.perf_counter() - start:.1f} s, in Triton's cache"
+    finally:
+        driver.set_active(None)  # found when it is next asked for
+
+
+def _variants(module: Any, name: str, heads: tuple[int, int]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+    """What a launcher is given, sizes and whole numbers, in all that a kernel is compiled for: apart from head counts, sizes are
+    as good as any others, since kernels are not specialised on them."""
+    for ints in product(*((0, 1) if n.startswith("has_") else (16,) for n in module.INTS[name])):
+        yield (2, 32, 0, *heads, 2, *[2, 16] * hasattr(module, "PARTITION")), list(ints)
+
+
+def fresh(path: Path) -> Any:
+    """The module at `path`, imported apart from what else runs in this process."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

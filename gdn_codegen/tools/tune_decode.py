@@ -1,0 +1,174 @@
+"""`gdn_codegen tune --decode`: times decoding steps of all targets, for one table from which steps choose.
+
+A step's time is what it adds to a queue of calls (`bench_gpu.wall_time`): it takes microseconds, of which launches are part.
+"""
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..ir.interpret import TORCH
+from ..runtime.build import Build
+from ..runtime.call import choose_decode, tables
+from ..runtime.load import function
+from ..schedule.contract import Contract
+from . import bench_gpu
+from .candidates import steps
+from .shapes import Shape
+from .tune import Gpu, Job, compiled_ahead, here, listed, step_choice, tuned
+from .verify import TOLERANCE, rms_error
+
+#: What servers pass: raw gates and norms in the kernel, a pool of states in place.
+CONTRACTS = tuple(Contract.parse(f"beta=sigmoid/bfloat16,g=raw/bfloat16,k=l2norm,q=l2norm,state=vk{dtype}/pool/in_place")
+                  for dtype in ("/bfloat16", ""))
+SHAPES = tuple(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv)
+               for h, hv in ((16, 32), (4, 8)) for n in (1, 8, 64, 256) for t in (1, 4))
+#: At which a candidate is held against float64 before it is timed: heads of one of the shapes, so that it is compiled for them.
+CHECKED = Shape("3 x 5, 4/8", (5,) * 3, 4, 8)
+
+
+def jobs(about: Build, contracts: Sequence[Contract], shapes: Sequence[Shape], units: int) -> list[Job]:
+    """All that there is to time: at each shape the model's choice, then one candidate after the other at all shapes."""
+    found = []
+    for contract in contracts:
+        inputs = replace(about, contract=contract)
+        first = [Job(inputs, s.H, s.HV, s.lens, tables.DECODE) for s in shapes]
+        found += [replace(j, build=step_choice(inputs, j.extent, units)) for j in first]
+        found += [replace(j, build=b) for b in steps(inputs) for j in first]
+    return list({j.key: j for j in found}.values())
+
+
+def check_shapes(shapes: Sequence[Shape]) -> None:
+    """A step has as many tokens in each sequence, 16 at most."""
+    for s in shapes:
+        if len(set(s.lens)) > 1 or max(s.lens) > choose_decode.CHUNK:
+            raise ValueError(f"shapes: got {s.name} of {sorted(set(s.lens))} tokens; accepted with --decode: as many in each "
+                             f"sequence, {choose_decode.CHUNK} at most")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Inputs of a step, in rows of their own, as a contract has them. pool: states; slots: theirs, None for row after row."""
+
+    given: dict[str, torch.Tensor]
+    pool: torch.Tensor
+    slots: torch.Tensor | None
+    scale: float
+
+
+def step(b: Build, s: Shape, device: str = "cuda", seed: int = 0) -> Step:
+    """Seeded tensors of a build's contract. Slots are in no order, and one of the pool is nobody's."""
+    gen = torch.Generator(device=device).manual_seed(seed)
+    N, T, K, V, c = len(s.lens), s.lens[0], b.head_dim_k, b.head_dim_v, b.contract
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, generator=gen)
+    q, k = (normal(N, T, s.H, K) for _ in range(2))
+    if c.form("k") != "l2norm":
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    v, g, beta = normal(N, T, s.HV, V), normal(N, T, s.HV), normal(N, T, s.HV)
+    given = {"q": q, "k": k, "v": v, "g": g if c.form("g") == "raw" else -F.softplus(g),
+             "beta": beta if c.form("beta") == "sigmoid" else beta.sigmoid()}
+    if c.form("g") == "raw":
+        given |= {"A_log": normal(s.HV) / 2, "dt_bias": normal(s.HV) / 2}
+    given = {n: x.to(TORCH[b.dtype if n in "qkv" else c.dtype(n)]) for n, x in given.items()}
+    pool = normal(N + c.pool, s.HV, *((V, K) if c.state == "vk" else (K, V))).to(TORCH[c.state_dtype])
+    slots = torch.randperm(N + 1, generator=gen, device=device)[:N].to(torch.int32) if c.pool else None
+    return Step(given, pool, slots, K ** -0.5)
+
+
+def expected(b: Build, x: Step, heads: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """o [N, T, heads, V] and states [N, heads, K, V] of some value heads: the recurrence in float64."""
+    c, y = b.contract, {n: t.double() for n, t in x.given.items()}
+    mine, shared = list(heads), y["v"].shape[2] // y["q"].shape[2]
+    q, k = (y[n][:, :, [h // shared for h in mine]] for n in ("q", "k"))
+    if c.form("k") == "l2norm":
+        q, k = (t / torch.sqrt((t * t).sum(-1, keepdim=True) + 1e-6) for t in (q, k))
+    v, g, beta = (y[n][:, :, mine] for n in ("v", "g", "beta"))
+    if c.form("g") == "raw":
+        g = -torch.exp(y["A_log"][mine]) * F.softplus(g + y["dt_bias"][mine])
+    beta = beta.sigmoid() if c.form("beta") == "sigmoid" else beta
+    S = (x.pool if x.slots is None else x.pool[x.slots.long()])[:, mine].double()
+    S = S.transpose(-1, -2) if c.state == "vk" else S
+    o = torch.empty_like(v)
+    for t in range(v.shape[1]):
+        S = g[:, t].exp()[..., None, None] * S
+        u = beta[:, t, :, None] * (v[:, t] - torch.einsum("nhk,nhkv->nhv", k[:, t], S))
+        S = S + k[:, t, :, :, None] * u[:, :, None]
+        o[:, t] = x.scale * torch.einsum("nhk,nhkv->nhv", q[:, t], S)
+    return o, S
+
+
+def call(b: Build, x: Step, pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the build's function makes of a step: o and the final state."""
+    slots: dict[str, Any] = {} if x.slots is None else {"state_indices": x.slots}
+    o, final = function(b)(**x.given, scale=x.scale, initial_state=pool, output_final_state=True, **slots)
+    return o, final
+
+
+def off(b: Build, x: Step) -> str:
+    """Why the build's results are wrong, held against float64; "" where they are not."""
+    heads = (0, x.given["v"].shape[2] - 1)
+    o, final = call(b, x, x.pool.clone())
+    if x.slots is not None and b.contract.in_place:
+        final = final[x.slots.long()]
+    final = final[:, list(heads)]
+    want_o, want = expected(b, x, heads)
+    got = rms_error(o[:, :, list(heads)], want_o), rms_error(final.mT if b.contract.state == "vk" else final, want)
+    return "" if all(e <= TOLERANCE[b.dtype] for e in got) else f"off by {got[0]:.1e} (o) and {got[1]:.1e} (state)"
+
+
+@dataclass
+class Steps(Gpu):
+    """Times of steps, a call's share of a queue of them."""
+
+    device: str = "cuda"
+
+    def wrong(self, b: Build) -> str:
+        return self._said(lambda: off(b, step(b, CHECKED, self.device)))
+
+    def workspace(self, b: Build, s: Shape) -> int:
+        return 0  # one kernel
+
+    def time(self, b: Build, s: Shape) -> dict[str, Any]:
+        x, found = step(b, s, self.device), {}
+
+        def work() -> str:
+            against = off(b, x)
+            found["ms"] = round(bench_gpu.wall_time(lambda: call(b, x, x.pool), self.runs), 5)
+            return against
+        against = self._said(work)
+        self.alive()
+        return {"dropped": against} if against else found
+
+    def _said(self, work: Callable[[], str]) -> str:
+        try:
+            with torch.no_grad():
+                return work()
+        except Exception as e:  # whatever a toolchain raises is a finding
+            self.alive()
+            return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+
+
+def command(a: argparse.Namespace, shapes: Sequence[Shape]) -> int:
+    """`tune --decode`, of parsed words."""
+    check_shapes(shapes)
+    about = Build("triton", choose_decode.CHUNK, layout=a.layout, dtype=a.dtype, head_dim_k=a.head_dim_k, head_dim_v=a.head_dim_v)
+    names, arch, units = ((), a.compile, 0) if a.compile is not None else here()
+    todo = jobs(about, CONTRACTS, shapes, units)
+    if a.compile is not None:
+        heads = sorted({(CHECKED.H, CHECKED.HV), *((s.H, s.HV) for s in shapes)})
+        for line in compiled_ahead(list(dict.fromkeys(j.build for j in todo)), arch, heads):
+            print(line, flush=True)
+        return 0
+    out = None if a.out is None else Path(a.out)
+    if a.list:
+        print("\n".join(listed(tables.DECODE, todo, names, out)))
+        return 0
+    return tuned(tables.DECODE, todo, names, arch, units, Steps(a.runs), out, budget=a.budget)

@@ -1,0 +1,189 @@
+"""Runs targets against the token recurrence in float64.
+
+The reference is the algorithm's own page interpreted in float64 with a chunk of one token, which is the recurrence; the
+tests hold the pages against recurrences written out by hand. What a contract says of inputs is done to them here, in
+float64 and apart from the passes that have kernels do it.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..ir.core import Program
+from ..ir.decays import log_decays
+from ..ir.interpret import TORCH, Problem, interpret
+from ..ir.types import Tensor
+from ..runtime.build import Build, lowered
+from ..runtime.load import function
+from ..runtime.progress import under_way
+
+F64 = torch.float64
+
+#: RMSE over RMS that a comparison may reach.
+TOLERANCE = {"float16": 5e-3, "bfloat16": 5e-3, "float32": 1e-5}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences to run: lengths packed into one row, or `batch` equal rows. gate: mean log decay of a token."""
+
+    lengths: tuple[int, ...]
+    heads: int = 1
+    value_heads: int = 2
+    gate: float = -0.5
+    initial: bool = True
+    batched: bool = False
+    seed: int = 0
+
+
+#: What `verify` runs when nothing is asked: tails, packs, an empty sequence, slow and sudden forgetting.
+CASES = (Case((64,)), Case((1,)), Case((63, 0, 65)), Case((129,), gate=0.0), Case((33, 64), gate=-50.0),
+         Case((70, 70), batched=True, initial=False))
+
+
+def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
+    """Packed inputs [tokens, heads, ...] of a traced program: unit keys and queries, log decays <= 0, other vectors in (0, 1); in
+    the forms and dtypes of the build's contract, with the numbers [HV] that they bring."""
+    gen = torch.Generator().manual_seed(case.seed)
+    total, out, decays = sum(case.lengths), {}, log_decays(p)
+    for t in p.role("input"):
+        heads = case.heads if t.heads == "H" else case.value_heads
+        shape = (total, heads, *t.tile.shape(b.sizes)[1:])
+        if t.optional:
+            shape = (len(case.lengths), case.value_heads, *t.tile.shape(b.sizes))
+        x, form = torch.randn(shape, generator=gen), b.contract.form(t.name)
+        if form in ("raw", "sigmoid", "twice_sigmoid"):
+            x = 2 * x
+        elif t.heads == "H" and len(t.dims) > 1 and form in ("", "unit"):
+            x = torch.nn.functional.normalize(x, dim=-1)
+        elif t.index == "token" and len(t.dims) == 1:
+            u = torch.rand(shape, generator=gen)
+            x = 2 * case.gate * u if t.name in decays else u
+            x = torch.exp(x) if form == "linear" else x
+        if t.index == "token":
+            x = x.to(TORCH[b.dtype if len(t.dims) > 1 else b.contract.dtype(t.name)])
+        out[t.name] = x.to(TORCH[b.contract.state_dtype]) if t.optional else x
+        if form == "raw":
+            rate = torch.tensor(max(-case.gate, 1e-3))
+            for n, value in (("A_log", torch.log(rate).expand(heads)), ("dt_bias", torch.randn(heads, generator=gen))):
+                out[n] = value.to(TORCH[b.contract.dtype(n)]).clone()
+    return out
+
+
+def read(b: Build, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the page reads, in float64, of inputs in the forms of the build's contract."""
+    out = {n: t.to(F64) for n, t in x.items()}
+    for n, form in b.contract.inputs:
+        y = out[n]
+        if form == "unit":
+            continue
+        if form == "l2norm":
+            out[n] = y / torch.sqrt((y * y).sum(-1, keepdim=True) + 1e-6)
+        elif form == "linear":
+            out[n] = torch.log(y.clamp_min(1e-300))
+        elif form == "raw":
+            y = y + out["dt_bias"]
+            out[n] = -torch.exp(out["A_log"]) * torch.logaddexp(y, torch.zeros_like(y))
+        else:
+            out[n] = {"sigmoid": 1, "twice_sigmoid": 2}[form] / (1 + torch.exp(-y))
+    return out
+
+
+def reference(b: Build, case: Case, x: dict[str, torch.Tensor], chunk: int = 1) -> dict[str, torch.Tensor]:
+    """Outputs of the page in float64, packed like the inputs; with a chunk of one token, of the token recurrence."""
+    page = b.page
+    p = page.trace()
+    p = replace(p, dims=(("C", chunk), *((d, n) for d, n in b.sizes.items() if d != "C")))
+    x = read(b, x)
+    numbers = {n: v if v is not None else 1.0 for n, v in page.scalar_defaults(b.sizes).items()}  # `run` passes 1, too
+    given: dict[str, torch.Tensor | None] = {t.name: None if t.optional and not case.initial else x[t.name]
+                                             for t in p.role("input")}
+    return interpret(p, Problem(list(case.lengths), case.heads, case.value_heads), given, numbers)
+
+
+def rms_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """RMSE(got - want) / RMS(want); NaN where `got` has one. A reference of all zeros counts absolutely."""
+    if not want.numel():
+        return 0.0
+    scale = want.double().pow(2).mean().sqrt().item()
+    return (got.double() - want.double()).pow(2).mean().sqrt().item() / (scale or 1.0)
+
+
+def to_layout(t: Tensor, x: torch.Tensor, b: Build, case: Case) -> torch.Tensor:
+    """A packed token tensor as the caller passes it."""
+    rows = len(case.lengths) if case.batched else 1
+    x = x.reshape(rows, -1, *x.shape[1:]) if x.numel() else x.reshape(rows, x.shape[0] // rows, *x.shape[1:])
+    return x if b.layout == "bthd" else x.transpose(1, 2).contiguous()
+
+
+def _states(b: Build, initial: dict[str, torch.Tensor], case: Case,
+            device: str) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    """States as the build's contract has them; of a pool, the slots of sequences."""
+    c, n = b.contract, len(case.lengths)
+    slots = torch.arange(n, 0, -1, device=device) if c.pool else None
+    out = {}
+    for name, x in initial.items():
+        if not case.initial and not (c.pool or c.in_place):
+            continue
+        x = (x if case.initial else torch.zeros_like(x)).to(device)
+        x = x.transpose(-1, -2).contiguous() if c.state == "vk" else x.clone()
+        if slots is not None:
+            pool = torch.zeros(n + 2, *x.shape[1:], dtype=x.dtype, device=device)
+            pool[slots] = x
+            x = pool
+        out[name] = x
+    return out | ({"state_indices": slots} if slots is not None else {}), slots
+
+
+def run(b: Build, case: Case, x: dict[str, torch.Tensor], device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Outputs of the built op, packed like the reference's."""
+    p = b.page.trace()
+    given = {t.name: to_layout(t, x[t.name], b, case).to(device) for t in p.role("input") if not t.optional}
+    states, slots = _states(b, {t.name: x[t.name] for t in p.role("input") if t.optional}, case, device)
+    states |= {n: x[n].to(device) for n in x if n not in {t.name for t in p.role("input")}}
+    ends = [0]
+    for n in case.lengths:
+        ends.append(ends[-1] + n)
+    cu = None if case.batched else torch.tensor(ends, dtype=torch.int32, device=device)
+    unset = {n: 1.0 for n, v in b.page.scalar_defaults(b.sizes).items() if v is None}
+    results = function(b)(**given, **states, **unset, output_final_state=True, cu_seqlens=cu)
+    outs = p.role("output")
+    got = {}
+    for t, r in zip(sorted(outs, key=lambda t: t.index != "token"), results, strict=False):  # checkpoints are not compared
+        if t.index == "sequence":
+            r = r[slots] if b.contract.in_place and slots is not None else r
+            r = r.transpose(-1, -2) if b.contract.state == "vk" else r
+        if t.index == "token":
+            r = r if b.layout == "bthd" else r.transpose(1, 2)
+            r = r.reshape(sum(case.lengths), *r.shape[2:])
+        got[t.name] = r.cpu()
+    return got
+
+
+def compare(b: Build, case: Case, device: str = "cpu") -> dict[str, float]:
+    """RMSE over RMS of each output."""
+    lowered(b)  # it refuses what the page cannot be built for, in words of its own
+    p = b.page.trace()
+    if all(t.heads == "H" for t in p.role("input") if t.index == "token"):
+        case = replace(case, value_heads=case.heads)  # nothing says of more
+    x = inputs(b, p, case)
+    want, got = reference(b, case, x), run(b, case, x, device)
+    return {n: rms_error(got[n], want[n]) for n in want}
+
+
+#: Above the lines of `verify`.
+HEAD = f"{'target':10} {'module':34} {'lengths':16} {'gate':>6}  RMSE/RMS of outputs"
+
+
+def lines(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu") -> Iterator[tuple[str, bool]]:
+    """What `verify` prints, a line a case as it is done, and whether its comparisons hold."""
+    for b in builds:
+        for case in cases:
+            lengths = "+".join(map(str, case.lengths)) if not case.batched else f"{len(case.lengths)}x{case.lengths[0]}"
+            with under_way(f"{b.target} {b.name}, lengths {lengths}"):
+                errors = compare(b, case, device)
+            ok = all(e <= TOLERANCE[b.dtype] for e in errors.values())
+            shown = "  ".join(f"{n} {e:.1e}" for n, e in errors.items())
+            yield f"{b.target:10} {b.name:34} {lengths:16} {case.gate:6g}  {shown}  {'ok' if ok else 'FAILED'}", ok

@@ -1,0 +1,82 @@
+"""heads: which kernels take several value heads at once, and that every pass after it means the same."""
+from dataclasses import replace
+
+import pytest
+import torch
+from reference import problem, rms_error
+
+from gdn_codegen.algorithms import find
+from gdn_codegen.devices.ascend_a2 import ASCEND_A2
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, sigmoid, valid
+from gdn_codegen.ir.core import walk
+from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.ir.verify import VerifyError, verify
+from gdn_codegen.passes.loops.batch_head_sums import HEADS, heads
+from gdn_codegen.passes.pipelines import lower
+from gdn_codegen.schedule import Schedule, named
+
+SIZES = {"C": 32, "K": 16, "V": 32}
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C", S=carried("K V"))
+def sums(q, k, v, g, S):
+    """What exp takes has bounded terms, which a product has not; so this page takes no exp."""
+    G = cumsum(g)
+    o = G[:, None] * (q @ S)
+    S = S + k.T @ v
+    return o, S
+
+
+def lowered(groups=(("G",), ("S",), ("o",)), target="pto", sizes=SIZES, page=sums):
+    return lower(page.trace(), target, Schedule("mine", groups), sizes, "float16")
+
+
+def together(p):
+    """The kernels that take several heads at once."""
+    return [k.name for k in p.kernels if any(o.attr("heads") for o in walk(k.body))]
+
+
+@pytest.mark.parametrize("value_heads", [1, 2, HEADS, HEADS + 1, 2 * HEADS + 3])
+def test_any_number_of_heads(value_heads):
+    """The last item of a chunk has fewer heads than a whole one, or as many."""
+    x = problem([33, 0, 5], 1, value_heads, 16, 32, torch.float16, gate="mixed")
+    given = {**{n: x[n] for n in ("q", "k", "v", "g")}, "initial_state": x["S"]}
+    traced = replace(sums.trace(), dims=tuple(SIZES.items()))
+    got, want = (interpret(p, Problem(x["lengths"], 1, value_heads), given, {}) for p in (lowered(), traced))
+    assert all(rms_error(got[n], want[n]) < 1e-11 for n in want)
+
+
+def test_kernels_that_only_sum():
+    assert together(lowered()) == ["G"]
+    assert together(lowered((("S", "o"),))) == [] and together(lowered(target="triton")) == []
+    bounded = lower(find("gated_delta_rule").trace(), "pto", named("staged"), SIZES, "float16")
+    assert together(bounded) == []
+    (g,) = (k for k in lowered().kernels if k.name == "G")
+    assert g.lanes == HEADS and {o.agent for o in walk(g.body) if o.kind not in ("signal", "wait")} == {"cube"}
+
+
+def test_a_mask_that_does_not_fit_is_none():
+    """L0B takes a mask of 128 x 128 float32 and no larger one; such a chunk is summed head by head."""
+    assert together(lowered(sizes={**SIZES, "C": 128})) == ["G"]
+    small = replace(ASCEND_A2, spaces={**ASCEND_A2.spaces, "L0B": 32 * 1024})
+    p = lowered(target="triton", sizes={**SIZES, "C": 128})
+    assert heads(p, small) is p
+
+
+def test_a_computed_gate_is_summed_head_by_head():
+    @algorithm(q="C K", k="C K", v="C V", g="C", S=carried("K V"))
+    def page(q, k, v, g, S):
+        G = cumsum(valid(sigmoid(g)))
+        o = exp(-G)[:, None] * (q @ S)
+        S = exp(-last(G)) * S + k.T @ v
+        return o, S
+
+    p = lower(page.trace(), "pto", Schedule("mine", (("G",), ("S",), ("o",))), SIZES, "float16")
+    assert together(p) == []
+
+
+def test_heads_are_as_many_as_lanes():
+    p = lowered()
+    kernels = tuple(replace(k, lanes=8) if k.name == "G" else k for k in p.kernels)
+    with pytest.raises(VerifyError, match=r"takes 16 heads at once.*G has 8"):
+        verify(replace(p, kernels=kernels))

@@ -1,0 +1,178 @@
+"""Barriers among warp groups: all that there are are needed, and stand where they must."""
+from dataclasses import replace
+
+import pytest
+from walks import PLANS, SIZES, SYNC, inside, lowered, walker, with_body
+
+from gdn_codegen.devices.sm_90a import SM_90A
+from gdn_codegen.ir.builder import algorithm, carried, strictly_lower, unit_lower_inverse
+from gdn_codegen.ir.builder import lower as below
+from gdn_codegen.ir.core import Op
+from gdn_codegen.passes.pipelines import lower
+from gdn_codegen.passes.sync.mbarriers import mbarriers
+from gdn_codegen.prove.happens_before import RaceError
+from gdn_codegen.prove.rings import check_rings, reads
+from gdn_codegen.schedule import Schedule
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_wait_arrival_fence_and_drain_is_needed(plan):
+    """Take one out, at once or with its other half, and the check fails."""
+    p = lowered(plan)
+    ops, spare = inside(p), []
+    syncs = [n for n, o in enumerate(ops) if o.kind in SYNC]
+    assert {ops[n].kind for n in syncs} == set(SYNC) - ({"drain"} if "fused" not in plan else set())
+    for n in syncs:
+        try:
+            check_rings(with_body(p, ops[:n] + ops[n + 1:]), SM_90A)
+            spare.append(ops[n])
+        except RaceError:
+            pass
+    for channel in {ops[n].attr("channel") for n in syncs} - {None}:
+        rest = [o for o in ops if o.kind not in ("wait", "signal") or o.attr("channel") != channel]
+        try:
+            check_rings(with_body(p, rest), SM_90A)
+            spare.append(channel)
+        except RaceError:
+            pass
+    assert not spare
+
+
+def test_what_the_rest_orders_has_no_barrier():
+    """The loader waits once a turn: what frees k came after all else that the turn loaded."""
+    ops = inside(lowered())
+    assert [o.attr("channel") for o in ops if o.kind == "wait" and o.agent == "loader"] == ["k_free"]
+    assert [o.agent for o in ops if o.kind == "signal" and o.attr("channel") == "k_free"] == ["state"]
+
+
+@pytest.mark.parametrize("plan", ["walk", "fused_walk", "fused_early"])
+@pytest.mark.parametrize("kind", ["late wait", "late drain", "early signal", "early fence"])
+def test_each_stands_where_it_must(kind, plan):
+    """Move a wait or drain after the op that it guards, or a signal or fence before the op that it follows."""
+    p = lowered(plan)
+    ops, passed = inside(p), []
+    for n, o in enumerate(ops):
+        if o.kind != kind.split()[1] or (o.kind == "fence" and o.agent == "loader"):  # which has a later one
+            continue
+        ahead = kind.startswith("late")
+        order = range(n + 1, len(ops)) if ahead else range(n - 1, -1, -1)
+        other = next((m for m in order if ops[m].agent == o.agent and ops[m].buffer), None)
+        if other is None:
+            continue
+        less = ops[:n] + ops[n + 1:]
+        try:
+            check_rings(with_body(p, [*less[:other], o, *less[other:]]), SM_90A)
+            passed.append(o)
+        except RaceError:
+            pass
+    # k_free orders all but the last write of that ring, too.
+    assert [o.attr("channel") for o in passed] == ["exp_G_s_free"] * (kind == "late wait")
+
+
+@pytest.mark.parametrize("plan", ["fused_walk", "fused_early"])
+def test_a_product_that_was_begun_is_drained_before_it_is_read(plan):
+    """Not without its drain, nor with it after the reader or before the product."""
+    p = lowered(plan)
+    ops = inside(p)
+    (n,) = (n for n, o in enumerate(ops) if o.kind == "drain")
+    (product,) = (o for o in ops if o.attr("later"))
+    read = reads(walker(p))
+    reader = next(m for m, o in enumerate(ops) if product.out in read[id(o)])
+    assert product.agent == ops[n].agent == ops[reader].agent and ops.index(product) < n < reader
+    message = f"{ops[reader].out} of aux reads {product.out} in turn 0, a product that was begun and not drained"
+    for body in (ops[:n] + ops[n + 1:], [*ops[:n], *ops[n + 1:reader + 1], ops[n], *ops[reader + 1:]],
+                 [*ops[:ops.index(product)], ops[n], *(o for o in ops[ops.index(product):] if o is not ops[n])]):
+        with pytest.raises(RaceError, match=message if plan == "fused_walk" else message.replace("turn 0", r"turn \d")):
+            check_rings(with_body(p, body), SM_90A)
+
+
+def test_what_a_product_reads_is_free_once_it_is_drained():
+    """Where nothing that `aux` hands over later says so, `aux` says so itself."""
+    @algorithm(q="C K", k="C K", v="C V", beta="C", S=carried("K V"))
+    def twice(q, k, v, beta, S):
+        T = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+        U = T @ (T @ (beta[:, None] * (v - k @ S)))
+        o = below(q @ k.T) @ U + q @ S
+        S = S + k.T @ U
+        return o, S
+
+    p = lower(twice.trace(), "tilelang", Schedule("own", (("o", "S"),), state="vk"), SIZES, "float16", "sm_90a")
+    ops = inside(p)
+    aux = [(o.kind, o.attr("channel") or o.out) for o in ops if o.agent == "aux"]
+    begun, drained, told = (aux.index(x) for x in (("matmul", "q_k"), ("drain", ""), ("signal", "k_free")))
+    assert begun < drained < told
+    (early,) = (o for o in ops if o.agent == "aux" and o.attr("channel") == "k_free")
+    at = next(n for n, o in enumerate(ops) if o.kind == "drain")
+    with pytest.raises(RaceError, match="before q_k of aux is sure to be done"):
+        moved = [*ops[:at], early, *(o for o in ops[at:] if o is not early)]
+        check_rings(with_body(p, moved), SM_90A)
+
+
+def test_a_product_that_is_not_begun_needs_no_drain():
+    p = lowered("fused_walk")
+    whole = [replace(o, attrs=tuple(a for a in o.attrs if a[0] != "later")) for o in inside(p) if o.kind != "drain"]
+    check_rings(with_body(p, whole), SM_90A)
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_what_a_begun_product_reads_is_not_written(drained):
+    """By its own agent, whose ops are in order otherwise."""
+    p, body = lowered("fused_walk"), []
+    for o in inside(p):
+        body.append(o)
+        if o.kind == "drain" if drained else o.attr("later"):
+            body.append(Op("move", "again", ("G_col",), (), None, 0, "aux", "q"))
+    with pytest.raises(RaceError) as e:
+        check_rings(with_body(p, body), SM_90A)
+    assert ("again of aux is written in turn 0 while q_k of aux reads its slot" in str(e.value)) != drained
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_begun_product_frees_its_rings_when_it_is_drained(drained):
+    """Let `aux` alone read q, of one slot, and say so to the loader before the drain or after it."""
+    p, body = lowered("fused_walk"), []
+    ops = inside(p)
+    (frees_k,), (frees_q,) = ([o for o in ops if o.kind == "signal" and o.attr("channel") == c] for c in ("k_free", "q_free"))
+    for o in ops:
+        if o.kind == "wait" and o.attr("channel") == "q_free":
+            o = replace(o, attrs=tuple((n, 1 if n == "back" else x) for n, x in o.attrs))
+        if o is not frees_k and o is not frees_q:
+            body.append(replace(o, args=("S_h", "k")) if o.out == "q_S" else o)
+        body += [frees_k] * (o.out == "q_S")
+        body += [replace(frees_q, agent="aux")] * bool(o.kind == "drain" if drained else o.attr("later"))
+    one = tuple(replace(b, slots=1) if b.name in ("q", "q_ready", "q_free") else b for b in walker(p).buffers)
+    if drained:
+        check_rings(with_body(p, body, buffers=one), SM_90A)
+    else:
+        with pytest.raises(RaceError, match="q of loader is written in turn 1 before q_k of aux is sure"):
+            check_rings(with_body(p, body, buffers=one), SM_90A)
+
+
+@pytest.mark.parametrize("name, change, message", [
+    ("k", {"slots": 1}, "written in turn|without waiting"), ("k_ready", {"slots": 1}, "phase|parity"),
+    ("k_ready", {"shape": (64,)}, "nothing ends it"),
+    ("exp_G_s_ready", {"shape": (64,)}, "phase|without waiting|arrive")])
+def test_counts_and_slots_are_checked(name, change, message):
+    p = lowered()
+    buffers = tuple(replace(b, **change) if b.name == name else b for b in walker(p).buffers)
+    with pytest.raises(RaceError, match=message):
+        check_rings(with_body(p, inside(p), buffers=buffers), SM_90A)
+
+
+def test_a_fragment_stays_with_its_agent():
+    p = lowered()
+    ops = [replace(o, agent="aux") if o.out == "delta_h" else o for o in inside(p)]
+    with pytest.raises(RaceError, match="fragment of"):
+        check_rings(with_body(p, ops), SM_90A)
+
+
+def test_a_producer_looks_back_as_far_as_its_ring_is_long():
+    p = lowered()
+    ops = [replace(o, attrs=tuple(x for x in o.attrs if x[0] != "back")) if o.attr("back") else o for o in inside(p)]
+    with pytest.raises(RaceError, match="nothing ends it"):
+        check_rings(with_body(p, ops), SM_90A)
+
+
+def test_kernels_over_chunks_need_no_barriers():
+    p = lowered()
+    assert mbarriers(replace(p, kernels=p.kernels[:1]), SM_90A).kernels == p.kernels[:1]

@@ -1,0 +1,41 @@
+"""Lowered kernels of warp groups, and what tests take out of them."""
+from dataclasses import replace
+
+from gdn_codegen.algorithms import find
+from gdn_codegen.ir.core import Loop, loops
+from gdn_codegen.passes.pipelines import lower
+from gdn_codegen.schedule import Schedule, named
+
+SIZES = {"C": 64, "K": 64, "V": 64}
+SYNC = ("wait", "signal", "fence", "drain")
+OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk")
+#: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
+PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
+         "own": OWN, "direct": replace(OWN, form="direct"),
+         "unit": replace(OWN, form="unit"),
+         "early": replace(named("walk"), partition="decay", early="state"), "fused_walk": named("fused_walk"),
+         "fused_early": replace(named("fused_walk"), partition="decay", early="state"),
+         "longest": replace(named("walk"), partition="decay", early="all", longest_first=True)}
+
+
+def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16"):
+    plan = PLANS[plan] if isinstance(plan, str) else plan
+    wide = {"columns": {**sizes, "V": 128}}.get(plan.name if plan is not PLANS["columns"] else "columns", sizes)
+    return lower(find(page).trace(), "tilelang", plan, wide, dtype, "sm_90a")
+
+
+def walker(p):
+    (k,) = (k for k in p.kernels if k.agents)
+    return k
+
+
+def with_body(p, body, **changes):
+    """The program with another walk in its kernel that walks."""
+    k = walker(p)
+    new = tuple(replace(s, body=tuple(body)) if isinstance(s, Loop) else s for s in k.body)
+    return replace(p, kernels=tuple(replace(k, body=new, **changes) if x is k else x for x in p.kernels))
+
+
+def inside(p):
+    (loop,) = loops(walker(p).body)
+    return list(loop.body)

@@ -1,0 +1,319 @@
+"""A settled call as one compiled function: the same bits as through Python, and nothing on arguments of other kinds.
+
+TileLang's kernels for the CPU start only from Python, so here a function that `lent.cc` makes stands before each of them: the
+chain calls it as it does kernels on a GPU.
+"""
+import shutil
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gdn_codegen import chunk_gated_delta_rule
+from gdn_codegen.runtime import cache
+from gdn_codegen.runtime.build import render
+from gdn_codegen.runtime.call import launch as calls
+from gdn_codegen.runtime.call import native_launcher
+from gdn_codegen.runtime.call.native_launcher import ARGUMENT, FIXED, WORKSPACE, launcher
+from gdn_codegen.runtime.load import import_path
+
+pytest.importorskip("tilelang")
+tvm_ffi = pytest.importorskip("tvm_ffi")
+pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
+NONE = Path("nothing was compiled ahead")
+
+
+@lru_cache
+def lent():
+    source = Path(__file__).with_name("lent.cc")
+    path = cache.made(cache.folder() / "tests" / f"lent_{cache.digest(source.read_bytes(), tvm_ffi.__version__)}.so",
+                      lambda to: native_launcher.compile_to(to, source))
+    return tvm_ffi.load_module(str(path)).lent
+
+
+def loaded(b, started, poison):
+    """The module of a build, which looks at no values of CPU tensors, and whose kernels can be chained: (name, by whom)."""
+    text = render(b)
+    for eager in ('(CHECK or device.type == "cpu")', 'check_slots = CHECK or device.type == "cpu"'):
+        text = text.replace(eager, eager.replace(' or device.type == "cpu"', ""))
+    m = import_path(cache.write(cache.folder() / "texts" / f"chained_{cache.digest(text)}.py", text))
+    space = m.prepare.__globals__
+    plain = space.setdefault("_plain_launcher", space["_launcher"])
+
+    def launcher(name, *rest):
+        run = plain(name, *rest)
+        _, _, _, tensors, numbers = next(row for row in m.KERNELS if row[0] == name)
+        fixed = run.__code__.co_freevars.index("fixed")
+
+        def start(*args):
+            started.append((name, "chain"))
+            given = [torch.from_dlpack(x) for x in args[:len(tensors) + 1]]
+            run(given[:-1], given[-1], args[len(args) - len(numbers):] if numbers else [])
+
+        def launch(*args):
+            started.append((name, "python"))
+            run(*args)
+
+        launch.compiled = lent()(start), run.__closure__[fixed].cell_contents
+        return launch
+
+    space.update(_launcher=launcher, POISON=poison)
+    space["_plans"].clear()
+    return m
+
+
+@pytest.fixture
+def poison():
+    """Whether outputs and workspaces start as NaN: workspaces are the chain's own where they do not."""
+    return True
+
+
+@pytest.fixture
+def started(monkeypatch, poison):
+    """Which kernels the op starts, and how."""
+    seen = []
+    monkeypatch.setattr(calls, "module", lambda b: loaded(b, seen, poison))
+    calls.forget()
+    yield seen
+    calls.forget()
+
+
+def tensors(tokens=40, seed=0, layout="bthd", dtype=torch.float16):
+    torch.manual_seed(seed)
+    lie = (lambda x: x.transpose(1, 2).contiguous()) if layout == "bhtd" else (lambda x: x)
+    q, v = torch.randn(1, tokens, 2, 16), torch.randn(1, tokens, 4, 16)
+    k = torch.nn.functional.normalize(torch.randn(1, tokens, 2, 16), dim=-1)
+    return dict(q=lie(q.to(dtype)), k=lie(k.to(dtype)), v=lie(v.to(dtype)), g=lie(-torch.rand(1, tokens, 4)),
+                beta=lie(torch.rand(1, tokens, 4)))
+
+
+def pool(x):
+    return dict(x, cu_seqlens=torch.tensor([0, 11, 40], dtype=torch.int32), state_indices=torch.tensor([2, 0], dtype=torch.int32),
+                initial_state=torch.randn(3, 5, 16, 16)[:, :4])
+
+
+def slices(x):
+    """q, k and v as slices of one tensor."""
+    whole = torch.cat([x[n] for n in "qkv"], dim=2)
+    return dict(x, **dict(zip("qkv", whole.split([2, 2, 4], dim=2), strict=True)))
+
+
+FORMS = {
+    "rows": lambda x: x,
+    "packed, with states": lambda x: dict(x, cu_seqlens=torch.tensor([0, 11, 40], dtype=torch.int32), output_final_state=True,
+                                          initial_state=torch.randn(2, 4, 16, 16)),
+    "states only read": lambda x: dict(x, initial_state=torch.randn(1, 4, 16, 16), scale=0.5),
+    "buffers": lambda x: dict(x, out=torch.empty_like(x["v"]), final_state=torch.empty(1, 4, 16, 16)),
+    "in place": lambda x: dict(x, initial_state=torch.randn(1, 4, 16, 16), inplace_final_state=True),
+    "a pool": pool,
+    "slices": slices,
+    "raw gates": lambda x: dict(x, gate="raw", A_log=torch.rand(4), dt_bias=torch.rand(4)),
+}
+
+
+@pytest.mark.parametrize("form, poison", [*((f, True) for f in FORMS), ("rows", False), ("packed, with states", False)])
+def test_it_gives_the_bits_that_python_gives(form, started):
+    def run(seed):
+        said = FORMS[form](tensors(seed=seed))
+        results = chunk_gated_delta_rule(**said, target="tilelang", chunk_size=16, schedule="walk")
+        return said, results, [x.clone() for x in said.values() if isinstance(x, torch.Tensor)]
+
+    def taken():
+        by, started[:] = {how for _, how in started}, []
+        return by
+
+    first = run(1)
+    assert taken() == {"python"}
+    run(2)
+    assert taken() == {"chain"}  # and nothing of it stays behind:
+    again = run(1)
+    assert taken() == {"chain"}
+    for ours, theirs in zip((*again[1], *again[2]), (*first[1], *first[2]), strict=True):
+        assert (ours is None and theirs is None) or (torch.equal(ours, theirs) and ours.isfinite().all())
+    assert (again[1][1] is None) == (form in ("rows", "states only read", "slices", "raw gates"))
+    for name, result in (("out", again[1][0]), ("final_state", again[1][1])):
+        assert name not in again[0] or result is again[0][name]
+    if form == "buffers":
+        given = tensors()
+        with pytest.raises(ValueError, match="out: got memory of v"):
+            chunk_gated_delta_rule(**given, out=given["v"], final_state=torch.empty(1, 4, 16, 16), target="tilelang",
+                                   chunk_size=16, schedule="walk")
+        assert taken() == set()
+    if form in ("in place", "a pool"):
+        assert again[1][1] is again[0]["initial_state"]
+
+
+def test_an_argument_given_twice_is_two(started):
+    x = tensors()
+    ask = dict(target="tilelang", chunk_size=16, schedule="walk")
+    chunk_gated_delta_rule(**dict(x, q=x["k"], g=x["beta"]), **ask)
+    o, _ = chunk_gated_delta_rule(**x, **ask)
+    assert started[-1][1] == "chain"
+    calls.forget()
+    expected, _ = chunk_gated_delta_rule(**x, **ask)
+    assert torch.equal(o, expected) and started[-1][1] == "python"
+
+
+
+
+def test_what_is_not_the_same_call_is_not_taken_for_it(started):
+    x = tensors()
+    ask = dict(target="tilelang", chunk_size=16, schedule="walk")
+
+    def call(changed, **said):
+        with torch.no_grad():
+            return chunk_gated_delta_rule(**dict(x, **changed), **dict(ask, **said))
+
+    first, _ = call({})
+    state = torch.randn(1, 4, 16, 16)
+    ends = torch.tensor([0, 40], dtype=torch.int32)
+    for changed in (dict(output_final_state=True), dict(initial_state=state), dict(cu_seqlens=ends), dict(tensors(tokens=56)),
+                    dict(g=x["g"].half()), dict(scale=0.5), dict(out=torch.empty_like(x["v"]))):
+        started.clear()
+        call({})
+        assert started[-1][1] == "chain"
+        o, S = call(changed)
+        calls.forget()
+        expected, T = call(changed)
+        assert torch.equal(o, expected) and (S is T or torch.equal(S, T)), changed
+        assert torch.equal(call({})[0], first)
+    with pytest.raises(ValueError, match="chunk_size"):
+        call({}, chunk_size=24)
+    with pytest.raises(ValueError, match="use_qk_l2norm_in_kernel: got Tensor"):
+        call({}, use_qk_l2norm_in_kernel=ends)
+    with pytest.raises(ValueError, match="scale"):
+        call({}, scale=float("nan"))
+    with pytest.raises(ValueError, match="requires grad"):
+        chunk_gated_delta_rule(**dict(x, v=x["v"].clone().requires_grad_()), **ask)
+    for odd in (None, "q", torch.empty(1, 40, 2, 16, device="meta", dtype=torch.float16), torch.eye(4).to_sparse()):
+        with pytest.raises(ValueError, match="k"):
+            call(dict(k=odd))
+
+
+def test_tables_of_chunks_are_looked_at_and_change_nothing(started):
+    said = FORMS["packed, with states"](tensors())
+    tables = dict(chunk_indices=torch.tensor([[0, 0], [1, 0], [1, 1]]), chunk_offsets=torch.tensor([0, 1, 3]))
+    ask = dict(target="tilelang", chunk_size=16, schedule="walk")
+    want = chunk_gated_delta_rule(**said, **ask)
+    started.clear()
+    for _ in range(2):
+        got = chunk_gated_delta_rule(**said, **tables, **ask)
+        assert started[-1][1] == "chain" and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        started.clear()
+    for wrong in (dict(chunk_offsets=torch.tensor([0, 2, 3])), dict(chunk_indices=torch.zeros(3))):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            chunk_gated_delta_rule(**said, **dict(tables, **wrong), **ask)
+    assert not started
+
+
+# --- the compiled text itself -----------------------------------------------------------------------------------------
+def spied(*slots, launches=1):
+    """A chain of kernels that note what they get, on a tensor [4, 6] and nothing."""
+    seen = []
+    kernel = lent()(lambda *args: seen.append([torch.from_dlpack(x).clone() if hasattr(x, "shape") else x for x in args]))
+    run = launcher(NONE, [torch.zeros(4, 6), None], slots,
+                      [(kernel, tuple(range(len(slots))), (7, n), (1, 0)) for n in range(launches)])
+    return run, seen
+
+
+def test_kernels_get_dense_tensors_numbers_and_workspaces_of_their_own():
+    x = torch.arange(24.0).view(4, 6)
+    slots = [(ARGUMENT, 0, (4, 6)), (ARGUMENT, 0, (24,)), (FIXED, torch.full((3,), 5.0)),
+             (WORKSPACE, torch.empty(1).expand(33, 7)), (WORKSPACE, torch.empty(5, dtype=torch.float16))]
+    run, seen = spied(*slots, launches=2)
+    assert run(x, None, 0.5, 0.25) and len(seen) == 2
+    for n, (a, flat, fixed, w, h, seven, which, *numbers) in enumerate(seen):
+        assert torch.equal(a, x) and torch.equal(flat, x.view(-1)) and fixed.tolist() == [5, 5, 5]
+        assert w.shape == (33, 7) and w.dtype == torch.float32 and h.shape == (5,) and h.dtype == torch.float16
+        assert (seven, which, numbers) == (7, n, [0.25, 0.5])
+
+
+def test_workspaces_lie_apart():
+    places = []
+    kernel = lent()(lambda *args: places.append([torch.from_dlpack(x) for x in args]))
+    like = [torch.empty(1).expand(3, n) for n in (5, 64, 1)]
+    run = launcher(NONE, [torch.zeros(4)], [(WORKSPACE, x) for x in like], [(kernel, (0, 1, 2), (), ())])
+    assert run(torch.zeros(4))
+    spans = sorted((x.data_ptr(), x.data_ptr() + 4 * x.numel()) for x in places[0])
+    assert all((a - spans[0][0]) % 256 == 0 for a, _ in spans) and all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+@pytest.mark.parametrize("other", [
+    torch.zeros(4, 7), torch.zeros(24), torch.zeros(4, 6, dtype=torch.float64), torch.zeros(6, 4).T, torch.zeros(8, 6)[::2],
+    torch.zeros(25)[1:].view(4, 6), torch.zeros(4, 6, dtype=torch.int32), None, "x", 3], ids=lambda x: f"{type(x).__name__}")
+def test_arguments_of_another_kind_start_nothing(other):
+    run, seen = spied((ARGUMENT, 0, (4, 6)))
+    assert run(torch.ones(4, 6), None, 1.0, 2.0) and len(seen) == 1
+    assert not run(other, None, 1.0, 2.0)
+    assert not run(torch.ones(4, 6), torch.ones(1), 1.0, 2.0)
+    assert not run(torch.ones(4, 6)) and not run(torch.ones(4, 6), None, 1.0)
+    assert len(seen) == 1
+
+
+def test_what_a_kernel_raises_is_raised():
+    def fails(*args):
+        raise ValueError("the kernel says so")
+    run = launcher(NONE, [torch.zeros(4)], [(ARGUMENT, 0, (4,))], [(lent()(fails), (0,), (), ())])
+    with pytest.raises(ValueError, match="the kernel says so"):
+        run(torch.zeros(4))
+
+
+# --- where it comes from ----------------------------------------------------------------------------------------------
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path / "cache"))
+    native_launcher._library.cache_clear()
+    yield tmp_path
+    native_launcher._library.cache_clear()
+
+
+def arguments():
+    return [torch.zeros(4)], [(ARGUMENT, 0, (4,))], []
+
+
+def test_beside_kernels_compiled_ahead_it_is_loaded_and_never_compiled(empty_cache, monkeypatch):
+    ahead = empty_cache / "ahead"
+    ahead.mkdir()
+    monkeypatch.setattr(native_launcher, "compile_to", lambda path: pytest.fail("compiled"))
+    assert launcher(ahead, *arguments()) is None
+    native_launcher._library.cache_clear()
+    monkeypatch.undo()
+    native_launcher.compile_to(ahead / native_launcher.file_name())
+    monkeypatch.setattr(native_launcher, "compile_to", lambda path: pytest.fail("compiled"))
+    assert launcher(ahead, *arguments())(torch.zeros(4))
+
+
+def test_where_torch_gives_the_ffi_no_memory_there_is_none(empty_cache, monkeypatch):
+    def none(*args):
+        raise RuntimeError("no allocator")
+    assert launcher(NONE, *arguments())(torch.zeros(4))
+    native_launcher._library.cache_clear()
+    monkeypatch.setattr(tvm_ffi, "load_module", lambda path: SimpleNamespace(chain=lambda *a: none))
+    assert launcher(NONE, *arguments()) is None
+
+
+def test_without_a_compiler_calls_go_the_other_way(empty_cache, monkeypatch, started):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.warns(RuntimeWarning, match="slower way"):
+        assert launcher(NONE, *arguments()) is None
+    for _ in range(2):
+        chunk_gated_delta_rule(**tensors(), target="tilelang", chunk_size=16, schedule="walk")
+    assert {how for _, how in started} == {"python"}
+
+
+@pytest.mark.parametrize("name", ["k", "A_log"])
+def test_a_sign_beside_the_memory_and_an_option_that_only_equals_are_seen(name, started):
+    x = dict(FORMS["raw gates"](tensors()), target="tilelang", schedule="walk", chunk_size=16)
+    for _ in range(3):
+        chunk_gated_delta_rule(**x)
+    assert started[-1][1] == "chain"
+    before = len(started)
+    with pytest.raises(ValueError, match=f"{name}: got a view with torch's negative bit"):
+        chunk_gated_delta_rule(**{**x, name: torch._neg_view(x[name])})
+    with pytest.raises(ValueError, match=r"chunk_size: got 16\.0"):
+        chunk_gated_delta_rule(**{**x, "chunk_size": 16.0})
+    assert len(started) == before
