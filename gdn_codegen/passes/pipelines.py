@@ -9,49 +9,49 @@ from ..devices.ascend_a2 import ASCEND_A2
 from ..devices.sm_90a import SM_90A
 from ..ir.core import Program
 from ..ir.verify import verify
-from ..prove.happens_before import check
+from ..prove.happens_before import check_waits
 from ..prove.rings import check_rings
-from ..prove.storage import storage
+from ..prove.storage import check_storage
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.schedule import Schedule
-from .abi.caller_inputs import accept
-from .abi.caller_states import states
+from .abi.caller_inputs import caller_inputs
+from .abi.caller_states import caller_states
 from .abi.memory import memory
 from .agents.assign import assign
 from .agents.feed import feed
 from .agents.operands import operands
 from .agents.transfer import transfer
-from .agents.warp_groups import groups
+from .agents.warp_groups import warp_groups
 from .algebra.accumulate import accumulate
-from .algebra.clamp_decay import floor
+from .algebra.clamp_decay import clamp_decay
 from .algebra.decompose import decompose
-from .algebra.fold_into_inverse import inverses
+from .algebra.fold_into_inverse import fold_into_inverse
 from .algebra.masks import masks
-from .algebra.norms_from_products import diagonal
+from .algebra.norms_from_products import norms_from_products
 from .algebra.precision import precision
 from .algebra.rewrite import rewrite
-from .algebra.row_scales import scale
+from .algebra.row_scales import row_scales
 from .algebra.vectorise import vectorise
 from .common import walks
-from .cut.decay_bound import forget
+from .cut.decay_bound import decay_bound
 from .cut.kernels import cut
 from .cut.partition import partition
-from .cut.warm_up import early
-from .cut.warm_up_bounds import near
-from .loops.batch_head_sums import heads
-from .loops.batch_heads import together
-from .loops.heads_per_block import abreast
-from .loops.prefetch_vectors import lookahead
-from .loops.transposition import turn
+from .cut.warm_up import warm_up
+from .cut.warm_up_bounds import warm_up_bounds
+from .loops.batch_head_sums import batch_head_sums
+from .loops.batch_heads import batch_heads
+from .loops.heads_per_block import heads_per_block
+from .loops.prefetch_vectors import prefetch_vectors
+from .loops.transposition import transpose
 from .storage.arrange import arrange
 from .storage.channels import channels
-from .storage.descriptors import describe
+from .storage.descriptors import descriptors
 from .storage.pack import pack
 from .storage.place import place
 from .storage.rings import rings
-from .sync.async_copies import arrive
+from .sync.async_copies import async_copies
 from .sync.mbarriers import mbarriers
-from .sync.single_launch import launch
+from .sync.single_launch import single_launch
 from .sync.synchronise import synchronise
 
 
@@ -86,69 +86,69 @@ def _others(p: Program, run: Callable[[Program, Device], Program], device: Devic
 
 
 FRONT: tuple[tuple[str, Pass], ...] = (
-    ("states", lambda p, c: states(p, c.contract)),
-    ("accept", lambda p, c: accept(p, c.contract, narrow=not isinstance(c.device, Cores))),
-    ("floor", lambda p, c: floor(p)),
-    ("scale", lambda p, c: scale(p)),
-    ("forget", lambda p, c: forget(p, c.schedule)),
+    ("caller_states", lambda p, c: caller_states(p, c.contract)),
+    ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
+    ("clamp_decay", lambda p, c: clamp_decay(p)),
+    ("row_scales", lambda p, c: row_scales(p)),
+    ("decay_bound", lambda p, c: decay_bound(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), c.device.v_block, apart=isinstance(c.device, Cores))),
-    ("near", lambda p, c: near(p, c.device, c.dtype)),
+    ("warm_up_bounds", lambda p, c: warm_up_bounds(p, c.device, c.dtype)),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
-    ("diagonal", lambda p, c: diagonal(p, c.dtype)),
+    ("norms_from_products", lambda p, c: norms_from_products(p, c.dtype)),
     ("masks", lambda p, c: masks(p)),
     ("precision", lambda p, c: precision(p, c.schedule, c.dtype, c.contract)),
     ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device.solves, c.device.solves_whole)),
-    ("inverses", lambda p, c: inverses(p) if c.device.solves_whole == p.sizes["C"] else p),
+    ("fold_into_inverse", lambda p, c: fold_into_inverse(p) if c.device.solves_whole == p.sizes["C"] else p),
     ("accumulate", lambda p, c: accumulate(p)),
 )
 ONE_AGENT: tuple[tuple[str, Pass], ...] = (
     *FRONT,
-    ("turn", lambda p, c: turn(p, c.schedule)),
+    ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
-    ("abreast", lambda p, c: abreast(p, c.device)),
+    ("heads_per_block", lambda p, c: heads_per_block(p, c.device)),
     ("operands", lambda p, c: operands(p, c.device)),
-    ("together", lambda p, c: together(p, c.schedule)),
+    ("batch_heads", lambda p, c: batch_heads(p, c.schedule)),
     ("place", lambda p, c: place(p, c.device)),
-    ("storage", lambda p, c: storage(p)),
-    ("arrive", lambda p, c: arrive(p, c.device)),
+    ("check_storage", lambda p, c: check_storage(p)),
+    ("async_copies", lambda p, c: async_copies(p, c.device)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
-    ("check", lambda p, c: check(p, c.device)),
-    ("launch", lambda p, c: launch(p, c.schedule, c.device)),
+    ("check_waits", lambda p, c: check_waits(p, c.device)),
+    ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
 INSTANCES: tuple[tuple[str, Pass], ...] = (
     *FRONT,
-    ("turn", lambda p, c: turn(p, c.schedule)),
-    ("lookahead", lambda p, c: lookahead(p)),
+    ("transpose", lambda p, c: transpose(p, c.schedule)),
+    ("prefetch_vectors", lambda p, c: prefetch_vectors(p)),
     ("assign", lambda p, c: assign(p, c.device)),
-    ("early", lambda p, c: early(p, c.schedule)),
-    ("describe", lambda p, c: describe(p, c.schedule)),
+    ("warm_up", lambda p, c: warm_up(p, c.schedule)),
+    ("descriptors", lambda p, c: descriptors(p, c.schedule)),
     ("operands", lambda p, c: operands(p, c.device)),
     ("place", lambda p, c: place(p, c.device)),
-    ("storage", lambda p, c: storage(p)),
+    ("check_storage", lambda p, c: check_storage(p)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
-    ("check", lambda p, c: check(p, c.device)),
-    ("launch", lambda p, c: launch(p, c.schedule, c.device)),
+    ("check_waits", lambda p, c: check_waits(p, c.device)),
+    ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
 GROUPS: tuple[tuple[str, Pass], ...] = (
     *FRONT,
-    ("turn", lambda p, c: turn(p, c.schedule)),
-    ("assign", lambda p, c: groups(_others(p, assign, c.device), c.groups)),
-    ("early", lambda p, c: early(p, c.schedule)),
-    ("abreast", lambda p, c: abreast(p, c.device)),
+    ("transpose", lambda p, c: transpose(p, c.schedule)),
+    ("assign", lambda p, c: warp_groups(_others(p, assign, c.device), c.groups)),
+    ("warm_up", lambda p, c: warm_up(p, c.schedule)),
+    ("heads_per_block", lambda p, c: heads_per_block(p, c.device)),
     ("operands", lambda p, c: _others(p, operands, c.device)),
-    ("together", lambda p, c: together(p, c.schedule)),
+    ("batch_heads", lambda p, c: batch_heads(p, c.schedule)),
     ("place", lambda p, c: rings(_others(p, place, c.device), c.schedule, c.groups)),
-    ("storage", lambda p, c: storage(p)),
-    ("arrive", lambda p, c: _others(p, arrive, c.device)),
+    ("check_storage", lambda p, c: check_storage(p)),
+    ("async_copies", lambda p, c: _others(p, async_copies, c.device)),
     ("synchronise", lambda p, c: mbarriers(p, c.groups)),
-    ("check", lambda p, c: check_rings(p, c.groups)),
-    ("launch", lambda p, c: launch(p, c.schedule, c.device)),
+    ("check_waits", lambda p, c: check_rings(p, c.groups)),
+    ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
 CORES: tuple[tuple[str, Pass], ...] = (
     *(("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, block=c.schedule.inverse_block)) if name == "decompose" else
       (name, run) for name, run in FRONT if name != "diagonal"),
-    ("heads", lambda p, c: heads(p, c.cores)),
+    ("batch_head_sums", lambda p, c: batch_head_sums(p, c.cores)),
     ("vectorise", lambda p, c: vectorise(p)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("transfer", lambda p, c: transfer(p, c.cores)),
@@ -157,8 +157,8 @@ CORES: tuple[tuple[str, Pass], ...] = (
     ("channels", lambda p, c: channels(p, c.schedule.channel_slots)),
     ("pack", lambda p, c: pack(p, c.schedule, c.cores)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
-    ("check", lambda p, c: check(p, c.device)),
-    ("launch", lambda p, c: launch(p, c.schedule, c.device)),
+    ("check_waits", lambda p, c: check_waits(p, c.device)),
+    ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
 PIPELINES: dict[str, tuple[tuple[str, Pass], ...]] = {"triton": INSTANCES, "tilelang": ONE_AGENT, "pto": CORES}
 DEVICES: dict[str, Device] = {"triton": TRITON, "tilelang": HOPPER, "pto": ASCEND_A2}

@@ -1,4 +1,4 @@
-"""check: proves that the waits order everything. Requires stage "synchronised"; returns the program or raises RaceError.
+"""check_waits: proves that the waits order everything. Requires stage "synchronised"; returns the program or raises RaceError.
 
 Loops are unrolled five times and more. Flags are queues by id, as the device has them, whatever pass wrote them. What is
 refused: two ops on the same bytes, one writing, that no flag orders; a set before the wait of the set before it; a wait
@@ -21,7 +21,7 @@ class RaceError(ValueError):
     """Two ops that meet are not ordered, or a flag is misused."""
 
 
-def check(p: Program, device: Device) -> Program:
+def check_waits(p: Program, device: Device) -> Program:
     """`p` itself."""
     if isinstance(device, Cores):
         for k in p.kernels:

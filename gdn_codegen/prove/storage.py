@@ -1,4 +1,4 @@
-"""storage: proves that every reader finds the value it means. Requires stage "placed"; returns the program or raises.
+"""check_storage: proves that every reader finds the value it means. Requires stage "placed"; returns the program or raises.
 
 Buffers are followed op by op, through two turns of a loop: a value that lies in a buffer must not have been overwritten
 when an op, or an expression inside it, reads it. For devices of one agent, where program order is the order of time.
@@ -12,7 +12,7 @@ class OverwrittenError(ValueError):
     """A buffer was given to a second value while the first is still read."""
 
 
-def storage(p: Program) -> Program:
+def check_storage(p: Program) -> Program:
     """`p` itself."""
     for k in p.kernels:
         _Storage(p, k).body(k.body)

@@ -11,7 +11,7 @@ from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.prove.happens_before import RaceError, channels, without
-from gdn_codegen.prove.happens_before import check as check_waits
+from gdn_codegen.prove.happens_before import check_waits as check_waits
 from gdn_codegen.runtime import build as build_module
 from gdn_codegen.runtime import load
 from gdn_codegen.runtime.build import Build, lowered, render

@@ -10,8 +10,8 @@ from gdn_codegen.ir.builder import Body, algorithm, carried
 from gdn_codegen.ir.core import Loop, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.abi.caller_inputs import accept
-from gdn_codegen.passes.algebra.row_scales import scale
+from gdn_codegen.passes.abi.caller_inputs import caller_inputs
+from gdn_codegen.passes.algebra.row_scales import row_scales
 from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import SCHEDULES, ScheduleError
 from gdn_codegen.schedule.contract import Contract, ContractError
@@ -105,12 +105,12 @@ def test_warp_groups_load_tiles_and_scales(partition):
 
 
 def accepted(page, contract):
-    return verify(accept(find(page), Contract.parse(contract)))
+    return verify(caller_inputs(find(page), Contract.parse(contract)))
 
 
 def test_products_read_inputs_as_they_lie():
     for page in ("gated_delta_rule", "simple_gla"):
-        p = scale(accepted(page, "k=l2norm,q=l2norm"))
+        p = row_scales(accepted(page, "k=l2norm,q=l2norm"))
         defs = {o.out: o for o in walk(p.kernels[0].body)}
         products = [o for o in defs.values() if o.kind == "matmul"]
         assert {defs[a].attr("tensor") for o in products for a in o.args if a in defs and defs[a].kind == "load"} >= {"q", "k"}
@@ -126,7 +126,7 @@ def test_a_scaled_input_that_is_read_as_it_is():
         o = (k + q) @ S
         S = S + (k - q).T @ v
         return o, S
-    p = replace(scale(accept(odd.trace(), Contract.parse("k=l2norm"))), dims=tuple(SIZES.items()))
+    p = replace(row_scales(caller_inputs(odd.trace(), Contract.parse("k=l2norm"))), dims=tuple(SIZES.items()))
     gen = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(5, 1, 16, generator=gen, dtype=torch.float64) for _ in range(3))
     S = torch.randn(1, 1, 16, 16, generator=gen, dtype=torch.float64)
@@ -172,7 +172,7 @@ def test_a_contract_that_does_not_fit_is_refused():
 
 def test_a_plain_contract_changes_nothing():
     p = find("gated_delta_rule")
-    assert accept(p, Contract.parse("g=bfloat16")) == p and scale(p) == p
+    assert caller_inputs(p, Contract.parse("g=bfloat16")) == p and row_scales(p) == p
 
 
 @pytest.mark.parametrize("x", [-87.0, -20.0, -1.0, -1e-3, 0.0, 0.3, 5.0, 30.0, 200.0])

@@ -10,7 +10,7 @@ from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.ir.core import Loop, walk
 from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.passes.sync.synchronise import synchronise
-from gdn_codegen.prove.happens_before import RaceError, channels, check, without, without_barrier
+from gdn_codegen.prove.happens_before import RaceError, channels, check_waits, without, without_barrier
 from gdn_codegen.schedule import ScheduleError, named
 from gdn_codegen.schedule.schedule import FORMS
 
@@ -57,7 +57,7 @@ def needed(p):
                   for n in range(sum(o.kind == "barrier" for o in walk(k.body)))]
         for what, less in fewer:
             try:
-                check(replace(p, kernels=(less,)), ASCEND_A2)
+                check_waits(replace(p, kernels=(less,)), ASCEND_A2)
                 spare.append(what)
             except RaceError:
                 pass
@@ -86,7 +86,7 @@ def test_a_race_names_both_ops_and_the_bytes():
     n = next(o.attr("channel") for o in walk(k.body) if o.kind == "wait" and o.attr("why").startswith("k_k_x ->"))
     with pytest.raises(RaceError, match=r"k_k_in \(vector.MTE2, reads k_k_x\) does not wait for store \(cube.FIX, writes "
                                         r"k_k_x\); both use k_k_x"):
-        check(replace(p, kernels=(without(k, n),)), ASCEND_A2)
+        check_waits(replace(p, kernels=(without(k, n),)), ASCEND_A2)
 
 
 @pytest.mark.parametrize("kind, message", [("signal", "nothing sets it|set again|left set|does not wait"),
@@ -96,7 +96,7 @@ def test_half_a_pair_is_refused(kind, message):
     (k,) = p.kernels
     for n in range(0, sum(o.kind == kind for o in walk(k.body)), 7):
         with pytest.raises(RaceError, match=message):
-            check(replace(p, kernels=(drop(k, kind, n),)), ASCEND_A2)
+            check_waits(replace(p, kernels=(drop(k, kind, n),)), ASCEND_A2)
 
 
 def test_one_agent_needs_no_waits():

@@ -36,7 +36,7 @@ def test_early_turns_do_not_change_what_comes_out(early):
     given = {**{n: x[n] for n in ("q", "k", "v", "g", "beta")}, "initial_state": x["S"]}
 
     def see(name, before, p, c):
-        if name in ("partition", "early", "synchronise"):
+        if name in ("partition", "warm_up", "synchronise"):
             i = Interpreter(p, Problem(x["lengths"], 1, 2, 2), {"scale": x["scale"]}, exact=True)
             got = i.run({t.name: given[t.name] for t in p.role("input")})
             seen.append((name, rms_error(got["o"], want[0]), rms_error(got["final_state"], want[1])))
@@ -46,7 +46,7 @@ def test_early_turns_do_not_change_what_comes_out(early):
         lowered(replace(PLANS["early"], early=early))
     finally:
         pipelines.observers.remove(see)
-    assert [n for n, *_ in seen] == ["partition", "early", "synchronise"]
+    assert [n for n, *_ in seen] == ["partition", "warm_up", "synchronise"]
     assert all(max(e) < 1e-4 for _, *e in seen), seen
 
 

@@ -11,7 +11,7 @@ from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, sigmoi
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.loops.batch_head_sums import HEADS, heads
+from gdn_codegen.passes.loops.batch_head_sums import HEADS, batch_head_sums
 from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import Schedule, named
 
@@ -60,7 +60,7 @@ def test_a_mask_that_does_not_fit_is_none():
     assert together(lowered(sizes={**SIZES, "C": 128})) == ["G"]
     small = replace(ASCEND_A2, spaces={**ASCEND_A2.spaces, "L0B": 32 * 1024})
     p = lowered(target="triton", sizes={**SIZES, "C": 128})
-    assert heads(p, small) is p
+    assert batch_head_sums(p, small) is p
 
 
 def test_a_computed_gate_is_summed_head_by_head():

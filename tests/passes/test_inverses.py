@@ -12,7 +12,7 @@ from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.ops import OPS
 from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.algebra.decompose import decompose
-from gdn_codegen.passes.algebra.fold_into_inverse import inverses
+from gdn_codegen.passes.algebra.fold_into_inverse import fold_into_inverse
 from gdn_codegen.passes.algebra.precision import precision
 from gdn_codegen.passes.common import rebuild_kernel
 from gdn_codegen.passes.cut.kernels import cut
@@ -29,7 +29,7 @@ UNIT = {"named": replace(named("walk"), kernels=(("G", "Tb"), ("U", "S"), ("o",)
 def around(schedule, page="gated_delta_rule", target="tilelang", dtype="float16", chunk=64, arch=""):
     """The programs before and after the pass."""
     seen = []
-    see = lambda name, before, p, c: seen.append((before, p)) if name == "inverses" else None
+    see = lambda name, before, p, c: seen.append((before, p)) if name == "fold_into_inverse" else None
     pipelines.observers.append(see)
     try:
         sizes = {**SIZES, "C": chunk, **({"K": 64, "V": 64} if arch else {})}
@@ -165,7 +165,7 @@ def test_what_it_takes(values, scaled, masks):
 
     p = precision(cut(page.trace(), Schedule("one", (("y",),)), SIZES), named("walk"), "float16", PLAIN)
     p = decompose(p, named("walk"), "float16", 16, 64)
-    new = inverses(p)
+    new = fold_into_inverse(p)
     (inverse,) = (o for k in new.kernels for o in walk(k.body) if o.kind == "diag_inverse")
     assert inverse.attr("size") == (16 if values is masked_twice else 64)
     assert inverse.args[1:] == ("x",) * scaled and sum("lower" in o.kind for k in new.kernels for o in walk(k.body)) == masks
@@ -184,7 +184,7 @@ def test_what_was_rounded_stays_so_when_it_is_widened():
     old, _ = around("replay")
     p = replace(old, kernels=tuple(rebuild_kernel(old, k, rounded) for k in old.kernels))
     pairs = lambda p: [o.out for k in p.kernels for o in walk(k.body) if o.kind == "cast" and o.type.dims == ("C",)]
-    assert pairs(inverses(p)) == pairs(p) and len(pairs(p)) > len(pairs(old))
+    assert pairs(fold_into_inverse(p)) == pairs(p) and len(pairs(p)) > len(pairs(old))
 
 
 def test_an_inverse_reads_only_what_lies_below_its_diagonal():

@@ -13,7 +13,7 @@ from gdn_codegen.ir.core import Loop, loops, rings, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.passes.sync.accesses import accesses
-from gdn_codegen.prove.happens_before import RaceError, check
+from gdn_codegen.prove.happens_before import RaceError, check_waits
 from gdn_codegen.schedule import Schedule
 
 SMALL = {"C": 32, "K": 16, "V": 32}
@@ -74,7 +74,7 @@ def test_one_slot_does_not_do_with_the_waits_of_two():
     p = lowered("staged", sizes=SMALL, lanes=1, order="page", channel_slots=2)
     one = replace(p, tensors=tuple(replace(t, slots=1) for t in p.tensors))
     with pytest.raises(RaceError, match="does not wait for"):
-        check(one, ASCEND_A2)
+        check_waits(one, ASCEND_A2)
 
 
 def test_slots_of_a_channel_are_interpreted():
@@ -185,4 +185,4 @@ def test_ids_take_turns(tmp_path, change, message):
     turns = [o for k in p.kernels for o in walk(k.body) if isinstance(o.attr("id"), tuple)]
     assert turns and all(len(set(o.attr("id"))) == 2 and o.attr("loop") == "chunk" for o in turns)
     with pytest.raises(RaceError, match=message):
-        check(changed(p, change), ASCEND_A2)
+        check_waits(changed(p, change), ASCEND_A2)

@@ -9,7 +9,7 @@ from gdn_codegen.algorithms import find
 from gdn_codegen.ir.core import Op, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.abi.caller_states import states
+from gdn_codegen.passes.abi.caller_states import caller_states
 from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import named
 from gdn_codegen.schedule.contract import PLAIN, Contract
@@ -134,7 +134,7 @@ def test_parts_in_any_order(text, how):
 
 def test_plain_programs_are_as_they_were():
     p = find("gated_delta_rule").trace()
-    assert states(p, PLAIN) is p and states(p, Contract(state_dtype="bfloat16")) is p
+    assert caller_states(p, PLAIN) is p and caller_states(p, Contract(state_dtype="bfloat16")) is p
     assert lowered("vk/pool/in_place").skips == "state_indices" and lowered("vk").skips == ""
 
 

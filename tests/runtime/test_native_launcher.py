@@ -291,7 +291,7 @@ def test_where_torch_gives_the_ffi_no_memory_there_is_none(empty_cache, monkeypa
         raise RuntimeError("no allocator")
     assert launcher(NONE, *arguments())(torch.zeros(4))
     native_launcher._library.cache_clear()
-    monkeypatch.setattr(tvm_ffi, "load_module", lambda path: SimpleNamespace(chain=lambda *a: none))
+    monkeypatch.setattr(tvm_ffi, "load_module", lambda path: SimpleNamespace(native_launcher=lambda *a: none))
     assert launcher(NONE, *arguments()) is None
 
 

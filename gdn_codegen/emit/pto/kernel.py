@@ -17,7 +17,7 @@ rule = Rules("pto", {
     "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise",
     "eye": "vectorise", "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers",
     "drain": "mbarriers",
-    "reach": "partition", "leave": "partition", "share": "partition", "diagonal": "diagonal"})
+    "reach": "partition", "leave": "partition", "share": "partition", "diagonal": "norms_from_products"})
 
 AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
 CTYPE = {"int32": "int32_t", "float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}

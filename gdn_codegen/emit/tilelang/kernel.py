@@ -39,7 +39,7 @@ from .addresses import Addresses
 rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
                           "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
                           "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
-                          "transpose": "groups", "share": "partition"})
+                          "transpose": "warp_groups", "share": "partition"})
 
 WIDTH = 120
 #: Registers of a multiprocessor, and those that a thread of a small kernel gets; with four heads together it would spill.

@@ -36,7 +36,7 @@ rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompos
                         "diag_inverse": "decompose", "move": "place", "part": "vectorise", "join": "vectorise",
                         "block": "decompose", "quad": "decompose",
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
-                        "fence": "mbarriers", "drain": "mbarriers", "transpose": "groups"})
+                        "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups"})
 
 WIDTH = 120
 #: Names of the kernels' own text, which no value may take.

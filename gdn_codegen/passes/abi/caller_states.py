@@ -1,4 +1,4 @@
-"""states: how callers' memory holds states, by the contract. Requires a traced program; keeps stage "traced".
+"""caller_states: how callers' memory holds states, by the contract. Requires a traced program; keeps stage "traced".
 
 - state "vk": initial and final states lie transposed.
 - pool: they lie in slots that numbers name, one a sequence: `state_indices` and, for a final state in other memory,
@@ -18,7 +18,7 @@ from ...schedule.contract import Contract
 INDICES, FINAL_INDICES, CHECKPOINTS = "state_indices", "final_indices", "state_checkpoints"
 
 
-def states(p: Program, contract: Contract) -> Program:
+def caller_states(p: Program, contract: Contract) -> Program:
     """`p` with states as callers have them."""
     vk, pool, in_place = contract.state == "vk", contract.pool, contract.in_place
     if not (vk or pool or in_place or contract.checkpoints):

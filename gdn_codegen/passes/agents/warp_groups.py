@@ -1,4 +1,4 @@
-"""groups: who computes each op, among warp groups. Requires stage "decomposed"; produces stage "assigned".
+"""warp_groups: who computes each op, among warp groups. Requires stage "decomposed"; produces stage "assigned".
 
 Of a kernel that walks the chunks, what depends on a carried value and what stands outside the walk goes to the device's
 `state`, loads to its `loader`, stores to tokens to its `store`, inverses and what is computed from them to `solve` (of
@@ -24,7 +24,7 @@ from ..storage.place import VIEWS
 INVERSE = "diag_inverse"
 
 
-def groups(p: Program, device: Groups) -> Program:
+def warp_groups(p: Program, device: Groups) -> Program:
     """`p` with an agent on every op of the kernels that walk the chunks."""
     return replace(p, stage="assigned",
                    kernels=tuple(_Assign(p, k, device).run() if walks(p, k) else k for k in p.kernels))

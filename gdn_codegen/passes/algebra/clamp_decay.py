@@ -1,4 +1,4 @@
-"""floor: in sums that exp takes no term is less than float32 holds a factor for. Requires a traced program; produces a traced
+"""clamp_decay: no term of a sum that exp takes is below what float32 can hold. Requires a traced program; produces a traced
 program.
 
 Decay is exp of a difference of running sums, G_i - G_j. A term of -inf makes that -inf - -inf, which is NaN, and one of -1e30
@@ -17,7 +17,7 @@ from ...ir.decays import exponents
 FLOOR = -105.0
 
 
-def floor(p: Program) -> Program:
+def clamp_decay(p: Program) -> Program:
     """`p` with the terms of sums that exp takes bounded: from above where it takes a sum with a minus sign alone."""
     (kernel,) = p.kernels
     at = next(i for i, x in enumerate(kernel.body) if isinstance(x, Loop))

@@ -1,4 +1,4 @@
-"""inverses: what an inverse of a whole tile does by itself. Requires stage "decomposed"; keeps it.
+"""fold_into_inverse: what an inverse of a whole tile does by itself. Requires stage "decomposed"; keeps it.
 
 - cast(cast(diag_inverse(a)) * row(x)) is rounded twice and goes through every entry once more; diag_inverse(a, x) is not and
   does not. Only where the inverse is read once.
@@ -16,7 +16,7 @@ from ..common import rebuild_kernel
 from ..storage.pack import WIDTH
 
 
-def inverses(p: Program) -> Program:
+def fold_into_inverse(p: Program) -> Program:
     """`p` with scales of columns in its inverses of whole tiles, and without masks before them."""
     return replace(p, kernels=tuple(rebuild_kernel(p, k, _Inverses(k)) for k in p.kernels))
 

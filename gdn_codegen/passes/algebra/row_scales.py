@@ -1,4 +1,4 @@
-"""scale: row scales leave products. Requires a traced program; keeps it.
+"""row_scales: row scales leave products. Requires a traced program; keeps it.
 
 Where an input's rows are scaled by a vector that the program names in `scales`, k = diag(r) x, products read x itself, as it
 lies in memory. A value is followed as diag(a) y diag(b), a and b products of powers of such vectors, and y computed:
@@ -22,7 +22,7 @@ Powers = dict[str, int]  # vector -> power
 FOLLOWED = ("matmul", "mul", "neg", "strictly_lower", "lower", "unit_lower_inverse", "row_sum", "add", "sub")
 
 
-def scale(p: Program) -> Program:
+def row_scales(p: Program) -> Program:
     """`p` whose products read unscaled inputs."""
     if not p.scales:
         return p

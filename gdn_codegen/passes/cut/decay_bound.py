@@ -1,4 +1,4 @@
-"""forget: what a chunk forgets at least, as a value of the walk. Requires a traced program; produces a traced program.
+"""decay_bound: what a chunk forgets at least, as a value of the walk. Requires a traced program; produces a traced program.
 
 For `partition="decay"`: the page's bound of a token, summed over the chunk. `cut` stores it in the first kernel that is
 parallel over chunks. Otherwise the bound is dropped, and what only it reads.
@@ -13,7 +13,7 @@ from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code
 
 
-def forget(p: Program, s: Schedule) -> Program:
+def decay_bound(p: Program, s: Schedule) -> Program:
     """`p` whose `forgets` names the sum over a chunk, or nothing."""
     if s.partition == "decay" and not p.forgets:
         raise ScheduleError(f"schedule {s.name}: partition='decay' needs a page that bounds how a token changes the state, "

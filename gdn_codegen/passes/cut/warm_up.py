@@ -1,4 +1,4 @@
-"""early: what a walk leaves out before its own part. Requires stage "assigned"; keeps it.
+"""warm_up: what a walk leaves out before its own part. Requires stage "assigned"; keeps it.
 
 In a grid over parts a walk may begin some chunks early, for its state alone. With `early="state"` ops that do not lead to the
 next carried value are marked `own`: they do nothing in those turns.
@@ -12,7 +12,7 @@ from ...ir.ops import OWN_PART
 from ...schedule.schedule import Schedule
 
 
-def early(p: Program, s: Schedule) -> Program:
+def warm_up(p: Program, s: Schedule) -> Program:
     """`p` with marks in the loops that may begin early."""
     if s.early == "all":
         return p

@@ -1,4 +1,4 @@
-"""near: what only the bound of forgetting reads is read near the starts of parts alone. Requires stage "cut"; keeps it.
+"""warm_up_bounds: what only the bound of forgetting reads is read near the starts of parts alone. Requires stage "cut"; keeps it.
 
 A walk that begins early asks what chunks forget until they are enough; of most chunks nobody asks. Where the bound reads tiles
 that the kernel which stores it would not read otherwise (rows of k, for their norms), that kernel stores in its place what the
@@ -25,7 +25,7 @@ SLICES = 16
 ROOM = 0.25
 
 
-def near(p: Program, device: Device, dtype: str) -> Program:
+def warm_up_bounds(p: Program, device: Device, dtype: str) -> Program:
     """`p` with the bound in a kernel of its own, where that reads less."""
     if not p.forgets or isinstance(device, Cores):  # which partition refuses
         return p

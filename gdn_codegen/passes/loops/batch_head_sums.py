@@ -1,4 +1,4 @@
-"""heads: running sums of several value heads by one product. Requires stage "decomposed"; keeps it, and adds a mask.
+"""batch_head_sums: running sums of several value heads by one product. Requires stage "decomposed"; keeps it, and adds a mask.
 
 A kernel over chunks that only adds up what it loads, one value a token, takes HEADS value heads as one item. Their values
 are the columns of a tile X, [C, heads], and their sums the rows of X^T L^T, L the lower triangle of ones: what multiplies
@@ -19,7 +19,7 @@ HEADS = 16  # a matrix unit takes so many rows at least
 MASK = Tensor("lower_mask", "workspace", "const", "HV", ("C", "C"), fill="lower 1.0 0.0")
 
 
-def heads(p: Program, device: Cores) -> Program:
+def batch_head_sums(p: Program, device: Cores) -> Program:
     """`p` with such kernels in that form."""
     side = p.sizes["C"]
     if side % HEADS or 4 * side * side > device.spaces[device.feeds[1]]:

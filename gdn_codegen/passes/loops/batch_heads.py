@@ -1,4 +1,4 @@
-"""together: value heads of one key head as one instance. Requires stage "assigned"; keeps it.
+"""batch_heads: value heads of one key head as one instance. Requires stage "assigned"; keeps it.
 
 Of a kernel over chunks that has products, an instance takes as many value heads as the schedule says, all of one key head: HV is
 that multiple of H. What depends on the key head alone is loaded and computed once. What waits (loads, running sums, inverses)
@@ -15,7 +15,7 @@ from .interleave_heads import Copies
 WAITS = ("load", "cumsum", "row_sum", "diag_inverse")
 
 
-def together(p: Program, s: Schedule) -> Program:
+def batch_heads(p: Program, s: Schedule) -> Program:
     """`p` with such kernels widened to the schedule's `value_heads`."""
     return p if s.value_heads == 1 else replace(p, kernels=tuple(_widened(p, k, s.value_heads) if _fits(k) else k
                                                                  for k in p.kernels))

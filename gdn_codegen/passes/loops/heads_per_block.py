@@ -1,4 +1,4 @@
-"""abreast: instances that a thread block runs side by side. Requires stage "assigned"; keeps it.
+"""heads_per_block: instances that a thread block runs side by side. Requires stage "assigned"; keeps it.
 
 A kernel over chunks that has one value a token and head, and no tile, gives a block too little to do: it waits for its loads,
 each of which takes one number of a row of heads. There a block takes as many value heads as the device says. What an instance
@@ -15,7 +15,7 @@ from ...ir.ops import OPS
 KINDS = ("const", "scalar", "full", "valid", "cumsum", "last")
 
 
-def abreast(p: Program, device: Device) -> Program:
+def heads_per_block(p: Program, device: Device) -> Program:
     """`p` with such kernels marked, where `device` takes several instances."""
     return replace(p, kernels=tuple(replace(k, abreast=device.abreast) if _narrow(p, k) else k for k in p.kernels))
 

@@ -1,4 +1,4 @@
-"""lanes: instances that a core group computes side by side. Requires a kernel of stage "fed"; keeps the stage.
+"""interleave_heads: instances that a core group computes side by side. Requires a kernel of stage "fed"; keeps the stage.
 
 A kernel over chunks takes `n` value heads of one chunk slot as one item. Their ops alternate, so that while one instance
 waits for a core or a pipe the other uses it. Each lane has its own values and channels; masks are shared. A lane past the
@@ -32,7 +32,7 @@ class Copies:
         return replace(o, out=name, args=tuple(mine.get(a, a) for a in o.args), attrs=tuple(sorted(attrs)))
 
 
-def lanes(p: Program, k: Kernel, n: int) -> tuple[Kernel, list[Tensor]]:
+def interleave_heads(p: Program, k: Kernel, n: int) -> tuple[Kernel, list[Tensor]]:
     """`k` with `n` lanes, and the channels of the further ones."""
     if n == 1 or k.grid != "chunks":
         return k, []

@@ -1,4 +1,4 @@
-"""order: list scheduling. Requires a kernel of stage "fed"; keeps the stage.
+"""list_scheduling: list scheduling. Requires a kernel of stage "fed"; keeps the stage.
 
 Each body's ops are put in the order in which pipes that run side by side would start them, by the device's rates: the op
 that can start first, and of several the one with the longest way to the end. What depends on neither a state nor another
@@ -17,7 +17,7 @@ from ..storage.pack import VIEWS, WIDTH
 CROSSING = 40  # cycles from a signal on one core to the wait of another
 
 
-def order(p: Program, k: Kernel, device: Cores, share: float = 1.0) -> Kernel:
+def list_scheduling(p: Program, k: Kernel, device: Cores, share: float = 1.0) -> Kernel:
     """`k` with the ops of each body in that order. share: of each space, how much may be in use."""
     return replace(k, body=_body(p, k, replace(device, spaces={s: int(n * share) for s, n in device.spaces.items()}),
                                  k.body, {}))

@@ -1,4 +1,4 @@
-"""lookahead: vectors that a walk loads come one turn ahead. Requires stage "decomposed"; keeps it.
+"""prefetch_vectors: vectors that a walk loads come one turn ahead. Requires stage "decomposed"; keeps it.
 
 For compilers that overlap a loop's loads with its work only where products read them (Triton): a turn would wait for each
 vector as long as memory takes. Here the head of a turn loads the next one's, and they are carried; those of the first turn are
@@ -12,7 +12,7 @@ from ...ir.builder import Body
 from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt, types
 
 
-def lookahead(p: Program) -> Program:
+def prefetch_vectors(p: Program) -> Program:
     """`p`, its walks' vectors loaded a turn ahead."""
     return replace(p, kernels=tuple(replace(k, body=tuple(x for s in k.body for x in (
         _ahead(p, k, s) if isinstance(s, Loop) and s.index == "chunk" else [s]))) for k in p.kernels))

@@ -1,4 +1,4 @@
-"""turn: the state transposed, by `state`. Requires stage "decomposed"; keeps it.
+"""transposition: the state transposed, by `state`. Requires stage "decomposed"; keeps it.
 
 "vk": in kernels that walk the chunks a tile whose last dim is V is held transposed, so that products with the state have
 it (or what comes of it) as their first operand: (a @ b)^T = b^T a^T, with elementwise ops as they are, columns as rows.
@@ -18,7 +18,7 @@ from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code, rebuild, walks
 
 
-def turn(p: Program, s: Schedule) -> Program:
+def transpose(p: Program, s: Schedule) -> Program:
     """`p` with the state as the schedule wants it."""
     if s.state == "kv":
         return p

@@ -14,8 +14,8 @@ from ...ir.types import Tensor
 from ...schedule.schedule import Schedule
 from ..common import with_tensors
 from ..loops.hoist import candidates, hoist
-from ..loops.interleave_heads import lanes
-from ..loops.list_scheduling import order
+from ..loops.interleave_heads import interleave_heads
+from ..loops.list_scheduling import list_scheduling
 from ..loops.prefetch import prefetch
 from .pack import VIEWS, fits
 
@@ -62,12 +62,12 @@ def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, li
     most = s.lanes if k.grid == "chunks" and _returns(k, device) else 1
     ahead = dict.fromkeys((s.prefetch, "no")) if k.grid == "sequences" else ("no",)
     for n in range(most, 0, -1):
-        wide, made = lanes(p, k, n)
+        wide, made = interleave_heads(p, k, n)
         whole = with_tensors(p, *made)
         masks = candidates(whole, wide) if s.cache_masks else []
         for what, kept in product(ahead, range(len(masks), -1, -1)):
             variant = prefetch(whole, hoist(wide, set(masks[:kept])), what, device)
-            variant = order(whole, variant, device) if s.order == "list" else variant
+            variant = list_scheduling(whole, variant, device) if s.order == "list" else variant
             if fits(whole, variant, s, roomy if kept else device):
                 return variant, made
     return k, []  # `pack` says what is too large

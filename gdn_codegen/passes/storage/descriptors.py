@@ -1,4 +1,4 @@
-"""describe: tiles of rows that are read by a descriptor of their sequence. Requires stage "assigned"; keeps it.
+"""descriptors: tiles of rows that are read by a descriptor of their sequence. Requires stage "assigned"; keeps it.
 
 A unit that copies by descriptors (TMA) takes addresses and the end of the sequence upon itself, so that threads need neither.
 With `descriptors` the loads of a walk are marked that may go that way.
@@ -11,7 +11,7 @@ from ...ir.core import Loop, Op, Program
 from ...schedule.schedule import Schedule
 
 
-def describe(p: Program, s: Schedule) -> Program:
+def descriptors(p: Program, s: Schedule) -> Program:
     """`p` with marks at loads in loops over chunks."""
     if not s.descriptors:
         return p
