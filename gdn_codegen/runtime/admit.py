@@ -6,6 +6,7 @@ kept: for the process, and in a file beside the module for others, so that a lat
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -28,6 +29,9 @@ class Refused(RuntimeError):
     """A build whose kernels give wrong results on a device."""
 
 
+#: What a GPU's driver says of a kernel that ended its process's context. Nothing runs on the device after it.
+LOST = re.compile(r"illegal memory access|misaligned address|illegal instruction|unspecified launch failure|"
+                  r"CUDA_ERROR_(ILLEGAL_ADDRESS|MISALIGNED_ADDRESS|ILLEGAL_INSTRUCTION|LAUNCH_FAILED)")
 _passed: set[Any] = set()
 _checking = threading.RLock()
 
@@ -76,15 +80,36 @@ def _verdict(b: Build, m: Any, device: torch.device, kind: Any) -> dict[str, Any
     path = Path(m.__file__).with_suffix(".verdicts") / f"{cache.digest(json.dumps(about, sort_keys=True))}.json"
     found = _read(path, about)
     if found is None:
-        errors = m.check.errors(device, *([kind[0], (kind[1],)] if kind else []))
-        found = {**about, "errors": {n: [str(e), str(accepted)] for n, (e, accepted) in errors.items()},
-                 "wrong": [n for n, (e, accepted) in errors.items() if not e <= accepted],
-                 "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        if device.type == "cuda":  # what went wrong before is not this build's
+            torch.cuda.synchronize(device)
         try:
-            cache.write(path, json.dumps(found, indent=1) + "\n")
-        except OSError:
-            pass  # a cache that cannot be written, in an image: each process checks anew
+            errors = m.check.errors(device, *([kind[0], (kind[1],)] if kind else []))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        except Exception as e:
+            if device.type != "cuda" or not LOST.search(str(e)):
+                raise
+            found = _written(path, about, {"memory": (math.inf, 0.0)})
+            raise RuntimeError(f"{said({**found, 'path': str(path)})}. {LEFT} ({str(e).splitlines()[0]})") from e
+        found = _written(path, about, errors)
     return {**found, "path": str(path)}
+
+
+#: What callers are told whose process cannot go on.
+LEFT = ("The small problem of the check ended this process's use of the GPU: the kernels reach memory that is not theirs. "
+        "Another process passes this build over")
+
+
+def _written(path: Path, about: dict[str, Any], errors: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    """A verdict, kept for others."""
+    found = {**about, "errors": {n: [str(e), str(accepted)] for n, (e, accepted) in errors.items()},
+             "wrong": [n for n, (e, accepted) in errors.items() if not e <= accepted],
+             "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+    try:
+        cache.write(path, json.dumps(found, indent=1) + "\n")
+    except OSError:
+        pass  # a cache that cannot be written, in an image: each process checks anew
+    return found
 
 
 def _read(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
     python tests/device/matrix.py --out result.json                          # in ten minutes, on one GPU and 16 cores
     python tests/device/matrix.py --seed 0 --only tilelang:17                # one build of it, with traces
     python tests/device/matrix.py --write docs/verification.md result.json   # the page of a run
+    python tests/device/matrix.py --write docs/verification.md --suites suites.json "commit, date, device"
 """
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ os.environ.setdefault("TILELANG_CACHE_DIR", str(Path(os.environ["GDN_CODEGEN_CAC
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from matrix_page import page
+from matrix_page import kept, page, suites
 from matrix_plan import Cover, ways
 from matrix_run import Pool, called, fits, serve
 
@@ -55,7 +56,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--commit", default="", help="what the result names where there is no git")
     p.add_argument("--out", help="the file for the result (JSON)")
     p.add_argument("--only", metavar="TARGET:N", help="one build of the draw, in this process, with traces")
-    p.add_argument("--write", nargs=2, metavar=("PAGE", "RESULT"), help="write a run's page")
+    p.add_argument("--write", nargs="+", metavar=("PAGE", "RESULT"), help="write a run's page; what it says of suites stays")
+    p.add_argument("--suites", nargs=2, metavar=("RESULT", "FACTS"), help="with --write: a run of tests/suites, and its facts")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return p
 
@@ -148,8 +150,9 @@ def run(a: argparse.Namespace, start: float) -> int:
         deque(takewhile(lambda _: time.monotonic() - start < a.budget + MARGIN, draw), 0)
     known = {(d["target"], d["n"], d["call"]) for d in done}
     not_run = [f"{j['target']}:{j['n']}.{j['call']}" for js in plan for j in js if (j["target"], j["n"], j["call"]) not in known]
-    pairs = {c.target: (len(set().union(*(c.pairs_of(tupled(d["row"])) for d in done if d["target"] == c.target and
-                                          d["status"] != "refused"))), c.pairs - len(c.without_room)) for c in of}
+    ran = [d for d in done if d["status"] not in ("refused", "not admitted", "slow")]
+    pairs = {c.target: (len(set().union(*(c.pairs_of(tupled(d["row"])) for d in ran if d["target"] == c.target))),
+                        c.pairs - len(c.without_room)) for c in of}
     result = {**facts, "seed": a.seed, "on": a.device, "seconds": round(time.monotonic() - start), "workers": a.workers,
               "builds": len({(d["target"], d["n"]) for d in done}), "pairs": pairs, "not_run": not_run, "calls": done}
     if a.out:
@@ -165,7 +168,11 @@ def tupled(row: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     start, a = time.monotonic(), parser().parse_args()
     if a.write:
-        Path(a.write[0]).write_text(page(json.loads(Path(a.write[1]).read_text())), encoding="ascii")
+        path, *given = map(Path, a.write)
+        before = path.read_text(encoding="ascii") if path.exists() else ""
+        text = page(json.loads(given[0].read_text())) if given else before.removesuffix(kept(before))
+        last = suites(json.loads(Path(a.suites[0]).read_text()), a.suites[1]) if a.suites else kept(before)
+        path.write_text(text + last, encoding="ascii")
         return 0
     for target in a.targets.split(","):
         if target not in TARGETS or not runs(target, a.device) or (a.device == "cuda" and not torch.cuda.is_available()):

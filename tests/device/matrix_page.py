@@ -5,7 +5,9 @@ import re
 from collections import Counter, defaultdict
 from typing import Any
 
-KINDS = ("ok", "refused", "wrong", "error")
+KINDS = ("ok", "refused", "not admitted", "slow", "wrong", "error")
+#: Where what others' suites said begins, which a new run of the matrix leaves as it was.
+SUITES = "## Others' suites"
 #: Failures of one reason that the page names.
 NAMED = 12
 
@@ -35,6 +37,10 @@ def reason(c: dict[str, Any]) -> str:
     """What a call failed or was refused of, without its numbers, so that equal reasons count as one."""
     text = re.sub(r"\b\d[\d.]*(e[-+]?\d+)?\b", "n", c["why"].splitlines()[0] if c["why"] else "")
     text = re.sub(r"'[^']*/[^']*'|\S*/\S+/\S*", "PATH", text)  # files of this one run
+    text = re.sub(r"ScheduleError: .*?(shared of \w+ has n bytes, n are needed).*", r"\1", text)
+    text = re.sub(r"DoesNotCompile: schedule: got \S+ for (\w+), which", r"a build", text)
+    if c["status"] == "not admitted":
+        text = re.sub(r".*?: off are (\w+).*", r"\1 off on the small problem", text)
     if c["status"] == "wrong":  # ('o', error, tolerance), or a sentence
         found = re.match(r"\('(\w+)', (?:.*, )?([\w.+-]+), ([\w.+-]+)\)", c["why"])
         text = f"{found[1]} off" + " (not a number)" * (found[2] == "nan") if found else text
@@ -90,8 +96,45 @@ def page(result: dict[str, Any]) -> str:
                      ("V", lambda c: c["row"]["V"]), ("chunk", lambda c: c["row"]["chunk"] or "open"),
                      ("keys alike, but for noise of", lambda c: "no" if c["row"]["alike"] is None else c["row"]["alike"])):
         lines += _counts(calls, name, of)
-    lines += ["## Refused", ""]
-    found = _reasons(calls, "refused")
-    lines += _table(["target, reason", "calls"], [[f"{t}: {why}", len(some)] for (t, why), some in found.items()]) if found else \
-        ["None.", ""]
+    lines += _seldom(calls, "Refused", "refused")
+    over = sum("passed over" in c for c in calls)
+    lines += _seldom(calls, "Not admitted", "not admitted",
+                     "Kernels that gave wrong results on the small problem of the admission check, so that no caller gets theirs "
+                     "(docs/admission.md). Where the schedule was open the op took its next candidate instead: "
+                     f"{over} calls, which are counted by what came of them.")
+    lines += _seldom(calls, "Slow", "slow", "A compile that did not end in the time that a call has. The other calls of such a "
+                     "build were not tried.")
     return "\n".join([*lines, *_failures(result)]).rstrip() + "\n"
+
+
+def _seldom(calls: list[dict[str, Any]], title: str, status: str, about: str = "") -> list[str]:
+    """A section of calls without a result that nothing is wrong with."""
+    found = _reasons(calls, status)
+    rows = []
+    for (target, why), some in found.items():
+        builds = sorted({c["n"] for c in some})
+        rows.append([f"{target}: {why}", len(some), ", ".join(map(str, builds[:NAMED])) + ", ..." * (len(builds) > NAMED)])
+    table = _table(["target, reason", "calls", "builds"], rows)
+    return [f"## {title}", "", *([about, ""] if about else []), *(table if found else ["None.", ""])]
+
+
+def kept(text: str) -> str:
+    """What a page says of others' suites."""
+    _, head, rest = text.partition(SUITES)
+    return f"\n{head}{rest}" if head else ""
+
+
+def suites(results: list[dict[str, Any]], facts: str) -> str:
+    """The section of a run of tests/suites/run_suites.py, in ASCII."""
+    count = lambda r, name: sum(r.get(name, {}).values())
+    rows = [[r["suite"], r["passed"], len(r["failed"]), count(r, "skipped"), count(r, "different"), count(r, "left out"),
+             "yes" if r["done"] else "no"] for r in results]
+    lines = [SUITES, "", f"`tests/suites/run_suites.py`, {facts}.", "",
+             *_table(["suite", "passed", "failed", "skipped by themselves", "differ", "left out", "all run"], rows)]
+    for title, name in (("Failed", "failed"), ("Differ, or are not of this op", "different"),
+                        ("Skipped by themselves", "skipped"), ("Left out", "left out")):
+        said = [f"- {r['suite']}: {x}" for r in results for x in
+                ([f"{n}: {why}" for n, why in r["failed"].items()] if name == "failed" else
+                 [f"{n} of {why}" for why, n in r.get(name, {}).items()])]
+        lines += [f"**{title}**", "", *(said or ["None."]), ""]
+    return "\n" + "\n".join(lines).rstrip().encode("ascii", "replace").decode() + "\n"

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from matrix_reference import Means, chunked, expected_on
 from reference import in_parts, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
+from gdn_codegen.runtime.admit import LEFT, Refused
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose_decode, launch
 from gdn_codegen.runtime.call.choose import build, unfit
@@ -33,6 +36,8 @@ Result = dict[str, Any]
 #: Of refusals: our form, and what a Triton that miscompiles kernels is refused with.
 FORM = re.compile(r"[\w.\[\]]+: got .*; accepted: ", re.DOTALL)
 MISCOMPILED = "miscompiles this module's kernels"
+#: Functions in which a process compiles, as a trace names them.
+COMPILES = re.compile(r" in (_compiled|_do_compile|compile|make_\w+)$", re.MULTILINE)
 #: Where keys are alike a call may be off by so many times what a chunked form with an exact inverse is, and by so much at most.
 ALIKE, MOST = 4, 0.25
 
@@ -65,6 +70,7 @@ def _asked(way: Way, used: list[str]) -> Iterator[None]:
         if b.plan.partition:
             in_parts(getattr(m, b.function), way.parts)
         return m
+    loaded.cache_clear = lambda: None  # type: ignore[attr-defined]  # dispatch clears what it has, to take another build
     kept, launch._loaded = launch._loaded, loaded
     launch._kept.clear()
     launch._last = None
@@ -75,25 +81,31 @@ def _asked(way: Way, used: list[str]) -> Iterator[None]:
 
 
 def called(target: str, row: Row, way: Way, seed: int, device: str) -> Result:
-    """What came of one call: ok, refused, wrong or error."""
+    """What came of one call: ok, refused, not admitted, wrong or error."""
     used: list[str] = []
     start = time.perf_counter()
     said: dict[str, Any] = {}
+    told: list[warnings.WarningMessage] = []
     try:
         c = drawn(target, row, way, seed, tf32=target == "tilelang" and device != "cpu")
-        with _asked(way, used):
+        with _asked(way, used), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             expected = expected_on(device)
             c.allowed = _allowed(c, device, expected)
             op = recurrent_gated_delta_rule if c.decode else chunk_gated_delta_rule
             said = {"status": "ok", "errors": checked(c, elsewhere(op, device), expected), "allowed": c.allowed}
     except AssertionError as e:
         said = {"status": "wrong", "why": str(e.args[0] if e.args else e)}
+    except Refused as e:
+        said = {"status": "not admitted", "why": str(e)[:600]}
     except Exception as e:
         text = f"{type(e).__name__}: {e}"
         refused = isinstance(e, ScheduleError) or (isinstance(e, ValueError) and FORM.match(str(e))) or MISCOMPILED in text
-        said = {"status": "refused" if refused else "error", "why": text[:600]}
+        said = {"status": "refused" if refused else "not admitted" if LEFT in text else "error", "why": text[:900]}
         if not refused:
             said["trace"] = traceback.format_exc()[-3000:]
+    over = [str(w.message)[:400] for w in told if "take another build" in str(w.message)]
+    said |= {"passed over": over} if over else {}
     return {**said, "build": used[-1] if used else "", "seconds": round(time.perf_counter() - start, 2)}
 
 
@@ -102,6 +114,7 @@ def serve(ways: Callable[[str], dict[str, Way]], device: str) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, sys.stderr)  # where it is, for whoever waits too long
     for line in sys.stdin:
         job = json.loads(line)
         result = called(job["target"], job["row"], ways(job["target"])[job["row"]["schedule"]], job["seed"], device)
@@ -110,7 +123,8 @@ def serve(ways: Callable[[str], dict[str, Way]], device: str) -> None:
             try:
                 torch.cuda.synchronize()
             except Exception as e:  # the context is lost, and with it the process
-                lost, result = True, {**result, "status": "error", "why": result.get("why") or f"{type(e).__name__}: {e}"}
+                lost, result = True, {**result, "lost": True, "why": result.get("why") or f"{type(e).__name__}: {e}"}
+                result["status"] = result["status"] if result["status"] == "not admitted" else "error"
         print(json.dumps(result), file=out, flush=True)
         if lost:
             return
@@ -151,12 +165,20 @@ class Pool:
         self.events.register(process.stdout, selectors.EVENT_READ, w)
         return w
 
-    def _replaced(self, w: Worker, why: str) -> tuple[dict[str, Any] | None, Result]:
+    def _late(self, w: Worker) -> tuple[str, str]:
+        """Status and reason of a job that takes too long, by where its process is."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(w.process.pid, signal.SIGUSR1)
+            time.sleep(0.3)
+        why = f"no answer in {self.limit:.0f} s"
+        return ("slow", f"too slow to compile: {why}") if COMPILES.search(w.log.read_text(errors="replace")) else ("error", why)
+
+    def _replaced(self, w: Worker, why: str, status: str = "error") -> tuple[dict[str, Any] | None, Result]:
         self.events.unregister(w.process.stdout)  # type: ignore[arg-type]
         w.end()
-        lines = w.log.read_text(errors="replace").strip().splitlines()[-6:]
+        lines = w.log.read_text(errors="replace").strip().splitlines()[-12:]
         self.workers[self.workers.index(w)] = self._start(w.queue)
-        return w.job, {"status": "error", "why": f"{why} (exit {w.process.returncode})", "trace": "\n".join(lines), "build": "",
+        return w.job, {"status": status, "why": f"{why} (exit {w.process.returncode})", "trace": "\n".join(lines), "build": "",
                        "seconds": round(time.monotonic() - w.since, 2)}
 
     def left(self) -> list[dict[str, Any]]:
@@ -183,17 +205,23 @@ class Pool:
             w = event.data
             line = w.process.stdout.readline()
             if line:
-                job, w.job = w.job, None
-                yield job, json.loads(line)
+                (job, w.job), result = (w.job, None), json.loads(line)
+                if result.get("lost"):  # it is about to end, and what follows goes to another
+                    self._replaced(w, "")
+                yield job, result
             else:
                 job, result = self._replaced(w, "the process ended")
                 if job is not None:
                     yield job, result
         for w in list(self.workers):
             if w.job is not None and time.monotonic() - w.since > self.limit:
-                job, result = self._replaced(w, f"no answer in {self.limit:.0f} s")
+                status, why = self._late(w)
+                rest = w.queue[:] if status == "slow" else []  # of the same build
+                del w.queue[:len(rest)]
+                job, result = self._replaced(w, why, status)
                 assert job is not None
                 yield job, result
+                yield from ((job, {**result, "seconds": 0.0}) for job in rest)
 
     def end(self) -> None:
         for w in self.workers:
