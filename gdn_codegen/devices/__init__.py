@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .part_cost import PartCost
+
 
 @dataclass(frozen=True)
 class Device:
@@ -14,11 +16,9 @@ class Device:
     a `diag_inverse` takes, 0 where there is none; solves_whole: rows of a whole tile that one takes in 16 bit, and overwrites.
     async_loads: whether loads of tiles run by themselves. joined: whether tiles of tokens turn on their way from shared memory,
     so that threads subtract from them what waits for the state; else products read them as they lie.
-    staged: dtypes whose tiles pass through the space "staged" on their way to memory, a row at a time there. part_cost: for
-    the number of parts, microseconds of a chunk of 64 tokens walked, of a part folded, of a launch and of a chunk summed up;
-    such chunks that walks are taken to begin early, how many more the earliest of them, and of a part below which heads are
-    summed up; walks that share a unit. shares: whether early turns of walks may be a loop of their own, and parts that have many
-    may come first.
+    staged: dtypes whose tiles pass through the space "staged" on their way to memory, a row at a time there. part_cost: what
+    parts of a sequence cost, in chunks of 64 tokens; None where sequences have no parts. shares: whether the warm-up of a walk
+    may be a loop of its own, and parts with a long one may come first.
     v_block: columns of V that an instance of a walk computes where the schedule leaves it open, 0 for all.
     extents: those that tiles may have of K and V, in order. abreast: value heads whose instances a block runs side by side where
     each has one value a token. clears: whether kernels clear rows of outputs that no sequence covers; else the host does.
@@ -40,7 +40,7 @@ class Device:
     async_loads: bool = False
     joined: bool = False
     staged: tuple[str, ...] = ()
-    part_cost: dict[str, float] = field(default_factory=dict)
+    part_cost: PartCost | None = None
     shares: bool = False
     v_block: int = 0
     extents: tuple[int, ...] = tuple(range(16, 257, 16))
@@ -51,8 +51,8 @@ class Device:
 #: Triton's compiler allocates registers and shared memory itself.
 TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32, 64, 128, 256),
                 shares=True,
-                part_cost={"chunk": 3.9, "fold": 10.0, "launch": 3.0, "summary": 15.0, "early": 7, "longest": 16, "least": 4,
-                           "resident": 2})
+                part_cost=PartCost(chunk_us=3.9, fold_us=10.0, launch_us=3.0, summary_us=15.0, warm_up_chunks=7,
+                                   longest_warm_up_chunks=16, least_part_chunks=4, resident=2))
 
 #: One thread block; TileLang's compiler lays out fragments and merges shared buffers by lifetime. 227 KiB a block
 #: (CUDA C++ Programming Guide, compute capability 9.0). Warps share products of 64 rows and columns, or of 16 and 32, evenly.
@@ -60,8 +60,8 @@ HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragm
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
                 solves_whole=64,
                 extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"), abreast=16,
-                part_cost={"chunk": 10.0, "fold": 4.0, "launch": 8.0, "summary": 10.0, "early": 6, "longest": 16,
-                           "least": 14, "resident": 1})
+                part_cost=PartCost(chunk_us=10.0, fold_us=4.0, launch_us=8.0, summary_us=10.0, warm_up_chunks=6,
+                                   longest_warm_up_chunks=16, least_part_chunks=14, resident=1))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Hopper with warp groups: agents of one thread block, which talk through rings in shared memory and mbarriers."""
 from . import HOPPER, Groups
+from .part_cost import PartCost
 
 SM_90A = Groups(
     "sm_90a", "tilelang", HOPPER.spaces, operand="shared", product="fragment", loaded="shared", vector="shared",
     tile="fragment", number="local", in_place=True, extents=HOPPER.extents,
     solves=HOPPER.solves, solves_whole=HOPPER.solves_whole, async_loads=HOPPER.async_loads, joined=True, staged=HOPPER.staged,
-    part_cost={"chunk": 2.4, "fold": 4.0, "launch": 3.0, "summary": 10.0, "early": 7, "longest": 16, "least": 3,
-               "resident": 1},
+    part_cost=PartCost(chunk_us=2.4, fold_us=4.0, launch_us=3.0, summary_us=10.0, warm_up_chunks=7, longest_warm_up_chunks=16,
+                       least_part_chunks=3, resident=1),
     shares=True, abreast=HOPPER.abreast,
     state="state", aux="aux", loader="loader", store="store", solve="solve",
     warps={"aux": 4, "loader": 1, "store": 1, "solve": 2},

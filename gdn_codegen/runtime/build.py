@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import jinja2
 
 from .. import algorithms
 from ..devices import Device
+from ..devices.part_cost import of_chunks
 from ..emit import EMITTERS
 from ..emit.base import Heads, KernelText, heads_tag, stride_unit
 from ..emit.page import page_text
@@ -39,7 +40,7 @@ FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log
             "l2norm": "{0} comes as it is: the kernels divide its rows by their norms.",
             "unit": "{0} has rows of norm 1: how far a walk begins early is worked out from gates and beta alone."}
 #: What a target's kernels ask of a view `x` of rows of several numbers, beside dense rows.
-VIEWS = {"pto": "x.stride(-1) == 1 and 0 < _strides(x.stride())[1] < 1 << 16", "tilelang": "_fits_units(x, name)"}
+VIEWS = {"pto": "x.stride(-1) == 1 and 0 < _steps(x.stride(), LAYOUT)[1] < 1 << 16", "tilelang": "_fits_units(x, name)"}
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,10 @@ def lowered(b: Build) -> Program:
 def _environment() -> jinja2.Environment:
     packaged = Path(__file__).parents[1] / "templates"
     folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "templates"
-    return jinja2.Environment(loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined,
+    made = jinja2.Environment(loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
+    made.globals["copied"] = copied
+    return made
 
 
 def render(b: Build) -> str:
@@ -211,10 +214,10 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "most": most, **_check_facts(b, p, page, most)}
 
 
-@lru_cache(maxsize=1)
-def _check_text() -> str:
-    """The part of host/check.py that modules have."""
-    text = (Path(__file__).parents[1] / "host" / "check.py").read_text(encoding="utf-8")  # to import it would import torch
+@cache
+def copied(file: str) -> str:
+    """The part of a file of this package that generated modules have word for word, as of "host/check.py"."""
+    text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")  # to import it would import torch
     return text.partition("# --- copied from here on ---\n")[2].strip()
 
 
@@ -223,7 +226,7 @@ def _check_facts(b: Build, p: Program, page: Algorithm, most: int) -> dict[str, 
     parts of one that some are summed up."""
     traced = page.trace()
     slots = max((x.slots for k in p.kernels for x in k.buffers), default=1)
-    return {"check_text": _check_text(), "page_text": page_text(traced), "forms": dict(b.contract.inputs),
+    return {"page_text": page_text(traced), "forms": dict(b.contract.inputs),
             "tf32": b.target == "tilelang" and b.dtype == "float32", "decays": sorted(log_decays(traced)),
             "state": b.contract.state,
             "lanes": max(k.lanes for k in p.kernels) if b.target == "tilelang" else 1,
@@ -270,13 +273,6 @@ def _names(kernels: Iterable[Kernel]) -> str:
     return repr(names).replace("'", '"') if names else ""
 
 
-def _part_cost(b: Build) -> dict[str, float]:
-    """The device's, of chunks as long as the build's."""
-    part = b.chunk / 64
-    times = {"chunk": part, "summary": part, "early": 1 / part, "longest": 1 / part, "least": 1 / part}
-    return {n: round(x * times.get(n, 1), 3) for n, x in b.device.part_cost.items()}
-
-
 def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) -> dict[str, str]:
     def shape(t: Tensor, skip: int = 0) -> tuple[int, ...]:
         return p.shape(t)[skip:]
@@ -293,7 +289,7 @@ def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) ->
         "part_workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "part"]),
         "summaries": _names(k for k in p.kernels if any(o.kind == "leave" for o in walk(k.body))) or "()",
         "bounds": _names(k for k in p.kernels if k.slices > 1),
-        "part_cost": repr(_part_cost(b)).replace("'", '"'),
+        "part_cost": repr(b.device.part_cost and of_chunks(b.device.part_cost, b.chunk)),
         "unspecialised": repr(tuple(sorted({n for k in kernels for n in k.extra.get("sizes", ())}))).replace("'", '"'),
         "scalars": repr(page.scalar_defaults(b.sizes)).replace("'", '"'),
         "kernels": _table([(k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), k.scalars) for k in kernels]),

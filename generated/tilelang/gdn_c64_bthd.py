@@ -13,8 +13,9 @@ import os
 import platform
 import threading
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -41,6 +42,12 @@ INPUTS = (
 OUTPUTS = (
     ("o", (128,), "float16"),
 )
+# one number a value head: name, what stands for None (where that may come), dtype
+HEAD_INPUTS = ()
+# head counts compiled in, by name
+HEADS = {}
+# value heads of a key head that a kernel instance takes
+HEADS_TOGETHER = 1
 # one tile a chunk slot and value head
 WORKSPACES = ()
 # one float32 tile a sequence and value head
@@ -767,50 +774,67 @@ def _launch_on_cpu(name, kernel, tensors, rest):
 
 # --- host: the same text in every generated module -------------------------------------------------------------------
 _FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-#: A call's tensors, in this order; slices of those that it returns.
-TENSORS = tuple(row[0] for row in (*INPUTS, *INITIAL, *FINAL, *OUTPUTS, *WORKSPACES))
-_FINAL = slice(len(INPUTS) + len(INITIAL), len(INPUTS) + len(INITIAL) + len(FINAL))
-_OUTPUTS = slice(_FINAL.stop, _FINAL.stop + len(OUTPUTS))
-_STATE = _FLOATS["float32"]
-_LARGEST = torch.finfo(torch.float32).max
-_kept = {}
-_plans = {}
+_kept: dict[Any, torch.Tensor] = {}
 
 
-def _fail(argument, got, accepted):
+def _fail(argument: str, got: object, accepted: str) -> NoReturn:
     raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
 
 
-def _check_inputs(given):
-    """B, T, H, HV of the inputs, or a ValueError naming the argument at fault."""
-    seen = {}
-    device = None
-    for (name, heads, dims, dtype), x in zip(INPUTS, given):
-        if not isinstance(x, torch.Tensor):
-            _fail(name, type(x).__name__, "a torch.Tensor")
-        if x.dtype != _FLOATS[dtype] and not (not dims and dtype == "float32" and x.dtype in _FLOATS.values()):
-            _fail(name, x.dtype, f"torch.{dtype} (this module was built for it)")
-        if device is None:
-            device = x.device
+# --- checks: each a ValueError that names the argument, what came, and what is accepted ------------------------------
+def _check_tensor(name: str, x: Any, dtype: str, number: bool) -> None:
+    """A tensor of `dtype`. number: one value a token or head, which is widened where the module takes float32."""
+    if not isinstance(x, torch.Tensor):
+        _fail(name, type(x).__name__, "a torch.Tensor")
+    if x.dtype != _FLOATS[dtype] and not (number and dtype == "float32" and x.dtype in _FLOATS.values()):
+        _fail(name, x.dtype, f"torch.{dtype} (this module was built for it)")
+
+
+def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[int, ...], str]],
+                  head_inputs: Sequence[tuple[str, float | None, str]], layout: str, compiled: Mapping[str, int],
+                  batched: int) -> tuple[int, int, int, int, torch.device]:
+    """B, T, H, HV and the device of a call's inputs.
+
+    given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV] or None for
+      each row of `head_inputs`. compiled: head counts that the kernels have, by name. batched: value heads of a key head that
+      one kernel instance takes.
+    """
+    seen: dict[str, int] = {}
+    device = getattr(given[0], "device", None)
+    for (name, heads, dims, dtype), x in zip(inputs, given, strict=False):
+        _check_tensor(name, x, dtype, not dims)
         if x.device != device:
-            _fail(name, f"device {x.device}", f"device {device}, that of {INPUTS[0][0]}")
-        tokens, head = (1, 2) if LAYOUT == "bthd" else (2, 1)
+            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
+        tokens, head = (1, 2) if layout == "bthd" else (2, 1)
         if x.ndim != 3 + len(dims):
-            _fail(name, f"rank {x.ndim}", f"rank {3 + len(dims)}, layout {LAYOUT}")
+            _fail(name, f"rank {x.ndim}", f"rank {3 + len(dims)}, layout {layout}")
         if tuple(x.shape[3:]) != dims:
             _fail(name, f"shape {tuple(x.shape)}", f"last dim {dims[0]} (this module was built for it)")
+        if compiled and x.shape[head] != compiled[heads]:
+            _fail(name, f"shape {tuple(x.shape)}", f"{heads} = {compiled[heads]} heads (this module was built for them)")
         for key, size in (("B", x.shape[0]), ("T", x.shape[tokens]), (heads, x.shape[head])):
             if seen.setdefault(key, size) != size:
                 _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
-    value_heads = seen.get("HV", seen.get("H"))
-    heads = seen.get("H", value_heads)
-    if min(heads, value_heads) < 1 or value_heads % heads:
-        _fail("heads", f"H = {heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
-    return seen["B"], seen["T"], heads, value_heads, device
+    value_heads = seen.get("HV", seen.get("H", 0))
+    key_heads = seen.get("H", value_heads)
+    if min(key_heads, value_heads) < 1 or value_heads % key_heads:
+        _fail("heads", f"H = {key_heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
+    if value_heads // key_heads % batched:
+        _fail("heads", f"H = {key_heads}, HV = {value_heads}",
+              f"HV a multiple of {batched} H, for this module takes so many value heads together")
+    for (name, default, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
+        if x is None and default is not None:
+            continue
+        _check_tensor(name, x, dtype, True)
+        if tuple(x.shape) != (value_heads,):
+            _fail(name, f"shape {tuple(x.shape)}", f"shape ({value_heads},), one number a value head")
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
+    return seen["B"], seen["T"], key_heads, value_heads, given[0].device
 
 
-def _check_sequences(cu_seqlens, batch, device):
-    """Sequences that cu_seqlens packs."""
+def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """How many sequences cu_seqlens packs."""
     if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         _fail("cu_seqlens", getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__), "an int32 or int64 tensor")
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
@@ -822,20 +846,159 @@ def _check_sequences(cu_seqlens, batch, device):
     return cu_seqlens.numel() - 1
 
 
-def _check_ends(cu_seqlens, tokens):
+def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
+    """The values of cu_seqlens. On a GPU this waits for it."""
     ends = cu_seqlens.tolist()
-    if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in zip(ends, ends[1:])):
+    if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in itertools.pairwise(ends)):
         _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
               f"values that start at 0, never fall and end at most at T = {tokens}")
 
 
-def _stream(device):
+def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
+                 written: bool = False) -> None:
+    """A state [N, HV, ...] or a pool of them. written: the call writes to it, so that no element may lie in two places."""
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    if x.dtype not in dtypes:
+        _fail(name, x.dtype, ", ".join(map(str, dtypes)))
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+    if written and not _is_apart(x):
+        _fail(name, f"strides {x.stride()}", "no element in two places")
+
+
+def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
+    """Elements from slot to slot of a pool [slots, *tile]. Slots may lie apart; each is dense and aligned to 16 bytes."""
+    if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
+              f"shape [slots, {', '.join(map(str, tile))}]")
+    _check_state(name, x, tuple(x.shape), device, (dtype,))
+    dense, size = _dense(tile), math.prod(tile)
+    inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
+    stride = size if x.shape[0] < 2 else x.stride(0)
+    if inner != dense or stride < size or stride * x.element_size() % 16:
+        _fail(name, f"strides {x.stride()}", f"strides (n, {', '.join(map(str, dense))}), n at least {size} and "
+                                             "n elements a multiple of 16 bytes")
+    return stride
+
+
+def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
+    """The slots of a pool: a number a sequence."""
+    if not isinstance(indices, torch.Tensor) or indices.dtype not in (torch.int32, torch.int64):
+        _fail("state_indices", getattr(indices, "dtype", type(indices).__name__), "an int32 or int64 tensor")
+    if tuple(indices.shape) != (sequences,):
+        _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), a slot a sequence")
+    if indices.device != device:
+        _fail("state_indices", f"device {indices.device}", f"device {device}")
+
+
+def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
+    """The values of state_indices. On a GPU this waits for it. written: whether final states go to these slots; sequences run
+    side by side, so two of them would race for one. States that are only read may be shared."""
+    seen = indices.tolist()
+    if any(not -1 <= i < slots for i in seen):
+        _fail("state_indices", seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
+              f"slots from 0 to {slots - 1}, or -1 for a sequence to be left out")
+    owner: dict[int, int] = {}
+    for n, i in enumerate(seen):
+        if written and i >= 0 and owner.setdefault(i, n) != n:
+            _fail("state_indices", f"slot {i} for sequences {owner[i]} and {n}",
+                  "a slot of its own for each sequence whose state is written, or -1 for one to be left out")
+
+
+def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """A caller's memory for an output."""
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    if x.dtype != dtype or x.device != device:
+        _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
+    if x.stride(-1) != 1 or not _is_apart(x):
+        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and no element in two places")
+
+
+def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int, ...], Any]], device: torch.device,
+                   dtype: torch.dtype) -> list[bool]:
+    """Callers' memory for what has these names and shapes; for each, whether it can be used as it is."""
+    for x, (name, shape, _) in zip(buffers, shapes, strict=True):
+        if x is not None:
+            _check_state(name, x, shape, device, (dtype,), written=True)
+    return [x is None or _is_plain(x, dtype) for x in buffers]
+
+
+# --- where a tensor lies ---------------------------------------------------------------------------------------------
+def _is_apart(x: torch.Tensor) -> bool:
+    """Whether no element of `x` is in two places: each dim steps over all that the finer ones reach."""
+    reach = 1
+    for far, n in sorted((far, n) for far, n in zip(x.stride(), x.shape, strict=True) if n > 1):
+        if far < reach:
+            return x.numel() == 0
+        reach += far * (n - 1)
+    return True
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of what torch makes in this shape."""
+    out, far = [], 1
+    for n in reversed(shape):
+        out.append(far)
+        far *= n or 1
+    return tuple(reversed(out))
+
+
+def _is_plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether `x` has this dtype and the strides of its shape."""
+    return x.dtype == dtype and x.stride() == _dense(x.shape)
+
+
+def _plain(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` in `dtype`, contiguous, aligned to 16 bytes and with the strides of its shape: torch does not normalise those of
+    size 1."""
+    x = x.to(dtype).contiguous()
+    return (x.clone() if x.data_ptr() % 16 else x).view(-1).view(x.shape)
+
+
+def _flat(name: str, x: torch.Tensor) -> torch.Tensor:
+    """A pool as kernels take it: its elements from the first to the last, gaps between slots too."""
+    if x.data_ptr() % 16:
+        _fail(name, f"an address of {x.data_ptr() % 16} past a multiple of 16 bytes", "memory aligned to 16 bytes")
+    slots, each = x.shape[0], math.prod(x.shape[1:])
+    return x.as_strided((min(slots, 1) * ((slots - 1) * x.stride(0) + each),), (1,))
+
+
+def _steps(strides: Sequence[int], layout: str) -> tuple[int, ...]:
+    """Elements from batch to batch, token to token, head to head."""
+    return strides[0], *(strides[1:3] if layout == "bthd" else strides[2:0:-1])
+
+
+def _is_elsewhere(device: torch.device) -> bool:
+    """Whether the current CUDA device is another."""
+    return device.type == "cuda" and torch._C._cuda_getDevice() != device.index
+
+
+# --- what stands for a tensor ----------------------------------------------------------------------------------------
+#: A tensor with the kind of another. From its kin, a number that looks like it, this takes half the time of `torch.empty`.
+_new = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+
+
+@functools.lru_cache(maxsize=256)
+def _made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor for calls to share, in inference mode or not: kernels write nothing to it."""
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _kin(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A number expanded to a shape: what `_new` makes a tensor like."""
+    return _made((1,), dtype, device).expand(shape)
+
+
+def _stream(device: torch.device) -> Any:
     """The current stream, by its address where torch gives that: the object costs 4 us."""
     address = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return address(device.index) if address else torch.cuda.current_stream(device)
 
 
-def _filled(make, *about):
+def _filled(make: Callable[..., torch.Tensor], *about: Any) -> torch.Tensor:
     """What make(*about) gives, the last of which is the device, for calls to share. It serves the stream that filled it; a graph
     has its own, filled whenever it runs."""
     cuda = about[-1].type == "cuda"
@@ -851,60 +1014,29 @@ def _filled(make, *about):
     return x
 
 
-def _equal_rows(batch, tokens, device):
-    """Where equal rows end."""
+def _equal_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """Where rows of equal length end: int32 [batch + 1]."""
     if not tokens:
         return torch.zeros(batch + 1, dtype=torch.int32, device=device)
     return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
 
 
-def _is_apart(x):
-    """Whether no element of `x` is in two places: each dim steps over all that the finer ones reach."""
-    reach = 1
-    for far, n in sorted((far, n) for far, n in zip(x.stride(), x.shape) if n > 1):
-        if far < reach:
-            return x.numel() == 0
-        reach += far * (n - 1)
-    return True
+def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full(shape, value, dtype=dtype, device=device)
 
 
-def _check_state(name, x, shape, device, dtypes=(_STATE,), written=False):
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
-    if x.dtype not in dtypes:
-        _fail(name, x.dtype, ", ".join(map(str, dtypes)))
-    if x.device != device:
-        _fail(name, f"device {x.device}", f"device {device}")
-    if written and not _is_apart(x):
-        _fail(name, f"strides {x.stride()}", "no element in two places")
+def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Takes these of a call's tensors. `itemgetter`, which is faster, gives a single one bare."""
+    return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)
 
 
-def _check_buffers(buffers, shapes, device):
-    """Callers' memory for what has these names and shapes; whether it can be used as it is."""
-    for x, (name, shape, _) in zip(buffers, shapes):
-        if x is not None:
-            _check_state(name, x, shape, device, written=True)
-    return [x is None or _is_plain(x, _STATE) for x in buffers]
-
-
-def _dense(shape):
-    """The strides of what torch makes in this shape."""
-    out, far = [], 1
-    for n in reversed(shape):
-        out.append(far)
-        far *= n or 1
-    return tuple(reversed(out))
-
-
-def _is_plain(x, dtype):
-    return x.dtype == dtype and x.stride() == _dense(x.shape)
-
-
-def _plain(x, dtype):
-    """`x` in `dtype`, contiguous, aligned to 16 bytes and with the strides of its shape: torch does not normalise those of
-    size 1."""
-    x = x.to(dtype).contiguous()
-    return (x.clone() if x.data_ptr() % 16 else x).view(-1).view(x.shape)
+#: A call's tensors, in this order; slices of those that it returns.
+TENSORS = tuple(row[0] for row in (*INPUTS, *INITIAL, *FINAL, *OUTPUTS, *WORKSPACES))
+_FINAL = slice(len(INPUTS) + len(INITIAL), len(INPUTS) + len(INITIAL) + len(FINAL))
+_OUTPUTS = slice(_FINAL.stop, _FINAL.stop + len(OUTPUTS))
+_STATE = _FLOATS["float32"]
+_LARGEST = torch.finfo(torch.float32).max
+_plans = {}
 
 
 def workspace_bytes(tokens, sequences, value_heads):
@@ -917,44 +1049,11 @@ def _kind(x):
     return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else type(x)
 
 
-def _is_elsewhere(device):
-    return device.type == "cuda" and torch._C._cuda_getDevice() != device.index
-
-
-def _check_out(name, x, shape, dtype, device):
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
-    if x.dtype != dtype or x.device != device:
-        _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
-    if x.stride(-1) != 1 or not _is_apart(x):
-        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and no element in two places")
-
-
-#: A tensor with the kind of another. From its kin, a number that looks like it, this takes half the time of `torch.empty`.
-_new = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
-
-
-@functools.lru_cache(maxsize=256)
-def _made(shape, dtype, device):
-    """A tensor for calls to share, in inference mode or not: kernels write nothing to it."""
-    with torch.inference_mode(False):
-        return torch.empty(shape, dtype=dtype, device=device)
-
-
-def _kin(shape, dtype, device):
-    return _made((1,), dtype, device).expand(shape)
-
-
-def _picker(at):
-    """Takes these of a call's TENSORS. `itemgetter`, which is faster, gives a single one bare."""
-    return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)
-
-
 def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, every=0):
     """Check a call's arguments: INPUTS, INITIAL, where OUTPUTS go, and FINAL; whether final states
     are wanted, slots of a pool, chunks from checkpoint to checkpoint. Returns a function that does the call for all tensors of
     these shapes, strides, dtypes and this device, and gives its TENSORS."""
-    batch, tokens, heads, value_heads, device = _check_inputs(given)
+    batch, tokens, heads, value_heads, device = _check_inputs(given, INPUTS, HEAD_INPUTS, LAYOUT, HEADS, HEADS_TOGETHER)
     sequences = batch if cu_seqlens is None else _check_sequences(cu_seqlens, batch, device)
     slots = batch * tokens // CHUNK + sequences
     # what stands for an absent tensor, whether one goes as it is and its alignment then, its dtype
@@ -971,7 +1070,7 @@ def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, ever
     lent = [(name, (sequences, value_heads, *dims), None) for name, dims in FINAL]
     if not wanted:
         lent = [(name, shape, _made((0, *shape[1:]), _STATE, device)) for name, shape, _ in lent]
-    as_they_are = _check_buffers(buffers, lent, device)
+    as_they_are = _check_buffers(buffers, lent, device, _STATE)
     made = [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in OUTPUTS]
     fits = []  # whether a caller's buffer for an output takes it as it is
     for (name, dims, _), x, (shape, dtype) in zip(OUTPUTS, outs, made):

@@ -61,7 +61,8 @@ def begins(tensor: str, device: Device, dtype: str) -> dict[str, Any]:
 
 def _most(device: Device) -> int:
     """How many parts' chunks a walk may begin early: as long as the two summaries take that it saves."""
-    return round(2 * device.part_cost["summary"] / device.part_cost["chunk"])
+    assert device.part_cost is not None
+    return round(2 * device.part_cost.summary_us / device.part_cost.chunk_us)
 
 
 class _Parts:

@@ -1,5 +1,22 @@
+"""Files that a generated module compiles: made once among processes, never half, and made again where they are damaged.
+
+Below the line the file is copied into generated modules word for word. Modules stand alone, so that this repeats what
+runtime/cache.py does for the package: the same lock file, the same digest beside a file.
+"""
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+# --- copied from here on ---
 @contextlib.contextmanager
-def _alone(path):
+def _alone(path: Path) -> Iterator[None]:
     """Hold path.lock against other processes and threads; a killed holder frees it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -11,7 +28,7 @@ def _alone(path):
                     return
 
 
-def _whole(path):
+def _whole(path: Path) -> bool:
     """Whether a file is there, and as it was when it was made: its size and digest stand beside it."""
     try:
         return Path(f"{path}.sum").read_text() == _sum(path)
@@ -19,11 +36,11 @@ def _whole(path):
         return False
 
 
-def _sum(path):
+def _sum(path: Path) -> str:
     return f"{path.stat().st_size} {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def _artefact(path, make):
+def _artefact(path: Path, make: Callable[[Path], None]) -> Path:
     """`path`, made by make(temporary path) if it is not there, or damaged: once among processes, never half."""
     if _whole(path):
         return path

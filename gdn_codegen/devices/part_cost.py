@@ -1,0 +1,38 @@
+"""What parts of a sequence cost on a device. The class is copied into generated modules."""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+def of_chunks(cost: PartCost, tokens: int) -> PartCost:
+    """`cost`, which is for chunks of 64 tokens, for chunks of so many."""
+    ratio = tokens / 64
+    return replace(cost, chunk_us=round(cost.chunk_us * ratio, 3), summary_us=round(cost.summary_us * ratio, 3),
+                   warm_up_chunks=round(cost.warm_up_chunks / ratio, 3),
+                   longest_warm_up_chunks=round(cost.longest_warm_up_chunks / ratio, 3),
+                   least_part_chunks=round(cost.least_part_chunks / ratio, 3))
+
+
+# --- copied from here on ---
+@dataclass(frozen=True)
+class PartCost:
+    """The cost of parts of a sequence that run side by side, from which the number of parts follows.
+
+    chunk_us: microseconds in which a walk does one chunk.
+    fold_us: microseconds in which one part's summary is applied to the state.
+    launch_us: microseconds of one kernel launch.
+    summary_us: microseconds in which one chunk is summed up.
+    warm_up_chunks: length of the warm-up that a part's walk has on average, in chunks.
+    longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
+    least_part_chunks: in parts of fewer chunks some heads need summaries.
+    resident: walks that one multiprocessor runs at a time.
+    """
+
+    chunk_us: float
+    fold_us: float
+    launch_us: float
+    summary_us: float
+    warm_up_chunks: float
+    longest_warm_up_chunks: float
+    least_part_chunks: float
+    resident: int

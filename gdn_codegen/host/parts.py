@@ -1,0 +1,44 @@
+"""Into how many parts a generated module splits a sequence.
+
+Below the line the file is copied into generated modules word for word. Nothing here knows a build: callers pass the tables.
+"""
+from __future__ import annotations
+
+from ..devices.part_cost import PartCost
+
+
+# --- copied from here on ---
+def _needs_summaries(chunks: int, span: int, most: int) -> bool:
+    """Whether a walk over a part of a sequence of so many chunks may need a summary of those before it. span: chunks of a part.
+    most: a warm-up is at most so many parts long."""
+    return chunks > (most + 1) * span
+
+
+def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost: PartCost, summaries: int, most: int,
+                   warms_up: bool) -> int | None:
+    """Chunks of a part for which `cost` is least, None for no parts. More parts than fill the GPU four times are not looked at.
+
+    chunks: of each of `sequences` sequences of equal length.
+    instances: kernel instances of a part. units: instances that the GPU runs at a time.
+    summaries: kernels that a call launches for summaries.
+    warms_up: whether a part's walk begins with a warm-up in the chunks before it; else each part needs a summary of those.
+    """
+    best, least = None, -(-sequences * instances // units) * chunks * cost.chunk_us
+    for n in range(2, min(chunks, 1 + 4 * units // (sequences * instances)) + 1):
+        span = -(-chunks // n)
+        parts = -(-chunks // span)
+        waves = -(-sequences * parts * instances // units)
+        if warms_up:
+            before = (parts - 1) * span
+            warm_up = min(cost.warm_up_chunks, before)
+            us = (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
+            if _needs_summaries(chunks, span, most):
+                us += summaries * cost.launch_us
+                if span < cost.least_part_chunks:
+                    us += 3 * span * cost.summary_us
+        else:
+            summed = -(-sequences * (parts - 1) * instances // units)
+            us = (waves + 2 * summed) * span * cost.chunk_us + parts * cost.fold_us + summaries * cost.launch_us
+        if us < least:
+            best, least = span, us
+    return best
