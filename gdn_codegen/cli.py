@@ -107,6 +107,8 @@ def verify(a: argparse.Namespace) -> int:
     from .runtime.targets import lacks, serves
     if a.target != "all" and not serves(a.target, a.device):
         raise ValueError(f"device: got {a.device!r}; accepted for {a.target}: cpu, for it has no kernels for {a.device} tensors")
+    if a.report is not None and a.reference is not None:
+        raise ValueError("reference: got it with --report; accepted: without, a report compares with the page itself")
     if a.report is not None:
         from .tools.report import check_report
         check_report(Path(a.report))
@@ -127,7 +129,8 @@ def verify(a: argparse.Namespace) -> int:
         good = True
         if builds:
             print(HEAD, flush=True)
-        for line, ok in lines(builds, CASES[:2] if a.quick else CASES, a.device):
+        recurrence = None if a.reference is None else algorithms.load("reference", a.reference)
+        for line, ok in lines(builds, CASES[:2] if a.quick else CASES, a.device, recurrence):
             print(line, flush=True)
             good &= ok
     return _verdict(good, bool(builds), left, a.strict)

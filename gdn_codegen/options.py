@@ -112,6 +112,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the tensors live (default: cpu)")
     p.add_argument("--quick", action="store_true", help="a few short cases only")
     p.add_argument("--strict", action="store_true", help="a target that does not run here is an error")
+    p.add_argument("--reference", metavar="FILE.py:FUNCTION", help="a recurrence of your own to compare with: called in float64 "
+                   "once a sequence and value head, with the page's parameters by name, [T, dims] each (default: the page in "
+                   "chunks of one token)")
     p.add_argument("--report", metavar="DIR", help="instead run many lengths, and write DIR/report.md, report.json and plots")
     p = sub.add_parser("bench", help="time on a GPU, beside peers; target pto: simulated cycles of a stage and a pipe")
     _build_options(p, several=True, extra=("all", "none", "auto"), target="pto",

@@ -6,6 +6,7 @@ import importlib.util
 import pkgutil
 import traceback
 from pathlib import Path
+from typing import Any
 
 from ..ir.builder import Algorithm
 
@@ -18,33 +19,50 @@ def names() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(__path__))
 
 
-def find(spec: str) -> Algorithm:
-    """The algorithm called `spec`: a name from `names()`, or FILE.py:FUNCTION for a page of the user's own."""
+def find(spec: str | Algorithm) -> Algorithm:
+    """The algorithm called `spec`: a name from `names()`, FILE.py:FUNCTION for a page of the user's own, or that page itself."""
+    if isinstance(spec, Algorithm):
+        return _own(spec, spec.name)
     if ":" in spec:
-        file, _, function = spec.rpartition(":")
-        path = Path(file)
-        if path.suffix != ".py" or not path.is_file():
-            raise ValueError(f"algorithm: got {spec!r}; {file} is not a Python file")
-        loader = importlib.util.spec_from_file_location(path.stem, path.resolve())
-        assert loader is not None and loader.loader is not None
-        module = importlib.util.module_from_spec(loader)
-        try:
-            loader.loader.exec_module(module)
-        except (Exception, SystemExit) as e:
-            inner = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path.resolve())]
-            line = e.lineno if isinstance(e, SyntaxError) else inner[-1] if inner else None
-            what = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())
-            raise ValueError(f"algorithm: got {spec!r}, whose file fails{f' in line {line}' * bool(line)} ({type(e).__name__}: "
-                             f"{what}); accepted: a Python file that imports") from e
-        found = getattr(module, function, None)
+        found = load("algorithm", spec)
         if not isinstance(found, Algorithm):
-            have = sorted(n for n, v in vars(module).items() if isinstance(v, Algorithm))
-            raise ValueError(f"algorithm: got {spec!r}; {file} has {', '.join(have) or 'no function under @algorithm'}")
-        if found.name in (*names(), *SHORT.values()):
-            raise ValueError(f"algorithm: got {spec!r}, whose modules would take the names of the package's; accepted: a "
-                             f"function that is not called {', '.join((*names(), *SHORT.values()))}: rename it")
-        return found
+            raise ValueError(f"algorithm: got {spec!r}, a {type(found).__name__}; accepted: a function under @algorithm")
+        return _own(found, spec)
     if spec not in names():
         raise ValueError(f"algorithm: got {spec!r}; accepted are {', '.join(names())} and FILE.py:FUNCTION")
     page: Algorithm = getattr(importlib.import_module(f"{__name__}.{spec}"), spec)
     return page
+
+
+def _own(page: Algorithm, spec: str) -> Algorithm:
+    """A page of the user's own, whose modules must not bear the names of the package's."""
+    packaged = page.fn.__module__ == f"{__name__}.{page.name}"
+    if not packaged and page.name in (*names(), *SHORT.values()):
+        raise ValueError(f"algorithm: got {spec!r}, whose modules would take the names of the package's; accepted: a "
+                         f"function that is not called {', '.join((*names(), *SHORT.values()))}: rename it")
+    return page
+
+
+def load(argument: str, spec: str) -> Any:
+    """What FILE.py:NAME names. ValueError naming the argument where the file, or the name in it, is none."""
+    file, _, name = spec.rpartition(":")
+    path = Path(file)
+    if path.suffix != ".py" or not path.is_file():
+        raise ValueError(f"{argument}: got {spec!r}; {file} is not a Python file; accepted: FILE.py:FUNCTION")
+    loader = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    assert loader is not None and loader.loader is not None
+    module = importlib.util.module_from_spec(loader)
+    try:
+        loader.loader.exec_module(module)
+    except (Exception, SystemExit) as e:
+        inner = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path.resolve())]
+        line = e.lineno if isinstance(e, SyntaxError) else inner[-1] if inner else None
+        what = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())
+        where = f" in line {line}" if line else ""
+        raise ValueError(f"{argument}: got {spec!r}, whose file fails{where} ({type(e).__name__}: {what}); accepted: a Python "
+                         "file that imports") from e
+    found = getattr(module, name, None)
+    if not callable(found) and not isinstance(found, Algorithm):
+        have = sorted(n for n, v in vars(module).items() if isinstance(v, Algorithm))
+        raise ValueError(f"{argument}: got {spec!r}; {file} has {', '.join(have) or 'no function under @algorithm'}")
+    return found

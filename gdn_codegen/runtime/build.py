@@ -45,14 +45,17 @@ VIEWS = {"pto": "x.stride(-1) == 1 and 0 < _steps(x.stride(), LAYOUT)[1] < 1 << 
 
 @dataclass(frozen=True)
 class Build:
-    """What to generate. chunk: tokens of a chunk; head_dim_k, head_dim_v: K and V; schedule: a name or a Schedule; heads: H
-    and HV compiled in (pto), None for kernels that take them at run time; arch: the one architecture to build for ("sm_90a" of
-    tilelang), "" for text that runs on any; contract: what callers pass."""
+    """What to generate.
+
+    algorithm: a name, FILE.py:FUNCTION, or a page itself. chunk: tokens of a chunk. head_dim_k, head_dim_v: K and V.
+    schedule: a name or a Schedule. heads: H and HV compiled in (pto), None for kernels that take them at run time.
+    arch: the one architecture to build for ("sm_90a" of tilelang), "" for text that runs on any. contract: what callers pass.
+    """
 
     target: str
     chunk: int = 64
     layout: str = "bthd"
-    algorithm: str = "gated_delta_rule"
+    algorithm: str | Algorithm = "gated_delta_rule"
     schedule: str | Schedule = DEFAULT_SCHEDULE
     dtype: str = "float16"
     head_dim_k: int = 128
@@ -155,6 +158,8 @@ def render(b: Build) -> str:
 
 def _command(b: Build) -> str:
     """What makes the module again, files in the folder at hand: a command, or Python where the schedule is one's own."""
+    if isinstance(b.algorithm, Algorithm):
+        return f"render({_spelled_out(b)}) of gdn_codegen.runtime.build, {b.page.name} a page"
     file, colon, function = b.algorithm.rpartition(":")
     algorithm = re.sub(r"[^\w.+-]", "_", Path(file).name, flags=re.ASCII) + colon + function if colon else b.algorithm
     if b.plan.name not in SCHEDULES:
@@ -171,6 +176,8 @@ def _command(b: Build) -> str:
 
 def _spelled_out(x: Any) -> str:
     """Python for a Build, or part of one: fields that are not as by default."""
+    if isinstance(x, Algorithm):
+        return x.name
     if not is_dataclass(x):
         return repr(x)
     given = [(f.name, getattr(x, f.name)) for f in fields(x) if getattr(x, f.name) != f.default]

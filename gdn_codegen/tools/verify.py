@@ -6,8 +6,10 @@ float64 and apart from the passes that have kernels do it.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import torch
 
@@ -103,6 +105,59 @@ def reference(b: Build, case: Case, x: dict[str, torch.Tensor], chunk: int = 1) 
     return interpret(p, Problem(list(case.lengths), case.heads, case.value_heads), given, numbers)
 
 
+#: Of one sequence and value head, in float64: inputs by name, [T, dims] each, then states and numbers by name -> the outputs
+#: [T, dims] and the next states, in the page's order.
+Recurrence = Callable[..., Sequence[torch.Tensor]]
+
+
+def from_recurrence(b: Build, case: Case, x: dict[str, torch.Tensor], recurrence: Recurrence) -> dict[str, torch.Tensor]:
+    """What a function of the user's own makes of the inputs, packed like `reference`'s.
+
+    It is called once a sequence and value head with the page's parameters by name, in float64: inputs [T, dims], carried states
+    [dims] (zeros where a case has none), numbers. It returns a tuple: the outputs [T, dims], then the final states [dims], in the
+    page's order. ValueError where it returns other shapes.
+    """
+    page, p, read_x = b.page, b.page.trace(), read(b, x)
+    numbers = {n: 1.0 if v is None else v for n, v in page.scalar_defaults(b.sizes).items()}
+    outputs = [t for t in p.role("output") if t.index == "token"]
+    finals = [t for t in p.role("output") if t.index == "sequence"]
+    out = {t.name: torch.zeros(sum(case.lengths), case.value_heads, *t.tile.shape(b.sizes)[1:], dtype=F64) for t in outputs}
+    out |= {t.name: torch.zeros(len(case.lengths), case.value_heads, *t.tile.shape(b.sizes), dtype=F64) for t in finals}
+    start = 0
+    for n, length in enumerate(case.lengths):
+        for head in range(case.value_heads):
+            given: dict[str, Any] = {}
+            for name, (heads, _) in page.inputs.items():
+                own = head if heads == "HV" else head * case.heads // case.value_heads
+                given[name] = read_x[name][start:start + length, own]
+            for state, t in zip(page.states, [t for t in p.role("input") if t.optional], strict=True):
+                given[state] = read_x[t.name][n, head] * case.initial
+            results = recurrence(**given, **numbers)
+            for t, r in zip((*outputs, *finals), results, strict=True):
+                at = out[t.name][start:start + length, head] if t.index == "token" else out[t.name][n, head]
+                if tuple(r.shape) != tuple(at.shape):
+                    raise ValueError(f"reference: got {tuple(r.shape)} for {t.name}; accepted: {tuple(at.shape)}")
+                at.copy_(r)
+        start += length
+    return out
+
+
+@cache
+def check_causal(b: Build) -> None:
+    """ValueError where an output of a token depends on later tokens: no recurrence over tokens computes such a page."""
+    p, case = b.page.trace(), Case((16,), 1, 1, initial=True)
+    x = inputs(b, p, case)
+    later = {n: y.clone() for n, y in x.items()}
+    for t in p.role("input"):
+        if t.index == "token":
+            later[t.name][8:] = x[t.name][:8]
+    before, after = (reference(b, case, y, 16) for y in (x, later))
+    for t in p.role("output"):
+        if t.index == "token" and rms_error(after[t.name][:8], before[t.name][:8]) > 1e-9:
+            raise ValueError(f"algorithm: got {p.name}, whose {t.name} of a token depends on later tokens of its chunk; "
+                             "accepted: a causal page (mask scores by lower or strictly_lower)")
+
+
 def rms_error(got: torch.Tensor, want: torch.Tensor) -> float:
     """RMSE(got - want) / RMS(want); NaN where `got` has one. A reference of all zeros counts absolutely."""
     if not want.numel():
@@ -162,14 +217,16 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], device: str = "cpu") -
     return got
 
 
-def compare(b: Build, case: Case, device: str = "cpu") -> dict[str, float]:
-    """RMSE over RMS of each output."""
+def compare(b: Build, case: Case, device: str = "cpu", recurrence: Recurrence | None = None) -> dict[str, float]:
+    """RMSE over RMS of each output. recurrence: compared with instead of the page in chunks of one token."""
     lowered(b)  # it refuses what the page cannot be built for, in words of its own
     p = b.page.trace()
     if all(t.heads == "H" for t in p.role("input") if t.index == "token"):
         case = replace(case, value_heads=case.heads)  # nothing says of more
     x = inputs(b, p, case)
-    want, got = reference(b, case, x), run(b, case, x, device)
+    check_causal(b)
+    want = from_recurrence(b, case, x, recurrence) if recurrence else reference(b, case, x)
+    got = run(b, case, x, device)
     return {n: rms_error(got[n], want[n]) for n in want}
 
 
@@ -177,13 +234,14 @@ def compare(b: Build, case: Case, device: str = "cpu") -> dict[str, float]:
 HEAD = f"{'target':10} {'module':34} {'lengths':16} {'gate':>6}  RMSE/RMS of outputs"
 
 
-def lines(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu") -> Iterator[tuple[str, bool]]:
+def lines(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu",
+          recurrence: Recurrence | None = None) -> Iterator[tuple[str, bool]]:
     """What `verify` prints, a line a case as it is done, and whether its comparisons hold."""
     for b in builds:
         for case in cases:
             lengths = "+".join(map(str, case.lengths)) if not case.batched else f"{len(case.lengths)}x{case.lengths[0]}"
             with under_way(f"{b.target} {b.name}, lengths {lengths}"):
-                errors = compare(b, case, device)
+                errors = compare(b, case, device, recurrence)
             ok = all(e <= TOLERANCE[b.dtype] for e in errors.values())
             shown = "  ".join(f"{n} {e:.1e}" for n, e in errors.items())
             yield f"{b.target:10} {b.name:34} {lengths:16} {case.gate:6g}  {shown}  {'ok' if ok else 'FAILED'}", ok

@@ -1,0 +1,83 @@
+"""Pages from Python: show, build, call and verify an algorithm without a file of its own, as in a notebook.
+
+    from gdn_codegen import pages
+    from gdn_codegen.ir.builder import algorithm, carried, lower
+
+    @algorithm(q="C K", k="C K", v="C V", S=carried("K V"))
+    def linear_attention(q, k, v, S):
+        o = q @ S + lower(q @ k.T) @ v
+        S = S + k.T @ v
+        return o, S
+
+    print(pages.show(linear_attention, head_dim_k=64, head_dim_v=64))
+    op = pages.compile(linear_attention, target="triton", head_dim_k=64, head_dim_v=64)
+    o, S = op(q, k, v, output_final_state=True)
+    pages.verify(linear_attention, target="triton", head_dim_k=64, head_dim_v=64)
+
+Options are those of `runtime.build.Build`: target ("triton", "tilelang", "pto"), chunk (16, 32, 64, 128), layout ("bthd",
+"bhtd"), schedule (a name, or a `schedule.Schedule`), dtype ("float16", "bfloat16", "float32"), head_dim_k and head_dim_v (16, and
+multiples of 4 from 32 to 256), heads (H, HV compiled in), arch, contract (what callers pass). ValueError names a wrong option.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .ir.builder import Algorithm
+from .runtime.build import Build, lowered, render
+
+if TYPE_CHECKING:
+    from .tools.verify import Case, Recurrence
+
+TARGET = "triton"
+
+
+def _build(page: Algorithm, options: dict[str, Any]) -> Build:
+    if not isinstance(page, Algorithm):
+        raise ValueError(f"page: got {type(page).__name__}; accepted: a function under @algorithm")
+    unknown = sorted(options.keys() - Build.__dataclass_fields__.keys() | options.keys() & {"algorithm"})
+    if unknown:
+        raise ValueError(f"{unknown[0]}: got it as an option; accepted: "
+                         f"{', '.join(n for n in Build.__dataclass_fields__ if n != 'algorithm')}")
+    return Build(**{"target": TARGET, **options, "algorithm": page})
+
+
+def show(page: Algorithm, **options: Any) -> str:
+    """The program that the target's emitter prints, as text: kernels, values with their types, waits."""
+    from .ir.printer import program_text
+    return program_text(lowered(_build(page, options)))
+
+
+def source(page: Algorithm, **options: Any) -> str:
+    """The text of the generated module. It needs no gdn_codegen where its target is Triton or TileLang."""
+    return render(_build(page, options))
+
+
+def compile(page: Algorithm, **options: Any) -> Callable[..., Any]:
+    """The generated function. Its docstring gives shapes and dtypes.
+
+    The module is written to the package's cache and imported; kernels compile in the first call. An equal page and equal options
+    give the same module.
+    """
+    from .runtime.load import function
+    return function(_build(page, options))
+
+
+def verify(page: Algorithm, cases: Sequence[Case] | None = None, device: str = "cpu", reference: Recurrence | None = None,
+           **options: Any) -> list[dict[str, float]]:
+    """RMSE over RMS of each output, one dict a case. AssertionError where one is above what the dtype allows.
+
+    cases: sequences to run (tools.verify.Case); None for those of the command line. device: "cpu" or "cuda".
+    reference: a function of your own to compare with, see `tools.verify.from_recurrence`; None for the page in float64 in
+      chunks of one token.
+    ValueError for a page of which a token's output depends on later tokens.
+    """
+    from .tools.verify import CASES, TOLERANCE, compare
+    b = _build(page, options)
+    errors = [compare(b, case, device, reference) for case in (CASES if cases is None else cases)]
+    for case, found in zip(CASES if cases is None else cases, errors, strict=True):
+        for name, e in found.items():
+            if not e <= TOLERANCE[b.dtype]:
+                raise AssertionError(f"{name}: RMSE over RMS is {e:.1e}, accepted for {b.dtype} is {TOLERANCE[b.dtype]:.0e}; "
+                                     f"{case}")
+    return errors

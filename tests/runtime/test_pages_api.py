@@ -1,0 +1,118 @@
+"""gdn_codegen.pages: an algorithm that lies in no file is shown, built, called and verified."""
+import re
+
+import pytest
+import torch
+
+from gdn_codegen import pages
+from gdn_codegen.cli import main
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
+from gdn_codegen.runtime.build import TARGETS
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.tools.verify import Case, rms_error
+
+HERE = [t for t in TARGETS if runs(t, "cpu")]
+SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)
+CASES = (Case((20, 0, 3)),)
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C", S=carried("K V"))
+def mine(q, k, v, g, S):
+    """Token t: S <- exp(g) S + k v^T; o = S^T q."""
+    G = cumsum(g)
+    D = exp(lower(G[:, None] - G[None, :], fill=-float("inf")))
+    o = exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v
+    S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
+    return o, S
+
+
+@algorithm(q="C K", k="C K", v="C V", S=carried("K V"))
+def looks_ahead(q, k, v, S):
+    o = q @ S + (q @ k.T) @ v
+    S = S + k.T @ v
+    return o, S
+
+
+def recurrence(q, k, v, g, S):
+    o = torch.empty_like(v)
+    for t in range(len(q)):
+        S = torch.exp(g[t]) * S + torch.outer(k[t], v[t])
+        o[t] = q[t] @ S
+    return o, S
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_a_page_without_a_file_is_built_called_and_verified(target):
+    (errors,) = pages.verify(mine, CASES, target=target, **SMALL)
+    assert {"o"} < set(errors) and max(errors.values()) < 5e-3
+    op = pages.compile(mine, target=target, **SMALL)
+    assert op is pages.compile(mine, target=target, **SMALL) and op.__name__ == "chunk_mine"
+    x = torch.randn(1, 5, 1, 16).half()
+    o, S = op(x, x, x, torch.zeros(1, 5, 1), output_final_state=True)
+    want, state = recurrence(*(x[0, :, 0].double(),) * 3, torch.zeros(5), torch.zeros(16, 16, dtype=torch.float64))
+    assert rms_error(o[0, :, 0], want) < 5e-3 and rms_error(S[0, 0], state) < 5e-3
+
+
+def test_it_is_shown_and_printed():
+    assert "matmul" in pages.show(mine, target="pto", **SMALL)
+    text = pages.source(mine, **SMALL)
+    compile(text, "mine.py", "exec")
+    assert "algorithm=mine" in text or "--algorithm mine" in text
+
+
+def test_a_recurrence_of_ones_own_is_what_it_is_held_against():
+    pages.verify(mine, CASES, reference=recurrence, **SMALL)
+    with pytest.raises(AssertionError, match=r"o: RMSE over RMS is .*; Case"):
+        pages.verify(mine, CASES, reference=lambda g, **x: recurrence(g=2 * g, **x), **SMALL)
+    with pytest.raises(ValueError, match=re.escape("reference: got (16, 20) for o; accepted: (20, 16)")):
+        pages.verify(mine, CASES, reference=lambda **x: [y.T for y in recurrence(**x)], **SMALL)
+
+
+def test_a_page_that_is_not_causal_is_told_so():
+    with pytest.raises(ValueError, match="algorithm: got looks_ahead, whose o of a token depends on later tokens"):
+        pages.verify(looks_ahead, CASES, **SMALL)
+
+
+@pytest.mark.parametrize("wrong, said", [
+    (dict(target="cuda"), "target: got 'cuda'; accepted"),
+    (dict(chunks=16), "chunks: got it as an option; accepted: target, chunk"),
+    (dict(algorithm="simple_gla"), "algorithm: got it as an option")])
+def test_options_that_are_none_are_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        pages.source(mine, **wrong)
+
+
+def test_what_is_no_page_is_refused():
+    with pytest.raises(ValueError, match="page: got function; accepted: a function under @algorithm"):
+        pages.source(recurrence)
+
+    def simple_gla(q, v, S):
+        return q @ S + v, S
+    other = algorithm(q="C K", v="C V", S=carried("K V"))(simple_gla)
+    with pytest.raises(ValueError, match=r"simple_gla.*rename it"):
+        pages.source(other)
+
+
+FILE = '''import torch
+def ours(q, k, v, g, S, scale):
+    o = torch.empty_like(v)
+    for t in range(len(q)):
+        S = torch.exp(g[t]) * S + torch.outer(k[t], v[t])
+        o[t] = scale * (q[t] @ S)
+    return o, S
+def off(**x):
+    o, S = ours(**x)
+    return 1.1 * o, S
+number = 3
+'''
+
+
+def test_the_command_line_takes_a_recurrence(tmp_path, capsys):
+    path = tmp_path / "reference.py"
+    path.write_text(FILE)
+    words = ["verify", "--target", "triton", "--algorithm", "simple_gla", "--chunk", "16", "--head-dim-k", "16",
+             "--head-dim-v", "16", "--quick", "--reference"]
+    assert main([*words, f"{path}:ours"]) == 0
+    assert main([*words, f"{path}:off"]) == 1 and "FAILED" in capsys.readouterr().out
+    for wrong in (f"{path}:number", f"{path}:nothing", f"{tmp_path}/none.py:f", "word"):
+        assert main([*words, wrong]) == 2 and "reference: got" in capsys.readouterr().err
