@@ -1,0 +1,1824 @@
+"""Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+Generated TileLang: schedule fused_walk, chunks of 64 tokens, layout bthd, float16. Needs torch and tilelang (0.1.15).
+Made by: gdn_codegen build --target tilelang --chunk 64 --layout bthd --algorithm gated_delta_rule --schedule fused_walk --dtype float16 --head-dim-k 128 --head-dim-v 128 --arch sm_90a
+"""
+import contextlib
+import functools
+import hashlib
+import itertools
+import math
+import operator
+import os
+import platform
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import torch
+
+os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
+import tilelang
+import tilelang.language as T
+import tvm_ffi
+
+CHUNK = 64
+LAYOUT = "bthd"
+#: Outputs and workspaces start as NaN: for tests.
+POISON = os.environ.get("GDN_CODEGEN_POISON") == "1"
+#: The values of cu_seqlens are checked on a GPU too, which waits for it.
+CHECK = os.environ.get("GDN_CODEGEN_CHECK") == "1"
+# name, heads, dims after [batch, tokens, heads], dtype
+INPUTS = (
+    ("q", "H", (128,), "float16"),
+    ("k", "H", (128,), "float16"),
+    ("v", "HV", (128,), "float16"),
+    ("g", "HV", (), "float32"),
+    ("beta", "HV", (), "float32"),
+)
+OUTPUTS = (
+    ("o", (128,), "float16"),
+)
+# one number a value head: name, what stands for None (where that may come), dtype
+HEAD_INPUTS = ()
+# head counts compiled in, by name
+HEADS = {}
+# value heads of a key head that a kernel instance takes
+HEADS_TOGETHER = 1
+# one tile a chunk slot and value head
+WORKSPACES = (
+    ("G_ws", (64,), "float32"),
+    ("beta_ws", (64,), "float32"),
+)
+# one float32 tile a sequence and value head
+INITIAL = (
+    ("initial_state", (128, 128)),
+)
+FINAL = (
+    ("final_state", (128, 128)),
+)
+# defaults of the caller's numbers
+SCALARS = {"scale": 0.08838834764831845}
+# name, instances over, blocks of a split dim, tensors passed, numbers passed
+KERNELS = (
+    ("G_beta", "chunks", 1, ("g", "beta", "G_ws", "beta_ws"), ()),
+    ("o_S", "sequences", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "beta_ws"), ("scale",)),
+)
+# whole numbers passed beside the sizes
+INTS = {"G_beta": [], "o_S": ["has_initial_state", "has_final_state", "clear_o"]}
+# tile sizes
+C = 64
+K = 128
+V = 128
+HELPERS = r"""
+// Helpers below address tiles by themselves: rows of 64 16-bit elements, piece p of 16 bytes of row r at p ^ r % 8. TileLang may choose
+// another layout for a tile, whatever it is told. Then the comparison below is not folded away, this function stays in the kernel, and
+// since nobody defines it, ptxas refuses the kernel.
+extern "C" __device__ void this_tile_needs_rows_of_128_bytes_swizzled();
+
+template <typename X> static __device__ __forceinline__ void expect_element(const X *first, const X *element, int offset) {
+  if (element != first + offset) this_tile_needs_rows_of_128_bytes_swizzled();
+}
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <type_traits>
+
+// (I + A)^-1 of a strictly lower 64 x 64 tile in 16 bit, over A, its columns times `scale` if that is given, by one warp; `strict`:
+// without the ones of its diagonal.
+// A row of a tile is eight pieces of 16 bytes; piece p of row r lies at p ^ r % 8. Blocks of 8 on the diagonal are inverted by
+// forward substitution, in float32, a lane two columns; products (mma.sync) join them to blocks of 16, and block forward
+// substitution gives the rest. In bfloat16 their sums are float32; in float16 they are what they are rounded to anyway. What does not depend on one another stands side by side, for a warp alone waits for each
+// result.
+template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
+  struct Tile { unsigned x[4]; };  // 16 x 16: quadrants by columns; a lane has entries (lane / 4, 2 (lane % 4)) and the next
+  struct Wide { float x[8]; };
+  using Sum = std::conditional_t<bf16, Wide, Tile>;
+
+  static __device__ unsigned pack(float lo, float hi) {
+    unsigned out;
+    if constexpr (bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
+    return out;
+  }
+  static __device__ Tile pack(const Wide &s) {
+    return {pack(s.x[0], s.x[1]), pack(s.x[2], s.x[3]), pack(s.x[4], s.x[5]), pack(s.x[6], s.x[7])};
+  }
+  static __device__ Tile pack(const Tile &s) { return s; }
+  static __device__ float2 unpack(unsigned x) {
+    if constexpr (bf16) return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 *>(&x));
+    else return __half22float2(*reinterpret_cast<__half2 *>(&x));
+  }
+  static __device__ Sum sum(const Tile &t) {
+    if constexpr (bf16) {
+      const float2 a = unpack(t.x[0]), b = unpack(t.x[1]), c = unpack(t.x[2]), d = unpack(t.x[3]);
+      return {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
+    } else return t;
+  }
+  static __device__ void mma(float *d, const Tile &a, unsigned b0, unsigned b1) {
+    if constexpr (bf16)
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+    else
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+  }
+  static __device__ void mma(unsigned *d, const Tile &a, unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 { %0, %1}, { %2, %3, %4, %5}, { %6, %7}, { %0, %1};"
+        : "+r"(d[0]), "+r"(d[1]) : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+  }
+  // acc + a b, with b transposed
+  static __device__ Sum product(const Tile &a, const Tile &bt, Sum acc = {}) {
+    mma(acc.x, a, bt.x[0], bt.x[2]);
+    mma(acc.x + (bf16 ? 4 : 2), a, bt.x[1], bt.x[3]);
+    return acc;
+  }
+  // Where a lane's part of block (0, 0) lies for ldmatrix, and for its transpose.
+  static __device__ unsigned ldmatrix(const void *tile, unsigned lane) {
+    return base(tile) + lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
+  }
+  static __device__ unsigned ldmatrix_turned(const void *tile, unsigned lane) {
+    return base(tile) + (lane % 8 + lane / 16 * 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+  }
+  static __device__ unsigned base(const void *tile) { return static_cast<unsigned>(__cvta_generic_to_shared(tile)); }
+  static __device__ unsigned at(unsigned first, unsigned i, unsigned j) { return first + i * 2048 ^ j * 32; }
+
+  static __device__ Tile load(unsigned first, unsigned i, unsigned j) {
+    Tile t;
+    asm volatile("ldmatrix.sync.aligned.x4.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
+    return t;
+  }
+  static __device__ Tile load_turned(unsigned first, unsigned i, unsigned j) {
+    Tile t;
+    asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
+    return t;
+  }
+  // Block (i, j) of the result, which is s, or -s.
+  static __device__ void store(void *tile, const void *scale, unsigned i, unsigned j, unsigned lane, Sum s, float sign = 1.f) {
+    if constexpr (scaled) {
+      float x[4];
+#pragma unroll
+      for (unsigned n = 0; n < 4; n += 2)
+        asm volatile("ld.shared.v2.f32 { %0, %1}, [%2];" : "=f"(x[n]), "=f"(x[n + 1])
+                     : "r"(base(scale) + (16 * j + 4 * n + lane % 4 * 2) * 4));
+      if constexpr (bf16)
+#pragma unroll
+        for (unsigned n = 0; n < 8; ++n) s.x[n] *= x[n / 4 * 2 + n % 2];
+      else
+#pragma unroll
+        for (unsigned n = 0; n < 4; ++n) s.x[n] = times(s.x[n], pack(x[n / 2 * 2], x[n / 2 * 2 + 1]));
+    }
+    const Tile t = sign < 0.f ? minus(pack(s)) : pack(s);
+    const unsigned first = at(base(tile) + lane / 4 * 144 + lane % 4 * 4, i, j);
+#pragma unroll
+    for (unsigned n = 0; n < 4; ++n)
+      asm volatile("st.shared.b32 [%0], %1;" :: "r"((first ^ n / 2 * 16) + n % 2 * 1024), "r"(t.x[n]) : "memory");
+  }
+  static __device__ unsigned times(unsigned x, unsigned y) {
+    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(x) : "r"(y));
+    return x;
+  }
+  static __device__ Tile minus(Tile t) {
+#pragma unroll
+    for (unsigned n = 0; n < 4; ++n) t.x[n] ^= 0x80008000u;
+    return t;
+  }
+  static __device__ unsigned transposed(unsigned x) {
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
+    return x;
+  }
+
+  // The blocks of 16 on the diagonal become their inverses, transposed.
+  static __device__ void diagonal(void *a, unsigned lane) {
+    const unsigned j = lane % 8;
+    float x[2][8];
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h)
+#pragma unroll
+      for (unsigned i = 0; i < 8; ++i) x[h][i] = i == j ? 1.f : 0.f;
+#pragma unroll
+    for (unsigned i = 1; i < 8; ++i)
+#pragma unroll
+      for (unsigned h = 0; h < 2; ++h) {
+        const unsigned first = base(a) + (lane / 8 + 4 * h) * 1040;
+        unsigned m[4];
+        asm volatile("ld.shared.v4.b32 { %0, %1, %2, %3}, [%4];" : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                     : "r"((first ^ i * 16) + i * 128));
+#pragma unroll
+        for (unsigned r = 0; r < i; ++r) {
+          const float2 pair = unpack(m[r / 2]);
+          x[h][i] -= (r % 2 ? pair.y : pair.x) * x[h][r];
+        }
+      }
+    __syncwarp();
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h)
+      asm volatile("st.shared.v4.b32 [%0], { %1, %2, %3, %4};"
+                   :: "r"((base(a) + (lane / 8 + 4 * h) * 1040 ^ j * 16) + j * 128), "r"(pack(x[h][0], x[h][1])),
+                      "r"(pack(x[h][2], x[h][3])), "r"(pack(x[h][4], x[h][5])), "r"(pack(x[h][6], x[h][7])) : "memory");
+    __syncwarp();
+    // Of two blocks of 16: X11, M10 and X00, each an 8 x 8 block of which lanes know a row.
+    const unsigned left = base(a) + j * 128 + lane / 8 % 2 * 2080;
+    unsigned m[2][4], y[2][2];
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h) {
+      asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                   : "=r"(m[h][0]), "=r"(m[h][1]), "=r"(m[h][2]), "=r"(m[h][3])
+                   : "r"(left + h * 4160 + 1024 ^ (lane < 16 ? j ^ 1 : j) * 16) : "memory");
+      asm volatile("ldmatrix.sync.aligned.x2.m8n8.shared.b16 { %0, %1}, [%2];" : "=r"(y[h][0]), "=r"(y[h][1])
+                   : "r"(left + h * 4160 ^ j * 16) : "memory");
+    }
+    float p[2][4] = {}, q[2][4] = {};
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h) mma(p[h], {m[h][0], 0u, 0u, m[h][1]}, m[h][2], m[h][3]);
+#pragma unroll
+    for (unsigned h = 0; h < 2; ++h) mma(q[h], {pack(p[h][0], p[h][1]), 0u, 0u, pack(p[h][2], p[h][3])}, y[h][0], y[h][1]);
+    __syncwarp();
+#pragma unroll
+    for (unsigned k = 0; k < 4; ++k) {
+      const unsigned t = transposed(pack(q[k / 2][k % 2 * 2], q[k / 2][k % 2 * 2 + 1]) ^ 0x80008000u);
+      const unsigned row = base(a) + k * 2080 + lane / 4 * 128 + lane % 4 * 4;
+      asm volatile("st.shared.b32 [%0], %1;" :: "r"(row ^ (lane / 4 ^ 1) * 16), "r"(t) : "memory");
+      asm volatile("st.shared.b32 [%0], %1;" :: "r"(row + 1024 ^ lane / 4 * 16), "r"(0) : "memory");
+    }
+    __syncwarp();
+  }
+
+  // All lanes have come here with what they read, which a store may overwrite. Without a clobber of memory, as __syncwarp has:
+  // volatile statements keep their order by themselves.
+  static __device__ void together() { asm volatile("bar.warp.sync 0xffffffff;"); }
+
+  // The other blocks, from those on the diagonal, which lie transposed; these at last.
+  static __device__ void rest(void *a, const void *scale, unsigned lane) {
+    const unsigned plain = ldmatrix(a, lane), turned = ldmatrix_turned(a, lane);
+    // Block (1, 0), transposed as a second operand is.
+    const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_turned(turned, 1, 1)));
+    together();
+    store(a, scale, 1, 0, lane,
+          sum(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
+#pragma unroll
+    for (unsigned r = 3; r > 1; --r) {  // row 3 reads what lies in row 2
+      Sum y0, y1;
+      {
+        const Tile own = load_turned(turned, r, r);
+        y1 = product(own, load_turned(turned, r, 1));
+        y0 = product(own, load_turned(turned, r, 0));
+        if (r == 3) {
+          const Sum s = product(minus(pack(product(own, load_turned(turned, 3, 2)))), load(plain, 2, 2));
+          const Tile t32 = pack(s);
+          y1 = product(t32, load_turned(turned, 2, 1), y1);
+          y0 = product(t32, load_turned(turned, 2, 0), y0);
+          together();
+          store(a, scale, 3, 2, lane, s);
+        }
+      }
+      const Tile z1 = pack(y1), z0 = pack(y0);
+      y1 = product(z1, load(plain, 1, 1));
+      y0 = product(z1, t10t, product(z0, load(plain, 0, 0)));
+      together();
+      store(a, scale, r, 1, lane, y1, -1.f);
+      store(a, scale, r, 0, lane, y0, -1.f);
+    }
+    const unsigned kept = !strict || lane / 8 != lane % 4 ? 0xffffffffu : lane / 4 % 2 ? 0x0000ffffu : 0xffff0000u;
+#pragma unroll
+    for (unsigned n = 0; n < 4; n += 2) {
+      Tile x = load_turned(turned, n, n), y = load_turned(turned, n + 1, n + 1);
+      if constexpr (strict) {
+        x.x[0] &= kept, x.x[3] &= kept;
+        y.x[0] &= kept, y.x[3] &= kept;
+      }
+      together();
+      store(a, scale, n, n, lane, sum(x));
+      store(a, scale, n + 1, n + 1, lane, sum(y));
+    }
+  }
+
+  static __device__ void clear_above(void *a, unsigned lane) {
+    const unsigned first = base(a) + lane / 2 * 128 + (lane % 2 ^ lane / 2 % 8) * 16;
+#pragma unroll
+    for (unsigned i = 0; i < 3; ++i)
+#pragma unroll
+      for (unsigned j = i + 1; j < 4; ++j)
+        asm volatile("st.shared.v4.b32 [%0], { %1, %1, %1, %1};" :: "r"(at(first, i, j)), "r"(0) : "memory");
+  }
+};
+
+template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverse(void *a, const void *scale) {
+  using Inverse = UnitLowerInverse<bf16, scaled, strict>;
+  unsigned lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one turn to the next
+  Inverse::clear_above(a, lane);
+  Inverse::diagonal(a, lane);
+  Inverse::rest(a, scale, lane);
+}
+
+// Each of up to four tiles by another warp, from warp 0 on: one text of the above. All warps call it, so that a barrier that TileLang
+// puts before is all warps' barrier.
+template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverses(
+    int warp, void *a, const void *s, void *b = nullptr, const void *t = nullptr, void *c = nullptr, const void *u = nullptr,
+    void *d = nullptr, const void *v = nullptr) {
+  if (warp >= 0 && warp < (c ? 4 : b ? 2 : 1))
+    unit_lower_inverse<bf16, scaled, strict>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
+}
+// A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
+// 64 rows a warp group lie there. `turned`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
+template <bool turned> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
+  const unsigned lane = thread % 32, warp = thread / 32 % 4;
+  const unsigned row = turned ? lane / 16 * 8 + lane % 8 : warp * 16 + lane % 16;
+  const unsigned piece = turned ? warp * 2 + lane / 8 % 2 : lane / 16;
+  return static_cast<unsigned>(__cvta_generic_to_shared(tile)) + thread / 128 * 8192 + row * 128 + (piece ^ lane % 8) * 16;
+}
+
+static __device__ __forceinline__ void load_turned(void *registers, const void *tile, int thread) {
+  unsigned *x = static_cast<unsigned *>(registers);
+  const unsigned first = tile_address<true>(tile, thread);
+#pragma unroll
+  for (unsigned n = 0; n < 4; ++n, x += 4)
+    asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(first + n * 2048) : "memory");
+}
+
+template <bool turned> static __device__ __forceinline__ void store_tile(void *tile, const void *registers, int thread) {
+  const unsigned *x = static_cast<const unsigned *>(registers);
+  const unsigned first = tile_address<turned>(tile, thread);
+#pragma unroll
+  for (unsigned n = 0; n < 4; ++n, x += 4)
+    if constexpr (turned)
+      asm volatile("stmatrix.sync.aligned.x4.trans.m8n8.shared.b16 [%0], { %1, %2, %3, %4};"
+                   :: "r"(first + n * 2048), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+    else
+      asm volatile("stmatrix.sync.aligned.x4.m8n8.shared.b16 [%0], { %1, %2, %3, %4};"
+                   :: "r"(first ^ n * 32), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+"""
+# tensors that a kernel stores to
+WRITTEN = {
+    "G_beta": ["G_ws", "beta_ws"],
+    "o_S": ["o", "final_state"],
+}
+
+
+# --- prelude: the only place that knows whether a kernel is traced for CUDA or for the CPU ----------------------------
+def _prelude(cpu):
+
+    def kernel(*grid, threads):
+        return T.Kernel(*grid) if cpu else T.Kernel(*grid, threads=threads)
+
+    def blocks_at_least(n):
+        return None if cpu else T.annotate_min_blocks_per_sm(n)
+
+    def shared(shape, dtype):
+        return T.alloc_local(shape, dtype) if cpu else T.alloc_shared(shape, dtype)
+
+    def fragment(shape, dtype):
+        return T.alloc_local(shape, dtype) if cpu else T.alloc_fragment(shape, dtype)
+
+    def staged(shape, dtype):
+        if cpu:
+            return T.alloc_local(shape, dtype)
+        x = T.alloc_shared(shape, dtype)
+        T.annotate_layout({x: tilelang.layout.make_swizzled_layout(x)})
+        return x
+
+    def expect_swizzled(x):
+        """The kernel compiles only if a tile, or slots of one, lies as the helpers address it: where rows and columns 1, 2, 4... lie says
+        where all of it does."""
+        if cpu:
+            return
+        T.import_source(HELPERS)
+        slot, (rows, columns) = (0,) * (len(x.shape) - 2), (int(n) for n in x.shape[-2:])
+        for r, c in [(1 << n, 0) for n in range(rows.bit_length() - 1)] + [(0, 1 << n) for n in range(3, columns.bit_length() - 1)]:
+            offset = c // 64 * rows * 64 + r * 64 + (c % 64 // 8 ^ r % 8) * 8
+            T.evaluate(T.call_extern("handle", "expect_element", T.address_of(x[(*slot, 0, 0)]), T.address_of(x[(*slot, r, c)]), offset))
+
+    @T.macro
+    def serial_copy(src, dst):
+        for i, j in T.grid(dst.shape[0], dst.shape[1]):
+            dst[i, j] = src[i, j]
+
+    def copy(src, dst):
+        return serial_copy(src, dst) if cpu else T.copy(src, dst)
+
+    def start_copy(src, dst):
+        return T.copy(src, dst) if cpu else T.async_copy(src, dst)
+
+    @T.macro
+    def wait_copies():
+        if not cpu:
+            T.ptx_wait_group(0)
+            T.sync_threads()
+
+    def parallel(*extents):
+        if not cpu:
+            return T.Parallel(*extents)
+        return T.serial(extents[0]) if len(extents) == 1 else T.grid(*extents)
+
+    @T.macro
+    def find_sequence(cu_seqlens, slot, sequences, size):
+        """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
+        n = T.alloc_var(T.int32, init=0)
+        end = T.alloc_var(T.int32, init=sequences)
+        while end - n > 1:
+            middle = (n + end) // 2
+            if T.truncdiv(cu_seqlens[middle], size) + middle <= slot:
+                n = middle
+            else:
+                end = middle
+        return n
+
+    def bounded(x, least):
+        """What counts of a term; a NaN does as it is."""
+        return x if least is None else T.if_then_else(x < least, least, x)
+
+    @T.macro
+    def serial_cumsum(src, dst, least):
+        dst[0] = bounded(src[0], least)
+        for i in T.serial(1, src.shape[0]):
+            dst[i] = dst[i - 1] + bounded(src[i], least)
+
+    @T.macro
+    def bounded_cumsum(src, dst, least):
+        for i in T.Parallel(src.shape[0]):
+            dst[i] = bounded(src[i], least)
+        T.cumsum(dst, dst)
+
+    def cumsum(src, dst, least=None):
+        if cpu:
+            return serial_cumsum(src, dst, least)
+        return T.cumsum(src, dst) if least is None else bounded_cumsum(src, dst, least)
+
+    @T.macro
+    def sum_row(src, dst, row, tokens, least):
+        near = min(tokens, 32)
+        x = T.alloc_local((near,), T.float32)  # as many loads under way at once
+        total = T.alloc_var(T.float32, init=0.0)
+        for n in T.unroll(tokens // near):
+            for i in T.unroll(near):
+                x[i] = src[row, n * near + i]
+            for i in T.unroll(near):
+                total = total + bounded(x[i], least)
+                x[i] = total
+            for i in T.unroll(near):
+                dst[row, n * near + i] = x[i]
+
+    @T.macro
+    def row_cumsum(src, dst, tokens, least=None):
+        """Of each row, by one thread."""
+        if cpu:
+            for row in T.serial(src.shape[0]):
+                sum_row(src, dst, row, tokens, least)
+        else:
+            if T.get_thread_binding() < src.shape[0]:
+                sum_row(src, dst, T.get_thread_binding(), tokens, least)
+
+    @T.macro
+    def serial_row_sum(src, dst):
+        for i in T.serial(src.shape[0]):
+            dst[i] = 0.0
+            for j in T.serial(src.shape[1]):
+                dst[i] = dst[i] + src[i, j]
+
+    @T.macro
+    def block_row_sum(src, dst):
+        total = T.alloc_fragment((src.shape[0],), dst.dtype)
+        T.reduce_sum(src, total, dim=1)
+        for i in T.Parallel(src.shape[0]):
+            dst[i] = total[i]
+
+    def row_sum(src, dst):
+        return serial_row_sum(src, dst) if cpu else block_row_sum(src, dst)
+
+    @T.macro
+    def serial_diag_inverse(A, X, size, scale, strict):
+        x = T.alloc_local((size, size), T.float32)
+        for n in T.serial(X.shape[0] // size):
+            for i in T.serial(size):
+                for j in T.serial(size):
+                    x[i, j] = T.if_then_else(i == j, 1.0, 0.0)
+                for r, j in T.grid(i, size):
+                    x[i, j] -= T.cast(A[n * size + i, n * size + r], T.float32) * x[r, j]
+            for i, j in T.grid(size, X.shape[1]):
+                X[n * size + i, j] = 0.0
+            for i, j in T.grid(size, size):
+                X[n * size + i, n * size + j] = x[i, j] if scale is None else x[i, j] * scale[n * size + j]
+            if strict:
+                for i in T.serial(size):
+                    X[n * size + i, n * size + i] = 0.0
+
+    @T.macro
+    def block_diag_inverse(A, X, size, column):
+        """A thread a column, by forward substitution."""
+        wide = 128 // A.dtype.bits  # elements of A in a load
+        for i, j in T.Parallel(X.shape[0], X.shape[1]):
+            if i // size != j // size:
+                X[i, j] = 0.0
+        if column < X.shape[1]:
+            a = T.alloc_local((wide,), A.dtype)
+            x = T.alloc_local((size,), T.float32)
+            first = column // size * size
+            for i in T.unroll(size):
+                x[i] = T.if_then_else(i == column % size, 1.0, 0.0)
+            for r in T.unroll(size // wide):
+                for i in T.unroll(r * wide + 1, size):
+                    for c in T.vectorized(wide):
+                        a[c] = A[first + i, first + r * wide + c]
+                    for c in T.unroll(T.min(wide, i - r * wide)):
+                        x[i] -= T.cast(a[c], T.float32) * x[r * wide + c]
+            for i in T.unroll(size):
+                X[first + i, column] = x[i]
+
+    def pointer(x, access):
+        """Of a buffer, or of a slot of one."""
+        if not hasattr(x, "region"):
+            return x.access_ptr(access)
+        return x.buffer.access_ptr(access, offset=x.region[0].min * math.prod(int(n) for n in x.buffer.shape[1:]))
+
+    def as_sums(*shape):
+        """A loop over a tile in the order in which sums of wgmma lie, 64 rows a warp group (PTX ISA, wgmma, fragment D)."""
+        return T.Parallel(*shape, loop_layout=tilelang.layout.Fragment(shape, lambda i, j: (
+            i // 64 * 128 + i % 64 // 16 * 32 + i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i % 16 // 8 * 2 + j % 2)))
+
+    @T.macro
+    def load_turned(tile, to, thread):
+        """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
+        T.import_source(HELPERS)
+        T.call_extern("handle", "load_turned", to.access_ptr("w"), pointer(tile, "r"), thread)
+
+    @T.macro
+    def store_tile(x, tile, thread, turned=False):
+        """From a fragment to shared memory, `turned` its columns as rows."""
+        T.import_source(HELPERS)
+        T.call_extern("handle", f"store_tile<{str(turned).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
+
+    @T.macro
+    def whole_inverses(tiles, scales, strict, warp):
+        """Of as many tiles as scales, each by a warp, that of number 0 and the next; all warps come here."""
+        T.import_source(HELPERS)
+        dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
+        which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None, strict))
+        each = [x for A, scale in zip(tiles, scales)
+                for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
+        T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
+
+    def diag_inverse(A, X, size, scale=None, strict=False, thread=None, warp=0):
+        """scale: a vector that multiplies the columns. strict: without the ones of the diagonal. thread: of those that share the
+        work, of the block where it is not said; warp: of theirs, the one that inverts a whole tile."""
+        if cpu:
+            return serial_diag_inverse(A, X, size, scale, strict)
+        thread = T.get_thread_binding() if thread is None else thread
+        if size == 64:
+            return whole_inverses((A,), (scale,), strict, thread // 32 - warp)
+        return block_diag_inverse(A, X, size, thread)
+
+    @T.macro
+    def widened(src, dst, transpose):
+        # float32 and row-major, which the C compiler vectorises
+        for i, j in T.grid(dst.shape[0], dst.shape[1]):
+            dst[i, j] = T.cast(src[j, i] if transpose else src[i, j], T.float32)
+
+    @T.macro
+    def serial_gemm(A, B, acc, transpose_A, transpose_B, clear_accum):
+        rows, cols, depth = int(acc.shape[0]), int(acc.shape[1]), int(A.shape[0 if transpose_A else 1])
+        step = math.gcd(depth, 8)  # rows of B in one pass over a row of acc
+        a = T.alloc_local((rows, depth), T.float32)
+        b = T.alloc_local((depth, cols), T.float32)
+        widened(A, a, transpose_A)
+        widened(B, b, transpose_B)
+        if clear_accum:
+            for i, j in T.grid(rows, cols):
+                acc[i, j] = 0.0
+        for i, k in T.grid(rows, depth // step):
+            for j in T.serial(cols):
+                acc[i, j] = acc[i, j] + sum(a[i, k * step + r] * b[k * step + r, j] for r in range(step))
+
+    def gemm(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
+        run = serial_gemm if cpu else T.gemm
+        return run(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=clear_accum)
+
+    # The C backend has no bfloat16: there the host widens such tensors.
+    bfloat16 = T.float32 if cpu else T.bfloat16
+    return SimpleNamespace(kernel=kernel, blocks_at_least=blocks_at_least, shared=shared, staged=staged, expect_swizzled=expect_swizzled, fragment=fragment,
+                           copy=copy, start_copy=start_copy, wait_copies=wait_copies, parallel=parallel, cumsum=cumsum,
+                           gemm=gemm, row_sum=row_sum,
+                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16, row_cumsum=row_cumsum, as_sums=as_sums, load_turned=load_turned, store_tile=store_tile)
+
+
+# --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
+def G_beta_kernel(t):
+    B, L, HV, slots, ends = T.dynamic("B, L, HV, slots, ends")
+
+    @T.prim_func
+    def G_beta_kernel(
+        g_in: T.Tensor((B, L, HV), T.float32),
+        beta_in: T.Tensor((B, L, HV), T.float32),
+        G_ws: T.Tensor((slots, HV, C), T.float32),
+        beta_ws: T.Tensor((slots, HV, C), T.float32),
+        cu_seqlens: T.Tensor((ends,), T.int32),
+        batched: T.int32,
+    ):
+        with t.kernel(slots, T.ceildiv(HV, 16), threads=256) as (slot, block):
+            n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
+            b = n * batched
+            start = cu_seqlens[n]
+            length = cu_seqlens[n + 1] - start
+            chunk = slot - (start // C + n)
+            hv = block * 16
+            g = t.shared((16, C + 4), T.float32)
+            beta = t.shared((16, C + 4), T.float32)
+            t.blocks_at_least(8)
+            if chunk * C < length:
+                row = start - b * L + chunk * C
+                rows = length - chunk * C
+                for i, j in t.parallel(C, 16):
+                    g[j, i] = T.if_then_else(i < rows, T.if_then_else(hv + j < HV, g_in[b, row + i, hv + j], 0), 0)
+                for i, j in t.parallel(C, 16):
+                    beta[j, i] = T.if_then_else(
+                        i < rows,
+                        T.if_then_else(hv + j < HV, beta_in[b, row + i, hv + j], 0),
+                        0,
+                    )
+                for j, i in t.parallel(16, C):
+                    if hv + j < HV:
+                        beta_ws[slot, hv + j, i] = beta[j, i]
+                # G = cumsum(g)
+                t.row_cumsum(g, beta, C, least=-105.0)
+                for j, i in t.parallel(16, C):
+                    if hv + j < HV:
+                        G_ws[slot, hv + j, i] = beta[j, i]
+
+    return G_beta_kernel
+
+
+def o_S_kernel(t):
+    B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
+    n_initial_state, n_final_state = T.dynamic("n_initial_state, n_final_state")
+
+    @T.prim_func
+    def o_S_kernel(
+        q_in: T.Tensor((B, L, H, K), T.float16),
+        k_in: T.Tensor((B, L, H, K), T.float16),
+        v_in: T.Tensor((B, L, HV, V), T.float16),
+        o_out: T.Tensor((B, L, HV, V), T.float16),
+        initial_state_in: T.Tensor((n_initial_state, HV, K, V), T.float32),
+        final_state_out: T.Tensor((n_final_state, HV, K, V), T.float32),
+        G_ws: T.Tensor((slots, HV, C), T.float32),
+        beta_ws: T.Tensor((slots, HV, C), T.float32),
+        cu_seqlens: T.Tensor((ends,), T.int32),
+        batched: T.int32,
+        has_initial_state: T.int32,
+        has_final_state: T.int32,
+        clear_o: T.int32,
+        scale: T.float32,
+    ):
+        with t.kernel(ends - 1, HV, threads=512) as (n, hv):
+            h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
+            b = n * batched
+            start = cu_seqlens[n]
+            length = cu_seqlens[n + 1] - start
+            S = t.fragment((V, K), T.float32)
+            k = T.alloc_shared((3, C, K), T.float16)
+            G = T.alloc_shared((3, C), T.float32)
+            beta = T.alloc_shared((3, C), T.float32)
+            q = T.alloc_shared((3, C, K), T.float16)
+            v = t.staged((3, C, V), T.float16)
+            G_col = t.fragment((C,), T.float32)
+            G_row = t.fragment((C,), T.float32)
+            k_k = t.fragment((C, C), T.float32)
+            beta_row = t.fragment((C,), T.float32)
+            mul_D = t.fragment((C, C), T.float32)
+            mul_h_3 = t.fragment((C, C), T.float16)
+            mul_h_3_s = t.staged((3, C, C), T.float16)
+            q_k = t.fragment((C, C), T.float32)
+            S_h = t.fragment((V, K), T.float16)
+            k_S = t.fragment((V, C), T.float32)
+            exp_G_s = T.alloc_shared((3, C), T.float32)
+            exp_G_row = t.fragment((C,), T.float32)
+            v_T = t.fragment((V, C), T.float16)
+            sub_v = t.fragment((V, C), T.float32)
+            sub_v_h = t.fragment((V, C), T.float16)
+            exp_last_G_s = T.alloc_shared((3, 1), T.float32)
+            mul_exp_5_s = T.alloc_shared((3, C), T.float32)
+            mul_h = t.fragment((C, C), T.float16)
+            mul_h_s = t.staged((3, C, C), T.float16)
+            mul_exp_5_row = t.fragment((C,), T.float32)
+            mul_h_2 = t.fragment((V, C), T.float16)
+            q_S = t.fragment((V, C), T.float32)
+            delta_h = t.fragment((V, C), T.float16)
+            add_mul = t.fragment((V, C), T.float32)
+            o_h = t.fragment((V, C), T.float16)
+            o_h_s = t.staged((C, V), T.float16)
+            k_ready = T.alloc_barrier(arrive_count=[32] * 3)
+            k_tail = T.alloc_barrier(arrive_count=[32] * 1)
+            k_free = T.alloc_barrier(arrive_count=[256] * 3)
+            G_ready = T.alloc_barrier(arrive_count=[32] * 3)
+            q_ready = T.alloc_barrier(arrive_count=[32] * 3)
+            q_tail = T.alloc_barrier(arrive_count=[32] * 1)
+            q_free = T.alloc_barrier(arrive_count=[256] * 3)
+            v_ready = T.alloc_barrier(arrive_count=[32] * 3)
+            v_tail = T.alloc_barrier(arrive_count=[32] * 1)
+            mul_h_3_s_ready = T.alloc_barrier(arrive_count=[128] * 3)
+            Toff_h_ready = T.alloc_barrier(arrive_count=[64] * 3)
+            exp_G_s_ready = T.alloc_barrier(arrive_count=[128] * 3)
+            exp_G_s_free = T.alloc_barrier(arrive_count=[256] * 3)
+            o_h_s_ready = T.alloc_barrier(arrive_count=[256] * 1)
+            o_h_s_free = T.alloc_barrier(arrive_count=[32] * 1)
+            t.expect_swizzled(v)
+            t.expect_swizzled(mul_h_3_s)
+            t.expect_swizzled(mul_h_s)
+            t.expect_swizzled(o_h_s)
+            if clear_o != 0:
+                room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                low = T.alloc_var(T.int32, init=length)
+                high = T.alloc_var(T.int32, init=room)
+                for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):
+                    row = start - b * L + low + rest * C
+                    rows = high - low - rest * C
+                    for i, j in t.parallel(C, V):
+                        if i < rows:
+                            o_out[b, row + i, hv, j] = 0
+            tx = T.get_thread_binding()
+            if tx < 256:
+                T.set_max_nreg(192, 1)
+                for i, j in t.parallel(V, K):
+                    S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, j, i], 0)
+                for chunk in T.serial(T.ceildiv(length, C)):
+                    # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                    t.copy(S, S_h)
+                    T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)
+                    T.gemm(
+                        S_h,
+                        k[chunk % 3, :, :],
+                        k_S,
+                        transpose_B=True,
+                        clear_accum=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    T.barrier_wait(exp_G_s_ready[chunk % 3], chunk // 3 % 2)
+                    T.copy(exp_G_s[chunk % 3, :], exp_G_row)
+                    T.barrier_wait(v_ready[chunk % 3], chunk // 3 % 2)
+                    t.load_turned(v[chunk % 3, :, :], v_T, tx)
+                    for i, j in t.as_sums(V, C):
+                        sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                    for i, j in t.as_sums(V, C):
+                        sub_v_h[i, j] = sub_v[i, j]
+                    T.barrier_wait(Toff_h_ready[chunk % 3], chunk // 3 % 2)
+                    T.gemm(
+                        sub_v_h,
+                        mul_h_3_s[chunk % 3, :, :],
+                        sub_v,
+                        transpose_B=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    T.copy(mul_exp_5_s[chunk % 3, :], mul_exp_5_row)
+                    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                    for i, j in t.as_sums(V, C):
+                        mul_h_2[i, j] = mul_exp_5_row[j] * sub_v[i, j]
+                    for i, j in t.parallel(V, K):
+                        S[i, j] = exp_last_G_s[chunk % 3, 0] * S[i, j]
+                    T.gemm(mul_h_2, k[chunk % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                    T.barrier_arrive(k_free[chunk % 3])
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    T.gemm(
+                        S_h,
+                        q[chunk % 3, :, :],
+                        q_S,
+                        transpose_B=True,
+                        clear_accum=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    T.barrier_arrive(q_free[chunk % 3])
+                    for i, j in t.as_sums(V, C):
+                        delta_h[i, j] = sub_v[i, j]
+                    for i, j in t.as_sums(V, C):
+                        add_mul[i, j] = exp_G_row[j] * q_S[i, j]
+                    T.gemm(
+                        delta_h,
+                        mul_h_s[chunk % 3, :, :],
+                        add_mul,
+                        transpose_B=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    T.barrier_arrive(exp_G_s_free[chunk % 3])
+                    for i, j in t.as_sums(V, C):
+                        o_h[i, j] = scale * add_mul[i, j]
+                    T.barrier_wait(o_h_s_free[0], (chunk + 1) % 2)
+                    t.store_tile(o_h, o_h_s, tx, turned=True)
+                    T.fence_proxy_async()
+                    T.barrier_arrive(o_h_s_ready[0])
+                if has_final_state != 0:
+                    for i, j in t.parallel(V, K):
+                        final_state_out[n, hv, j, i] = S[i, j]
+            elif tx < 384:
+                T.set_max_nreg(80, 0)
+                for chunk in T.serial(T.ceildiv(length, C)):
+                    T.barrier_wait(G_ready[chunk % 3], chunk // 3 % 2)
+                    T.copy(G[chunk % 3, :], G_col)
+                    T.copy(G[chunk % 3, :], G_row)
+                    T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)
+                    # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+                    T.gemm(
+                        k[chunk % 3, :, :],
+                        k[chunk % 3, :, :],
+                        k_k,
+                        transpose_B=True,
+                        clear_accum=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    T.copy(beta[chunk % 3, :], beta_row)
+                    for i, j in t.as_sums(C, C):
+                        mul_D[i, j] = T.exp(
+                            T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
+                        ) * beta_row[j]
+                    # Tinv = unit_lower_inverse(A)
+                    for i, j in t.as_sums(C, C):
+                        mul_h_3[i, j] = k_k[i, j] * mul_D[i, j]
+                    t.store_tile(mul_h_3, mul_h_3_s[chunk % 3, :, :], tx - 256)
+                    T.barrier_arrive(mul_h_3_s_ready[chunk % 3])
+                    T.barrier_wait(q_ready[chunk % 3], chunk // 3 % 2)
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    T.wgmma_gemm(
+                        q[chunk % 3, :, :],
+                        k[chunk % 3, :, :],
+                        q_k,
+                        transpose_B=True,
+                        clear_accum=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    T.barrier_wait(exp_G_s_free[chunk % 3], (chunk // 3 + 1) % 2)
+                    # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                    for i in t.parallel(C):
+                        exp_G_s[chunk % 3, i] = T.exp(G[chunk % 3, i])
+                    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                    for i in t.parallel(1):
+                        exp_last_G_s[chunk % 3, i] = T.exp(G[chunk % 3, C - 1])
+                    for i in t.parallel(C):
+                        mul_exp_5_s[chunk % 3, i] = T.exp(G[chunk % 3, C - 1] - G[chunk % 3, i]) * beta[chunk % 3, i]
+                    T.wait_wgmma(0)
+                    T.warpgroup_fence_operand(q_k, num_regs=32)
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    for i, j in t.as_sums(C, C):
+                        mul_h[i, j] = q_k[i, j] * mul_D[i, j]
+                    t.store_tile(mul_h, mul_h_s[chunk % 3, :, :], tx - 256)
+                    T.fence_proxy_async()
+                    T.barrier_arrive(exp_G_s_ready[chunk % 3])
+            else:
+                T.set_max_nreg(48, 0)
+                if tx < 416:
+                    for chunk in T.serial(T.ceildiv(length, C)):
+                        row = start - b * L + chunk * C
+                        rows = length - chunk * C
+                        slot = start // C + n + chunk
+                        T.barrier_wait(k_free[chunk % 3], (chunk // 3 + 1) % 2)
+                        if rows >= C:
+                            T.tma_copy(k_in[b, row:row + C, h, 0:K], k[chunk % 3, :, :], barrier=k_ready[chunk % 3])
+                        else:
+                            T.tma_copy(k_in[b, row:row + C, h, 0:K], k[chunk % 3, :, :], barrier=k_tail[0])
+                            T.barrier_arrive(k_tail[0])
+                            T.barrier_wait(k_tail[0], 0)
+                            for i in T.serial(C - rows):
+                                for j in T.Parallel(K):
+                                    k[chunk % 3, rows + i, j] = 0
+                        T.fence_proxy_async()
+                        T.barrier_arrive(k_ready[chunk % 3])
+                        T.tma_copy(G_ws[slot, hv, 0:C], G[chunk % 3, :], barrier=G_ready[chunk % 3])
+                        T.tma_copy(beta_ws[slot, hv, 0:C], beta[chunk % 3, :], barrier=G_ready[chunk % 3])
+                        T.barrier_arrive(G_ready[chunk % 3])
+                        T.barrier_wait(q_free[chunk % 3], (chunk // 3 + 1) % 2)
+                        if rows >= C:
+                            T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 3, :, :], barrier=q_ready[chunk % 3])
+                        else:
+                            T.tma_copy(q_in[b, row:row + C, h, 0:K], q[chunk % 3, :, :], barrier=q_tail[0])
+                            T.barrier_arrive(q_tail[0])
+                            T.barrier_wait(q_tail[0], 0)
+                            for i in T.serial(C - rows):
+                                for j in T.Parallel(K):
+                                    q[chunk % 3, rows + i, j] = 0
+                        T.fence_proxy_async()
+                        T.barrier_arrive(q_ready[chunk % 3])
+                        if rows >= C:
+                            T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 3, :, :], barrier=v_ready[chunk % 3])
+                        else:
+                            T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[chunk % 3, :, :], barrier=v_tail[0])
+                            T.barrier_arrive(v_tail[0])
+                            T.barrier_wait(v_tail[0], 0)
+                            for i in T.serial(C - rows):
+                                for j in T.Parallel(V):
+                                    v[chunk % 3, rows + i, j] = 0
+                        T.barrier_arrive(v_ready[chunk % 3])
+                elif tx < 448:
+                    for chunk in T.serial(T.ceildiv(length, C)):
+                        row = start - b * L + chunk * C
+                        rows = length - chunk * C
+                        T.barrier_wait(o_h_s_ready[0], chunk % 2)
+                        if rows >= C:
+                            T.copy(o_h_s, o_out[b, row:row + C, hv, 0:V])
+                        else:
+                            for i in T.serial(rows):
+                                for j in T.Parallel(V):
+                                    o_out[b, row + i, hv, j] = o_h_s[i, j]
+                        T.barrier_arrive(o_h_s_free[0])
+                elif tx < 512:
+                    for chunk in T.serial(T.ceildiv(length, C)):
+                        T.barrier_wait(mul_h_3_s_ready[chunk % 3], chunk // 3 % 2)
+                        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                        t.diag_inverse(
+                            mul_h_3_s[chunk % 3, :, :],
+                            mul_h_3_s[chunk % 3, :, :],
+                            64,
+                            strict=True,
+                            thread=tx - 448,
+                            warp=chunk % 2,
+                        )
+                        T.fence_proxy_async()
+                        T.barrier_arrive(Toff_h_ready[chunk % 3])
+
+    return o_S_kernel
+
+
+# --- launching --------------------------------------------------------------------------------------------------------
+_KERNELS = {"G_beta": G_beta_kernel, "o_S": o_S_kernel}
+# every access is in bounds by itself
+_COMMON = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
+# warp groups wait for each other by themselves
+_GROUPS = {**_COMMON, "tl.disable_thread_storage_sync": True}
+_PASSES = {"G_beta": _COMMON, "o_S": _GROUPS}
+_compiling = threading.Lock()
+
+
+def library(name, arch):
+    """The file of a kernel that was compiled ahead for an architecture (gdn_codegen build --compile). It lies beside this
+    module, and its name says from which text and by what it was made."""
+    with open(__file__, "rb") as f:
+        made = hashlib.sha256(f.read() + f"{tilelang.__version__} {tvm_ffi.__version__} {platform.machine()}".encode())
+    return os.path.join(os.path.splitext(__file__)[0] + ".kernels", f"{name}_{arch}_{made.hexdigest()[:16]}.so")
+
+
+def _compiled(name, arch):
+    """The kernel, compiled by nvcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+    with _in_turn(name, arch):
+        return tilelang.compile(_KERNELS[name](_prelude(cpu=False)), target={"kind": "cuda", "arch": arch},
+                                pass_configs=_PASSES[name])
+
+
+@contextlib.contextmanager
+def _in_turn(name, arch):
+    """Of processes that start together one compiles, and the others find in TileLang's cache what it left there. Without such a
+    cache, or where no lock can be held, each compiles for itself."""
+    folder = os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
+    with contextlib.ExitStack() as held:
+        if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() not in ("1", "true", "yes", "on"):
+            with contextlib.suppress(ImportError, OSError):
+                import fcntl
+                os.makedirs(folder, exist_ok=True)
+                f = held.enter_context(open(os.path.join(folder, f".{os.path.basename(library(name, arch))}.lock"), "a"))
+                fcntl.flock(f, fcntl.LOCK_EX)  # a killed holder frees it
+        yield
+
+
+@functools.cache
+def _loaded(name, arch):
+    """What holds the compiled function: a library made ahead, an executable just made, or a module from TileLang's cache."""
+    ahead = library(name, arch)
+    if os.path.exists(ahead):
+        try:
+            return tilelang.tvm.runtime.load_module(ahead)
+        except Exception as e:
+            warnings.warn(f"{ahead} cannot be loaded, and is compiled anew: {e}", RuntimeWarning, stacklevel=2)
+    made = _compiled(name, arch).adapter.get_exportable_executable()
+    return made.jit() if hasattr(made, "jit") else made
+
+
+def _launcher(name, instances, sizes, ints, device):
+    """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
+    if device.type != "cuda":
+        _fail(INPUTS[0][0], f"device {device}", "a CUDA device (this module was built for sm_90a)")
+    fixed = (sizes[2], *ints)
+    with _compiling, torch.cuda.device(device):
+        run = _loaded(name, "sm_90a").main  # past TileLang's wrapper
+    if not sizes[1]:  # a copy of a tile describes the whole tensor, which has no empty dim
+        return lambda tensors, cu, scalars: run(*map(_with_rows, tensors), cu, *fixed, *scalars)
+
+    def launch(tensors, cu, scalars):
+        run(*tensors, cu, *fixed, *scalars)
+
+    launch.compiled = run, fixed
+    return launch
+
+
+def _with_rows(x):
+    """`x`, or one of the same kind that has tokens."""
+    return x if x.numel() or x.shape[0] == 0 else x.new_empty([max(1, d) for d in x.shape])
+
+
+# --- host: the same text in every generated module -------------------------------------------------------------------
+_FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_kept: dict[Any, torch.Tensor] = {}
+
+
+def _fail(argument: str, got: object, accepted: str) -> NoReturn:
+    raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
+
+
+# --- checks: each a ValueError that names the argument, what came, and what is accepted ------------------------------
+def _check_tensor(name: str, x: Any, dtype: str, number: bool) -> None:
+    """A tensor of `dtype`. number: one value a token or head, which is widened where the module takes float32."""
+    if not isinstance(x, torch.Tensor):
+        _fail(name, type(x).__name__, "a torch.Tensor")
+    if x.dtype != _FLOATS[dtype] and not (number and dtype == "float32" and x.dtype in _FLOATS.values()):
+        _fail(name, x.dtype, f"torch.{dtype} (this module was built for it)")
+
+
+def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[int, ...], str]],
+                  head_inputs: Sequence[tuple[str, float | None, str]], layout: str, compiled: Mapping[str, int],
+                  batched: int) -> tuple[int, int, int, int, torch.device]:
+    """B, T, H, HV and the device of a call's inputs.
+
+    given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV] or None for
+      each row of `head_inputs`. compiled: head counts that the kernels have, by name. batched: value heads of a key head that
+      one kernel instance takes.
+    """
+    seen: dict[str, int] = {}
+    device = getattr(given[0], "device", None)
+    for (name, heads, dims, dtype), x in zip(inputs, given, strict=False):
+        _check_tensor(name, x, dtype, not dims)
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
+        tokens, head = (1, 2) if layout == "bthd" else (2, 1)
+        if x.ndim != 3 + len(dims):
+            _fail(name, f"rank {x.ndim}", f"rank {3 + len(dims)}, layout {layout}")
+        if tuple(x.shape[3:]) != dims:
+            _fail(name, f"shape {tuple(x.shape)}", f"last dim {dims[0]} (this module was built for it)")
+        if compiled and x.shape[head] != compiled[heads]:
+            _fail(name, f"shape {tuple(x.shape)}", f"{heads} = {compiled[heads]} heads (this module was built for them)")
+        for key, size in (("B", x.shape[0]), ("T", x.shape[tokens]), (heads, x.shape[head])):
+            if seen.setdefault(key, size) != size:
+                _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
+    value_heads = seen.get("HV", seen.get("H", 0))
+    key_heads = seen.get("H", value_heads)
+    if min(key_heads, value_heads) < 1 or value_heads % key_heads:
+        _fail("heads", f"H = {key_heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
+    if value_heads // key_heads % batched:
+        _fail("heads", f"H = {key_heads}, HV = {value_heads}",
+              f"HV a multiple of {batched} H, for this module takes so many value heads together")
+    for (name, default, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
+        if x is None and default is not None:
+            continue
+        _check_tensor(name, x, dtype, True)
+        if tuple(x.shape) != (value_heads,):
+            _fail(name, f"shape {tuple(x.shape)}", f"shape ({value_heads},), one number a value head")
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
+    return seen["B"], seen["T"], key_heads, value_heads, given[0].device
+
+
+def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """How many sequences cu_seqlens packs."""
+    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        _fail("cu_seqlens", getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__), "an int32 or int64 tensor")
+    if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
+        _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
+    if cu_seqlens.device != device:
+        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    if batch != 1:
+        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1: packed sequences")
+    return cu_seqlens.numel() - 1
+
+
+def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
+    """The values of cu_seqlens. On a GPU this waits for it."""
+    ends = cu_seqlens.tolist()
+    if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in itertools.pairwise(ends)):
+        _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
+              f"values that start at 0, never fall and end at most at T = {tokens}")
+
+
+def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
+                 written: bool = False) -> None:
+    """A state [N, HV, ...] or a pool of them. written: the call writes to it, so that no element may lie in two places."""
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    if x.dtype not in dtypes:
+        _fail(name, x.dtype, ", ".join(map(str, dtypes)))
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+    if written and not _is_apart(x):
+        _fail(name, f"strides {x.stride()}", "no element in two places")
+
+
+def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
+    """Elements from slot to slot of a pool [slots, *tile]. Slots may lie apart; each is dense and aligned to 16 bytes."""
+    if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
+              f"shape [slots, {', '.join(map(str, tile))}]")
+    _check_state(name, x, tuple(x.shape), device, (dtype,))
+    dense, size = _dense(tile), math.prod(tile)
+    inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
+    stride = size if x.shape[0] < 2 else x.stride(0)
+    if inner != dense or stride < size or stride * x.element_size() % 16:
+        _fail(name, f"strides {x.stride()}", f"strides (n, {', '.join(map(str, dense))}), n at least {size} and "
+                                             "n elements a multiple of 16 bytes")
+    return stride
+
+
+def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
+    """The slots of a pool: a number a sequence."""
+    if not isinstance(indices, torch.Tensor) or indices.dtype not in (torch.int32, torch.int64):
+        _fail("state_indices", getattr(indices, "dtype", type(indices).__name__), "an int32 or int64 tensor")
+    if tuple(indices.shape) != (sequences,):
+        _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), a slot a sequence")
+    if indices.device != device:
+        _fail("state_indices", f"device {indices.device}", f"device {device}")
+
+
+def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
+    """The values of state_indices. On a GPU this waits for it. written: whether final states go to these slots; sequences run
+    side by side, so two of them would race for one. States that are only read may be shared."""
+    seen = indices.tolist()
+    if any(not -1 <= i < slots for i in seen):
+        _fail("state_indices", seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
+              f"slots from 0 to {slots - 1}, or -1 for a sequence to be left out")
+    owner: dict[int, int] = {}
+    for n, i in enumerate(seen):
+        if written and i >= 0 and owner.setdefault(i, n) != n:
+            _fail("state_indices", f"slot {i} for sequences {owner[i]} and {n}",
+                  "a slot of its own for each sequence whose state is written, or -1 for one to be left out")
+
+
+def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """A caller's memory for an output."""
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    if x.dtype != dtype or x.device != device:
+        _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
+    if x.stride(-1) != 1 or not _is_apart(x):
+        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and no element in two places")
+
+
+def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int, ...], Any]], device: torch.device,
+                   dtype: torch.dtype) -> list[bool]:
+    """Callers' memory for what has these names and shapes; for each, whether it can be used as it is."""
+    for x, (name, shape, _) in zip(buffers, shapes, strict=True):
+        if x is not None:
+            _check_state(name, x, shape, device, (dtype,), written=True)
+    return [x is None or _is_plain(x, dtype) for x in buffers]
+
+
+# --- where a tensor lies ---------------------------------------------------------------------------------------------
+def _is_apart(x: torch.Tensor) -> bool:
+    """Whether no element of `x` is in two places: each dim steps over all that the finer ones reach."""
+    reach = 1
+    for far, n in sorted((far, n) for far, n in zip(x.stride(), x.shape, strict=True) if n > 1):
+        if far < reach:
+            return x.numel() == 0
+        reach += far * (n - 1)
+    return True
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of what torch makes in this shape."""
+    out, far = [], 1
+    for n in reversed(shape):
+        out.append(far)
+        far *= n or 1
+    return tuple(reversed(out))
+
+
+def _is_plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether `x` has this dtype and the strides of its shape."""
+    return x.dtype == dtype and x.stride() == _dense(x.shape)
+
+
+def _plain(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` in `dtype`, contiguous, aligned to 16 bytes and with the strides of its shape: torch does not normalise those of
+    size 1."""
+    x = x.to(dtype).contiguous()
+    return (x.clone() if x.data_ptr() % 16 else x).view(-1).view(x.shape)
+
+
+def _flat(name: str, x: torch.Tensor) -> torch.Tensor:
+    """A pool as kernels take it: its elements from the first to the last, gaps between slots too."""
+    if x.data_ptr() % 16:
+        _fail(name, f"an address of {x.data_ptr() % 16} past a multiple of 16 bytes", "memory aligned to 16 bytes")
+    slots, each = x.shape[0], math.prod(x.shape[1:])
+    return x.as_strided((min(slots, 1) * ((slots - 1) * x.stride(0) + each),), (1,))
+
+
+def _steps(strides: Sequence[int], layout: str) -> tuple[int, ...]:
+    """Elements from batch to batch, token to token, head to head."""
+    return strides[0], *(strides[1:3] if layout == "bthd" else strides[2:0:-1])
+
+
+def _is_elsewhere(device: torch.device) -> bool:
+    """Whether the current CUDA device is another."""
+    return device.type == "cuda" and torch._C._cuda_getDevice() != device.index
+
+
+# --- what stands for a tensor ----------------------------------------------------------------------------------------
+#: A tensor with the kind of another. From its kin, a number that looks like it, this takes half the time of `torch.empty`.
+_new = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+
+
+@functools.lru_cache(maxsize=256)
+def _made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor for calls to share, in inference mode or not: kernels write nothing to it."""
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _kin(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A number expanded to a shape: what `_new` makes a tensor like."""
+    return _made((1,), dtype, device).expand(shape)
+
+
+def _stream(device: torch.device) -> Any:
+    """The current stream, by its address where torch gives that: the object costs 4 us."""
+    address = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return address(device.index) if address else torch.cuda.current_stream(device)
+
+
+def _filled(make: Callable[..., torch.Tensor], *about: Any) -> torch.Tensor:
+    """What make(*about) gives, the last of which is the device, for calls to share. It serves the stream that filled it; a graph
+    has its own, filled whenever it runs."""
+    cuda = about[-1].type == "cuda"
+    key = (make, *about, _stream(about[-1]) if cuda else None)
+    kept = not (cuda and torch.cuda.is_current_stream_capturing())
+    x = _kept.get(key) if kept else None
+    if x is None:
+        x = make(*about)
+        if kept:
+            if len(_kept) >= 64:
+                _kept.clear()
+            _kept[key] = x
+    return x
+
+
+def _equal_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """Where rows of equal length end: int32 [batch + 1]."""
+    if not tokens:
+        return torch.zeros(batch + 1, dtype=torch.int32, device=device)
+    return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
+
+
+def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full(shape, value, dtype=dtype, device=device)
+
+
+def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Takes these of a call's tensors. `itemgetter`, which is faster, gives a single one bare."""
+    return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)
+
+
+#: A call's tensors, in this order; slices of those that it returns.
+TENSORS = tuple(row[0] for row in (*INPUTS, *INITIAL, *FINAL, *OUTPUTS, *WORKSPACES))
+_FINAL = slice(len(INPUTS) + len(INITIAL), len(INPUTS) + len(INITIAL) + len(FINAL))
+_OUTPUTS = slice(_FINAL.stop, _FINAL.stop + len(OUTPUTS))
+_STATE = _FLOATS["float32"]
+_LARGEST = torch.finfo(torch.float32).max
+_plans = {}
+
+
+def workspace_bytes(tokens, sequences, value_heads):
+    """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences."""
+    slots = tokens // CHUNK + sequences
+    return sum(slots * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for _, dims, dtype in WORKSPACES)
+
+
+def _kind(x):
+    return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else type(x)
+
+
+def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, every=0):
+    """Check a call's arguments: INPUTS, INITIAL, where OUTPUTS go, and FINAL; whether final states
+    are wanted, slots of a pool, chunks from checkpoint to checkpoint. Returns a function that does the call for all tensors of
+    these shapes, strides, dtypes and this device, and gives its TENSORS."""
+    batch, tokens, heads, value_heads, device = _check_inputs(given, INPUTS, HEAD_INPUTS, LAYOUT, HEADS, HEADS_TOGETHER)
+    sequences = batch if cu_seqlens is None else _check_sequences(cu_seqlens, batch, device)
+    slots = batch * tokens // CHUNK + sequences
+    # what stands for an absent tensor, whether one goes as it is and its alignment then, its dtype
+    expected = []
+    for (*_, dtype), x in zip(INPUTS, given):
+        expected.append((None, _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
+    for (name, dims), x in zip(INITIAL, states):
+        if x is not None:
+            _check_state(name, x, (sequences, value_heads, *dims), device, tuple(_FLOATS.values()))
+        absent = _made((0, value_heads, *dims), _STATE, device)
+        expected.append((absent, x is None or _is_plain(x, _STATE), 16, _STATE))
+    rows = (batch, tokens, value_heads) if LAYOUT == "bthd" else (batch, value_heads, tokens)
+    # name, shape, what stands for one that nobody wants
+    lent = [(name, (sequences, value_heads, *dims), None) for name, dims in FINAL]
+    if not wanted:
+        lent = [(name, shape, _made((0, *shape[1:]), _STATE, device)) for name, shape, _ in lent]
+    as_they_are = _check_buffers(buffers, lent, device, _STATE)
+    made = [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in OUTPUTS]
+    fits = []  # whether a caller's buffer for an output takes it as it is
+    for (name, dims, _), x, (shape, dtype) in zip(OUTPUTS, outs, made):
+        if x is not None:
+            _check_out("out" if len(OUTPUTS) == 1 else f"out_{name}", x, shape, dtype, device)
+        fits.append(x is not None and _is_plain(x, dtype))
+    made += [((slots, value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in WORKSPACES]
+    kin = [_kin(shape, dtype, device) for shape, dtype in made]
+    state_kin = [(absent, _kin(shape, _STATE, device)) for _, shape, absent in lent]
+    sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
+    ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
+    ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
+    # rows that no sequence covers are zero in what is made here
+    clears = cu_seqlens is not None
+    ints.update({f"clear_{name}": int(clears and x is None) for (name, *_), x in zip(OUTPUTS, outs)})
+    launches = []
+    for name, grid, blocks, tensors, scalars in KERNELS:
+        instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
+        if instances:
+            launch = _launcher(name, instances, sizes, [ints[x] for x in INTS[name]], device)
+            numbers = [list(SCALARS).index(n) for n in scalars]
+            launches.append((launch, [TENSORS.index(t) for t in tensors], numbers))
+    # callers' memory for results, and whether what kernels wrote is elsewhere
+    unwanted = [absent for absent, _ in state_kin] if all(absent is not None for absent, _ in state_kin) else None
+    any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
+    moved = lends
+    check_ends = cu_seqlens is not None and (CHECK or device.type == "cpu")
+    ends_are_plain = cu_seqlens is not None and _is_plain(cu_seqlens, torch.int32)
+
+    picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in launches]
+
+    def call(given, numbers, states, outs, cu_seqlens, buffers, indices=None):
+        if _is_elsewhere(device):
+            with torch.cuda.device(device):
+                return call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+        if check_ends:
+            _check_ends(cu_seqlens, tokens)
+        memory = [absent if x is None else x if plain and x.data_ptr() % aligned == 0 else _plain(x, dtype)
+                  for x, (absent, plain, aligned, dtype) in zip((*given, *states), expected)]
+        held = unwanted or [x if x is not None else _new(like) if absent is None else absent for x, (absent, like) in zip(buffers, state_kin)]
+        memory += [x if plain and x.data_ptr() % 16 == 0 else _plain(x, _STATE)
+                   for x, plain in zip(held, as_they_are)] if lends else held
+        memory += map(_new, kin)
+        if POISON:
+            for x, buffer in itertools.zip_longest(memory[_FINAL.start:], buffers):
+                if buffer is None:
+                    x.fill_(float("nan"))
+        if any_out:
+            copied = []
+            for i, (x, fit) in enumerate(zip(outs, fits), _OUTPUTS.start):
+                if x is not None:
+                    memory[i] = x if fit and x.data_ptr() % 16 == 0 else _plain(x, x.dtype)
+                    copied += [(i, x)] * (memory[i] is not x)
+        if cu_seqlens is None:
+            ends = _filled(_equal_rows, batch, tokens, device)
+        else:
+            ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
+        for launch, tensors, used in picked:
+            launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
+        if any_out:
+            for i, x in copied:
+                if memory[i].data_ptr() != x.data_ptr():
+                    x.copy_(memory[i])
+                memory[i] = x
+        if moved:
+            for n, x in enumerate(held, _FINAL.start):
+                if memory[n].data_ptr() != x.data_ptr():
+                    x.copy_(memory[n])
+                memory[n] = x
+        return memory
+
+    call.pieces = None
+    as_it_is = all(plain for _, plain, *_ in expected) and all(as_they_are) and all(x is None or fit for x, fit in zip(outs, fits))
+    if as_it_is and not (check_ends or cu_seqlens is not None and not ends_are_plain):
+        # for callers that launch by themselves. Of each of TENSORS: its place among (*given, *states, *outs, *buffers, indices)
+        # and its shape in kernels, or what stands for it, or what it is made like. Then launches, and what gives ends of rows
+        first_out = len(given) + len(states)
+        first_buffer = first_out + len(outs)
+        of = [("given", n, tuple(x.shape)) if x is not None else ("fixed", absent)
+              for n, (x, (absent, *_)) in enumerate(zip((*given, *states), expected))]
+        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like) if absent is None else ("fixed", absent)
+               for n, (x, (absent, like)) in enumerate(zip(buffers, state_kin), first_buffer)]
+        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like) for n, (x, like) in enumerate(zip(outs, kin), first_out)]
+        of += [("workspace", like) for like in kin[len(outs):]]
+        call.pieces = of, launches, functools.partial(_filled, _equal_rows, batch, tokens, device)
+    return call
+
+
+def _run(given, numbers, states, outs, cu_seqlens, buffers, wanted, indices=None, every=0):
+    """Launch every kernel; a call's TENSORS. What does not depend on values is checked and worked out once."""
+    key = (*map(_kind, given), *map(_kind, states), *map(_kind, outs), _kind(cu_seqlens), *map(_kind, buffers), wanted, _kind(indices), every)
+    call = _plans.get(key)
+    if call is None:
+        call = prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+        if len(_plans) >= 256:
+            _plans.clear()
+        _plans[key] = call
+    return call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+
+def numbers_of(given):
+    """Of SCALARS, their values where None is given."""
+    for name, x in zip(SCALARS, given):
+        if x is not None and (isinstance(x, bool) or not isinstance(x, (int, float))):
+            _fail(name, type(x).__name__, "a number, or None")
+        if x is not None and not abs(x) <= _LARGEST:
+            _fail(name, x, "a number that float32 holds")
+    return tuple(default if x is None else float(x) for x, default in zip(given, SCALARS.values()))
+
+
+def results(memory, wanted):
+    """What a call returns, of its TENSORS."""
+    return (*memory[_OUTPUTS], *(memory[_FINAL] if wanted else (None,) * len(FINAL)))
+
+
+def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, final_state=None, out=None):
+    """Token t: S <- exp(g) S; u = beta (v - S^T k); S <- S + k u^T; o = scale S^T q.
+
+    Shapes, layout bthd: q [B, T, H, 128] float16, k [B, T, H, 128] float16, v [B, T, HV, 128] float16, g [B, T, HV] float32, beta [B, T, HV] float32.
+    initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
+    final_state: [N, HV, 128, 128] float32, to be written to.
+    cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
+    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is made
+        here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks at
+        that, this module does not.
+    Returns (o, final state or None). CUDA tensors only: built for sm_90a. ValueError on bad input.
+    """
+    if torch.is_grad_enabled():
+        for _name, _x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("initial_state", initial_state), ):  # no page's names
+            if getattr(_x, "requires_grad", False):
+                _fail(_name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+    numbers = numbers_of((scale,))
+    if output_final_state is not True and output_final_state is not False:
+        _fail("output_final_state", repr(output_final_state), "True or False")
+    wanted = output_final_state or final_state is not None
+    memory = _run((q, k, v, g, beta), numbers, (initial_state,), (out,), cu_seqlens,
+                  (final_state,), wanted)
+    return results(memory, wanted)
+
+
+# --- check: the kernels beside the page --------------------------------------------------------------------------------
+def _page(_inputs, _states, _numbers):
+    q, k, v, g, beta = _inputs
+    S, = _states
+    scale, = _numbers
+    # G = cumsum(g)
+    G = g.cumsum(-1)
+    # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    G_col = G[..., :, None]
+    G_row = G[..., None, :]
+    sub_G_col = G_col - G_row
+    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
+    D = torch.exp(lower_sub)
+    # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+    beta_col = beta[..., :, None]
+    k_k = k @ k.mT
+    mul_beta = beta_col * k_k
+    mul_mul = mul_beta * D
+    A = mul_mul.tril(-1)
+    # Tinv = unit_lower_inverse(A)
+    Tinv = _unit_lower_inverse(A)
+    # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+    exp_G = torch.exp(G)
+    exp_G_col = exp_G[..., :, None]
+    k_S = k @ S
+    mul_exp = exp_G_col * k_S
+    sub_v = v - mul_exp
+    mul_beta_2 = beta_col * sub_v
+    U = Tinv @ mul_beta_2
+    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+    q_S = q @ S
+    mul_exp_2 = exp_G_col * q_S
+    q_k = q @ k.mT
+    mul_q_k = q_k * D
+    mul_U = mul_q_k @ U
+    add_mul = mul_exp_2 + mul_U
+    o = scale[..., None, None] * add_mul
+    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+    last_G = G[..., -1]
+    exp_last_G = torch.exp(last_G)
+    mul_exp_3 = exp_last_G[..., None, None] * S
+    sub_last_G = last_G[..., None] - G
+    exp_sub = torch.exp(sub_last_G)
+    exp_sub_col = exp_sub[..., :, None]
+    mul_exp_4 = exp_sub_col * U
+    k_mul = k.mT @ mul_exp_4
+    S_next = mul_exp_3 + k_mul
+    return o, S_next
+
+
+def _unit_lower_inverse(x: Any) -> Any:
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
+    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+
+
+class Check:
+    """A module's kernels beside its page in float64, on a small problem that exercises them: sequences of one token, of a chunk,
+    of none, and of more chunks than are under way at once, with a tail; a token that comes again and again; heads that forget
+    nothing, little and much; initial states; in parts, where the build has them, some that begin early and some that need all
+    before them summed up.
+    """
+
+    DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+    #: RMSE over RMS that roundings may come to, by dtype, of a head in a sequence.
+    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    #: The same where products of float32 pass a GPU's matrix units, which drop 13 bits of each operand (tf32).
+    ACCEPTED_TF32 = 3e-2
+    #: What memory holds that no call may write.
+    MARK = 7.0
+    #: Tokens that the page takes at once here: a divisor of all chunks.
+    STEP = 16
+    #: How much a token forgets at the mean, by value head: much, nothing, hardly anything, something.
+    RATES = (2.0, 0.0, 0.02, 0.3)
+    #: What the repeated token has of inputs between 0 and 1, as beta: the larger, the harder to invert.
+    ALIKE = 1 - 2 ** -8
+    #: Elements before and after what kernels read and write.
+    GUARD = 1 << 16
+    #: Instances on a GPU, by copies of the problem: enough to fill it.
+    INSTANCES = 512
+
+    def __init__(self, about: Any, page: Any, space: Any) -> None:
+        """about: facts of the module beside its tables; page: its page in torch; space: the module's names."""
+        self.about, self.page, self.space = about, page, space
+        self.done: Any = set()
+        self.lock = threading.RLock()
+
+    def __call__(self, device: Any = None, heads: Any = None) -> Any:
+        """Run the kernels and compare: (error, accepted) by output, RMSE over RMS. RuntimeError where one is off. heads: H and
+        HV, where kernels are compiled for them."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        with self.lock:
+            found = self.errors(device, heads)
+            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
+                     if not error <= accepted]
+            if wrong:
+                self.done.discard((device, heads or self.heads()))
+                raise RuntimeError(f"{self.about['name']} gives wrong results on {device}: {', '.join(wrong)}")
+        return found
+
+    def once(self, device: Any, heads: Any) -> None:
+        """`__call__`, unless these head counts have been tried on the device, or nothing is to be tried."""
+        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
+            return
+        with self.lock:  # others wait for the verdict; what runs within `errors` finds itself done
+            if (device, heads) in self.done:
+                return
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{self.about['name']}: call this once before a graph is captured, to try its kernels")
+            self(device, heads)
+
+    def heads(self) -> Any:
+        """H and HV to try where nobody says: two value heads a key head, or as many as a kernel takes together."""
+        if self.about["heads"]:
+            return self.about["heads"]
+        return (2, 2 * max(2, self.about["lanes"])) if {"H", "HV"} <= {row[1] for row in self.about["inputs"]} else (2, 2)
+
+    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
+        """(error, accepted) by output, the worst of `calls`: whether sequences are packed, states given, final ones wanted."""
+        heads = heads or self.heads()
+        found: Any = {}
+        in_parts = "PART_CHUNKS" in self.space
+        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.done.add((device, heads))  # launches below ask
+            before = {n: self.space[n] for n in ("POISON", *["PART_CHUNKS"] * in_parts)}
+            try:
+                self.space["POISON"] = True
+                for chunks in parts:
+                    for call in calls:
+                        if in_parts:  # so short that there are enough of them
+                            self.space["PART_CHUNKS"] = chunks
+                            self.space["_span"].cache_clear()
+                        for n, (error, accepted) in self.compared(device, heads, *call).items():
+                            known = found.get(n, (0.0, accepted))[0]
+                            found[n] = (known if known > error or math.isnan(known) else error), accepted
+                        self.space["_plans"].clear()
+            except BaseException:
+                self.done.discard((device, heads))
+                raise
+            finally:
+                self.space.update(before)
+                self.space["_plans"].clear()
+                if in_parts:
+                    self.space["_span"].cache_clear()
+        return found
+
+    # --- the problem --------------------------------------------------------------------------------------------------
+    def lengths(self, packed: bool) -> Any:
+        """Tokens of sequences. Packed: the third is the one that a pool leaves out."""
+        chunk = self.about["chunk"]
+        if not packed:
+            return [chunk + 3] * 2
+        return [1, chunk, chunk // 2 - 1, 0, self.about["chunks"] * chunk + chunk // 2 + 3]
+
+    def drawn(self, lengths: Any, heads: Any) -> Any:
+        """Inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] as callers have them, by name, on the CPU."""
+        about, gen, total, out = self.about, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
+        count = dict(zip(("H", "HV"), heads, strict=True))
+        rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
+        alike = total - lengths[-1] + about["chunk"] - self.STEP // 2  # a token that is repeated from the first chunk's end on
+        for name, of, dims, dtype in about["inputs"]:
+            x, form = torch.randn(total, count[of], *dims, generator=gen, **on_cpu), about["forms"].get(name, "")
+            if form in ("raw", "sigmoid", "twice_sigmoid"):
+                x = 2 * x
+            elif dims and of == "H" and form != "l2norm":
+                x = x / x.norm(dim=-1, keepdim=True)
+            elif not dims:
+                x = torch.rand(total, count[of], generator=gen, **on_cpu)
+                if name in about["decays"]:
+                    x = -2 * x * rate[:count[of]]
+                    x = torch.exp(x) if form == "linear" else x
+            if not (dims or form == "raw" or name in about["decays"]):
+                share = self.ALIKE / (2 if form == "twice_sigmoid" else 1)
+                x[alike] = math.log(share / (1 - share)) if "sigmoid" in form else share
+            x[alike:alike + about["chunk"]] = x[alike:alike + 1].clone()
+            out[name] = x.to(self.DTYPES[dtype])
+        for name, _, dtype in about["head_inputs"]:
+            x = torch.log(rate.clamp_min(1e-6)) if name == "A_log" else torch.randn(heads[1], generator=gen, **on_cpu) / 2
+            out[name] = x.to(self.DTYPES[dtype])
+        for name, dims in about["initial"]:
+            x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
+            out[name] = x.to(self.DTYPES[about["state_dtype"]])
+        return out
+
+    def read(self, name: str, x: Any) -> Any:
+        """What the page reads of an input, in float64."""
+        form, y = self.about["forms"].get(name, ""), x[name].double()
+        if form == "l2norm":
+            return y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6)
+        if form == "linear":
+            return torch.log(y)
+        if form == "raw":
+            y = y + x["dt_bias"].double()
+            return -torch.exp(x["A_log"].double()) * torch.logaddexp(y, torch.zeros_like(y))
+        if form in ("sigmoid", "twice_sigmoid"):
+            return {"sigmoid": 1, "twice_sigmoid": 2}[form] * torch.sigmoid(y)
+        return y
+
+    def turned(self, state: Any, dims: Any) -> Any:
+        """States of callers as the page has them."""
+        return state.mT if self.about["state"] == "vk" and len(dims) == 2 else state
+
+    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
+        """What the page makes of it, in float64: outputs [T, HV, ...], states [N, HV, ...], those after chunks [HV, ...] by
+        sequence and chunk; a list of each."""
+        about = self.about
+        share = {"H": heads[1] // heads[0], "HV": 1}
+        inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in about["inputs"]]
+        numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in about["scalars"].values()]
+        initial = [self.turned(x[n].double(), dims) * given for n, dims in about["initial"]]
+        count, start = len(about["outputs"]), 0
+        outs: Any = [[] for _ in range(count)]
+        finals: Any = [[] for _ in initial]
+        after: Any = [{} for _ in initial]
+        for n, length in enumerate(lengths):
+            states = [s[n] for s in initial]
+            for t in range(0, length, self.STEP):
+                rows = slice(start + t, start + min(t + self.STEP, length))
+                results = self.page([y[:, rows] for y in inputs], states, numbers)
+                states = results[count:]
+                for kept, y in zip(outs, results[:count], strict=True):
+                    kept.append(y.transpose(0, 1))
+                whole = (t + self.STEP) // about["chunk"]
+                if t + self.STEP <= length and (t + self.STEP) % about["chunk"] == 0:
+                    for by_chunk, s in zip(after, states, strict=True):
+                        by_chunk[n, whole - 1] = s
+            for kept, s in zip(finals, states, strict=True):
+                kept.append(s)
+            start += length
+        return [torch.cat(y) for y in outs], [torch.stack(s) for s in finals], after
+
+    # --- the call -----------------------------------------------------------------------------------------------------
+    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
+        """Memory of a shape, like `x`, between stretches of memory that kernels have no business in."""
+        size = math.prod(shape)
+        return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
+
+    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
+        """[T, heads, ...] as the module takes it: in its layout, and where kernels go by strides with gaps between heads."""
+        x = x.unflatten(0, (rows, -1))
+        x = x if self.about["layout"] == "bthd" else x.transpose(1, 2)
+        shape = (*x.shape[:2], x.shape[2] + self.about["strided"], *x.shape[3:])
+        return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
+
+    def pool(self, x: Any, slots: Any) -> Any:
+        """Slots that lie apart, with some that are no sequence's."""
+        size = x[0].numel()
+        pool = x.new_full((len(slots) + 2, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool[slots] = x
+        return pool
+
+    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
+        """The call's arguments, and the slots that states lie in. Rows past the last sequence hold no numbers."""
+        about, (packed, given, wanted) = self.about, call
+        rows, spare = (1, about["chunk"]) if packed else (len(lengths), 0)
+        slots: Any = None
+        several = sum(lengths) // x[about["inputs"][0][0]].shape[0]
+        said: Any = {"output_final_state": wanted} if about["final"] or about["in_place"] else {}
+        said.update({n: 1.0 for n, default in about["scalars"].items() if default is None})
+        for name, *_ in about["inputs"]:
+            y = x[name].to(device)
+            beyond = y.new_full((spare, *y.shape[1:]), math.nan)
+            said[name] = self.placed(torch.cat([y] * several + [beyond]), rows)
+        for name, *_ in about["head_inputs"]:
+            said[name] = x[name].to(device)
+        for name, (_, dims, dtype) in zip(about["outs"], about["outputs"], strict=True):
+            shape = (sum(lengths) + spare, heads[1], *dims)
+            said[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+        if packed:
+            said["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+        for name, _ in about["initial"] if given else ():
+            y = torch.cat([x[name].to(device)] * several)
+            said[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
+        if about["pool"]:
+            slots = torch.arange(len(lengths), 0, -1, device="cpu")
+            said.update({name: self.pool(said[name], slots) for name, _ in about["initial"]})
+            said["state_indices"] = torch.tensor([-1 if self.left_out(n) else int(i) for n, i in enumerate(slots)],
+                                                 dtype=torch.int32, device="cpu").to(device)
+        for (name, dims), (initial, _) in zip(about["final"], about["initial"], strict=True) if wanted and about["final"] else ():
+            y = x[initial].to(device)
+            said[name] = (torch.full_like(said[initial], self.MARK) if about["pool"] else
+                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
+        return said, slots
+
+    def left_out(self, n: int) -> bool:
+        """Whether a pool leaves this sequence out."""
+        return self.about["pool"] and n % 5 == 2
+
+    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
+        """(error, accepted) by output of one call."""
+        about, once = self.about, self.lengths(packed)
+        given, wanted = given or about["pool"] or about["in_place"], wanted or about["in_place"]
+        several = 1 if device.type == "cpu" else 1 + self.INSTANCES // (len(once) * heads[1])
+        x, lengths = self.drawn(once, heads), once * several
+        outs, finals, after = self.expected(x, once, heads, given)
+        said, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
+        mine = [n for n in range(len(lengths)) if not self.left_out(n)]
+        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        written = torch.zeros(starts[-1] + packed * about["chunk"], dtype=torch.bool, device="cpu")
+        for n in mine:
+            written[starts[n]:starts[n + 1]] = True
+        lent = {n: (whole(said[n]), whole(said[n]).clone()) for n in self.lent(said)}
+        results = self.space[about["function"]](**said)
+
+        found, accepted = {}, self.ACCEPTED[about["dtype"]]
+        if about["tf32"] and device.type == "cuda":
+            accepted = self.ACCEPTED_TF32
+        first = [sum(once[:n]) for n in range(len(once))]
+        for (name, *_), got, want in zip(about["outputs"], results[:len(outs)], outs, strict=True):
+            rows = got if about["layout"] == "bthd" else got.transpose(1, 2)
+            rows = rows.flatten(0, 1).cpu()
+            found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in mine
+                                 if lengths[n]]), accepted
+        accepted = max(accepted, self.ACCEPTED[about["state_dtype"]])
+        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
+        for (name, dims), got, want in zip(about["initial"], states, finals, strict=True):
+            if got is not None:
+                got = self.turned(got.cpu() if slots is None else got.cpu()[slots], dims)
+                each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
+                found[name.replace("initial", "final")] = worst(each), accepted
+        for (name, dims), got, want in zip(about["checkpoints"], at_chunks, after, strict=False):
+            got = self.turned(got.cpu(), dims)
+            found[name] = worst([off(got[starts[n] // about["chunk"] + i][None], want[n % len(once), i][None])
+                                 for n in mine for i in range(lengths[n] // about["chunk"])]), accepted
+        for name, (now, before) in lent.items():
+            own = torch.zeros(now.shape, dtype=torch.bool, device=device).as_strided(
+                said[name].shape, said[name].stride(), said[name].storage_offset())
+            if name in about["outs"]:
+                own = own if about["layout"] == "bthd" else own.transpose(1, 2)
+                own[written.view(own.shape[:2]).to(device)] = True
+            else:
+                own[mine if slots is None else slots[mine].to(device)] = True
+            found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
+        return found
+
+    def lent(self, said: Any) -> Any:
+        """Names of the arguments that kernels write to. They hold more than that."""
+        states = [n for n, _ in (self.about["initial"] if self.about["in_place"] else self.about["final"])]
+        return [n for n in (*self.about["outs"], *states) if n in said]
+
+
+def whole(x: Any) -> Any:
+    """All of the memory that a tensor lies in."""
+    return x.new_empty(0).set_(x.untyped_storage())
+
+
+def off(got: Any, want: Any) -> Any:
+    """RMSE over RMS of the worst head, of [tokens, heads, ...]."""
+    got = got.double()
+    error, size = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want))
+    return (error / size.clamp_min(1e-30)).sqrt().max()
+
+
+def worst(errors: Any) -> float:
+    """The largest, NaN where there is one."""
+    return float(torch.stack(errors).max()) if errors else 0.0
+
+#: Of a device, and of H and HV where kernels are compiled for them: RuntimeError if the kernels are off on a small problem.
+check = Check({
+    "name": "gdn_c64_bthd_fused_walk_sm90a", "function": "chunk_gated_delta_rule", "chunk": CHUNK, "layout": LAYOUT, "dtype": "float16",
+    "inputs": INPUTS, "head_inputs": (), "outputs": OUTPUTS, "initial": INITIAL, "final": FINAL,
+    "checkpoints": (), "scalars": SCALARS, "outs": ["out"],
+    "forms": {}, "decays": ["g"],
+    "state": "kv", "state_dtype": "float32", "pool": False, "in_place": False, "strided": False, "tf32": False,
+    # value heads that a kernel takes together, head counts compiled in, chunks of the longest sequence
+    "lanes": 1, "heads": None, "chunks": 4}, _page, globals())
