@@ -36,6 +36,8 @@ Result = dict[str, Any]
 #: Of refusals: our form, and what a Triton that miscompiles kernels is refused with.
 FORM = re.compile(r"[\w.\[\]]+: got .*; accepted: ", re.DOTALL)
 MISCOMPILED = "miscompiles this module's kernels"
+#: A worker that gets this signal says where it is. LLVM takes SIGUSR1 and SIGUSR2 for itself.
+ASKED = signal.SIGWINCH
 #: Functions in which a process compiles, as a trace names them.
 COMPILES = re.compile(r" in (_compiled|_do_compile|compile|make_\w+)$", re.MULTILINE)
 #: Where keys are alike a call may be off by so many times what a chunked form with an exact inverse is, and by so much at most.
@@ -114,7 +116,7 @@ def serve(ways: Callable[[str], dict[str, Way]], device: str) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)
-    faulthandler.register(signal.SIGUSR1, sys.stderr)  # where it is, for whoever waits too long
+    faulthandler.register(ASKED, sys.stderr)
     for line in sys.stdin:
         job = json.loads(line)
         result = called(job["target"], job["row"], ways(job["target"])[job["row"]["schedule"]], job["seed"], device)
@@ -168,7 +170,7 @@ class Pool:
     def _late(self, w: Worker) -> tuple[str, str]:
         """Status and reason of a job that takes too long, by where its process is."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(w.process.pid, signal.SIGUSR1)
+            os.kill(w.process.pid, ASKED)
             time.sleep(0.3)
         why = f"no answer in {self.limit:.0f} s"
         return ("slow", f"too slow to compile: {why}") if COMPILES.search(w.log.read_text(errors="replace")) else ("error", why)

@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import os
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +41,21 @@ def compiling(m: Any, device: str) -> Iterator[None]:
 
 
 def _is_theirs(e: Exception) -> bool:
-    """Whether a toolchain raised it."""
+    """Whether a toolchain raised it. Of a frame that an error had before it went through C++ TVM's FFI keeps the file alone."""
     at = e.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
-    return at is not None and str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in TOOLCHAINS
+    if at is None:
+        return False
+    file = at.tb_frame.f_code.co_filename
+    return str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in TOOLCHAINS or file.startswith(_folders())
+
+
+@lru_cache(maxsize=1)
+def _folders() -> tuple[str, ...]:
+    """Where the toolchains are installed."""
+    found = (importlib.util.find_spec(n) for n in TOOLCHAINS)
+    return tuple(f"{folder}{os.sep}" for spec in found if spec for folder in spec.submodule_search_locations or ())
 
 
 def _said(e: Exception) -> str:
