@@ -65,7 +65,7 @@ PART_WORKSPACES = (
 # parts as many as whose chunks a walk may begin early, and the kernels that sum up what lies further back
 MOST = 8
 SUMMARIES = ("S_offset", "S_factor", "S_start")
-# kernels that store by how much the chunks before a part decay
+# kernels that store what bounds the length of a warm-up
 BOUNDS = ()
 #: Whether sequences are split into parts; chunks of a part, 0 for what PART_COST makes cheapest.
 PARTITION = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
