@@ -315,6 +315,38 @@ def test_threads_wait_for_one_verdict(op):
     assert results == [True] * 6 and len(op.tried) == 1
 
 
+def as_on_a_gpu(monkeypatch):
+    """What `admit` asks of a GPU, where there is none."""
+    for n, value in (("captures", False), ("name", "a GPU"), ("driver", "1")):
+        monkeypatch.setattr(admit, n, lambda device, value=value: value)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setenv("GDN_CODEGEN_ADMIT", "1")
+
+
+def test_kernels_that_end_a_process_are_passed_over_by_the_next(monkeypatch, tmp_path):
+    """An illegal access leaves no context to go on in: the error says so, and another process refuses the build by its file."""
+    class Module:
+        __file__ = str(tmp_path / "module.py")
+
+        class check:
+            done = set()
+
+            def errors(device, *a):
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    as_on_a_gpu(monkeypatch)
+    gpu, call = torch.device("cuda", 0), (True, False, True)
+    try:
+        with pytest.raises(RuntimeError, match="Another process passes this build over") as e:
+            admit.admit(Build("triton"), Module, gpu, (2, 4), call, lambda: None)
+        assert not isinstance(e.value, admit.Refused)
+        admit.forget()
+        with pytest.raises(admit.Refused, match="off are memory by inf"):
+            admit.admit(Build("triton"), Module, gpu, (2, 4), call, lambda: None)
+    finally:
+        admit.forget()
+
+
 def test_triton_is_tried_for_heads_and_kinds_of_calls(monkeypatch, tmp_path):
     """For what it compiles, on what stands for a GPU; a result without a number is wrong."""
     asked, error, gpu = [], [0.0], torch.device("cuda", 0)
@@ -326,9 +358,7 @@ def test_triton_is_tried_for_heads_and_kinds_of_calls(monkeypatch, tmp_path):
             done = set()
             errors = lambda device, *a: asked.append(a) or {"o": (error[0], 1e-2)}
 
-    for n, value in (("captures", False), ("name", "a GPU"), ("driver", "1")):
-        monkeypatch.setattr(admit, n, lambda device, value=value: value)
-    monkeypatch.setenv("GDN_CODEGEN_ADMIT", "1")
+    as_on_a_gpu(monkeypatch)
     b, call = Build("triton"), (True, False, True)
     try:
         for heads in ((2, 4), (2, 4), (4, 4)):
