@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from .shapes import Shape
 from .verify import rms_error
 
 GATES = ("layer", "uniform")
+#: Of keys that are alike: the noise on those of a key head, and beta of a value head, head after head. No beta is a power of two,
+#: which multiplies without rounding.
+NOISE, BETAS = (0.0, 0.02), (0.6, 1.1, 1.6, 1.9)
 
 
 def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: int = 0, device: str = "cuda") -> Problem:
@@ -40,6 +43,16 @@ def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: in
         g = -uniform(1, T, s.HV)
     ends = torch.tensor([0, *s.lens], device=device).cumsum(0).to(torch.int32)
     return Problem(q, k, v, g.float(), beta.float(), ends, s.lens, K ** -0.5)
+
+
+def alike(x: Problem) -> Problem:
+    """The same with keys that are alike: each is the first of its sequence, plus noise. g = 0, so nothing is forgotten."""
+    sizes = x.sizes
+    first = torch.repeat_interleave(x.ends[:-1].long(), x.ends.diff().long())
+    noise = torch.tensor(NOISE, device=x.k.device).repeat(sizes["H"])[:sizes["H"], None]
+    k = F.normalize(x.k[:, first].float() + noise * x.k.float(), dim=-1).to(x.k.dtype)
+    beta = torch.tensor(BETAS, device=x.beta.device).repeat(sizes["HV"])[:sizes["HV"]].expand_as(x.beta).contiguous()
+    return replace(x, k=k, g=torch.zeros_like(x.g), beta=beta)
 
 
 @dataclass(frozen=True)

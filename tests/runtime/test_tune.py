@@ -1,6 +1,7 @@
 """`gdn_codegen tune` with a timer that is a function of the build: what is measured, kept, dropped, and chosen."""
 import json
 import math
+import re
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from gdn_codegen.runtime.call import choose, tables
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import varied
 from gdn_codegen.tools import bench_gpu, candidates, tune
-from gdn_codegen.tools.problems import problem
+from gdn_codegen.tools.problems import problem, reference
 from gdn_codegen.tools.shapes import Shape
 from gdn_codegen.tools.tune import Job, Log, Tuner
 
@@ -292,6 +293,7 @@ def test_the_spaces_that_come_with_the_package(target, monkeypatch):
 @pytest.fixture
 def cpu(monkeypatch):
     """CPU tensors in place of a GPU's."""
+    tune._alike.cache_clear()
     problem = tune.problem
     monkeypatch.setattr(tune, "problem", lambda *a, **k: problem(*a, **{**k, "device": "cpu"}))
     monkeypatch.setattr(tune.Gpu, "alive", lambda self: None)
@@ -317,6 +319,75 @@ def test_a_candidate_is_checked_against_float64_in_parts_and_tails(cpu, monkeypa
     assert "off by nan" in cpu.wrong(b)
     monkeypatch.setattr(bench_gpu, "ours", lambda b, x: 1 / 0)
     assert cpu.wrong(b) == "ZeroDivisionError: division by zero"
+
+
+def powers(x, rounded):
+    """o and states by the inverse of powers, (1 - A)(1 + A^2)(1 + A^4)..., each rounded: right but for keys that are alike."""
+    o, states, start = torch.empty_like(x.v, dtype=torch.float32), [], 0
+    q, k = (t[0].float().repeat_interleave(4, 1).transpose(0, 1) for t in (x.q, x.k))
+    v, g, beta = (t[0].float().transpose(0, 1) for t in (x.v, x.g, x.beta))
+    for length in x.lengths:
+        S = torch.zeros(8, q.shape[2], v.shape[2])
+        for t in range(start, start + length, 16):
+            rows = slice(t, min(t + 16, start + length))
+            kc, qc, G, b = k[:, rows], q[:, rows] * x.scale, g[:, rows].cumsum(1)[:, :, None], beta[:, rows, None]
+            D = (G - G.mT).clamp(max=0).exp().tril()
+            A = rounded((b * (kc @ kc.mT) * D).tril(-1))
+            eye = torch.eye(A.shape[1])
+            inverse, power = eye - A, A
+            for _ in range(3):
+                power = rounded(power @ power)
+                inverse = rounded(inverse @ (eye + power))
+            U = inverse @ rounded(b * (v[:, rows] - G.exp() * (kc @ rounded(S))))
+            o[0, rows] = (G.exp() * (qc @ rounded(S)) + rounded((qc @ kc.mT) * D) @ rounded(U)).transpose(0, 1)
+            S = G[:, -1:].exp() * S + kc.mT @ rounded((G[:, -1:] - G).exp() * U)
+        states.append(S)
+        start += length
+    return o, torch.stack(states)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_candidate_that_is_off_on_keys_that_are_alike_is_dropped(dtype, cpu, run, monkeypatch):
+    """The inverse of powers is right on others, as `blocked16` was."""
+    b = Build("triton", schedule="replay", dtype=dtype, **SMALL)
+    seen = []
+
+    def by_powers(b, x):
+        seen.append(x)
+        return lambda: powers(x, lambda t: t.to(getattr(torch, dtype)).float())
+    monkeypatch.setattr(bench_gpu, "ours", by_powers)
+    why = cpu.wrong(b)
+    assert re.fullmatch(r"off by \S+ \(o\) on keys that are alike, beta \d\.\d; \S+ is accepted", why)
+    x = seen[1]  # ordinary ones, seen[0], passed
+    first = x.k[:, [0, 179, 188]]
+    assert (x.k[:, :179, 0] == first[:, :1, 0]).all() and (x.k[:, 179:188, 0] == first[:, 1:2, 0]).all()
+    assert 0 < (x.k[:, 188:, 1] - first[:, 2:, 1]).norm(dim=-1).max() < 0.05 and not x.g.any()
+    assert sorted({*x.beta.flatten().tolist()}) == pytest.approx([0.6, 1.1, 1.6, 1.9])
+    limits = tune._alike("triton", 16, dtype, 16, 16)[2]
+    for n, of in enumerate(("o", "state")):  # each is looked at, and so is NaN
+        for off in (0.9 * limits[of, 0.6], 1.1 * limits[of, 1.9], math.nan):
+            def nearly(b, x, n=n, off=off):
+                want = reference(x, range(8))
+                got = [want.o[None], want.state]
+                got[n] = got[n] * (1 + (0.0 if x.g.any() else off))
+                return lambda: got
+            monkeypatch.setattr(bench_gpu, "ours", nearly)
+            assert (f"({of}) on keys that are alike" in cpu.wrong(b)) == (off != 0.9 * limits[of, 0.6])
+    monkeypatch.setattr(bench_gpu, "ours", by_powers)  # the log has why, and the table has no row of it
+    monkeypatch.setattr(Fake, "wrong", lambda self, made: cpu.wrong(b))
+    code, said = run(Fake())
+    assert code == 1 and not run.rows() and all(f"dropped: {why}" in line for line in said[1:-1])
+
+
+def test_what_is_accepted_on_keys_that_are_alike_is_of_a_build_that_fits(cpu, monkeypatch):
+    """`fused` where it has room; a floor, which admission has, where roundings cost next to nothing."""
+    _, _, whole = tune._alike("triton", 16, "float32", 16, 16)
+    assert set(whole.values()) == {1e-4}
+    tune._alike.cache_clear()
+    tried = []
+    monkeypatch.setattr(choose, "unfit", lambda b: "" if tried.append(b.plan.name) or b.plan.name == "replay" else "no room")
+    tune._alike("triton", 16, "bfloat16", 16, 16)
+    assert tried == ["fused", "replay"]
 
 
 def test_times_are_those_that_bench_takes(cpu, monkeypatch):
