@@ -205,7 +205,7 @@ MUTATIONS = {
         "a warm-up of a chunk less": (r"begin = first - tl\.maximum\(early, 0\)", "begin = first - tl.maximum(early - 1, 0)"),
         "a warm-up that stores": (r"if t >= first:", "if True:"),
         "no fallback": (r"if early < 0:", "if False:"),
-        "no summaries": (r"if name in SUMMARIES and not summed:", "ints['summed'] = 0\n        if name in SUMMARIES:"),
+        "no summaries": (r"if name in SUMMARIES and not summed or", "ints['summed'] = 0\n        if name in SUMMARIES or"),
     },
     ("triton", "longest first"): {
         "one share for two": (r"instances \*= .*", "pass"),
