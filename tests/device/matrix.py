@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from functools import cache
 from itertools import chain, islice, takewhile, zip_longest
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from matrix_page import kept, page, suites
-from matrix_plan import Cover, ways
+from matrix_plan import Cover
 from matrix_run import Pool, called, fits, serve
 
 from gdn_codegen.runtime.build import TARGETS
@@ -51,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--builds", type=int, default=0, help="stop after so many builds (default: when each pair is met)")
     p.add_argument("--more", action="store_true", help="when each pair is met go on at random, until the budget ends")
     p.add_argument("--budget", type=float, default=540, help="seconds, from start to end; what is left then is not run")
-    p.add_argument("--limit", type=float, default=150, help="seconds that one call may take, its compile included")
+    p.add_argument("--limit", type=float, default=90, help="seconds that one call may take, its compile included")
     p.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes; each compiles, runs and checks")
     p.add_argument("--commit", default="", help="what the result names where there is no git")
     p.add_argument("--out", help="the file for the result (JSON)")
@@ -90,7 +89,7 @@ def only(a: argparse.Namespace) -> int:
     bad = 0
     for job in todo:
         print(json.dumps(job["row"]))
-        result = called(target, job["row"], ways(target, hopper(a.device))[job["row"]["schedule"]], job["seed"], a.device)
+        result = called(target, job["row"], job["seed"], a.device)
         print(result.pop("trace", ""), json.dumps(result), sep="\n")
         bad += result["status"] in ("wrong", "error")
     return int(bad > 0)
@@ -178,7 +177,7 @@ def main() -> int:
         if target not in TARGETS or not runs(target, a.device) or (a.device == "cuda" and not torch.cuda.is_available()):
             raise SystemExit(f"targets: got {target}, which does not run {a.device} tensors here")
     if a.worker:
-        serve(cache(lambda target: ways(target, hopper(a.device))), a.device)
+        serve(a.device)
         return 0
     return only(a) if a.only else run(a, start)
 

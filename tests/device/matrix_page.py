@@ -92,6 +92,9 @@ def page(result: dict[str, Any]) -> str:
              (f", from {result['not_run'][0]} on" if result["not_run"] else ""), ""]
     lines += ["## Counts", ""]
     for name, of in (("target", lambda c: c["target"]), ("schedule", lambda c: f"{c['target']}: {c['row']['schedule']}"),
+                     ("inverse", lambda c: c["row"]["inverse"] or "the schedule's"),
+                     ("v_block", lambda c: c["row"]["v_block"] or "open"),
+                     ("partition", lambda c: c["row"]["partition"] or "none"),
                      ("dtype", lambda c: f"{c['target']}: {c['row']['dtype']}"), ("K", lambda c: c["row"]["K"]),
                      ("V", lambda c: c["row"]["V"]), ("chunk", lambda c: c["row"]["chunk"] or "open"),
                      ("keys alike, but for noise of", lambda c: "no" if c["row"]["alike"] is None else c["row"]["alike"])):

@@ -4,7 +4,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -17,22 +17,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """A level of the factor "schedule". plan: None where the op chooses; arch: of kernels for one architecture; parts: chunks of
-    a part, where sequences are split; only: the levels of other factors that it goes with."""
+    """The schedule of a row. plan: None where the op chooses; arch: of kernels for one architecture; parts: chunks of a part,
+    where sequences are split."""
 
     plan: Schedule | None = None
     arch: str = ""
     parts: int = 0
-    only: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
-
-
-def _hopper(name: str, **fields: Any) -> Way:
-    """A schedule of warp groups, with what its tiles take."""
-    heads = fields.get("value_heads", 1)
-    only: dict[str, tuple[Any, ...]] = {"chunk": (64,), "dtype": ("float16", "bfloat16"), "K": (64, 96, 128), "V": (64, 96, 128)}
-    if heads > 1:
-        only["heads"] = tuple(h for h in LEVELS["heads"] if h[1] % (h[0] * heads) == 0)
-    return Way(varied(name, **fields), "sm_90a", 2 if fields.get("partition") else 0, only)
 
 
 #: Factors that decide a build (on Triton head counts do), and factors of calls alone.
@@ -50,41 +40,63 @@ CALL: dict[str, tuple[Any, ...]] = {
     "extra_rows": (0, 3), "skip": (False, True)}
 #: CPU tensors, few and small: Triton is interpreted there, and TileLang's C is slow.
 SMALL: dict[str, tuple[Any, ...]] = {"K": (16, 32, 60, 64), "V": (16, 32, 60, 64), "chunk": (None, 16, 32, 64),
-                                     "heads": ((1, 1), (1, 2), (2, 4), (1, 3)),
+                                     "heads": ((1, 1), (1, 2), (2, 4), (1, 3), (1, 4)),
                                      "lengths": ("ragged", "tiny", "none", "edges", "equal")}
 
 
-def ways(target: str, hopper: bool) -> dict[str, Way]:
-    """The levels of "schedule" for a target, by name."""
-    out = {"auto": Way(), "auto in parts": Way(parts=2), "decode": Way(only={"chunk": (16,), "checkpoints": (0,)})}
-    out |= {n: Way(varied(n)) for n in ("fused", "replay", "staged", "prepared", "prepared_vk", "walk", "fused_walk")}
-    out |= {"fused, v_block=32": Way(varied("fused", v_block=32)), "fused, v_block=64": Way(varied("fused", v_block=64)),
-            "replay, doubling": Way(varied("replay", inverse="doubling")),
-            "walk, decay": Way(varied("walk", partition="decay", longest_first=True), parts=2),
-            "walk, exact": Way(varied("walk", partition="exact"), parts=1)}
-    if target == "triton":
-        out["walk, stages=3"] = Way(varied("walk", stages=3))
-    if target == "triton" and hopper:
-        out["walk, descriptors"] = Way(varied("walk", stages=3, descriptors=True))
-        out["walk, descriptors, decay"] = Way(varied("walk", stages=3, descriptors=True, partition="decay", longest_first=True),
-                                              parts=2)
-    if target == "tilelang" and hopper:
-        for name in ("walk", "fused_walk"):
-            out[f"{name} on sm_90a"] = _hopper(name)
-            out[f"{name}, decay on sm_90a"] = _hopper(name, partition="decay")
-        out["walk, value_heads=2 on sm_90a"] = _hopper("walk", value_heads=2)
-        out["walk, value_heads=4, decay on sm_90a"] = _hopper("walk", value_heads=4, partition="decay")
-    return out
+ON_HOPPER = " on sm_90a"
+#: Where the op chooses the schedule.
+OPEN = ("auto", "auto in parts", "decode")
+NAMED = ("fused", "replay", "staged", "prepared", "prepared_vk", "walk", "fused_walk")
+#: Fields of schedules, each a factor by itself. None: as the named schedule has it.
+OPTIONS: dict[str, tuple[Any, ...]] = {"inverse": (None, "doubling"), "v_block": (None, 32, 64),
+                                       "partition": (None, "exact", "decay", "longest first")}
+#: Those that one target has.
+OWN_OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "triton": {"stages": (None, 3), "descriptors": (None, True)}, "tilelang": {"value_heads": (None, 2, 4)}}
+FIELDS = ("inverse", "v_block", "partition", "stages", "descriptors", "value_heads")
+#: What kernels of warp groups take of other factors.
+WARP_GROUPS: dict[str, tuple[Any, ...]] = {
+    "chunk": (64,), "dtype": ("float16", "bfloat16"), "K": (64, 96, 128), "V": (64, 96, 128), "inverse": (None,),
+    "v_block": (None,), "partition": (None, "decay", "longest first")}
+#: Fields of a schedule, and chunks of a part, for a level of "partition".
+PARTS: dict[Any, tuple[dict[str, Any], int]] = {
+    None: ({}, 0), "exact": ({"partition": "exact"}, 1), "decay": ({"partition": "decay"}, 2),
+    "longest first": ({"partition": "decay", "longest_first": True}, 2)}
 
 
-def goes(row: Row, way: Way | None) -> bool:
+def schedules(target: str, hopper: bool) -> tuple[str, ...]:
+    """The levels of the factor "schedule" for a target."""
+    return OPEN + NAMED + (("walk" + ON_HOPPER, "fused_walk" + ON_HOPPER) if hopper and target == "tilelang" else ())
+
+
+def options(target: str, hopper: bool) -> dict[str, tuple[Any, ...]]:
+    """The fields of schedules that are factors for a target. Tensor descriptors need a GPU that has TMA."""
+    own = OWN_OPTIONS.get(target, {})
+    return OPTIONS | {n: levels for n, levels in own.items() if hopper or n != "descriptors"}
+
+
+def way(row: Row) -> Way:
+    """The schedule that the levels of a row make."""
+    if row["schedule"] in OPEN:
+        return Way(parts=2 if row["schedule"] == "auto in parts" else 0)
+    name, _, arch = row["schedule"].partition(" on ")
+    fields, parts = PARTS[row["partition"]]
+    own = {n: row[n] for n in FIELDS if n != "partition" and row.get(n) is not None}
+    return Way(varied(name, **own, **fields), arch, parts)
+
+
+def goes(row: Row) -> bool:
     """Whether the levels of a row, which may lack some, go together."""
     on = lambda name, *levels: name in row and row[name] in levels
     has = lambda name, *levels: name in row and row[name] not in levels
+    hopper = "schedule" in row and row["schedule"].endswith(ON_HOPPER)
     wrong = [
-        way is not None and any(has(n, *levels) for n, levels in way.only.items()),
-        on("schedule", "decode") and on("lengths", "edges", "long"),
+        (on("schedule", *OPEN) or on("chunk", None)) and any(has(n, None) for n in FIELDS),
+        hopper and any(has(n, *levels) for n, levels in WARP_GROUPS.items()),
+        on("schedule", "decode") and (has("chunk", 16) or has("checkpoints", 0) or on("lengths", "edges", "long")),
         on("chunk", None) and has("schedule", "auto", "auto in parts"),
+        "heads" in row and row["heads"][1] % (row["heads"][0] * (row.get("value_heads") or 1)) > 0,
         has("beta_value", None) and has("beta", "given"),
         has("gate_mean", 0.0) and on("gate", "raw"),
         on("skip", True) and on("state", "none", "given", "replaced"),
@@ -100,17 +112,15 @@ class Cover:
     def __init__(self, target: str, seed: int, hopper: bool, small: bool, fits: Callable[[str, Way, Row], str],
                  calls: int = 3) -> None:
         self.target, self.fits, self.calls = target, fits, calls
-        self.random, self.ways = random.Random(f"{target} {seed}"), ways(target, hopper)
+        self.random = random.Random(f"{target} {seed}")
         less = SMALL if small else {}
-        self.build = {"schedule": tuple(self.ways), **{n: less.get(n, x) for n, x in LEVELS.items()}}
+        self.build = {"schedule": schedules(target, hopper), **options(target, hopper),
+                      **{n: less.get(n, x) for n, x in LEVELS.items()}}
         self.call = {n: less.get(n, x) for n, x in CALL.items()}
         self.levels = {**self.build, **self.call}
         self.left = {pair for a, b in combinations(self.levels, 2) for x in self.levels[a] for y in self.levels[b]
-                     if self._goes(dict([*(pair := ((a, x), (b, y)))]))}
+                     if goes(dict([*(pair := ((a, x), (b, y)))]))}
         self.pairs, self.without_room, self._tried = len(self.left), set(), Counter()
-
-    def _goes(self, row: Row) -> bool:
-        return goes(row, self.ways.get(row.get("schedule", "")))
 
     def pairs_of(self, row: Row) -> set[Any]:
         return {(a, b) for a, b in combinations([(n, row[n]) for n in self.levels if n in row], 2)}
@@ -126,8 +136,9 @@ class Cover:
         """The row with a level for each of these factors, those with most news first met."""
         row, names = dict(row), [n for n in factors if n not in row]
         self.random.shuffle(names)
+        names.sort(key=lambda n: n != "schedule")  # first, since most of what does not go together is about it
         for name in names:
-            levels = [x for x in factors[name] if self._goes({**row, name: x})]
+            levels = [x for x in factors[name] if goes({**row, name: x})]
             best = max(((self._news(row, name, x), self.random.random(), i) for i, x in enumerate(levels)))
             row[name] = levels[best[2]]
         return row
@@ -146,7 +157,7 @@ class Cover:
         """The calls of one build after the other until each pair is met; more: then on, at random."""
         while self.left or more:
             base = self._best(self._start(), self.build, 8 if self.left else 1)
-            why = self.fits(self.target, self.ways[base["schedule"]], base)
+            why = self.fits(self.target, way(base), base)
             rows = [self._best(base, self.call, 4)]
             if why:  # tried once, and its pairs with it, which other levels beside them may make fit
                 self._tried.update(p := self.pairs_of(rows[0]) & self.left)
@@ -170,8 +181,8 @@ def _lengths(kind: str, C: int, most: int, r: random.Random) -> list[int]:
     return [min(n, most) for n in out] if most <= 16 else out
 
 
-def drawn(target: str, row: Row, way: Way, seed: int, tf32: bool) -> Drawn:
-    """The call that a row stands for."""
+def drawn(target: str, row: Row, plan: Schedule | None, seed: int, tf32: bool) -> Drawn:
+    """The call that a row stands for, by a schedule, or by the op's choice where plan is None."""
     r = random.Random(seed)
     decode, C, state = row["schedule"] == "decode", row["chunk"] or 64, row["state"]
     lengths = _lengths(row["lengths"], C, 16 if decode else 3 * C, r)
@@ -179,6 +190,6 @@ def drawn(target: str, row: Row, way: Way, seed: int, tf32: bool) -> Drawn:
                                 "l2norm", "state_dtype", "v_first", "views", "out", "extra_rows", "checkpoints", "alike",
                                 "beta_value")}
     return Drawn(seed=seed, target=target, lengths=lengths, batched=row["lengths"] == "equal", H=row["heads"][0],
-                 HV=row["heads"][1], initial=state != "none", in_place=state == "replaced", decode=decode, schedule=way.plan,
+                 HV=row["heads"][1], initial=state != "none", in_place=state == "replaced", decode=decode, schedule=plan,
                  pool={"pool in place": "in place", "pool to new": "dense", "pool to pool": "buffer"}.get(state, ""), tf32=tf32,
                  skipped=[n for n in range(len(lengths)) if r.random() < 0.5] if row["skip"] else [], **same)

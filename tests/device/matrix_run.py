@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from calls import Drawn, checked, elsewhere, made
-from matrix_plan import Row, Way, drawn
+from matrix_plan import Row, Way, drawn, way
 from matrix_reference import Means, chunked, expected_on
 from reference import in_parts, rms_error
 
@@ -44,12 +44,12 @@ COMPILES = re.compile(r" in (_compiled|_do_compile|compile|make_\w+)$", re.MULTI
 ALIKE, MOST = 4, 0.25
 
 
-def fits(target: str, way: Way, row: Row) -> str:
+def fits(target: str, how: Way, row: Row) -> str:
     """Why a build has no room; what the op chooses has some or is refused."""
-    if way.plan is None:
+    if how.plan is None:
         return ""
-    return unfit(Build(target, row["chunk"], row["layout"], schedule=way.plan, dtype=row["dtype"], head_dim_k=row["K"],
-                       head_dim_v=row["V"], arch=way.arch))
+    return unfit(Build(target, row["chunk"], row["layout"], schedule=how.plan, dtype=row["dtype"], head_dim_k=row["K"],
+                       head_dim_v=row["V"], arch=how.arch))
 
 
 def _allowed(c: Drawn, device: str, expected: Callable[[Means], Any]) -> float:
@@ -62,15 +62,15 @@ def _allowed(c: Drawn, device: str, expected: Callable[[Means], Any]) -> float:
 
 
 @contextlib.contextmanager
-def _asked(way: Way, used: list[str]) -> Iterator[None]:
+def _asked(how: Way, used: list[str]) -> Iterator[None]:
     """The op's builds for the architecture and with the parts that a way asks for; their names go to `used`."""
     def loaded(step: bool, *wanted: Any) -> Any:
         b = (choose_decode.build(*wanted) if step else None) or build(*wanted)
-        b = replace(b, arch=way.arch) if way.arch else b
+        b = replace(b, arch=how.arch) if how.arch else b
         m = module(b)
         used.append(m.__name__.removeprefix("gdn_codegen_generated_"))
         if b.plan.partition:
-            in_parts(getattr(m, b.function), way.parts)
+            in_parts(getattr(m, b.function), how.parts)
         return m
     loaded.cache_clear = lambda: None  # type: ignore[attr-defined]  # dispatch clears what it has, to take another build
     kept, launch._loaded = launch._loaded, loaded
@@ -82,15 +82,16 @@ def _asked(way: Way, used: list[str]) -> Iterator[None]:
         launch._loaded = kept
 
 
-def called(target: str, row: Row, way: Way, seed: int, device: str) -> Result:
+def called(target: str, row: Row, seed: int, device: str) -> Result:
     """What came of one call: ok, refused, not admitted, wrong or error."""
     used: list[str] = []
     start = time.perf_counter()
     said: dict[str, Any] = {}
     told: list[warnings.WarningMessage] = []
     try:
-        c = drawn(target, row, way, seed, tf32=target == "tilelang" and device != "cpu")
-        with _asked(way, used), warnings.catch_warnings(record=True) as told:
+        how = way(row)
+        c = drawn(target, row, how.plan, seed, tf32=target == "tilelang" and device != "cpu")
+        with _asked(how, used), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             expected = expected_on(device)
             c.allowed = _allowed(c, device, expected)
@@ -111,7 +112,7 @@ def called(target: str, row: Row, way: Way, seed: int, device: str) -> Result:
     return {**said, "build": used[-1] if used else "", "seconds": round(time.perf_counter() - start, 2)}
 
 
-def serve(ways: Callable[[str], dict[str, Way]], device: str) -> None:
+def serve(device: str) -> None:
     """A worker: jobs come as lines of JSON, results go as such. What compilers print goes to the standard error."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -119,7 +120,7 @@ def serve(ways: Callable[[str], dict[str, Way]], device: str) -> None:
     faulthandler.register(ASKED, sys.stderr)
     for line in sys.stdin:
         job = json.loads(line)
-        result = called(job["target"], job["row"], ways(job["target"])[job["row"]["schedule"]], job["seed"], device)
+        result = called(job["target"], job["row"], job["seed"], device)
         lost = False
         if device != "cpu":
             try:

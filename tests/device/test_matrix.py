@@ -11,7 +11,7 @@ import pytest
 import torch
 from calls import MARK
 from matrix_page import page
-from matrix_plan import Cover, Way, drawn, goes, ways
+from matrix_plan import FIELDS, NAMED, Cover, drawn, goes, options, schedules, way
 from matrix_reference import chunked, expected_on
 from reference import expected, problem, rms_error
 
@@ -19,7 +19,8 @@ from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.schedule import varied
 
 MATRIX = Path(__file__).with_name("matrix.py")
-ROW = {"schedule": "fused", "K": 16, "V": 16, "chunk": 16, "dtype": "float16", "layout": "bthd", "heads": (1, 2), "gate": "log",
+ROW = {"schedule": "fused", **dict.fromkeys(FIELDS),
+       "K": 16, "V": 16, "chunk": 16, "dtype": "float16", "layout": "bthd", "heads": (1, 2), "gate": "log",
        "gate_dtype": "float32", "beta": "given", "beta_dtype": "float32", "l2norm": False, "state": "pool in place",
        "state_dtype": "float32", "v_first": False, "views": True, "checkpoints": 0, "lengths": "ragged", "alike": None,
        "beta_value": None, "gate_mean": -0.1, "out": True, "extra_rows": 3, "skip": False}
@@ -33,10 +34,11 @@ def cover(seed=0, fits=lambda *a: "", hopper=True):
 def test_each_pair_is_met_and_a_seed_is_a_draw():
     c = cover()
     rows = [r for rows in c.rows() for r in rows]
-    assert not c.left and not c.without_room and all(goes(r, c.ways[r["schedule"]]) for r in rows)
+    assert not c.left and not c.without_room and all(map(goes, rows))
     met = set().union(*map(c.pairs_of, rows))
     for pair in ((("schedule", "fused_walk on sm_90a"), ("K", 64)), (("K", 60), ("V", 60)), (("alike", 0.0), ("beta_value", 2.0)),
-                 (("schedule", "decode"), ("state", "pool to pool")), (("chunk", None), ("dtype", "float32"))):
+                 (("schedule", "decode"), ("state", "pool to pool")), (("chunk", None), ("dtype", "float32")),
+                 (("value_heads", 4), ("partition", "longest first")), (("v_block", 32), ("inverse", "doubling"))):
         assert {pair, pair[::-1]} & met
     assert list(islice(cover().rows(), 20)) == list(islice(cover().rows(), 20)) != list(islice(cover(1).rows(), 20))
 
@@ -48,10 +50,15 @@ def test_what_has_no_room_is_tried_and_given_up():
     assert all(("no room" in r) == (r["K"] == 64) for r in rows)
 
 
-def test_ways_are_schedules_of_the_package():
+def test_levels_make_schedules_of_the_package():
     for target in ("tilelang", "triton"):
-        assert {"auto", "decode", "prepared_vk"} < set(ways(target, False)) < set(ways(target, True))
-    assert all(w.plan and w.only["chunk"] == (64,) for n, w in ways("tilelang", True).items() if w.arch)
+        assert {"auto", "decode", *NAMED} <= set(schedules(target, False)) <= set(schedules(target, True))
+        assert {"inverse", "v_block", "partition"} < set(options(target, False)) <= set(options(target, True)) < set(ROW)
+    row = {**ROW, "schedule": "walk on sm_90a", "partition": "longest first", "value_heads": 4}
+    assert (way(row).plan, way(row).arch, way(row).parts) == (
+        varied("walk", partition="decay", longest_first=True, value_heads=4), "sm_90a", 2)
+    assert way({**ROW, "v_block": 32, "partition": "exact"}).plan == varied("fused", v_block=32, partition="exact")
+    assert way({**ROW, "schedule": "auto in parts"}) == type(way(ROW))(parts=2)
 
 
 # --- what calls are held against --------------------------------------------------------------------------------------
@@ -92,9 +99,9 @@ def spoiled(how):
 def test_what_came_of_a_call(how, status, why, monkeypatch):
     """Seed 1 has slots apart. The op's way on another device keeps views, and sees what is written between slots."""
     monkeypatch.setattr(matrix_run, "chunk_gated_delta_rule", spoiled(how))
-    got = matrix_run.called("triton", ROW, Way(varied("fused")), 1, "cpu")
+    got = matrix_run.called("triton", ROW, 1, "cpu")
     assert got["status"] == status and why in got.get("why", ""), got
-    assert drawn("triton", ROW, Way(varied("fused")), 1, False).views
+    assert drawn("triton", ROW, varied("fused"), 1, False).views
 
 
 # --- processes and the page ---------------------------------------------------------------------------------------------
