@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ir.core import Loop, Op, Program, types
+from ..ir.ops import OPS
 from .base import EmitError
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -89,6 +90,7 @@ def _expression(o: Op, ranks: dict[str, int]) -> str:
         return f"-{o.args[0]}"
     if o.kind == "last":
         return f"{o.args[0]}[..., -1]" if ranks[o.args[0]] == 1 else f"{o.args[0]}[..., -1:, :]"
-    if o.kind not in _OTHERS:
-        raise EmitError(f"the page in torch has no rule for {o.kind} ({o.out}, line {o.line})")
-    return _OTHERS[o.kind](o, list(o.args))
+    text = OPS[o.kind].text or _OTHERS.get(o.kind)
+    if text is None:
+        raise EmitError(f"the page in torch has no text for {o.kind} ({o.out}, line {o.line}); OpDef.text gives it")
+    return text(o, list(o.args))

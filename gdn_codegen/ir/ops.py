@@ -10,10 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from . import decompositions, zeros
 from .types import FLOATS, Tile
+from .zeros import ZeroRule
 
 if TYPE_CHECKING:  # meanings import it as they run: whoever only builds, or asks for help, need not wait for it
     import torch
+
+    from .builder import Body
+    from .core import Op
 
 Attrs = dict[str, Any]
 
@@ -24,13 +29,26 @@ class TypeRuleError(ValueError):
 
 @dataclass(frozen=True)
 class OpDef:
+    """An op: name, its meaning in a line, and what the compiler knows of it.
+
+    infer: (attrs, *types of operands) -> type of the result; raises TypeRuleError. evaluate: (attrs, *operands) -> the result in
+    torch; None where ir/interpret.py has the meaning. effect: "pure", "read", "write" or "sync". elementwise: whether an entry of
+    the result depends on the same entry of the operands alone. attrs: names of its attributes. zero: along which axes the result
+    is zero on padding, see ir/zeros.py. decompose: (op, body) -> name of the result, made of other ops; None where emitters have
+    a rule, or the op has a pass of its own. text: (op, texts of operands) -> an expression in torch, for the page by which
+    modules check themselves; operands may have leading dims. None where emit/page.py has it, or no page may use the op.
+    """
+
     name: str
     doc: str
     infer: Callable[..., Tile]
     evaluate: Callable[..., torch.Tensor] | None = None
-    effect: str = "pure"  # pure, read, write, sync
+    effect: str = "pure"
     elementwise: bool = False
     attrs: tuple[str, ...] = ()
+    zero: ZeroRule = zeros.nowhere
+    decompose: Callable[[Op, Body], str] | None = None
+    text: Callable[[Op, list[str]], str] | None = None
 
 
 OPS: dict[str, OpDef] = {}
@@ -41,8 +59,12 @@ OWN_PART = "own"
 
 
 def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
-       effect: str = "pure", elementwise: bool = False, attrs: tuple[str, ...] = ()) -> None:
-    OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs)
+       effect: str = "pure", elementwise: bool = False, attrs: tuple[str, ...] = (), zero: ZeroRule = zeros.nowhere,
+       decompose: Callable[[Op, Body], str] | None = None, text: Callable[[Op, list[str]], str] | None = None) -> None:
+    """Add an op to the table, the package's or one from outside. The arguments are OpDef's. ValueError for a taken name."""
+    if name in OPS:
+        raise ValueError(f"name: got {name!r}, an op that is in the table; accepted: a name that is not")
+    OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs, zero, decompose, text)
 
 
 def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
@@ -307,17 +329,20 @@ def _of_four(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d:
 op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",))
 op("scalar", "a number that the caller passes: `param`, or of `tensor`, of that dtype, the one of the value head", _scalar,
    attrs=("param", "tensor", "dtype", "lane"))
-op("full", "a tile of one number", _filled, attrs=("dims", "value", "dtype"))
+op("full", "a tile of one number", _filled, attrs=("dims", "value", "dtype"), zero=zeros.full)
 for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
-    op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n), _of_torch(_n), elementwise=True)
+    op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n), _of_torch(_n), elementwise=True,
+       zero={"mul": zeros.any_operand, "div": zeros.quotient}.get(_n, zeros.all_operands))
 for _n in ("neg", "exp", "log", "rsqrt", "sigmoid", "softplus"):
-    op(_n, f"elementwise {_n}", _same(_n), _softplus if _n == "softplus" else _of_torch(_n), elementwise=True)
-op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",))
-op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True)
-op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True)
-op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",))
+    op(_n, f"elementwise {_n}", _same(_n), _softplus if _n == "softplus" else _of_torch(_n), elementwise=True,
+       zero=zeros.same if _n == "neg" else zeros.nowhere,
+       decompose=decompositions.softplus if _n == "softplus" else None)
+op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",), zero=zeros.same)
+op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True, zero=zeros.same)
+op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True, zero=zeros.transposed)
+op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",), zero=zeros.all_operands)
 op("matmul", "a @ b (+ accumulator), either side transposed, summed in float32; `later`: begun, and complete at the "
-   "agent's next drain", _matmul, _mm, attrs=("ta", "tb", "later"))
+   "agent's next drain", _matmul, _mm, attrs=("ta", "tb", "later"), zero=zeros.product)
 op("cumsum", "running sum along tokens; terms below `least` count as that, NaN stays", _cumsum,
    lambda attrs, x: (x.clamp(min=attrs["least"]) if "least" in attrs else x).cumsum(0), attrs=("least",))
 op("part", "`size` entries of a vector from `start` on", _part, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
@@ -327,28 +352,30 @@ op("block", "size x size entries of a tile, from `row` and `col` on", _block,
    lambda attrs, x: x[attrs["row"]:, attrs["col"]:][:attrs["size"], :attrs["size"]], attrs=("row", "col", "size"))
 op("quad", "a tile of four: upper left, upper right, lower left, lower right", _quad,
    _of_four, attrs=("dims",))
-op("last", "row C - 1", _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:])
-op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1))
-op("diagonal", "entry i of each row i", _diagonal, lambda attrs, x: x.diagonal())
+op("last", "row C - 1", _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:],
+   zero=zeros.columns)
+op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1), zero=zeros.rows)
+op("diagonal", "entry i of each row i", _diagonal, lambda attrs, x: x.diagonal(), zero=zeros.diagonal)
 op("lower", "entries on and below the diagonal; the others become `fill`", _square("lower"), _masked("lower"),
-   elementwise=True, attrs=("fill",))
+   elementwise=True, attrs=("fill",), zero=zeros.lower)
 op("strictly_lower", "entries below the diagonal; the others become `fill`", _square("strictly_lower"),
-   _masked("strictly_lower"), elementwise=True, attrs=("fill",))
+   _masked("strictly_lower"), elementwise=True, attrs=("fill",), zero=zeros.lower)
 op("pairs", "of each 2 size x 2 size diagonal block, its lower left size x size block", _square("pairs"),
-   _masked("pairs"), elementwise=True, attrs=("size", "fill"))
+   _masked("pairs"), elementwise=True, attrs=("size", "fill"), zero=zeros.lower)
 op("diag_blocks", "the size x size blocks on the diagonal", _square("diag_blocks"), _masked("diag_blocks"),
-   elementwise=True, attrs=("size", "fill"))
+   elementwise=True, attrs=("size", "fill"), zero=zeros.masked)
 op("eye", "the identity matrix; with `within`, of as many rows as memory has of that dim, zero beyond",
-   lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"))
+   lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"), zero=zeros.identity)
 op("unit_lower_inverse", "(I + x)^-1 of a strictly lower x", _square("unit_lower_inverse"), _inverse)
 op("diag_inverse", "(I + x)^-1 of each size x size block on the diagonal, x what lies below its own, 0 outside of them; its "
    "columns times a vector, where one is given; `strict`: without the ones of its diagonal", _inverted, _diag_inverse,
-   attrs=("size", "strict"))
-op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",))
+   attrs=("size", "strict"), zero=zeros.inverted)
+op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",),
+   zero=zeros.same, decompose=decompositions.row_norm)
 op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
-   lambda attrs, x: x, attrs=("given",))
+   lambda attrs, x: x, attrs=("given",), zero=zeros.valid)
 op("transpose", "rows as columns, in memory space `space`; `columns`: of the result each core of an agent has its own columns, "
-   "not rows", _transpose, lambda attrs, x: x.T, attrs=("columns", "space"))
+   "not rows", _transpose, lambda attrs, x: x.T, attrs=("columns", "space"), zero=zeros.transposed)
 op("load", "a tile from global memory; what a unit of its own copies arrives at `channel`, or `tail` at a sequence's end; with "
    "an operand only where that number is negative, else zeros or the second operand; `later`: of so many parts later, zeros past "
    "the last part; `last`: of a vector its last entry alone; `described`: by a descriptor of the sequence's rows", _loaded,
@@ -364,7 +391,8 @@ op("leave", "the instance ends here unless the number is negative", _leave, effe
 op("share", "each part has two instances, one of the first share and one of the second, which runs after it: that of the first "
    "ends here unless the number, how many chunks early the part's walk begins, is more than half of the part's own, that of the "
    "second if it is", _leave, effect="write")
-op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"))
+op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"),
+   zero=zeros.same)
 op("signal", "producer of `channel` says that a buffer is full or free", _effect, effect="sync",
    attrs=("channel", "src", "dst", "id", "loop", "why"))
 op("wait", "consumer of `channel` holds until it was signalled, this turn of the loop or `back` turns before", _effect,

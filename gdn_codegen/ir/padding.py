@@ -2,13 +2,9 @@
 from __future__ import annotations
 
 from .core import Op, Program, Stmt, types
+from .ops import OPS
 from .types import Tile
-
-Axes = frozenset[int]
-NONE: Axes = frozenset()
-ALL: Axes = frozenset((0, 1))
-#: Ops whose value is zero where that of their operand is.
-KEEP = ("neg", "cast", "move", "valid", "row_norm", "cumsum", "last", "row_sum", "div", "strictly_lower", "pairs", "diag_blocks")
+from .zeros import ALL, NONE, Axes, transpose
 
 
 def sums_over_padding(p: Program) -> list[tuple[str, Op, str]]:
@@ -55,42 +51,17 @@ class _Walk:
             self.found[id(o)] = o, str(d)
 
     def op(self, o: Op) -> Axes:
-        z = [self.zero[a] for a in o.args]
+        z = tuple(self.zero[a] for a in o.args)
         if o.kind in ("load", "store"):
-            t, turned = self.p.tensor(o.attr("tensor")), bool(o.attr("transposed"))
+            t, transposed = self.p.tensor(o.attr("tensor")), bool(o.attr("transposed"))
             if o.kind == "store":
-                self.stored[t.name] = self.stored.get(t.name, ALL) & _turned(z[0], turned)
+                self.stored[t.name] = self.stored.get(t.name, ALL) & transpose(z[0], transposed)
                 return NONE
             own = {n for n, x in enumerate(self.p.padded(t)) if x}
             lies = frozenset(own) if t.role != "workspace" else self.stored.get(t.name, ALL) if t.index != "const" else NONE
-            return _turned(lies, turned) & (z[1] if o.args[1:] else ALL)
+            return transpose(lies, transposed) & (z[1] if o.args[1:] else ALL)
         if o.kind == "matmul":
-            a, b = (1 - bool(o.attr("ta"))), int(bool(o.attr("tb")))
-            self.sums(o, (o.args[0], a), (o.args[1], b))
-            out = frozenset([0] * (1 - a in z[0]) + [1] * (1 - b in z[1]))
-            return out & z[2] if z[2:] else out
+            self.sums(o, (o.args[0], 1 - bool(o.attr("ta"))), (o.args[1], int(bool(o.attr("tb")))))
         if o.kind == "row_sum":
             self.sums(o, (o.args[0], 1))
-        if o.kind in ("full", "eye"):
-            return ALL if o.attr("value") == 0 or o.attr("within") else NONE
-        if o.kind == "mul":
-            return frozenset().union(*z)
-        if o.kind in ("add", "sub", "maximum", "minimum"):
-            assert o.type is not None
-            return frozenset(n for n in ALL if all(n in x and self.wide(a, n) for a, x in zip(o.args, z, strict=True)))
-        if o.kind == "expand":
-            return frozenset(n for n in z[0] if self.wide(o.args[0], n))
-        if o.kind in ("row", "transpose"):
-            return _turned(z[0], True)
-        if o.kind == "col" or (o.kind == "lower" and not o.attr("fill")):
-            return z[0]
-        return z[0] if o.kind in KEEP else NONE
-
-    def wide(self, a: str, axis: int) -> bool:
-        """Whether `a` has more than one entry along an axis, so that its padding is that of the result."""
-        dims = self.type[a].dims
-        return axis < len(dims) and dims[axis] != 1
-
-
-def _turned(axes: Axes, turned: bool) -> Axes:
-    return frozenset(1 - n for n in axes) if turned else axes
+        return OPS[o.kind].zero(dict(o.attrs), tuple(self.type[a] for a in o.args), z)

@@ -7,6 +7,7 @@ from .core import Kernel, Loop, Op, Program, Stmt, loops, types
 from .ops import OPS, TypeRuleError, infer
 from .padding import sums_over_padding
 from .types import Tensor, Tile
+from .zeros import NONE, ROWS, Axes, transpose
 
 
 class VerifyError(ValueError):
@@ -53,7 +54,7 @@ class _Kernel:
         self.env: dict[str, Tile] = {}
         self.buffers = {b.name for b in k.buffers}
         self.tensors = {t.name: t for t in p.tensors}
-        self.zero: dict[str, bool] = {}  # rows past the sequence's end are zero
+        self.zero: dict[str, Axes] = {}  # axes along which what is past the sequence's end is zero
 
     def fail(self, o: Op | None, text: str) -> VerifyError:
         where = f"{self.p.name}, kernel {self.k.name}" + (f", {o.out or o.kind} (line {o.line})" if o else "")
@@ -69,7 +70,7 @@ class _Kernel:
         items = any(isinstance(s, Loop) and s.index == "item" for s in self.k.body)
         self.body(self.k.body, inside=self.k.grid == "chunks" and not items)
 
-    def define(self, o: Op | None, name: str, t: Tile, zero: bool) -> None:
+    def define(self, o: Op | None, name: str, t: Tile, zero: Axes) -> None:
         if name in self.env:
             raise self.fail(o, f"{name} is defined twice")
         self.env[name], self.zero[name] = t, zero
@@ -98,14 +99,14 @@ class _Kernel:
         for c in lp.carried:
             if self.env.get(c.init) != c.type:
                 raise self.fail(None, f"carried {c.name} starts as {c.init}, which is {self.env.get(c.init)}, not {c.type}")
-            self.define(None, c.name, c.type, c.next in loaded and self.zero[c.init])
+            self.define(None, c.name, c.type, self.zero[c.init] if c.next in loaded else NONE)
         self.body(lp.body, lp.index in ("chunk", "before"))
         for c in lp.carried:
-            if self.zero[c.name] and not self.zero[c.next]:
+            if not self.zero[c.name] <= self.zero[c.next]:
                 raise self.fail(None, f"carried {c.name} starts with zeros on the padding, and {c.next} has others there")
             if self.env.get(c.next) != c.type:
                 raise self.fail(None, f"carried {c.name} becomes {c.next}: {self.env.get(c.next)}, not {c.type}")
-            self.define(None, c.result, c.type, False)
+            self.define(None, c.result, c.type, NONE)
 
     def op(self, o: Op, inside: bool) -> None:
         if o.kind not in OPS:
@@ -157,7 +158,7 @@ class _Kernel:
                                    "they lie in memory")
             if o.type != moved:
                 raise self.fail(o, f"has type {o.type}, but {name} holds {moved}{turned}")
-            self.define(o, o.out, o.type, t.index == "token" and not turned and not last)
+            self.define(o, o.out, o.type, transpose(ROWS, bool(turned)) if t.index == "token" and not last else NONE)
             return
         if o.kind == "scalar" and o.attr("tensor") is not None:
             of = self.tensors.get(o.attr("tensor"))
@@ -174,26 +175,6 @@ class _Kernel:
             return
         if o.type != want:
             raise self.fail(o, f"has type {o.type}, its operands give {want}")
-        self.define(o, o.out, want, self.zero_on_padding(o))
+        self.define(o, o.out, want, OPS[o.kind].zero(dict(o.attrs), args, tuple(self.zero[a] for a in o.args)))
         if o.kind == "cumsum" and not self.zero[o.args[0]]:
             raise self.fail(o, f"cumsum runs over the padding, and {o.args[0]} is not zero there; use valid({o.args[0]})")
-
-    def zero_on_padding(self, o: Op) -> bool:
-        """Whether rows past the end of `o` are surely zero, given those of its operands."""
-        z = [self.zero[a] for a in o.args]
-        tall = [a for a in o.args if self.env[a].dims[:1] == ("C",)]
-        if o.kind == "valid":
-            return not o.attr("given")
-        if o.kind in ("neg", "cast", "col", "row", "row_norm", "row_sum", "diagonal", "move", "strictly_lower", "expand"):
-            return z[0]
-        if o.kind == "lower":
-            return z[0] and not o.attr("fill")
-        if o.kind in ("mul", "minimum") and o.kind == "mul":
-            return any(z)
-        if o.kind in ("add", "sub"):
-            return all(z) and len(tall) == len(z)
-        if o.kind == "div":
-            return z[0]
-        if o.kind == "matmul":
-            return z[0] and not o.attr("ta") and (len(z) == 2 or z[2])
-        return False

@@ -12,8 +12,7 @@ the entries of A^32 reach binomial(62, 31) = 5e17, and in a block those of A^8 r
 With `block`, diagonal blocks of that size are inverted apart, T0 and T1, by products of that size, and a chunk of two is
 the tile of T0, 0, -T1 A10 T0, T1. Entries are the same: the other blocks of the products above are zero.
 
-row_norm becomes x * rsqrt(row_sum(x * x) + eps). softplus(x) is max(x, 0) + log(1 + y) with y = exp(-|x|), and log(1 + y) is
-2 artanh(z) with z = y / (2 + y): z times a polynomial in z^2 that is right to 4e-9, where log(1 + y) itself would lose y.
+Of other ops the op table has the decomposition (OpDef.decompose).
 """
 from __future__ import annotations
 
@@ -23,12 +22,10 @@ from typing import Any
 
 from ...ir.builder import Body
 from ...ir.core import Op, Program, uses
+from ...ir.ops import OPS
 from ...schedule.schedule import Schedule
 from ..common import rebuild_kernel
 from ..storage.pack import WIDTH
-
-#: 2 artanh(z) / z in powers of z^2, for z in [0, 1/3]: interpolated at Chebyshev's points.
-ARTANH = (2.0, 0.66666322, 0.40024596, 0.27965158, 0.28157782)
 
 
 def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int = 0, block: int = 0) -> Program:
@@ -44,15 +41,8 @@ def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int =
                 alone = size == whole and WIDTH[operand] == 2 and count[o.args[0]] == 1  # it overwrites its operand
                 return inverse.by_substitution(whole if alone else solves, size)
             return inverse.by_blocks(block) if block and size == 2 * block else inverse.by_doubling(size)
-        if o.kind == "row_norm":
-            x = o.args[0]
-            total = b.op("row_sum", b.op("mul", x, x, line=o.line), line=o.line)
-            eps = b.op("const", value=float(o.attr("eps", 1e-6)), line=o.line)
-            inv = b.op("rsqrt", b.op("add", total, eps, line=o.line), line=o.line)
-            return b.op("mul", x, b.op("col", inv, line=o.line), name=o.out, line=o.line)
-        if o.kind == "softplus":
-            return _softplus(o, b)
-        return None
+        made = OPS[o.kind].decompose
+        return made(o, b) if made else None
 
     return replace(p, stage="decomposed", kernels=tuple(rebuild_kernel(p, k, partial(rule, count=uses(k.body)))
                                                           for k in p.kernels))
@@ -130,17 +120,3 @@ class _Inverse:
         zero = self.product(block(below, 0, size), ts[1])
         return self.named(self.op("quad", self.cast(ts[0], "float32"), zero, corner, self.cast(ts[1], "float32"), dims=self.dims,
                                   name="q"))
-
-
-def _softplus(o: Op, b: Body) -> str:
-    def op(kind: str, *args: str | float, name: str = "") -> str:
-        return b.op(kind, *(b.op("const", value=a) if isinstance(a, float) else a for a in args), name=name, line=o.line)
-
-    x = o.args[0]
-    y = op("exp", op("minimum", x, op("neg", x)))
-    z = op("div", y, op("add", y, 2.0))
-    w = op("mul", z, z)
-    total = op("mul", w, ARTANH[-1])
-    for c in ARTANH[-2:0:-1]:
-        total = op("mul", op("add", total, c), w)
-    return op("add", op("maximum", x, 0.0), op("mul", z, op("add", total, ARTANH[0])), name=o.out)
