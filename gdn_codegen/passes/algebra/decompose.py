@@ -24,7 +24,7 @@ from typing import Any
 from ...ir.builder import Body
 from ...ir.core import Op, Program, uses
 from ...schedule.schedule import Schedule
-from ..common import rebuild_kernel
+from ..common import rebuild_kernels
 from ..storage.pack import WIDTH
 
 #: 2 artanh(z) / z in powers of z^2, for z in [0, 1/3]: interpolated at Chebyshev's points.
@@ -54,8 +54,7 @@ def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int =
             return _softplus(o, b)
         return None
 
-    return replace(p, stage="decomposed", kernels=tuple(rebuild_kernel(p, k, partial(rule, count=uses(k.body)))
-                                                          for k in p.kernels))
+    return replace(rebuild_kernels(p, lambda k: partial(rule, count=uses(k.body))), stage="decomposed")
 
 
 class _Inverse:
