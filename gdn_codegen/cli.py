@@ -57,7 +57,7 @@ def build(a: argparse.Namespace) -> int:
             from .tools.check import check
             for line, ok in check(b, path, arches):
                 failed |= ok is False
-                left += [b.target] * (ok is None)
+                left += [b.target] if ok is None else []
                 print(f"  {line}", flush=True)
         if a.compile is not None:
             for line in compile_ahead(b, path, a.compile, heads):

@@ -177,8 +177,8 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
     tensors = touched(p, k)
     stored = [p.tensor(o.attr("tensor")) for o in walk(k.body) if o.kind == "store"]
     return (*(f"has_{t.name}" for t in tensors if t.optional), *(f"{t.name}_stride" for t in tensors if t.at),
-            *[EVERY] * any(t.index == "checkpoint" for t in stored),
-            *[SUMMED] * any(o.attr("kept") for o in walk(k.body)), *(f"{CLEAR}{t.name}" for t in p.clears(k)),
+            *([EVERY] if any(t.index == "checkpoint" for t in stored) else []),
+            *([SUMMED] if any(o.attr("kept") for o in walk(k.body)) else []), *(f"{CLEAR}{t.name}" for t in p.clears(k)),
             *(x for t in tensors for x in strides(t)))
 
 

@@ -29,7 +29,7 @@ _OTHERS: dict[str, Callable[[Op, list[str]], str]] = {
     "strictly_lower": lambda o, x: _kept(x[0], -1, o.attr("fill", 0.0)),
     "unit_lower_inverse": lambda o, x: f"_unit_lower_inverse({x[0]})",
     "row_norm": lambda o, x: f"{x[0]} * torch.rsqrt({x[0]}.square().sum(-1, keepdim=True) + {o.attr('eps', 1e-6)!r})",
-    "matmul": lambda o, x: f"{x[0]}{'.mT' * bool(o.attr('ta'))} @ {x[1]}{'.mT' * bool(o.attr('tb'))}",
+    "matmul": lambda o, x: f"{x[0]}{'.mT' if o.attr('ta') else ''} @ {x[1]}{'.mT' if o.attr('tb') else ''}",
 }
 
 
@@ -52,7 +52,7 @@ def page_text(p: Program) -> str:
     loads = {o.attr("tensor"): o.out for o in ops.values() if o.kind == "load"}
     inputs = [loads[t.name] for t in p.role("input") if t.index == "token"]
     groups = (("_inputs", inputs), ("_states", [c.name for c in loop.carried]), ("_numbers", list(p.scalars)))
-    lines = [f"    {', '.join(names)}{',' * (len(names) == 1)} = {of}" for of, names in groups if names]
+    lines = [f"    {', '.join(names)}{',' if len(names) == 1 else ''} = {of}" for of, names in groups if names]
     source = dict(p.source)
     line = 0
     for o in ops.values():
@@ -62,7 +62,7 @@ def page_text(p: Program) -> str:
             lines.append(f"    # {source[o.line]}")
             line = o.line
         lines.append(f"    {o.out} = {_expression(o, ranks)}")
-    lines.append(f"    return {', '.join(results)}{',' * (len(results) == 1)}")
+    lines.append(f"    return {', '.join(results)}{',' if len(results) == 1 else ''}")
     return "\n".join(("def _page(_inputs, _states, _numbers):", *lines))
 
 
@@ -82,7 +82,7 @@ def _expression(o: Op, ranks: dict[str, int]) -> str:
     rank = o.type.rank if o.type is not None else 0
     if o.kind in _INFIX or o.kind in _CALLS:
         # numbers of a head are broadcast by hand: leading dims stand where torch would put their tile's
-        x = [a + f"[..., {', '.join(['None'] * rank)}]" if rank and not ranks[a] else a for a in o.args]
+        x = [a + f"[..., {', '.join('None' for _ in range(rank))}]" if rank and not ranks[a] else a for a in o.args]
         if o.kind in _CALLS:
             return f"{_CALLS[o.kind]}({', '.join(x)})"
         return f"{x[0]} {_INFIX[o.kind]} {x[1]}"

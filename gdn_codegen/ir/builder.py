@@ -291,7 +291,7 @@ class Algorithm:
             at = next((f.lineno for f in reversed(traceback.extract_tb(e.__traceback__)) if f.filename == filename), 0)
             what = str(e) if isinstance(e, TypeRuleError) else (f"got {type(e).__name__}: {_line_of(e)}; accepted: operators and "
                                                                 "functions of gdn_codegen.ir.builder")
-            raise TypeRuleError(f"{self.name} ({Path(filename).name}{f', line {at}' * bool(at)}): {what}") from e
+            raise TypeRuleError(f"{self.name} ({Path(filename).name}{f', line {at}' if at else ''}): {what}") from e
         results = result if isinstance(result, tuple) else (result,)
         n_out = len(results) - len(self.states)
         if n_out < 1 or not all(isinstance(r, Value) for r in results):

@@ -6,7 +6,7 @@ one interpreter gives all of them a meaning.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
@@ -32,6 +32,11 @@ class Op:
     def renamed(self, names: dict[str, str]) -> Op:
         """The op with its arguments renamed."""
         return replace(self, args=tuple(names.get(a, a) for a in self.args))
+
+    def with_attrs(self, **changes: Any) -> Op:
+        """The op with attributes set, or taken out where the change is None."""
+        kept = {**dict(self.attrs), **changes}
+        return replace(self, attrs=tuple(sorted((n, v) for n, v in kept.items() if v is not None)))
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,20 @@ class Program:
         plain = not (o.args or o.attr("ahead") or o.attr("transposed") or t.strided or any(self.padded(t)))
         return plain and t.index == "token" and len(t.dims) == 2 and k.split not in t.dims and k.grid != "chunks"
 
+    @property
+    def walk(self) -> Loop:
+        """The loop over the chunks of a program that is one walk, as a traced one is."""
+        (k,) = self.kernels
+        return next(s for s in k.body if isinstance(s, Loop))
+
+    def with_walk(self, loop: Loop) -> Program:
+        """The program with `loop` in the place of its `walk`."""
+        return self.map_kernels(lambda k: replace(k, body=map_loops(k.body, lambda s: [loop])))
+
+    def map_kernels(self, each: Callable[[Kernel], Kernel]) -> Program:
+        """The program with what `each` makes of its kernels."""
+        return replace(self, kernels=tuple(map(each, self.kernels)))
+
     def tensor(self, name: str) -> Tensor:
         for t in self.tensors:
             if t.name == name:
@@ -192,7 +211,19 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
             yield s
 
 
+def map_ops(body: tuple[Stmt, ...], each: Callable[[Op], Iterable[Stmt]]) -> tuple[Stmt, ...]:
+    """The body with what `each` makes of every op, loops entered."""
+    return tuple(x for s in body for x in (
+        [replace(s, body=map_ops(s.body, each))] if isinstance(s, Loop) else each(s)))
+
+
+def map_loops(body: tuple[Stmt, ...], each: Callable[[Loop], Iterable[Stmt]]) -> tuple[Stmt, ...]:
+    """The body with what `each` makes of its loops; those inside a loop are left to `each`."""
+    return tuple(x for s in body for x in (each(s) if isinstance(s, Loop) else [s]))
+
+
 def loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
+    """Every loop of a body, the outer before the inner."""
     for s in body:
         if isinstance(s, Loop):
             yield s
@@ -242,5 +273,5 @@ def types(body: tuple[Stmt, ...]) -> dict[str, Tile]:
     return env
 
 
-__all__ = ["Agent", "Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile", "loops", "rings",
-           "types", "uses", "walk"]
+__all__ = ["Agent", "Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile", "loops", "map_loops",
+           "map_ops", "rings", "types", "uses", "walk"]

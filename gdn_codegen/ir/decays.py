@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .core import Loop, Op, Program
+from .core import Op, Program
 
 #: Ops whose sign is that of their first operand.
 KEEP = ("cumsum", "last", "col", "row", "lower", "strictly_lower", "valid", "div")
@@ -37,8 +37,7 @@ def exponents(p: Program) -> dict[str, int]:
 
 
 def _defs(p: Program) -> dict[str, Op]:
-    (loop,) = (x for x in p.kernels[0].body if isinstance(x, Loop))
-    return {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
+    return {o.out: o for o in p.walk.body if isinstance(o, Op) and o.out}
 
 
 def _reached(defs: dict[str, Op], value: str) -> Iterator[tuple[Op, int, bool]]:

@@ -85,7 +85,7 @@ def _need(cond: bool, text: str) -> None:
 
 
 def _arity(kind: str, n: int, args: tuple[Tile, ...]) -> None:
-    _need(len(args) == n, f"{kind} takes {n} operand{'s' * (n != 1)}, {len(args)} came")
+    _need(len(args) == n, f"{kind} takes {n} operand{'' if n == 1 else 's'}, {len(args)} came")
 
 
 def _broadcast(kind: str) -> Callable[..., Tile]:

@@ -24,7 +24,7 @@ class _Walk:
     def __init__(self, p: Program, type_of: dict[str, Tile], stored: dict[str, Axes]) -> None:
         self.p, self.type, self.stored = p, type_of, stored
         self.zero: dict[str, Axes] = {}
-        self.found: dict[int, tuple[Op, str]] = {}
+        self.found: dict[str, tuple[Op, str]] = {}  # by the op's value
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         for s in body:
@@ -46,9 +46,9 @@ class _Walk:
     def sums(self, o: Op, *sides: tuple[str, int]) -> None:
         """Note `o` if it sums along an axis of operands, padded, that none of them has zeros on."""
         d = self.type[sides[0][0]].dims[sides[0][1]]
-        self.found.pop(id(o), None)
+        self.found.pop(o.out, None)
         if d in dict(self.p.extents) and not any(axis in self.zero[a] for a, axis in sides):
-            self.found[id(o)] = o, str(d)
+            self.found[o.out] = o, str(d)
 
     def op(self, o: Op) -> Axes:
         z = tuple(self.zero[a] for a in o.args)

@@ -132,7 +132,7 @@ class _Kernel:
             last = o.kind == "load" and o.attr("last", False)
             if last and len(t.dims) != 1:
                 raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
-            moved, turned = t.moved(heads, o.attr("transposed", False), last), " transposed" * o.attr("transposed", False)
+            moved, turned = t.moved(heads, o.attr("transposed", False), last), " transposed" if o.attr("transposed") else ""
             if t.index == "number" or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
                 raise self.fail(o, f"tensor {name} is of index {t.index}, which no {o.kind} outside a walk's body takes")
             if t.index == "part" and self.k.grid != "parts":

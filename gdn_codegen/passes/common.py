@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..ir.builder import Body
-from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
+from ..ir.core import Kernel, Loop, Op, Program, Stmt, loops, walk
 from ..ir.ops import OPS
 from ..ir.types import Tensor
 
@@ -37,6 +37,20 @@ def _reads(body: tuple[Stmt, ...]) -> set[str]:
     return out
 
 
+def walk_body(p: Program) -> Body:
+    """An empty body for the walk of a program that is one walk, in which the walk's names are taken."""
+    loop = p.walk
+    b = Body({t.name: t for t in p.tensors}, {c.name: c.type for c in loop.carried})
+    b.taken |= {o.out for o in walk(loop.body)} | {c.result for c in loop.carried}
+    return b
+
+
+def with_walk_body(p: Program, body: tuple[Stmt, ...]) -> Program:
+    """`p`, which is one walk, with that body, less what nobody reads."""
+    loop = p.walk
+    return p.with_walk(replace(loop, body=dead_code(body, {c.next for c in loop.carried} | {p.forgets})))
+
+
 Rule = Callable[[Op, Body], "str | None"]
 
 
@@ -62,19 +76,16 @@ def rebuild(body: tuple[Stmt, ...], b: Body, rule: Rule, names: dict[str, str] |
     return b.finish()
 
 
+def rebuild_kernels(p: Program, rule: Callable[[Kernel], Rule]) -> Program:
+    """The program with each op of every kernel put through that kernel's rule, dead code dropped."""
+    return p.map_kernels(lambda k: rebuild_kernel(p, k, rule(k)))
+
+
 def rebuild_kernel(p: Program, k: Kernel, rule: Rule) -> Kernel:
     """The kernel with each op put through `rule`, dead code dropped."""
     b = Body({t.name: t for t in p.tensors})
-    b.taken = {o.out for o in _all(k.body)} | {x for lp in _loops(k.body) for c in lp.carried for x in (c.name, c.result)}
+    b.taken = {o.out for o in walk(k.body)} | {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
     return replace(k, body=dead_code(rebuild(k.body, b, rule), set()))
-
-
-def _all(body: tuple[Stmt, ...]) -> list[Op]:
-    return [o for s in body for o in (_all(s.body) if isinstance(s, Loop) else [s])]
-
-
-def _loops(body: tuple[Stmt, ...]) -> list[Loop]:
-    return [s for s in body if isinstance(s, Loop)]
 
 
 def with_tensors(p: Program, *more: Tensor) -> Program:

@@ -6,13 +6,13 @@ without a set; a flag left set; a counter past its limit.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 
 from ..devices import Cores, Device
-from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
+from ..ir.core import Kernel, Op, Program, map_ops, walk
 from ..ir.printer import op_text
-from ..passes.sync.accesses import Access, Clocks, Counts, accesses, pipe_of, trace
+from ..passes.sync.accesses import Access, Clocks, Counts, Step, accesses, pipe_of, trace
 
 TRIPS = {"item": [7], "chunk": [5, 4, 0, 1, 0, 2, 3]}
 
@@ -36,29 +36,16 @@ def channels(k: Kernel) -> list[int]:
 
 def without(k: Kernel, channel: int) -> Kernel:
     """The kernel less one wait and its signals, primes included: for tests that show that `check` sees it."""
-    def each(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
-        for s in body:
-            if isinstance(s, Loop):
-                yield replace(s, body=tuple(each(s.body)))
-            elif s.kind not in ("signal", "wait") or s.attr("channel") != channel:
-                yield s
-    return replace(k, body=tuple(each(k.body)))
+    def others(o: Op) -> list[Op]:
+        return [] if o.kind in ("signal", "wait") and o.attr("channel") == channel else [o]
+
+    return replace(k, body=map_ops(k.body, others))
 
 
 def without_barrier(k: Kernel, n: int) -> Kernel:
     """The kernel less its n-th barrier."""
-    seen = -1
-
-    def each(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
-        nonlocal seen
-        for s in body:
-            if isinstance(s, Loop):
-                yield replace(s, body=tuple(each(s.body)))
-                continue
-            seen += s.kind == "barrier"
-            if s.kind != "barrier" or seen != n:
-                yield s
-    return replace(k, body=tuple(each(k.body)))
+    numbers = count()
+    return replace(k, body=map_ops(k.body, lambda o: [o] if o.kind != "barrier" or next(numbers) != n else []))
 
 
 @dataclass
@@ -101,7 +88,7 @@ class _Check:
             else:
                 pipe = pipe_of(self.device, o)
                 if pipe is not None:
-                    self.op(o, c.number[pipe], step.counts)
+                    self.op(o, c.number[pipe], step)
         left = [key for key, queue in self.flags.items() if queue]
         if left:
             raise self.error(f"flags are left set: {left}")
@@ -147,10 +134,10 @@ class _Check:
         c.learn(pipe, queue.pop(0))
         self.waited.setdefault(key, []).append(c.run(pipe))
 
-    def op(self, o: Op, pipe: int, counts: Counts) -> None:
+    def op(self, o: Op, pipe: int, step: Step) -> None:
         c = self.clocks
         known = c.start(pipe)
-        mine = [a.at(counts) for a in self.access[id(o)]]
+        mine = [a.at(step.counts) for a in self.access[step.path]]
         for a in mine:
             seen = self.seen.get(a.space, {})
             for key, r in list(seen.items()):

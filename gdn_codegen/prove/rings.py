@@ -12,6 +12,7 @@ of its own are known to be over only by the barrier that they arrive at. Refused
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..devices import Cores, Groups
@@ -37,14 +38,15 @@ def check_rings(p: Program, device: Groups) -> Program:
     return p
 
 
-def reads(k: Kernel) -> dict[int, set[str]]:
-    """The values with storage that each op (by id) reads, itself or through expressions inside it."""
+def reads(k: Kernel) -> Callable[[Op], set[str]]:
+    """Of each op of `k`, the values with storage that it reads, itself or through expressions inside it."""
     defs = {o.out: o for o in walk(k.body) if o.out}
 
     def leaves(a: str) -> set[str]:
         o = defs.get(a)
         return {a} if o is None or o.buffer else {x for y in o.args for x in leaves(y)}
-    return {id(o): {x for a in o.args for x in leaves(a)} if o.buffer or not o.out else set() for o in walk(k.body)}
+    known = {a: leaves(a) for o in walk(k.body) for a in o.args}
+    return lambda o: {x for a in o.args for x in known[a]} if o.buffer or not o.out else set()
 
 
 def by_threads(p: Program, o: Op) -> bool:
@@ -185,7 +187,7 @@ class _Check:
         c = self.clocks
         units = c.number.get((o.agent, str(o.attr("channel")))) if o.kind == "load" else None
         known = c.start(pipe)
-        for value in self.reads[id(o)]:
+        for value in self.reads(o):
             name = self.home.get(value, value)
             x = self.buffers[name]
             if any(b.out == value for b, _ in self.begun.get(o.agent, [])):
@@ -203,7 +205,7 @@ class _Check:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; threads of {w.op.agent} "
                                  "wrote it, and no fence stands between")
         number = c.run(pipe)
-        for value in self.reads[id(o)]:
+        for value in self.reads(o):
             name = self.home.get(value, value)
             x = self.buffers[name]
             if x.space == self.device.operand and o.attr("later"):

@@ -108,8 +108,9 @@ class Build:
             parts.append({"bfloat16": "bf16", "float32": "f32"}[self.dtype])
         own = {n: v for n, v in changes(self.plan).items() if n not in ("launch", "partition", "part_chunks")}
         if own or self.plan.name != DEFAULTS.get(self.arch, DEFAULT_SCHEDULE):
-            parts += [self.plan.name, *(n.replace("_", "") * isinstance(v, int) + re.sub(r"\W", "_", spelled(v).replace(",", ""))
-                                        for n, v in own.items())]
+            numbers = {n: n.replace("_", "") for n, v in own.items() if isinstance(v, int)}
+            parts.append(self.plan.name)
+            parts += [numbers.get(n, "") + re.sub(r"\W", "_", spelled(v).replace(",", "")) for n, v in own.items()]
         if self.plan.partition:
             parts.append(f"{self.plan.partition}{self.plan.part_chunks or ''}")
         if self.plan.launch != "kernels":
@@ -193,7 +194,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
         return "".join(f", {b.sizes[str(d)]}" for d in t.dims[1:])
     shapes = ", ".join(f"{t.name} {shape.format(h=t.heads, d=dims(t))} {t.dtype}" for t in inputs)
     forms = [FORM_DOC[form].format(n) for n, form in b.contract.inputs]
-    forms += [f"{t.name}: [HV] {t.dtype}, one number a value head{'; zero where None' * bool(t.fill)}." for t in head_inputs]
+    forms += [f"{t.name}: [HV] {t.dtype}, one number a value head{'; zero where None' if t.fill else ''}." for t in head_inputs]
     # it stands in strings of the module's between three quotes
     summary = re.sub(r"(['\"])\1+", r"\1", page.doc.splitlines()[0].replace("\\", "/")) if page.doc else page.name
     reaches = [o for k in p.kernels for o in walk(k.body) if o.kind == "reach"]

@@ -66,11 +66,11 @@ class Contract:
         """What `parse` reads: "beta=sigmoid,g=raw/float16,state=vk/bfloat16/pool,strided"."""
         names = sorted(dict(self.inputs) | dict(self.dtypes))
         words = {n: [x for x in (self.form(n), dict(self.dtypes).get(n, "")) if x] for n in names}
-        states = [self.state] * (self.state != "kv") + [self.state_dtype] * (self.state_dtype != "float32")
+        states = ([self.state] if self.state != "kv" else []) + ([self.state_dtype] if self.state_dtype != "float32" else [])
         states += [x for x in ("pool", "in_place", "checkpoints") if getattr(self, x)]
         if states:
             words["state"] = states
-        return ",".join([*(f"{n}={'/'.join(x)}" for n, x in words.items()), *["strided"] * self.strided])
+        return ",".join([*(f"{n}={'/'.join(x)}" for n, x in words.items()), *(["strided"] if self.strided else [])])
 
     @property
     def tag(self) -> str:

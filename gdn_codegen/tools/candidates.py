@@ -74,7 +74,7 @@ def steps(about: Build) -> list[Build]:
                 if w and not A_WARP * w // 8 <= about.head_dim_k * n <= A_WARP * w:
                     continue
                 fields = {"state": state, "v_block": n, "warps": w}
-                plans = [varied("fused", **fields), *[varied("fused", **fields, stages=1)] * (target == "triton")]
+                plans = [varied("fused", **fields), *([varied("fused", **fields, stages=1)] if target == "triton" else [])]
                 found += [replace(about, target=target, chunk=chunk, schedule=p) for p in plans]
     return list(dict.fromkeys(found))
 

@@ -22,4 +22,5 @@ def check(b: Build, path: Path) -> list[tuple[str, bool]]:
                 pto_sim.build(source, names, Path(folder) / "kernel.so")
         except pto_sim.PtoSimError as e:
             return [(f"{', '.join(names)}: {e}", False)]
-    return [(f"{len(names)} kernel{'s' * (len(names) != 1)}, {', '.join(names)}: {pto_sim.compiler()} compiles them", True)]
+    number = "1 kernel" if len(names) == 1 else f"{len(names)} kernels"
+    return [(f"{number}, {', '.join(names)}: {pto_sim.compiler()} compiles them", True)]

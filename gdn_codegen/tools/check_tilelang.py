@@ -80,7 +80,7 @@ def _compile(module: Any, name: str, arch: str) -> Compiled:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cu")
         file.write_text(text, encoding="utf-8")
-        fast = ["--use_fast_math"] * module._PASSES[name].get("tl.enable_fast_math", False)
+        fast = ["--use_fast_math"] if module._PASSES[name].get("tl.enable_fast_math", False) else []
         command = ["nvcc", "-std=c++20", "-w", "-O3", *fast, f"-gencode=arch=compute_{arch[3:]},code={arch}", "-cubin",
                    f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}", "-Xptxas=-v", "-o", f"{folder}/kernel.cubin",
                    str(file)]

@@ -138,7 +138,7 @@ def _variants(module: Any, name: str, heads: tuple[int, int]) -> Iterator[tuple[
     """What a launcher is given, sizes and whole numbers, in all that a kernel is compiled for: apart from head counts, sizes are
     as good as any others, since kernels are not specialised on them."""
     for ints in product(*((0, 1) if n.startswith("has_") else (16,) for n in module.INTS[name])):
-        yield (2, 32, 0, *heads, 2, *[2, 16] * hasattr(module, "PARTITION")), list(ints)
+        yield (2, 32, 0, *heads, 2, *([2, 16] if hasattr(module, "PARTITION") else [])), list(ints)
 
 
 def fresh(path: Path) -> Any:

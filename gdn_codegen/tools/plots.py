@@ -41,7 +41,7 @@ def time_against_length(data: dict[str, Any], path: Path) -> Path:
             points = sorted((sum(r["lens"]), r["device_ms"]) for r in here if r["who"] == who)
             ax.plot(*zip(*points, strict=True), marker="o", label=who)
         ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel="device time, ms",
-               title=f"H/HV {panel[0]}/{panel[1]}, {panel[2]} sequence{'s' * (panel[2] > 1)}")
+               title=f"H/HV {panel[0]}/{panel[1]}, {panel[2]} sequence{'s' if panel[2] > 1 else ''}")
         ax.set_xscale("log", base=2)
         ax.legend(fontsize=8)
     return _save(plt, figure, path)

@@ -159,7 +159,7 @@ def markdown(builds: list[tuple[Build, str, list[Result]]], device: str, left: d
     """The text of report.md. left: targets that did not run, and why."""
     good = all(r.ok for _, _, results in builds for r in results)
     one = Case((1,), gate=GATE)
-    verdict = f"All comparisons{' that ran' * bool(left)} hold" if good and builds else "FAILED"
+    verdict = f"All comparisons{' that ran' if left else ''} hold" if good and builds else "FAILED"
     lines = ["# Accuracy against float64", "", f"{verdict}. {device} tensors, "
              f"{one.heads} query head, {one.value_heads} value heads, an initial state, gates in [{2 * GATE:g}, 0], "
              "seeded inputs."]

@@ -174,7 +174,8 @@ def job_of(key: str, table: str) -> Job:
     """The job of a log's key."""
     k = json.loads(key)
     about = {n: k[n] for n in tables.ABOUT} | {"contract": Contract.parse(k["accept"])}
-    return Job(tables.chosen(about, k["build"], table), k["H"], k["HV"], tuple(k["lens"]), table * (table == tables.DECODE))
+    return Job(tables.chosen(about, k["build"], table), k["H"], k["HV"], tuple(k["lens"]),
+               table if table == tables.DECODE else "")
 
 
 def table(log: Log, arch: str, units: int) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def test_a_product_that_was_begun_is_drained_before_it_is_read(plan):
     (n,) = (n for n, o in enumerate(ops) if o.kind == "drain")
     (product,) = (o for o in ops if o.attr("later"))
     read = reads(walker(p))
-    reader = next(m for m, o in enumerate(ops) if product.out in read[id(o)])
+    reader = next(m for m, o in enumerate(ops) if product.out in read(o))
     assert product.agent == ops[n].agent == ops[reader].agent and ops.index(product) < n < reader
     message = f"{ops[reader].out} of aux reads {product.out} in turn 0, a product that was begun and not drained"
     for body in (ops[:n] + ops[n + 1:], [*ops[:n], *ops[n + 1:reader + 1], ops[n], *ops[reader + 1:]],

@@ -124,8 +124,8 @@ def test_what_is_ahead_has_a_slot_a_turn(name, prefetch):
     assert found
     for k in p.kernels:
         ring, access = rings(k), accesses(p, k, ASCEND_A2)
-        for o in walk(k.body):
-            for a in access.get(id(o), []):
+        for found in access.values():
+            for a in found:
                 if a.value in ring and a.space in ASCEND_A2.spaces:
                     assert a.slots == 2 and (a.at({a.loop: 0}).low, a.at({a.loop: 1}).low) != (a.low, a.low) or not a.loop
 

@@ -50,7 +50,8 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
                   for t in tensors] + [0],
         "ints": more,
         "own": [t.name for t in own],
-        "channels": [(t.name, (t.slots,) * (t.slots > 1) + t.tile.shape(p.sizes), t.dtype) for t in own if t.index == "block"],
+        "channels": [(t.name, ((t.slots,) if t.slots > 1 else ()) + t.tile.shape(p.sizes), t.dtype)
+                     for t in own if t.index == "block"],
         "constants": [(t.name, t.fill, t.tile.shape(p.sizes)[0], t.dtype) for t in own if t.index == "const"]})
 
 

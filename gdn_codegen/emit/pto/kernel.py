@@ -320,7 +320,7 @@ class KernelWriter:
         for i in range(1, 1 if together else self.k.lanes):
             w(f"const int64_t hv_{i} = hv + {i} < HV ? hv + {i} : HV - 1, h_{i} = hv_{i} / (HV / H);")
         size = self.p.sizes["C"]
-        skip = [f"if ({self.p.skips}_gm[n] < 0) continue;"] * bool(self.p.skips)
+        skip = [f"if ({self.p.skips}_gm[n] < 0) continue;"] if self.p.skips else []
         if self.k.grid == "chunks":
             w(f"const int64_t slot = {one} / {heads}, n = sequence_of(cu_seqlens, N, slot, {size});", *skip,
               "const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first, b = n * batched;",

@@ -85,7 +85,7 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
         pointer, _ = k.at(o, f"sub * {n}")
         return braces([f"UbTile<{ctype}, 1, {n}> mine;", f"TASSIGN(mine, {address});",
                        f"auto to = view({pointer}, 1, {n}, {n});", "TSTORE(to, mine);"])
-    when = [f"has_{t.name}"] * t.optional
+    when = [f"has_{t.name}"] if t.optional else []
     if t.index == "checkpoint":
         when += [f"(c + 1) % {EVERY} == 0", f"rows == {k.p.sizes['C']}"]
     row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"

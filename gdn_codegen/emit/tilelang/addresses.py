@@ -101,18 +101,18 @@ class Addresses:
             # A tensor that the caller left out comes with no sequences, one that nobody writes with no parts.
             own = t.optional or t.index in ("checkpoint", "part")
             lead = ["slots" if t.index == "slot" else f"n_{t.name}" if own else "ends - 1", t.heads]
-        return f"({', '.join([*lead, *dims])}{',' * (t.index == 'head')})"
+        return f"({', '.join([*lead, *dims])}{',' if t.index == 'head' else ''})"
 
     def view(self, t: Tensor) -> str:
         """The memory of a strided tensor as it lies. Strides come in units of what rows are aligned to, for copies to see."""
         unit = stride_unit(self.p, t)
         b, token, head = (x if unit == 1 else f"{x} * {unit}" for x in strides(t))
-        far = [b, *((token, head) if self.layout == "bthd" else (head, token)), *["1"] * (len(t.dims) - 1)]
+        far = [b, *((token, head) if self.layout == "bthd" else (head, token)), *("1" for _ in t.dims[1:])]
         return f"T.StridedTensor({self.shape(t)}, ({', '.join(far)}), {self.dtype(t.dtype)}, data={self.params[t.name]}.data)"
 
     def when(self, t: Tensor, o: Op) -> list[str]:
         """On what it depends whether a tile of `t` is moved at all, beside a load's operand."""
-        out = [f"has_{t.name} != 0"] * t.optional
+        out = [f"has_{t.name} != 0"] if t.optional else []
         if self.k.grid == "parts":
             if t.index == "sequence":
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "(first + span) * C >= length")

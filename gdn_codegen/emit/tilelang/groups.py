@@ -66,7 +66,7 @@ class GroupsWriter(KernelWriter):
         if x.space != "shared":
             return super().stored(o_dims, buffer)
         name = self.name(buffer)
-        ring = [self.slot(x)] * (x.slots > 1)
+        ring = [self.slot(x)] if x.slots > 1 else []
         return Value(o_dims, x.dtype, lambda *index: Text(f"{name}[{', '.join([*ring, *(index or ('0',))])}]"), buffer)
 
     def whole(self, buffer: str) -> str:
@@ -125,7 +125,7 @@ class GroupsWriter(KernelWriter):
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         self.w(head)
         self.w.indent += 1
-        for text in (*["chunk = begin + turn"] * (self.k.grid == "parts"), *self.chunk()):
+        for text in (*(["chunk = begin + turn"] if self.k.grid == "parts" else []), *self.chunk()):
             self.line(text)
         self.w.indent -= 1
         self.w.lines += after
@@ -143,13 +143,13 @@ class GroupsWriter(KernelWriter):
         groups = [list(g) for _, g in groupby(self.k.agents, lambda a: a.first // GROUP if a.threads < GROUP else a.name)]
         for n, group in enumerate(groups):
             last = n == len(groups) - 1
-            self.w("else:" if last else f"{'el' * (n > 0)}if tx < {group[-1].first + group[-1].threads}:")
+            self.w("else:" if last else f"{'el' if n else ''}if tx < {group[-1].first + group[-1].threads}:")
             self.w.indent += 1
             budget = group[0].registers
             self.w(f"T.set_max_nreg({budget}, {int(budget > REGISTERS // (-(-total // GROUP) * GROUP))})")
             for m, a in enumerate(group):
                 if len(group) > 1 or last:
-                    self.w(f"{'el' * (m > 0)}if tx < {a.first + a.threads}:")
+                    self.w(f"{'el' if m else ''}if tx < {a.first + a.threads}:")
                     self.w.indent += 1
                 self.branch(a)
                 self.w.indent -= len(group) > 1 or last
@@ -176,7 +176,7 @@ class GroupsWriter(KernelWriter):
         if parts:
             self.w("if first < T.max(stop, 1):")  # a sequence's first part, or one with chunks
             self.w.indent += 1
-            self.w(*["begin = first"] * (not self.early))
+            self.w(*(["begin = first"] if not self.early else []))
         return self.finished(body)
 
     def allocation(self, x: Buffer) -> str:
@@ -184,9 +184,9 @@ class GroupsWriter(KernelWriter):
             return f"{x.name} = T.alloc_barrier(arrive_count=[{x.shape[0]}] * {x.slots})"
         if x.space != "shared":
             return super().allocation(x)
-        dims = [*[str(x.slots)] * (x.slots > 1), *(self.dim(d) for d in self.buffer_dims(x.name) or (1,))]
+        dims = [*([str(x.slots)] if x.slots > 1 else []), *(self.dim(d) for d in self.buffer_dims(x.name) or (1,))]
         alloc = "t.staged" if x.name in self.inverted | self.crossing else "T.alloc_shared"
-        return f"{self.name(x.name)} = {alloc}(({', '.join(dims)}{',' * (len(dims) == 1)}), {self.dtype(x.dtype)})"
+        return f"{self.name(x.name)} = {alloc}(({', '.join(dims)}{',' if len(dims) == 1 else ''}), {self.dtype(x.dtype)})"
 
     def threads(self) -> int:
         return -(-sum(a.threads for a in self.k.agents) // GROUP) * GROUP
@@ -238,7 +238,7 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
     if acc is not None and acc.buffer != o.buffer:
         w.fill(w.stored(o.type.dims, o.buffer), acc)
     options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
-    options += ["clear_accum=True"] * (acc is None) + ["policy=T.GemmWarpPolicy.FullRow"]
+    options += (["clear_accum=True"] if acc is None else []) + ["policy=T.GemmWarpPolicy.FullRow"]
     if o.attr("later"):
         w.begun.append(o.buffer)
     run = "T.wgmma_gemm" if o.attr("later") else "T.gemm"
@@ -310,5 +310,5 @@ def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
 
 
 def _store_tile(w: GroupsWriter, o: Op, x: Value) -> None:
-    turned = ", turned=True" * (o.kind == "transpose")
+    turned = ", turned=True" if o.kind == "transpose" else ""
     w.line(f"t.store_tile({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread}{turned})")

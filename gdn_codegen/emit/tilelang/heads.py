@@ -52,7 +52,7 @@ class HeadsWriter(KernelWriter):
 
     def allocation(self, x: Buffer) -> str:
         dims = [str(self.k.abreast), *(f"{self.dim(d)} + {APART}" for d in self.buffer_dims(x.name))]
-        return f"{self.name(x.name)} = t.shared(({', '.join(dims)}{',' * (len(dims) == 1)}), {self.dtype(x.dtype)})"
+        return f"{self.name(x.name)} = t.shared(({', '.join(dims)}{',' if len(dims) == 1 else ''}), {self.dtype(x.dtype)})"
 
     def threads(self) -> int:
         return THREADS

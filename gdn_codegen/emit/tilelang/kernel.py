@@ -246,7 +246,7 @@ class KernelWriter(Addresses):
         if parts:
             self.w("if first < T.max(stop, 1):")  # a sequence's first part, or one with chunks
             self.w.indent += 1
-            self.w(*["begin = first"] * ("begin" in self.uses and not self.early))
+            self.w(*(["begin = first"] if "begin" in self.uses and not self.early else []))
         self.w(*at_chunk)
         return self.finished(body)
 
@@ -262,7 +262,7 @@ class KernelWriter(Addresses):
             begin = "length" if self.k.grid == "sequences" else f"T.max({low}, length)"
             if self.p.skips:
                 begin = f"T.if_then_else({self.p.skips}_n < 0, {low}, {begin})"
-            share = " and share == 0" * any(o.kind == "share" for o in walk(self.k.body))
+            share = " and share == 0" if any(o.kind == "share" for o in walk(self.k.body)) else ""
             self.w(f"if {CLEAR}{t.name} != 0{share}:",
                    "    room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)",
                    f"    low = T.alloc_var(T.int32, init={begin})",
@@ -297,7 +297,7 @@ class KernelWriter(Addresses):
         tensors = touched(self.p, self.k)
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32",
-                   *["parts: T.int32", "span: T.int32"] * (self.k.grid == "parts")]
+                   *(["parts: T.int32", "span: T.int32"] if self.k.grid == "parts" else [])]
         ints = integers(self.p, self.k)
         params += [f"{x}: {'T.int64' if '_stride' in x else 'T.int32'}" for x in ints]
         params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]
@@ -369,7 +369,7 @@ class KernelWriter(Addresses):
         if not x.shape:
             return f"{self.name(x.name)} = T.alloc_var({self.dtype(x.dtype)})"
         dims = [self.dim(d) for d in self.buffer_dims(x.name)]
-        shape = f"({', '.join(dims)}{',' * (len(dims) == 1)})"
+        shape = f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
         if x.name in self.summed and x.space == "fragment":
             return f"{self.name(x.name)} = t.rows({shape}, {self.dtype(x.dtype)}, {self.threads()})"
         return f"{self.name(x.name)} = t.{'staged' if x.name in self.inverted else x.space}({shape}, {self.dtype(x.dtype)})"

@@ -25,7 +25,7 @@ def matmul(w: KernelWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
     if acc is not None and acc.buffer != o.buffer:
         w.fill(w.stored(o.type.dims, o.buffer), acc)
     options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
-    options += ["clear_accum=False"] * (acc is not None)
+    options += ["clear_accum=False"] if acc is not None else []
     w.line(f"t.gemm({', '.join([_storage(w, o, a), _storage(w, o, b), w.name(o.buffer), *options])})")
 
 
@@ -61,7 +61,7 @@ def _side_by_side(w: KernelWriter, o: Op) -> list[Op]:
 
 def least(o: Op) -> list[str]:
     """The word for a sum whose terms are bounded."""
-    return [f"least={o.attr('least')!r}"] * (o.attr("least") is not None)
+    return [f"least={o.attr('least')!r}"] if o.attr("least") is not None else []
 
 
 @rule("cumsum")
@@ -85,7 +85,7 @@ def diagonal(w: KernelWriter, o: Op, x: Value) -> None:
 
 def strict(o: Op) -> list[str]:
     """The word for an inverse without its diagonal."""
-    return ["strict=True"] * bool(o.attr("strict"))
+    return ["strict=True"] if o.attr("strict") else []
 
 
 @rule("diag_inverse")

@@ -138,7 +138,7 @@ class KernelWriter:
 
     def rows(self, t: Tensor) -> str:
         """The descriptor of the sequence's rows of `t`."""
-        for name in ("length", *["b"] * (self.layout == "bhtd"), *(("h", "H") if t.heads == "H" else ())):
+        for name in ("length", *(["b"] if self.layout == "bhtd" else []), *(("h", "H") if t.heads == "H" else ())):
             self.use(name)
         self.descriptor(t)  # which uses more
         self.described[t.name] = t
@@ -166,7 +166,7 @@ class KernelWriter:
 
     def when(self, t: Tensor, o: Op) -> list[str]:
         """On what it depends whether a tile of `t` is moved at all, beside a load's operand."""
-        out = [f"has_{t.name}"] * t.optional
+        out = [f"has_{t.name}"] if t.optional else []
         if self.k.grid == "parts":
             if t.index == "sequence":
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "first + size >= length")
@@ -252,7 +252,7 @@ class KernelWriter:
 
     def turns(self, lp: Loop, body: tuple[Stmt, ...], index: str, begin: str, stop: str, step: int = 1) -> None:
         """A loop over `body`, and what is known of each of its chunks, or of every so-manieth."""
-        size = self.use("C") + f" * {step}" * (step > 1)
+        size = self.use("C") + (f" * {step}" if step > 1 else "")
         over = f"{begin}, {stop}" if index == "earlier" else f"{begin}, {stop}, {size}"
         self.w(f"for {index} in range({over}):")
         self.w.indent += 1
@@ -280,9 +280,9 @@ class KernelWriter:
         """What is known of the chunk for which loads work a turn ahead, whose first token is `t` ("" for
         none); past the last chunk its slot again, which is there."""
         near = f"tl.minimum({t}, tl.maximum(length - 1, 0)) // C" if t else ""
-        lines = {"row_next": " + ".join(["row_next = " + self.origin(), *[t] * bool(t)]),
-                 "valid_next": f"valid_next = {' + '.join([*[t] * bool(t), 'i_C'])} < length",
-                 "slot_next": " + ".join(["slot_next = start // C + n", *[near] * bool(t)])}
+        lines = {"row_next": " + ".join(["row_next = " + self.origin(), *([t] if t else [])]),
+                 "valid_next": f"valid_next = {' + '.join([*([t] if t else []), 'i_C'])} < length",
+                 "slot_next": " + ".join(["slot_next = start // C + n", *([near] if t else [])])}
         return [text for name, text in lines.items() if name in self.uses]
 
     def origin(self) -> str:
@@ -377,7 +377,7 @@ class KernelWriter:
         for t in touched(self.p, self.k):
             if t.index == "number":
                 out.append(f"{t.name}_n = tl.load({t.name}_ptr + n).to(tl.int64)")
-                ends += [f"if {t.name}_n < 0:", "    return"] * (t.name == self.p.skips)
+                ends += [f"if {t.name}_n < 0:", "    return"] if t.name == self.p.skips else []
         if "b" in self.uses:
             out.append(f"b = (n * {self.use('batched')}).to(tl.int64)")
             self.use("T")
@@ -390,8 +390,8 @@ class KernelWriter:
         if self.k.grid == "parts":
             out.append("first = ((part - start // size - n) * size).to(tl.int32)")
             ends += ["if first >= tl.maximum(length, 1):", "    return"]
-            out += ["stop = tl.minimum(first + size, length)"] * ("stop" in self.uses)
-            out += ["begin = first"] * ("begin" in self.uses and not self.early)
+            out += ["stop = tl.minimum(first + size, length)"] if "stop" in self.uses else []
+            out += ["begin = first"] if "begin" in self.uses and not self.early else []
         if {"valid", "valid_next"} & set(self.uses):
             self.use("i_C")
         for d in self.p.sizes:

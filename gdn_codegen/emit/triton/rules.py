@@ -51,7 +51,7 @@ for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", 
 
 @rule("maximum", "minimum")
 def extreme(w: KernelWriter, o: Op, a: Text, b: Text) -> Text:
-    nan = ", propagate_nan=tl.PropagateNan.ALL" * any(_is_const(w, x) for x in o.args)  # a bound keeps it
+    nan = ", propagate_nan=tl.PropagateNan.ALL" if any(_is_const(w, x) for x in o.args) else ""  # a bound keeps it
     return Text(f"tl.{o.kind}({a}, {b}{nan})")
 
 

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...ir.builder import Body
-from ...ir.core import Loop, Op, Program, Stmt
+from ...ir.core import Op, Program
 from ...ir.types import Tensor
 from ...schedule.contract import FORMS, Contract, ContractError
-from ..common import dead_code
+from ..common import walk_body, with_walk_body
 
 EPS = 1e-6  # as in FLA
 TINY = 2.0 ** -126
@@ -65,13 +65,8 @@ class _Accept:
         self.unit: set[str] = set()  # rows of norm 1, and their squares
 
     def run(self) -> Program:
-        (kernel,) = self.p.kernels
-        at = next(i for i, x in enumerate(kernel.body) if isinstance(x, Loop))
-        loop = kernel.body[at]
-        assert isinstance(loop, Loop)
-        b = Body({t.name: t for t in self.p.tensors}, {c.name: c.type for c in loop.carried})
-        b.taken |= {o.out for o in loop.body if isinstance(o, Op)} | {c.result for c in loop.carried}
-        for o in loop.body:
+        b = walk_body(self.p)
+        for o in self.p.walk.body:
             assert isinstance(o, Op)
             form = self.c.form(o.attr("tensor", "")) if o.kind == "load" else ""
             if form == "unit" or (o.kind == "mul" and o.args[0] == o.args[1] and o.args[0] in self.unit):
@@ -85,10 +80,8 @@ class _Accept:
             self.line = -len(self.source) - 1
             x = b.op("load", name=b.fresh(f"{o.out}_in"), **dict(o.attrs))
             self.source[self.line] = f"{o.out} = {_FORMS[form](self, b, x, o.out)}"
-        body: tuple[Stmt, ...] = dead_code(b.finish(), {c.next for c in loop.carried} | {self.p.forgets})
-        walk = replace(loop, body=body)
-        return replace(self.p, kernels=(replace(kernel, body=(*kernel.body[:at], walk, *kernel.body[at + 1:])),),
-                       source=(*self.source.items(), *self.p.source), scales=tuple(self.scales))
+        done = with_walk_body(self.p, b.finish())
+        return replace(done, source=(*self.source.items(), *self.p.source), scales=tuple(self.scales))
 
     def op(self, b: Body, kind: str, *args: str | float, name: str = "", **attrs: Any) -> str:
         return b.op(kind, *(b.op("const", value=a) if isinstance(a, float) else a for a in args), name=name, line=self.line,

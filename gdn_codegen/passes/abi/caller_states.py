@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.core import Loop, Op, Program, Stmt
+from ...ir.core import Op, Program, map_ops
 from ...ir.types import Tensor
 from ...schedule.contract import Contract
 
@@ -24,7 +24,7 @@ def caller_states(p: Program, contract: Contract) -> Program:
     if not (vk or pool or in_place or contract.checkpoints):
         return p
     (k,) = p.kernels
-    loop = next(s for s in k.body if isinstance(s, Loop))
+    loop = p.walk
     ends = {o.args[0]: o.attr("tensor") for o in k.body if isinstance(o, Op) and o.kind == "store"}
     starts = {o.out: o.attr("tensor") for o in k.body if isinstance(o, Op) and o.kind == "load"}
     under = {ends[c.result]: starts[c.init] for c in loop.carried}  # final -> initial
@@ -48,9 +48,8 @@ def caller_states(p: Program, contract: Contract) -> Program:
         names = (INDICES,) if in_place else (INDICES, FINAL_INDICES)
         tensors += [Tensor(n, "input", "number", "HV", (), "int32") for n in names]
 
-    def moved(s: Stmt) -> Stmt:
-        if isinstance(s, Loop):
-            return replace(loop, body=tuple(map(moved, loop.body)))
-        return replace(s, attrs=tuple(sorted((*s.attrs, ("transposed", True))))) if s.attr("tensor") in turned else s
+    def moved(o: Op) -> list[Op]:
+        return [o.with_attrs(transposed=True) if o.attr("tensor") in turned else o]
 
-    return replace(p, tensors=tuple(tensors), kernels=(replace(k, body=tuple(map(moved, k.body))),))
+    done = replace(p, tensors=tuple(tensors)).with_walk(loop)
+    return done.map_kernels(lambda k: replace(k, body=map_ops(k.body, moved)))

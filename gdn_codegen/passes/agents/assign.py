@@ -13,23 +13,20 @@ from typing import Any
 
 from ...devices import Cores, Device
 from ...ir.builder import Body
-from ...ir.core import Kernel, Loop, Op, Program, Stmt, loops, walk
+from ...ir.core import Kernel, Op, Program, loops, map_ops, walk
 from ...ir.types import Tensor
-from ..common import rebuild_kernel, with_tensors
+from ..common import rebuild_kernels, with_tensors
 
 
 def assign(p: Program, device: Device) -> Program:
     """`p` with an agent on every op."""
     if isinstance(device, Cores):
         made: dict[str, Tensor] = {}
-        kernels = tuple(rebuild_kernel(p, k, _Assign(k, device, made)) for k in p.kernels)
-        return with_tensors(replace(p, stage="assigned", kernels=kernels), *made.values())
+        done = rebuild_kernels(p, lambda k: _Assign(k, device, made))
+        return with_tensors(replace(done, stage="assigned"), *made.values())
     agent = device.agents[0]
-
-    def each(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(replace(s, body=each(s.body)) if isinstance(s, Loop) else replace(s, agent=agent) for s in body)
-
-    return replace(p, stage="assigned", kernels=tuple(replace(k, body=each(k.body)) for k in p.kernels))
+    done = p.map_kernels(lambda k: replace(k, body=map_ops(k.body, lambda o: [replace(o, agent=agent)])))
+    return replace(done, stage="assigned")
 
 
 class _Assign:
@@ -37,7 +34,6 @@ class _Assign:
 
     def __init__(self, k: Kernel, device: Cores, made: dict[str, Tensor]) -> None:
         self.first, self.maker, self.made, self.split = device.agents[0], device.runs["matmul"], made, k.split
-        self.order = {id(o): n for n, o in enumerate(walk(k.body))}
         self.readers: dict[str, list[tuple[Op, int, int]]] = {}  # op, which operand, place
         for n, o in enumerate(walk(k.body)):
             for i, a in enumerate(o.args):

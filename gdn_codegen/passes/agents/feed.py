@@ -15,19 +15,15 @@ from typing import Any
 
 from ...devices import Cores
 from ...ir.builder import Body
-from ...ir.core import Loop, Op, Program, Stmt
+from ...ir.core import Loop, Op, Program
 from ...ir.types import Tensor
-from ..common import rebuild_kernel
+from ..common import rebuild_kernels
 
 
 def feed(p: Program, device: Cores) -> Program:
     """`p` with explicit moves and with the loop over items."""
-    kernels = []
-    for k in p.kernels:
-        k = rebuild_kernel(p, k, _Feed(p, device))
-        fixed: tuple[Stmt, ...] = (Loop("item", (), k.body),)
-        kernels.append(replace(k, body=fixed))
-    return replace(p, stage="fed", kernels=tuple(kernels))
+    done = rebuild_kernels(p, lambda k: _Feed(p, device)).map_kernels(lambda k: replace(k, body=(Loop("item", (), k.body),)))
+    return replace(done, stage="fed")
 
 
 class _Feed:

@@ -9,13 +9,11 @@ not of a state, which leaves once in many chunks.
 """
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...devices import Device
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
 from ...ir.ops import OPS
-from ..common import rebuild_kernel
+from ..common import rebuild_kernels
 from ..storage.place import OPERANDS, VIEWS, over
 
 
@@ -23,7 +21,7 @@ def operands(p: Program, device: Device) -> Program:
     """`p` with moves before its products, where `device` needs them."""
     if device.operand == device.product:
         return p
-    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Operands(p, k, device)) for k in p.kernels))
+    return rebuild_kernels(p, lambda k: _Operands(p, k, device))
 
 
 class _Operands:
@@ -79,7 +77,7 @@ class _Operands:
         for a in o.args:
             x = self.defs.get(a)
             vector, loaded = self.type[a].rank == 1, x is not None and x.kind == "load"
-            if self.device.operand in (self.device.vector * vector, self.device.loaded * loaded):
+            if (vector and self.device.operand == self.device.vector) or (loaded and self.device.operand == self.device.loaded):
                 return True
             inside = x is not None and OPS[x.kind].elementwise and (self.count[a] == 1 or x.kind in VIEWS)
             if x is not None and inside and self.reads_near(x):

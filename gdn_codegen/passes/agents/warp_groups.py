@@ -26,8 +26,7 @@ INVERSE = "diag_inverse"
 
 def warp_groups(p: Program, device: Groups) -> Program:
     """`p` with an agent on every op of the kernels that walk the chunks."""
-    return replace(p, stage="assigned",
-                   kernels=tuple(_Assign(p, k, device).run() if walks(p, k) else k for k in p.kernels))
+    return replace(p.map_kernels(lambda k: _Assign(p, k, device).run() if walks(p, k) else k), stage="assigned")
 
 
 def leads(ops: list[Op], kind: str) -> set[str]:
@@ -57,7 +56,7 @@ class _Assign:
         """Whether each reader of `o` has its own."""
         return o.kind in VIEWS or (o.kind == "cast" and self.turned(o.args[0]))
 
-    def agents(self) -> dict[int, str]:
+    def agents(self) -> dict[Op, str]:
         d, out, carried = self.device, {}, {c.name for c in self.loop.carried}
         depends = set(carried)
         solved: set[str] = set()
@@ -73,13 +72,13 @@ class _Assign:
             if self.view(o):
                 continue
             if o.kind == "load":
-                out[id(o)] = d.loader
+                out[o] = d.loader
             elif o.kind == "store" and self.p.tensor(o.attr("tensor")).index == "token":
-                out[id(o)] = d.store
-            elif set(o.args) & depends or (o.kind == "matmul" and o.out in sums and out[id(sums[o.out])] == d.state):
-                out[id(o)] = d.state
+                out[o] = d.store
+            elif set(o.args) & depends or (o.kind == "matmul" and o.out in sums and out[sums[o.out]] == d.state):
+                out[o] = d.state
             else:
-                out[id(o)] = d.solve if o.out in solved else d.aux
+                out[o] = d.solve if o.out in solved else d.aux
         return out
 
     def run(self) -> Kernel:
@@ -109,8 +108,8 @@ class _Assign:
                 first |= set(o.args)
         d = self.device
         rank = {d.loader: 0, d.aux: 1, d.solve: 2, d.state: 3, d.store: 5}
-        mine = [o for o in self.inside if id(o) in self.agent]
-        return sorted(mine, key=lambda o: rank[self.agent[id(o)]] + (self.agent[id(o)] == d.state and o.out not in first))
+        mine = [o for o in self.inside if o in self.agent]
+        return sorted(mine, key=lambda o: rank[self.agent[o]] + (self.agent[o] == d.state and o.out not in first))
 
     def begun(self, body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:
         """The body in which `aux` begins the products that lead to no inverse once it has computed what does, and reads them
@@ -136,7 +135,7 @@ class _Assign:
         last = max(n for n, o in enumerate(rest) if o.agent == aux) + 1
         rest[last:last] = after
         at = rest.index(given) + 1
-        rest[at:at] = [replace(o, attrs=tuple(sorted([*o.attrs, ("later", True)]))) for o in ops if o.out in late]
+        rest[at:at] = [o.with_attrs(later=True) for o in ops if o.out in late]
         return tuple(rest)
 
     def by_need(self, body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:
@@ -161,12 +160,12 @@ class _Assign:
         return (*sorted(loads, key=need), *(o for o in ops if o.kind != "load"))
 
     def op(self, o: Op, b: Body) -> None:
-        d, agent = self.device, self.agent[id(o)]
+        d, agent = self.device, self.agent[o]
         if o.kind not in ("load", "store", "matmul", "last", INVERSE) and not OPS[o.kind].elementwise:
             raise self.error(f"{o.kind} ({o.out}, line {o.line}) has no rule for warp groups; let an earlier kernel compute it")
         if o.kind == "store" and agent == d.store:
             (a,) = o.args
-            maker = self.agent[id(self.defs[a])]
+            maker = self.agent[self.defs[a]]
             turned = o.attr("transposed")
             x = self.move(a, f"{a}_s", maker, d.operand, b, "transpose" if turned else "move")
             b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})
@@ -174,7 +173,7 @@ class _Assign:
         args = [self.read(a, agent, b) for a in o.args]
         attrs = {**dict(o.attrs), "transposed": None} if agent == d.loader else dict(o.attrs)
         b.op(o.kind, *args, name=o.out, line=o.line, agent=agent, **attrs)
-        if agent == d.aux and any(o.out in x.args and self.agent.get(id(x)) == d.solve for x in self.inside):
+        if agent == d.aux and any(o.out in x.args and self.agent.get(x) == d.solve for x in self.inside):
             self.read(o.out, d.solve, b)  # at once: `solve` has the longer way
 
     def read(self, a: str, agent: str, b: Body, view: str = "") -> str:
@@ -189,7 +188,7 @@ class _Assign:
             args = [self.read(x, agent, b, o.kind if o.kind in ("col", "row") else "") for x in o.args]
             out = b.op(o.kind, *args, line=o.line, agent=agent, **dict(o.attrs))
         else:
-            out, maker, d = a, self.agent[id(o)], self.device
+            out, maker, d = a, self.agent[o], self.device
             if maker not in (agent, d.loader):
                 if (maker, agent) not in ((d.aux, d.state), (d.aux, d.solve), (d.solve, d.state)):
                     raise self.error(f"{a} would go from {maker} to {agent}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.builder import Body
-from ...ir.core import Loop, Op, Program
+from ...ir.core import Op, Program
 from ...ir.decays import exponents
+from ..common import walk_body
 
 #: Its exp is less than half of the least float32 above 0.
 FLOOR = -105.0
@@ -19,16 +19,11 @@ FLOOR = -105.0
 
 def clamp_decay(p: Program) -> Program:
     """`p` with the terms of sums that exp takes bounded: from above where it takes a sum with a minus sign alone."""
-    (kernel,) = p.kernels
-    at = next(i for i, x in enumerate(kernel.body) if isinstance(x, Loop))
-    loop = kernel.body[at]
-    assert isinstance(loop, Loop)
     signs = exponents(p)
     if not signs:
         return p
-    b = Body({t.name: t for t in p.tensors}, {c.name: c.type for c in loop.carried})
-    b.taken |= {o.out for o in loop.body if isinstance(o, Op)} | {c.result for c in loop.carried}
-    for o in loop.body:
+    b = walk_body(p)
+    for o in p.walk.body:
         assert isinstance(o, Op)
         if signs.get(o.out) == 1:
             b.op("cumsum", *o.args, name=o.out, line=o.line, least=FLOOR)
@@ -37,7 +32,4 @@ def clamp_decay(p: Program) -> Program:
             b.op("neg", total, name=o.out, line=o.line)
         else:
             b.copy(o)
-    walk = replace(loop, body=b.finish())
-    return replace(p, kernels=(replace(kernel, body=(*kernel.body[:at], walk, *kernel.body[at + 1:])),))
-
-
+    return p.with_walk(replace(p.walk, body=b.finish()))

@@ -24,7 +24,7 @@ from ...ir.builder import Body
 from ...ir.core import Op, Program, uses
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule
-from ..common import rebuild_kernel
+from ..common import rebuild_kernels
 from ..storage.pack import WIDTH
 
 
@@ -44,8 +44,7 @@ def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int =
         made = OPS[o.kind].decompose
         return made(o, b) if made else None
 
-    return replace(p, stage="decomposed", kernels=tuple(rebuild_kernel(p, k, partial(rule, count=uses(k.body)))
-                                                          for k in p.kernels))
+    return replace(rebuild_kernels(p, lambda k: partial(rule, count=uses(k.body))), stage="decomposed")
 
 
 class _Inverse:

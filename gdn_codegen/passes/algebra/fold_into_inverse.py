@@ -8,17 +8,15 @@
 """
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, types, uses, walk
-from ..common import rebuild_kernel
+from ..common import rebuild_kernels
 from ..storage.pack import WIDTH
 
 
 def fold_into_inverse(p: Program) -> Program:
     """`p` with scales of columns in its inverses of whole tiles, and without masks before them."""
-    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Inverses(k)) for k in p.kernels))
+    return rebuild_kernels(p, _Inverses)
 
 
 class _Inverses:

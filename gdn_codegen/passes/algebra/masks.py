@@ -6,16 +6,14 @@ make it a branch.
 """
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, uses, walk
-from ..common import rebuild_kernel
+from ..common import rebuild_kernels
 
 
 def masks(p: Program) -> Program:
     """`p` with such masks made one."""
-    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Masks(k)) for k in p.kernels))
+    return rebuild_kernels(p, _Masks)
 
 
 class _Masks:

@@ -5,18 +5,16 @@ there both are exact up to the sum, while matrix units may round float32 operand
 """
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, walk
-from ..common import rebuild_kernel
+from ..common import rebuild_kernels
 
 
 def norms_from_products(p: Program, dtype: str) -> Program:
     """`p` without sums of squares that stand on the diagonal of a product."""
     if dtype == "float32":
         return p
-    return replace(p, kernels=tuple(rebuild_kernel(p, k, _Squares(k)) for k in p.kernels))
+    return rebuild_kernels(p, _Squares)
 
 
 class _Squares:

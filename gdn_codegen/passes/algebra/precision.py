@@ -14,7 +14,7 @@ from ...ir.core import Op, Program, loops, walk
 from ...ir.types import Tensor
 from ...schedule.contract import Contract
 from ...schedule.schedule import Schedule
-from ..common import rebuild_kernel
+from ..common import rebuild_kernels
 
 
 def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
@@ -61,4 +61,4 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
             return b.op(o.kind, *(cast(a, "float32") for a in o.args), name=o.out, line=o.line, **dict(o.attrs))
         return None
 
-    return replace(typed, stage="typed", kernels=tuple(rebuild_kernel(typed, k, rule) for k in p.kernels))
+    return replace(rebuild_kernels(typed, lambda k: rule), stage="typed")

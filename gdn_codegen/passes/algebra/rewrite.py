@@ -14,32 +14,20 @@ inverse of I + B, times D.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from ...ir.builder import Body
 from ...ir.core import Loop, Op, Program, types, uses
 from ...schedule.schedule import Schedule, ScheduleError
-from ..common import dead_code
+from ..common import walk_body, with_walk_body
 
 
 def rewrite(p: Program, s: Schedule) -> Program:
     """`p` in the schedule's form."""
     if s.form == "direct":
         return p
-    (kernel,) = p.kernels
-    before = kernel.body[: next(i for i, x in enumerate(kernel.body) if isinstance(x, Loop))]
-    loop = kernel.body[len(before)]
-    assert isinstance(loop, Loop)
     forms: dict[str, Callable[[Program, Schedule, Loop], tuple[Op, ...]]] = {
         "gate-free": _gate_free, "wy": _wy, "split": _split, "unit": _unit}
-    body = dead_code(replace(loop, body=forms[s.form](p, s, loop)).body, {c.next for c in loop.carried} | {p.forgets})
-    return replace(p, kernels=(replace(kernel, body=(*before, replace(loop, body=body), *kernel.body[len(before) + 1:])),))
-
-
-def _start(p: Program, loop: Loop) -> Body:
-    b = Body({t.name: t for t in p.tensors}, {c.name: c.type for c in loop.carried})
-    b.taken |= {o.out for o in _ops(loop)} | {c.result for c in loop.carried}
-    return b
+    return with_walk_body(p, forms[s.form](p, s, p.walk))
 
 
 def _ops(loop: Loop) -> list[Op]:
@@ -54,7 +42,7 @@ def _is_plain(o: Op) -> bool:
 def _gate_free(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     defs = {o.out: o for o in _ops(loop)}
     count, tile = uses(loop.body), types(loop.body)
-    b, decays = _start(p, loop), {}
+    b, decays = walk_body(p), {}
     for o in defs.values():  # the tiles to be inverted whose decay factors out, with that decay
         a = defs.get(o.args[0]) if o.kind == "unit_lower_inverse" else None
         if a is not None and a.kind == "strictly_lower" and count[a.out] == 1:
@@ -104,7 +92,7 @@ def _is_decay(name: str, defs: dict[str, Op]) -> bool:
 def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     defs = {o.out: o for o in _ops(loop)}
     states = {c.name for c in loop.carried}
-    b, tile = _start(p, loop), types(loop.body)
+    b, tile = walk_body(p), types(loop.body)
     depends: dict[str, bool] = dict.fromkeys(states, True)
     for o in defs.values():
         depends[o.out] = any(depends.get(a, False) for a in o.args)
@@ -198,7 +186,7 @@ class _Through:
 
 
 def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
-    defs, b = {o.out: o for o in _ops(loop)}, _start(p, loop)
+    defs, b = {o.out: o for o in _ops(loop)}, walk_body(p)
     waits = {c.name for c in loop.carried}
     for o in _ops(loop):
         if waits & set(o.args):
@@ -243,7 +231,7 @@ def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
 
 def _unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     inverses = {o.out for o in _ops(loop) if o.kind == "unit_lower_inverse"}
-    columns, b, done = _columns(s, loop), _start(p, loop), 0
+    columns, b, done = _columns(s, loop), walk_body(p), 0
     through = _Through(b, loop, columns)
     for o in _ops(loop):
         if not _is_plain(o) or o.args[0] not in inverses:

@@ -13,9 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...ir.builder import Body
-from ...ir.core import Loop, Op, Program, uses
-from ..common import dead_code
+from ...ir.core import Loop, Op, Program, uses, walk
+from ..common import walk_body, with_walk_body
 
 Powers = dict[str, int]  # vector -> power
 #: Ops that need not know what their operands are multiples of.
@@ -26,14 +25,9 @@ def row_scales(p: Program) -> Program:
     """`p` whose products read unscaled inputs."""
     if not p.scales:
         return p
-    (kernel,) = p.kernels
-    at = next(i for i, x in enumerate(kernel.body) if isinstance(x, Loop))
-    loop = kernel.body[at]
-    assert isinstance(loop, Loop)
-    body = dead_code(_Scale(p, loop).run(), {c.next for c in loop.carried} | {p.forgets})
-    kept = {o.out for o in body if isinstance(o, Op)}
-    body = (*kernel.body[:at], replace(loop, body=body), *kernel.body[at + 1:])
-    return replace(p, kernels=(replace(kernel, body=body),), scales=tuple(n for n in p.scales if n in kept))
+    done = with_walk_body(p, _Scale(p, p.walk).run())
+    kept = {o.out for o in walk(done.walk.body)}
+    return replace(done, scales=tuple(n for n in p.scales if n in kept))
 
 
 def _times(a: Powers, b: Powers) -> Powers:
@@ -56,8 +50,7 @@ class _Scale:
                 self.readers.setdefault(a, set()).add(o.kind)
         self.whole = {c.next for c in loop.carried} | {p.forgets}  # what is wanted as it is
         self.whole |= {n for n, kinds in self.readers.items() if not kinds <= set(FOLLOWED)}
-        self.b = Body({t.name: t for t in p.tensors}, {c.name: c.type for c in loop.carried})
-        self.b.taken |= {o.out for o in self.ops} | {c.result for c in loop.carried}
+        self.b = walk_body(p)
         self.made: dict[str, Op] = {}
         self.paid: set[str] = set()  # products that a column scales
         self.of: dict[str, tuple[str, Powers, Powers]] = {}  # value -> y, what scales its rows, its columns

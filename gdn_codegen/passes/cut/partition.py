@@ -203,6 +203,6 @@ class _Parts:
                 last = self.body(k)
                 last.op("store", last.op("load", name=self.c.result, tensor=self.end.name), **dict(x.attrs))
                 moves.append(Kernel(self.end.name, "sequences", last.finish(), **self.split))  # type: ignore[arg-type]
-                x = replace(x, attrs=(("tensor", self.end.name),))
+                x = replace(x, attrs=()).with_attrs(tensor=self.end.name)
             body.append(x)
         return [replace(k, grid="parts", body=(*b.finish(), *body)), *moves]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.core import Loop, Op, Program
+from ...ir.core import Loop, Op, Program, map_loops
 from ...ir.ops import OWN_PART
 from ...schedule.schedule import Schedule
 
@@ -16,11 +16,12 @@ def warm_up(p: Program, s: Schedule) -> Program:
     """`p` with marks in the loops that may begin early."""
     if s.early == "all":
         return p
-    return replace(p, kernels=tuple(replace(k, body=tuple(
-        _marked(x) if isinstance(x, Loop) and x.early and x.index == "chunk" else x for x in k.body)) for k in p.kernels))
+    return p.map_kernels(lambda k: replace(k, body=map_loops(k.body, _marked)))
 
 
-def _marked(loop: Loop) -> Loop:
+def _marked(loop: Loop) -> list[Loop]:
+    if not loop.early or loop.index != "chunk":
+        return [loop]
     needed = {c.next for c in loop.carried}
     body: list[Op] = []
     for o in reversed(loop.body):
@@ -28,6 +29,6 @@ def _marked(loop: Loop) -> Loop:
         if o.out in needed:
             needed |= set(o.args)
         else:
-            o = replace(o, attrs=tuple(sorted({**dict(o.attrs), OWN_PART: True}.items())))
+            o = o.with_attrs(**{OWN_PART: True})
         body.append(o)
-    return replace(loop, body=tuple(reversed(body)))
+    return [replace(loop, body=tuple(reversed(body)))]

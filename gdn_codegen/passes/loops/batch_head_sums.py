@@ -28,8 +28,7 @@ def batch_head_sums(p: Program, device: Cores) -> Program:
     if not chosen:
         return p
     p = with_tensors(p, MASK)
-    return replace(p, kernels=tuple(replace(rebuild_kernel(p, k, _rule), lanes=HEADS) if k.name in chosen else k
-                                    for k in p.kernels))
+    return p.map_kernels(lambda k: replace(rebuild_kernel(p, k, _rule), lanes=HEADS) if k.name in chosen else k)
 
 
 def _only_sums(p: Program, k: Kernel) -> bool:

@@ -17,8 +17,7 @@ WAITS = ("load", "cumsum", "row_sum", "diag_inverse")
 
 def batch_heads(p: Program, s: Schedule) -> Program:
     """`p` with such kernels widened to the schedule's `value_heads`."""
-    return p if s.value_heads == 1 else replace(p, kernels=tuple(_widened(p, k, s.value_heads) if _fits(k) else k
-                                                                 for k in p.kernels))
+    return p if s.value_heads == 1 else p.map_kernels(lambda k: _widened(p, k, s.value_heads) if _fits(k) else k)
 
 
 def _fits(k: Kernel) -> bool:

@@ -17,7 +17,7 @@ KINDS = ("const", "scalar", "full", "valid", "cumsum", "last")
 
 def heads_per_block(p: Program, device: Device) -> Program:
     """`p` with such kernels marked, where `device` takes several instances."""
-    return replace(p, kernels=tuple(replace(k, abreast=device.abreast) if _narrow(p, k) else k for k in p.kernels))
+    return p.map_kernels(lambda k: replace(k, abreast=device.abreast) if _narrow(p, k) else k)
 
 
 def _narrow(p: Program, k: Kernel) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from ...ir.core import Kernel, Loop, Op, Program, Stmt, uses, walk
+from ...ir.core import Kernel, Op, Program, map_ops, uses, walk
 
 
 def candidates(p: Program, k: Kernel) -> list[str]:
@@ -26,16 +26,11 @@ def hoist(k: Kernel, tensors: set[str]) -> Kernel:
     top: dict[tuple[str, str], Op] = {}
     names: dict[str, str] = {}
 
-    def each(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        out: list[Stmt] = []
-        for s in body:
-            if isinstance(s, Loop):
-                out.append(replace(s, body=each(s.body)))
-            elif s.kind == "load" and s.attr("tensor") in tensors:
-                names[s.out] = top.setdefault((s.attr("tensor"), s.agent), s).out
-            else:
-                out.append(s.renamed(names))
-        return tuple(out)
+    def each(o: Op) -> list[Op]:
+        if o.kind != "load" or o.attr("tensor") not in tensors:
+            return [o.renamed(names)]
+        names[o.out] = top.setdefault((o.attr("tensor"), o.agent), o).out
+        return []
 
-    body = each(k.body)
+    body = map_ops(k.body, each)
     return replace(k, body=(*top.values(), *body))

@@ -28,8 +28,8 @@ class Copies:
             name += f"_{'bcdefgh'[lane - 1]}"
         self.taken.add(name)
         mine[o.out] = name
-        attrs = (*o.attrs, ("lane", lane)) if o.attr("tensor") else o.attrs
-        return replace(o, out=name, args=tuple(mine.get(a, a) for a in o.args), attrs=tuple(sorted(attrs)))
+        copy = replace(o.renamed(mine), out=name)
+        return copy.with_attrs(lane=lane) if o.attr("tensor") else copy
 
 
 def interleave_heads(p: Program, k: Kernel, n: int) -> tuple[Kernel, list[Tensor]]:
@@ -47,7 +47,7 @@ def interleave_heads(p: Program, k: Kernel, n: int) -> tuple[Kernel, list[Tensor
             return done
         own = f"{tensor}{lane}"
         made[own] = replace(p.tensor(tensor), name=own)
-        return replace(done, attrs=tuple(sorted((dict(o.attrs) | {"tensor": own}).items())))
+        return done.with_attrs(tensor=own, lane=None)
 
     def shared(o: Op) -> bool:
         of = o.attr("tensor")

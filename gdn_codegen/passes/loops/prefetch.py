@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from ...devices import Cores
-from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt, types
+from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt, map_loops, types
 from ...ir.ops import OPS
 from ...ir.types import Tile
 from ..storage.pack import VIEWS, WIDTH
@@ -22,8 +22,8 @@ def prefetch(p: Program, k: Kernel, what: str, device: Cores) -> Kernel:
     """`k` with its early ops one turn ahead; itself where it walks no chunks."""
     if what == "no" or k.grid != "sequences":
         return k
-    return replace(k, body=tuple(replace(s, body=tuple(x for o in s.body for x in (
-        _ahead(p, k, o, what, device) if isinstance(o, Loop) else [o]))) if isinstance(s, Loop) else s for s in k.body))
+    return replace(k, body=map_loops(k.body, lambda items: [
+        replace(items, body=map_loops(items.body, lambda chunks: _ahead(p, k, chunks, what, device)))]))
 
 
 class _Early:
@@ -40,7 +40,7 @@ class _Early:
                 self.writers.setdefault(o.attr("tensor"), []).append(o)
         self.carried = {c.name for c in loop.carried}
         self.next = {c.next for c in loop.carried}
-        self.early = {id(o) for o in self.ops if self.wanted(o, what)}
+        self.early = {o for o in self.ops if self.wanted(o, what)}
         while self.drop():
             pass
 
@@ -66,34 +66,34 @@ class _Early:
 
     def kept(self) -> list[Op]:
         """The ops of this turn, with those light ones that it reads of early values."""
-        need = {a for o in self.ops if id(o) not in self.early for a in o.args}
+        need = {a for o in self.ops if o not in self.early for a in o.args}
         for o in reversed(self.ops):
             if o.out in need and self.light(o):
                 need |= set(o.args)
-        return [o for o in self.ops if id(o) not in self.early or (o.out in need and self.light(o))]
+        return [o for o in self.ops if o not in self.early or (o.out in need and self.light(o))]
 
     def crossing(self) -> list[Op]:
         """Early ops whose values this turn's read."""
         need = {a for o in self.kept() for a in o.args}
-        return [o for o in self.ops if id(o) in self.early and o.out in need and not self.light(o)]
+        return [o for o in self.ops if o in self.early and o.out in need and not self.light(o)]
 
     def drop(self) -> bool:
         """Take out one op that cannot be early; False where there is none."""
-        late = {id(o) for o in self.ops if id(o) not in self.early and o.kind not in ("const", "scalar")}
+        late = {o for o in self.ops if o not in self.early and o.kind not in ("const", "scalar")}
         for o in self.ops:
-            if id(o) in self.early and (any(id(x) in late for x in self.before(o)) or self.carried & set(o.args)):
-                self.early.remove(id(o))
+            if o in self.early and (any(x in late for x in self.before(o)) or self.carried & set(o.args)):
+                self.early.remove(o)
                 return True
         crossing = self.crossing()
         for o in crossing:
             if o.kind == "matmul" or (o.kind == "move" and o.attr("space") in self.device.feeds) or self.smaller(o, crossing):
-                self.early.remove(id(o))
+                self.early.remove(o)
                 return True
         return False
 
     def smaller(self, o: Op, crossing: list[Op]) -> bool:
         """Whether what `o` is made of takes less room than its result, and no early op reads that."""
-        if not OPS[o.kind].elementwise or any(o.out in x.args for x in self.ops if id(x) in self.early):
+        if not OPS[o.kind].elementwise or any(o.out in x.args for x in self.ops if x in self.early):
             return False
         parts = {a for a in o.args if a in self.made_by and self.made_by[a] not in crossing and self.type[a].rank}
         return sum(map(self.bytes, parts)) < self.bytes(o.out)
@@ -117,12 +117,11 @@ def _ahead(p: Program, k: Kernel, loop: Loop, what: str, device: Cores) -> list[
         names: dict[str, str] = {}
         out = []
         for o in e.ops:
-            if id(o) not in e.early:
+            if o not in e.early:
                 continue
             if o.out:
                 names[o.out] = fresh(f"{o.out}_{suffix}")
-            attrs = tuple(sorted({**dict(o.attrs), "ahead": 1}.items()))
-            out.append(replace(o, out=names.get(o.out, ""), args=tuple(names.get(a, a) for a in o.args), attrs=attrs))
+            out.append(replace(o.renamed(names), out=names.get(o.out, "")).with_attrs(ahead=1))
         return out, names
 
     if not e.early:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.builder import Body
-from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt, types
+from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt, map_loops, types
 
 
 def prefetch_vectors(p: Program) -> Program:
     """`p`, its walks' vectors loaded a turn ahead."""
-    return replace(p, kernels=tuple(replace(k, body=tuple(x for s in k.body for x in (
-        _ahead(p, k, s) if isinstance(s, Loop) and s.index == "chunk" else [s]))) for k in p.kernels))
+    return p.map_kernels(lambda k: replace(k, body=map_loops(
+        k.body, lambda s: _ahead(p, k, s) if s.index == "chunk" else [s])))
 
 
 def _ahead(p: Program, k: Kernel, loop: Loop) -> list[Stmt]:

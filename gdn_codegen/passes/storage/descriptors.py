@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.core import Loop, Op, Program
+from ...ir.core import Kernel, Op, Program, map_loops, map_ops
 from ...schedule.schedule import Schedule
 
 
@@ -15,14 +15,11 @@ def descriptors(p: Program, s: Schedule) -> Program:
     """`p` with marks at loads in loops over chunks."""
     if not s.descriptors:
         return p
-    kernels = []
-    for k in p.kernels:
-        def marked(o: Op) -> Op:
-            if o.kind != "load" or not p.describes(k, o):
-                return o
-            return replace(o, attrs=tuple(sorted({**dict(o.attrs), "described": True}.items())))
+    def marked(k: Kernel, o: Op) -> Op:
+        return o.with_attrs(described=True) if o.kind == "load" and p.describes(k, o) else o
 
-        kernels.append(replace(k, body=tuple(
-            replace(x, body=tuple(marked(o) if isinstance(o, Op) else o for o in x.body))
-            if isinstance(x, Loop) and x.index == "chunk" else x for x in k.body)))
-    return replace(p, kernels=tuple(kernels))
+    def each(k: Kernel) -> Kernel:
+        return replace(k, body=map_loops(k.body, lambda s: [
+            replace(s, body=map_ops(s.body, lambda o: [marked(k, o)])) if s.index == "chunk" else s]))
+
+    return p.map_kernels(each)

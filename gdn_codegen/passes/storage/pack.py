@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ...devices import Cores
 from ...ir.builder import Body
-from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, Tile, loops, types, walk
+from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, Tile, loops, map_ops, types, walk
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
 
@@ -23,7 +23,7 @@ VIEWS = ("const", "scalar", "col", "row", "part", "block", "last")
 
 def pack(p: Program, s: Schedule, device: Cores) -> Program:
     """`p` with buffers at byte offsets."""
-    return replace(p, stage="placed", kernels=tuple(_pack(p, _with_copies(k, device), s, device) for k in p.kernels))
+    return replace(p.map_kernels(lambda k: _pack(p, _with_copies(k, device), s, device)), stage="placed")
 
 
 def fits(p: Program, k: Kernel, s: Schedule, device: Cores) -> bool:
@@ -125,6 +125,7 @@ class _Place:
     end: int
     offset: int = 0
     slots: int = 1
+    pinned: bool = False  # no other value may take it over
 
     @property
     def bytes(self) -> int:
@@ -145,7 +146,6 @@ class _Kernel:
         self.last: dict[str, int] = {}
         self.depth: dict[str, int] = {}
         self.home: dict[str, _Place] = {}
-        self.pinned: set[int] = set()
         self.at = 0
         self.scratch: list[_Place] = []
         self.wide: set[str] = set()
@@ -163,11 +163,11 @@ class _Kernel:
         self.lifetimes(self.k.body)
         self.at = 0
         self.buffers(self.k.body)
-        places: list[_Place] = list({id(x): x for x in self.home.values()}.values()) + self.scratch
+        places: list[_Place] = [*{x.name: x for x in self.home.values()}.values(), *self.scratch]
         for space, size in self.device.spaces.items():
             self.fit(space, size, sorted((x for x in places if x.space == space), key=lambda x: (x.start, x.end)))
         buffers = tuple(Buffer(x.name, x.space, x.shape, x.dtype, x.offset, x.slots, x.agent) for x in places)
-        return replace(self.k, body=self.mark(self.k.body), buffers=buffers)
+        return replace(self.k, body=map_ops(self.k.body, lambda o: [self.marked(o)]), buffers=buffers)
 
     # --- lifetimes -----------------------------------------------------------------------------------------------
     def lifetimes(self, body: tuple[Stmt, ...], depth: int = 0) -> None:
@@ -230,7 +230,7 @@ class _Kernel:
             raise self.error(f"{c.name} starts as {c.init}, which lives on")
         place.end, place.slots = max(place.end, self.last[c.name]), c.slots
         self.home[c.name] = place
-        self.pinned.add(id(place))
+        place.pinned = True
         for kind in (self.wide, self.half):
             kind |= {c.name} if c.init in kind else set()
 
@@ -272,7 +272,7 @@ class _Kernel:
             return None
         for a in o.args:
             place = self.home.get(a)
-            if place is not None and id(place) not in self.pinned and place.end == self.at and place.space == space \
+            if place is not None and not place.pinned and place.end == self.at and place.space == space \
                     and (place.shape, place.dtype) == (shape, self.type[o.out].dtype) and a not in self.wide:
                 return place
         return None
@@ -313,9 +313,8 @@ class _Kernel:
         raise self.error(f"{space} has {size} bytes, and at the fullest point {sum(x.bytes for x in live)} are live: "
                          f"{names}; use a smaller chunk, or cut the values into more kernels")
 
-    def mark(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(replace(s, body=self.mark(s.body)) if isinstance(s, Loop)
-                     else replace(s, buffer=self.home[s.out].name if s.out in self.home else "") for s in body)
+    def marked(self, o: Op) -> Op:
+        return replace(o, buffer=self.home[o.out].name if o.out in self.home else "")
 
 
 def _free(x: _Place, others: list[_Place], size: int, align: int, start: int) -> int | None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import prod
 
 from ...devices import Device
-from ...ir.core import Buffer, Kernel, Loop, Op, Program, Stmt, loops, types, uses, walk
+from ...ir.core import Buffer, Kernel, Loop, Op, Program, Stmt, loops, map_ops, types, uses, walk
 from ...ir.ops import OPS
 from ...schedule.schedule import ScheduleError
 
@@ -32,7 +32,12 @@ def over(o: Op, device: Device) -> bool:
 
 def place(p: Program, device: Device) -> Program:
     """`p` with buffers on its kernels and on the ops that fill them."""
-    return replace(p, stage="placed", kernels=tuple(_Kernel(p, k, device).run() for k in p.kernels))
+    return replace(p.map_kernels(lambda k: _Kernel(p, k, device).run()), stage="placed")
+
+
+def with_buffers(body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:
+    """The body whose values lie in the buffers that `owner` names."""
+    return map_ops(body, lambda o: [replace(o, buffer=owner.get(o.out, ""))])
 
 
 class _Kernel:
@@ -71,7 +76,7 @@ class _Kernel:
                 t = self.type[value]
                 buffers[name] = Buffer(name, self.space(name if name in self.defs else value), t.shape(self.sizes), t.dtype)
         self.check_sizes(buffers.values())
-        return replace(self.k, body=self.mark(self.k.body, owner), buffers=tuple(buffers.values()))
+        return replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values()))
 
     def stored(self, o: Op) -> bool:
         """Whether the value of `o` has storage, rather than being an expression in its reader."""
@@ -128,14 +133,14 @@ class _Kernel:
                    for a in o.args)
 
     def share_accumulators(self, owner: dict[str, str]) -> None:
-        order = {o.out or id(o): n for n, o in enumerate(self.ops)}
+        order = {o: n for n, o in enumerate(self.ops)}
         for o in self.ops:
             if o.kind != "matmul" or len(o.args) < 3 or o.out not in owner:
                 continue
             acc = o.args[2]
             if acc not in owner or acc in self.carried or o.out in self.carried or acc in self.operands():
                 continue
-            if all(order[r.out or id(r)] <= order[o.out] for r, _ in self.all_readers(acc)):
+            if all(order[r] <= order[o] for r, _ in self.all_readers(acc)):
                 root = owner[acc]
                 for v in [v for v, n in owner.items() if n == root]:
                     owner[v] = o.out
@@ -143,16 +148,16 @@ class _Kernel:
     def share_storage(self, owner: dict[str, str]) -> None:
         """Values of limited spaces that are never alive together share a buffer of their shape and dtype."""
         region = next(loops(self.k.body), self.k).body
-        order = {id(o): n for n, o in enumerate(region)}
+        order = {o: n for n, o in enumerate(region) if isinstance(o, Op)}
         for after, o in pairwise(reversed(region)):  # side by side
             if isinstance(o, Op) and isinstance(after, Op) and o.kind == after.kind and o.kind in SIDE_BY_SIDE:
-                order[id(o)] = order[id(after)]
+                order[o] = order[after]
         alive: dict[str, tuple[int, int]] = {}  # buffer -> first definition, last reader
         for o in region:
             if isinstance(o, Op) and o.out in owner and o.out not in self.carried:
-                ends = [order.get(id(r), len(region)) for r, _ in self.all_readers(o.out)]
-                first, last = alive.get(owner[o.out], (order[id(o)], 0))
-                alive[owner[o.out]] = first, max([last, order[id(o)], *ends])
+                ends = [order.get(r, len(region)) for r, _ in self.all_readers(o.out)]
+                first, last = alive.get(owner[o.out], (order[o], 0))
+                alive[owner[o.out]] = first, max([last, order[o], *ends])
         pinned = {owner[o.out] for o in self.ops if over(o, self.device)}
         across = {owner[v] for v in owner if not self.along_rows(v)}
         free: dict[tuple[str, tuple[int, ...], str], list[tuple[int, str]]] = {}
@@ -185,10 +190,6 @@ class _Kernel:
         for r, n in self.readers.get(name, []):
             out += [(r, n)] if not r.out or self.stored(r) else self.all_readers(r.out)
         return out
-
-    def mark(self, body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:
-        return tuple(replace(s, body=self.mark(s.body, owner)) if isinstance(s, Loop)
-                     else replace(s, buffer=owner.get(s.out, "")) for s in body)
 
     def check_sizes(self, buffers: Iterable[Buffer]) -> None:
         """The buffers of a limited space fit it together."""

@@ -10,12 +10,12 @@ from dataclasses import replace
 from math import prod
 
 from ...devices import Groups
-from ...ir.core import Agent, Buffer, Kernel, Loop, Op, Program, Stmt, loops, types, uses, walk
+from ...ir.core import Agent, Buffer, Kernel, Op, Program, loops, types, uses, walk
 from ...schedule.schedule import Schedule, ScheduleError
 from ..agents.warp_groups import INVERSE
 from ..common import walks
 from .pack import WIDTH
-from .place import VIEWS, over
+from .place import VIEWS, over, with_buffers
 
 #: Bytes that divide the strides of what is copied as a tile.
 ROW = 16
@@ -23,7 +23,7 @@ ROW = 16
 
 def rings(p: Program, s: Schedule, device: Groups) -> Program:
     """`p` with buffers on the kernels that walk the chunks."""
-    return replace(p, kernels=tuple(_Kernel(p, k, s, device).run() if walks(p, k) else k for k in p.kernels))
+    return p.map_kernels(lambda k: _Kernel(p, k, s, device).run() if walks(p, k) else k)
 
 
 def moves(o: Op, device: Groups) -> bool:
@@ -72,7 +72,7 @@ class _Kernel:
             elif self.stored(o):
                 buffers[o.out] = self.buffer(o.out, o.out, self.device.product)
                 owner[o.out] = o.out
-        out = replace(self.k, body=self.mark(self.k.body, owner), buffers=tuple(buffers.values()), agents=self.agents(buffers))
+        out = replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values()), agents=self.agents(buffers))
         self.fits(out, owner, buffers)
         return out
 
@@ -96,10 +96,10 @@ class _Kernel:
 
     def grown(self, o: Op) -> bool:
         """Whether a product may overwrite its accumulator: made in the same turn, and read before by what keeps its own value."""
-        order = {id(x): n for n, x in enumerate(self.inside)}
+        order = {x: n for n, x in enumerate(self.inside)}
         made = next((x for x in self.inside if x.out == o.args[2]), None)
         kept = {c.next for c in self.loop.carried}
-        return made is not None and made.out not in kept and all(r is o or (self.stored(r) and order[id(r)] < order[id(o)])
+        return made is not None and made.out not in kept and all(r is o or (self.stored(r) and order[r] < order[o])
                                         for r, _ in self.readers[made.out])
 
     def stored(self, o: Op) -> bool:
@@ -110,10 +110,6 @@ class _Kernel:
         operand = any(r.kind == "matmul" and n < 2 for r, n in self.readers[o.out])
         copied = any(moves(r, self.device) for r, _ in self.readers[o.out])
         return self.type[o.out].rank == 2 and 1 not in self.type[o.out].dims and (operand or copied or self.count[o.out] != 1)
-
-    def mark(self, body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:
-        return tuple(replace(s, body=self.mark(s.body, owner)) if isinstance(s, Loop)
-                     else replace(s, buffer=owner.get(s.out, "")) for s in body)
 
     def fits(self, k: Kernel, owner: dict[str, str], buffers: dict[str, Buffer]) -> None:
         """What the agents can do, and what shared memory holds."""

@@ -57,8 +57,8 @@ class Access:
             and (self.write or other.write)
 
 
-def accesses(p: Program, k: Kernel, device: Cores) -> dict[int, list[Access]]:
-    """What each op (by id) of a placed kernel reads and writes."""
+def accesses(p: Program, k: Kernel, device: Cores) -> dict[Path, list[Access]]:
+    """What each op of a placed kernel reads and writes, by the op's place."""
     buffers = {b.name: b for b in k.buffers}
     shared = {t.name: t.slots for t in p.tensors if t.index == "block"}
     defs = {o.out: o for o in walk(k.body) if o.out}
@@ -83,9 +83,8 @@ def accesses(p: Program, k: Kernel, device: Cores) -> dict[int, list[Access]]:
             return None
         return source(o.args[0])
 
-    out: dict[int, list[Access]] = {}
-    loop_of = _loops_of(k.body)
-    for o in walk(k.body):
+    out: dict[Path, list[Access]] = {}
+    for path, loop, o in _places(k.body):
         if pipe_of(device, o) is None:
             continue
         found = [memory(where[s], False, a, s) for a in o.args if (s := source(a))]
@@ -98,17 +97,18 @@ def accesses(p: Program, k: Kernel, device: Cores) -> dict[int, list[Access]]:
             found.append(Access(space, low, high, True, "scratch of a column"))
         if o.kind in ("load", "store") and o.attr("tensor") in shared:
             tensor = o.attr("tensor")
-            found.append(Access(tensor, 0, 1, o.kind == "store", tensor, shared[tensor], loop_of[id(o)], o.attr("ahead", 0)))
-        out[id(o)] = found
+            found.append(Access(tensor, 0, 1, o.kind == "store", tensor, shared[tensor], loop, o.attr("ahead", 0)))
+        out[path] = found
     return out
 
 
-def _loops_of(body: tuple[Stmt, ...], loop: str = "") -> dict[int, str]:
-    """The index of the innermost loop around each op, by id."""
-    out: dict[int, str] = {}
-    for s in body:
-        out |= _loops_of(s.body, s.index) if isinstance(s, Loop) else {id(s): loop}
-    return out
+def _places(body: tuple[Stmt, ...], path: Path = (), loop: str = "") -> Iterator[tuple[Path, str, Op]]:
+    """Every op in program order, with its place and the index of the innermost loop around it."""
+    for i, s in enumerate(body):
+        if isinstance(s, Loop):
+            yield from _places(s.body, (*path, i), s.index)
+        else:
+            yield (*path, i), loop, s
 
 
 def _carried(body: tuple[Stmt, ...], where: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ def async_copies(p: Program, device: Device) -> Program:
     """`p` with waits for copies, where `device` has them."""
     if not device.async_loads:
         return p
-    return replace(p, kernels=tuple(k if k.abreast > 1 else replace(k, body=_Arrive(p, k).body(k.body)) for k in p.kernels))
+    return p.map_kernels(lambda k: k if k.abreast > 1 else replace(k, body=_Arrive(p, k).body(k.body)))
 
 
 class _Arrive:
@@ -42,7 +42,7 @@ class _Arrive:
             elif self.coming & self.touched(s):
                 wait()
             if isinstance(s, Op) and s.kind == "load" and self.copied(s):
-                s = replace(s, attrs=tuple(sorted((*s.attrs, ("channel", CHANNEL)))))
+                s = s.with_attrs(channel=CHANNEL)
                 self.coming.add(s.buffer)
             out.append(s)
         wait()

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ...devices import Groups
-from ...ir.core import Buffer, Kernel, Loop, Op, Program, loops
+from ...ir.core import Buffer, Kernel, Loop, Op, Program, loops, map_loops
 from ...ir.ops import OWN_PART
 from ...prove.happens_before import RaceError
 from ...prove.rings import BARRIER, by_threads, by_units, check_rings, reads
@@ -26,8 +26,8 @@ from ..common import walks
 
 def mbarriers(p: Program, device: Groups) -> Program:
     """`p` with waits, signals and fences."""
-    return replace(p, stage="synchronised",
-                   kernels=tuple(_needed(p, _kernel(p, k, device), device) if walks(p, k) else k for k in p.kernels))
+    done = p.map_kernels(lambda k: _needed(p, _kernel(p, k, device), device) if walks(p, k) else k)
+    return replace(done, stage="synchronised")
 
 
 def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
@@ -39,19 +39,19 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
     final = {o.buffer: o for o in ops if o.buffer in slots}  # the last value of a turn in a slot
     given = {o.buffer: o for o in reversed(ops) if o.buffer in slots}  # and the first
     early = leads(ops, INVERSE)
-    before: dict[int, list[Op]] = {}
-    after: dict[int, list[Op]] = {}
-    order = {id(o): n for n, o in enumerate(ops)}
-    drained: dict[int, Op] = {}  # what was begun -> the op before which it is drained
+    before: dict[Op, list[Op]] = {}
+    after: dict[Op, list[Op]] = {}
+    order = {o: n for n, o in enumerate(ops)}
+    drained: dict[Op, Op] = {}  # what was begun -> the op before which it is drained
     for o in ops:
         if o.buffer in slots:
-            readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read[id(r)])) for x in (o, final[o.buffer]))
+            readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read(r))) for x in (o, final[o.buffer]))
             first = o is given[o.buffer]
             groups.setdefault((o.agent, readers, last if first else (), slots[o.buffer], o.out in early), []).append(o)
         if o.attr("later"):
-            drained[id(o)] = next(r for r in ops if o.out in read[id(r)])
-            before.setdefault(id(drained[id(o)]), []).append(_sync("drain", o.agent, **_own([o])))
-    copied: dict[int, dict[str, str]] = {}  # load -> where its copy arrives
+            drained[o] = next(r for r in ops if o.out in read(r))
+            before.setdefault(drained[o], []).append(_sync("drain", o.agent, **_own([o])))
+    copied: dict[Op, dict[str, str]] = {}  # load -> where its copy arrives
     barriers = []
     for writes in groups.values():
         producer, n, own = writes[0].agent, slots[writes[0].buffer], _own(writes)
@@ -59,31 +59,30 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
         barriers.append(Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n))
         for o in writes:
             if o.kind == "load":
-                copied[id(o)] = {"channel": ready}
+                copied[o] = {"channel": ready}
                 if p.tensor(o.attr("tensor")).index == "token" and o.type is not None and o.type.rank == 2:
-                    copied[id(o)]["tail"] = f"{o.out}_tail"
+                    copied[o]["tail"] = f"{o.out}_tail"
                     barriers.append(Buffer(f"{o.out}_tail", BARRIER, (count[producer],), "uint64"))
-        users = [r for r in ops if read[id(r)] & {o.out for o in writes}]
-        done = [r for r in ops if read[id(r)] & {final[o.buffer].out for o in writes}]
+        users = [r for r in ops if read(r) & {o.out for o in writes}]
+        done = [r for r in ops if read(r) & {final[o.buffer].out for o in writes}]
         if writes[0] is given[writes[0].buffer]:
-            before.setdefault(id(writes[0]), []).append(_sync("wait", producer, channel=free, back=n, **own))
-            done.sort(key=lambda r: order[id(drained.get(id(r), r))])
+            before.setdefault(writes[0], []).append(_sync("wait", producer, channel=free, back=n, **own))
+            done.sort(key=lambda r: order[drained.get(r, r)])
             ends = {r.agent: r for r in done}
             barriers.append(Buffer(free, BARRIER, (sum(count[c] for c in ends),), "uint64", slots=n))
             for c, r in ends.items():
-                place, at = (before, drained[id(r)]) if id(r) in drained else (after, r)
-                place.setdefault(id(at), []).append(_sync("signal", c, channel=free, **own))
+                place, at = (before, drained[r]) if r in drained else (after, r)
+                place.setdefault(at, []).append(_sync("signal", c, channel=free, **own))
         fenced = {o.out for o in writes if by_threads(p, o)}
-        if any(by_units(p, r) and read[id(r)] & fenced for r in users):
-            after.setdefault(id(writes[-1]), []).append(_sync("fence", producer, **own))
-        after.setdefault(id(writes[-1]), []).append(_sync("signal", producer, channel=ready, **own))
+        if any(by_units(p, r) and read(r) & fenced for r in users):
+            after.setdefault(writes[-1], []).append(_sync("fence", producer, **own))
+        after.setdefault(writes[-1], []).append(_sync("signal", producer, channel=ready, **own))
         for c, r in {r.agent: r for r in reversed(users)}.items():
-            before.setdefault(id(r), []).append(_sync("wait", c, channel=ready, **own))
+            before.setdefault(r, []).append(_sync("wait", c, channel=ready, **own))
 
     def body() -> Iterable[Op]:
         for o in ops:
-            told = replace(o, attrs=tuple(sorted([*o.attrs, *copied.get(id(o), {}).items()])))
-            yield from (*before.get(id(o), []), told, *after.get(id(o), []))
+            yield from (*before.get(o, []), o.with_attrs(**copied.get(o, {})), *after.get(o, []))
 
     return _with_walk(replace(k, buffers=(*k.buffers, *barriers)), replace(loop, body=tuple(body())))
 
@@ -118,7 +117,7 @@ def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
 
 
 def _with_walk(k: Kernel, loop: Loop) -> Kernel:
-    return replace(k, body=tuple(loop if isinstance(s, Loop) else s for s in k.body))
+    return replace(k, body=map_loops(k.body, lambda s: [loop]))
 
 
 def without(k: Kernel, drop: set[tuple[str, str, str]]) -> Kernel:

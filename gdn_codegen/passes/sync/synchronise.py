@@ -37,7 +37,7 @@ def synchronise(p: Program, device: Device) -> Program:
     """`p` with signals, waits and barriers."""
     if not isinstance(device, Cores):
         return replace(p, stage="synchronised")
-    return replace(p, stage="synchronised", kernels=tuple(_kernel(p, k, device) for k in p.kernels))
+    return replace(p.map_kernels(lambda k: _kernel(p, k, device)), stage="synchronised")
 
 
 def _kernel(p: Program, k: Kernel, device: Cores) -> Kernel:
@@ -184,7 +184,7 @@ class _Derive:
                 n = c.run(i)
                 self.time += 1
                 self.saved[i, n] = c.snapshot(i)
-                for a in self.access[id(step.op)]:
+                for a in self.access[step.path]:
                     self.records.setdefault(a.space, []).append(_Record(a.at(step.counts), i, n, self.time, step))
             self.signal_after(step.path)
         return added
@@ -236,7 +236,7 @@ class _Derive:
         while True:
             known = c.start(i)
             open_: _Record | None = None
-            for a in (a.at(step.counts) for a in self.access[id(step.op)]):
+            for a in (a.at(step.counts) for a in self.access[step.path]):
                 keep = []
                 for r in self.records.get(a.space, []):
                     if r.pipe == i and i in c.loose and r.access.meets(a):

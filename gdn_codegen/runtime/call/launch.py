@@ -67,7 +67,8 @@ DECODE_CHUNK = choose_decode.CHUNK
 @lru_cache(maxsize=1024)
 def _contract(gate: str, beta_form: str, l2norm: bool, unit_keys: bool, given: tuple[tuple[str, torch.dtype], ...],
               state_v_first: bool, state_dtype: str, pool: bool, in_place: bool, checkpoints: bool, strided: bool) -> Contract:
-    inputs = {"g": gate, "beta": beta_form, "q": "l2norm" * l2norm, "k": "l2norm" if l2norm else "unit" * unit_keys}
+    q = "l2norm" if l2norm else ""
+    inputs = {"g": gate, "beta": beta_form, "q": q, "k": q or ("unit" if unit_keys else "")}
     dtypes = {n: DTYPES[d] for n, d in given if d in DTYPES and d != torch.float32}
     return Contract(tuple(sorted((n, form) for n, form in inputs.items() if form)), tuple(sorted(dtypes.items())),
                     "vk" if state_v_first else "kv", state_dtype, pool, in_place, checkpoints, strided)

@@ -89,8 +89,8 @@ class Row:
 
     def __str__(self) -> str:
         x = self.extent
-        return (f"{self.source} table of {self.device}: {self.ms:g} ms at {x.sequences} sequence{'s' * (x.sequences != 1)}, "
-                f"{x.tokens} tokens, heads {x.H}/{x.HV}")
+        return (f"{self.source} table of {self.device}: {self.ms:g} ms at {x.sequences} "
+                f"{'sequence' if x.sequences == 1 else 'sequences'}, {x.tokens} tokens, heads {x.H}/{x.HV}")
 
 
 #: Fields of a build that a row has, in this order.
@@ -178,7 +178,8 @@ def near(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], chunk: 
     the device's own before those of its kind; of these the same class before those one step away; of these the one that gained
     most over the model."""
     found = []
-    for i, contract in enumerate(dict.fromkeys((b.contract, *[UNIT] * (b.contract.form("k") in ("unit", "l2norm")), Contract()))):
+    unit = [UNIT] if b.contract.form("k") in ("unit", "l2norm") else []
+    for i, contract in enumerate(dict.fromkeys((b.contract, *unit, Contract()))):
         for r in rows(devices, b.target):
             if r.serves(b, contract) and r.far(shape_class) <= 1 and chunk in (None, r.about.chunk):
                 found.append((i, r.source != USER, r.known(devices), r.far(shape_class), r.ms / (r.model_ms or r.ms), r))
