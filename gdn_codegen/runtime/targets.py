@@ -6,7 +6,6 @@ import platform
 from ..targets import find, machine, names
 from ..targets.machine import Finding
 
-
 #: Device types of tensors; those of others, as "meta", stand for any.
 DEVICES = ("cpu", "cuda", "npu")
 
