@@ -81,13 +81,14 @@ def list_(a: argparse.Namespace) -> int:
 
 def show(a: argparse.Namespace) -> int:
     from .ir.printer import program_text
-    from .tools.show import graph_dot, kernels_text, schedule_text
+    from .tools import graph
+    from .tools.show import kernels_text, schedule_text
     (b,) = options.builds(a)
     wanted = [w for w in ("kernels", "ir", "source", "graph") if getattr(a, w)]
     if a.schedule == "" or not wanted:
         wanted.insert(0, "schedule")
     text = {"schedule": lambda: schedule_text(b), "kernels": lambda: kernels_text(b), "source": lambda: render(b),
-            "ir": lambda: program_text(lowered(b)), "graph": lambda: graph_dot(b)}
+            "ir": lambda: program_text(lowered(b)), "graph": lambda: graph.svg(b) if a.graph == "svg" else graph.dot(b)}
     print("\n".join(text[w]() for w in wanted))
     return 0
 

@@ -105,9 +105,10 @@ def parser() -> argparse.ArgumentParser:
     _build_options(p, several=False)
     _heads_option(p)
     for flag, text in (("--kernels", "each kernel's grid, reads and writes"),
-                       ("--ir", "the lowered program"), ("--source", "the emitted module"),
-                       ("--graph", "the chunk graph with its kernel cuts, in DOT")):
+                       ("--ir", "the lowered program"), ("--source", "the emitted module")):
         p.add_argument(flag, action="store_true", help=text)
+    p.add_argument("--graph", nargs="?", const="dot", choices=("dot", "svg"), metavar="dot|svg",
+                   help="the chunk graph, cut into kernels (default: dot)")
     p = sub.add_parser("verify", help="run targets against the float64 recurrence")
     _build_options(p, several=True)
     p.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the tensors live (default: cpu)")

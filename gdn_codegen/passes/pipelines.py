@@ -168,9 +168,9 @@ observers: list[Callable[[str, Program, Program, Context], None]] = []
 
 
 def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dtype: str, arch: str = "",
-          contract: Contract = PLAIN) -> Program:
+          contract: Contract = PLAIN, upto: str = "") -> Program:
     """A traced program, lowered for `target` (and one architecture of it) by its pipeline; every stage is verified. sizes: C, K
-    and V as callers know them."""
+    and V as callers know them. upto: the last pass to run, "" for all."""
     lowering = find(target).lowered_for(arch)
     device = lowering.device
     p = verify(memory(p, sizes, device, contract))
@@ -179,4 +179,6 @@ def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dt
         before, p = p, verify(run(p, c))
         for see in observers:
             see(name, before, p, c)
+        if name == upto:
+            break
     return p

@@ -1,4 +1,4 @@
-"""Plots that `bench` writes. Those of a GPU run are drawn from its JSON alone."""
+"""Plots that `bench` writes, and README's chart. Those of a GPU run are drawn from its JSON alone."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,10 +17,10 @@ def pyplot() -> Any:
     return pyplot
 
 
-def _save(plt: Any, figure: Any, path: Path) -> Path:
+def _save(plt: Any, figure: Any, path: Path, **about: Any) -> Path:
     figure.tight_layout()
     with cache.naming(path):
-        figure.savefig(path, dpi=110)
+        figure.savefig(path, dpi=110, **about)
     plt.close(figure)
     return path
 
@@ -94,3 +94,27 @@ def gpu_plots(data: dict[str, Any], path: Path) -> list[Path]:
         return []
     draw = {"time": time_against_length, "roofline": roofline, "kernels": where_time_goes}
     return [f(data, path.with_name(f"{path.stem}_{n}.png")) for n, f in draw.items()]
+
+
+def beside_peers(data: dict[str, dict[str, float]], path: Path, texts: dict[str, str]) -> Path:
+    """Bars for each shape: the time of each implementation as a multiple of ours.
+
+    data: milliseconds by shape and implementation, "ours" among them. texts: kept in the PNG.
+    """
+    plt = pyplot()
+    names = list(dict.fromkeys(who for times in data.values() for who in times))
+    colours = dict(zip(names, ("#b6c2cf", "#f2b880", "#c9a0dc", "#76b900", "#0550ae"), strict=True))
+    height = 0.8 / len(names)
+    figure, ax = plt.subplots(figsize=(9, 1.2 + 0.6 * len(data)))
+    for i, who in enumerate(names):
+        at = [(y, times[who] / times["ours"]) for y, times in enumerate(data.values()) if who in times]
+        bars = ax.barh([y + (i - (len(names) - 1) / 2) * height for y, _ in at], [x for _, x in at], height, color=colours[who],
+                       label=who)
+        ax.bar_label(bars, [f"{x:.2f}" for _, x in at], padding=2, fontsize=6)
+    ax.set_yticks(range(len(data)), [f"{shape}\n{times['ours']:.3f} ms" for shape, times in data.items()], fontsize=8)
+    ax.invert_yaxis()
+    ax.margins(y=0.01)
+    ax.set(xlabel="device time, ours = 1 (shorter is faster)", title="Sequences x tokens, H/HV; one H200, float16, K = V = 128")
+    ax.legend(fontsize=8, loc="lower right")
+    ax.spines[["top", "right"]].set_visible(False)
+    return _save(plt, figure, path, metadata={"Software": None, **texts})
