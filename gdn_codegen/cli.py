@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import algorithms, options
+from . import algorithms, options, targets
 from .options import ASKED
-from .runtime.build import TARGETS, Build, lowered, render
+from .runtime.build import Build, lowered, render
 from .runtime.progress import under_way
 from .schedule import SCHEDULES
 from .schedule.contract import Contract
@@ -75,7 +75,7 @@ def list_(a: argparse.Namespace) -> int:
     print("schedules")
     for s in SCHEDULES.values():
         print(f"  {s.name:18} {' '.join('[' + ' '.join(g) + ']' for g in s.kernels)}, form {s.form}, inverse {s.inverse}")
-    print("targets\n  " + "\n  ".join(TARGETS))
+    print("targets\n  " + "\n  ".join(targets.names()))
     return 0
 
 

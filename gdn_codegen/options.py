@@ -8,12 +8,11 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from . import algorithms
-from .passes.pipelines import ARCHS
-from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, DTYPES, LAYOUTS, TARGETS, Build
+from .runtime.build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, DTYPES, LAYOUTS, Build
 from .schedule import SCHEDULES, Schedule, named
 from .schedule.contract import Contract
 from .schedule.schedule import LAUNCHES, PARTITIONS
-from .tools.check import ARCHES
+from .targets import find, names
 
 if TYPE_CHECKING:
     from .runtime.call.choose import Choice
@@ -42,8 +41,9 @@ TUNE = {"budget": None, "memory": 8.0, "runs": 15}
 def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[str, ...] = (), target: str = "",
                    chunk: str = OPEN, compiles: bool = False) -> None:
     """chunk: what is said of its default. compiles: whether --arch names what --check compiles for, too."""
-    targets = (*TARGETS, "all") if several else TARGETS
-    target = target or ("all" if several else TARGETS[0])
+    known = names()
+    targets = (*known, "all") if several else known
+    target = target or ("all" if several else known[0])
     p.add_argument("--target", default=target, choices=targets, help=f"what to emit (default: {target})")
     p.add_argument("--chunk", type=int, choices=CHUNKS,
                    help=f"tokens of a chunk (default: {chunk})")
@@ -65,7 +65,8 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
                    help="what callers pass where it differs: g=raw|linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, "
                         "g=float16 and so on, state=vk|DTYPE|pool|in_place|checkpoints (joined by /), strided; joined by commas")
     p.add_argument("--arch", default="", metavar="NAME", help="the architecture to build for: "
-                   f"{', '.join(f'{a} ({t})' for t, a in ARCHS)} (default: any); triton: GPUs for which to choose a schedule"
+                   f"{', '.join(f'{a} ({t})' for t in known for a in find(t).archs)} (default: any); triton: GPUs for which to "
+                   "choose a schedule"
                    + (", and --check compiles for" if compiles else "") + ", joined by commas")
 
 
@@ -160,13 +161,14 @@ def parser() -> argparse.ArgumentParser:
 # --- what words mean -------------------------------------------------------------------------------------------------
 def gpus(a: argparse.Namespace) -> tuple[str, ...]:
     """What --arch names where text runs on any architecture."""
-    names = tuple(a.arch.split(",")) if a.arch and a.target in ARCHES else ()
-    if set(names) - set(ARCHES.get(a.target, ())):
-        raise ValueError(f"arch: got {a.arch!r}; accepted for {a.target}: any of {', '.join(ARCHES[a.target])}, joined by commas")
-    if names and a.schedule and not getattr(a, "check", False):
+    known = () if a.target == "all" else find(a.target).toolchain.check_archs
+    gpus = tuple(a.arch.split(",")) if a.arch and known else ()
+    if set(gpus) - set(known):
+        raise ValueError(f"arch: got {a.arch!r}; accepted for {a.target}: any of {', '.join(known)}, joined by commas")
+    if gpus and a.schedule and not getattr(a, "check", False):
         raise ValueError(f"arch: got {a.arch!r} with --schedule {a.schedule}; accepted for {a.target}: without it, where it says "
                          "for which GPUs to choose, or with --check")
-    return names
+    return gpus
 
 
 def builds(a: argparse.Namespace) -> list[Build]:
@@ -178,7 +180,7 @@ def choices(a: argparse.Namespace) -> list[Choice]:
     algorithms.find(a.algorithm)  # a name that is none is said before torch is imported
     from .runtime.call.choose import Choice
     from .runtime.defaults import planned, words
-    targets = TARGETS if a.target == "all" else (a.target,)
+    targets = names() if a.target == "all" else (a.target,)
     fields = {**({"launch": a.launch} if a.launch != "kernels" else {}),
               **({"partition": a.partition} if a.partition else {}), **_fields(a.set)}
     counts = heads(a.heads) if getattr(a, "heads", None) is not None else None
@@ -186,9 +188,9 @@ def choices(a: argparse.Namespace) -> list[Choice]:
     for n, form in contract.inputs if a.algorithm in algorithms.names() else ():
         if form not in (fit := COMES.get(n, (form,))):  # what no page has, the build says
             raise ValueError(f"accept: got {n}={form}; accepted for {n}: {', '.join(fit) or 'no form'}")
-    names = gpus(a)
+    asked = gpus(a)
     compiled = getattr(a, "compile", None)  # names a GPU, too
-    arch = "" if names else a.arch
+    arch = "" if asked else a.arch
     given = "schedule" if a.schedule else "kernels" if "kernels" in fields else ""
     out = []
     for t in targets:
@@ -197,7 +199,7 @@ def choices(a: argparse.Namespace) -> list[Choice]:
         if given:
             out.append(Choice(replace(b, schedule=replace(b.plan, **fields)), ((given, ASKED),)))
         else:
-            on = names or ((arch,) if arch else (compiled,) if compiled and t in ARCHES else ())
+            on = asked or ((arch,) if arch else (compiled,) if compiled and find(t).toolchain.check_archs else ())
             found = planned(replace(b, arch=""), on, bool(a.partition), a.chunk, fields)
             if arch != found.build.arch:
                 raise ValueError(f"arch: got {arch!r}, for which nothing fits ({found.why[0][1]}); accepted: none, where the op "

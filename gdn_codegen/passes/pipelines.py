@@ -1,12 +1,12 @@
-"""The passes of each target, in order. No logic here: a pass takes (program, context) from its neighbours below."""
+"""Lists of passes for kinds of devices, in order; targets say which is theirs.
+
+No logic here: a pass takes (program, context) from its neighbours below."""
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..devices import HOPPER, TRITON, Cores, Device, Groups
-from ..devices.ascend_a2 import ASCEND_A2
-from ..devices.sm_90a import SM_90A
+from ..devices import Cores, Device, Groups
 from ..ir.core import Program
 from ..ir.verify import verify
 from ..prove.happens_before import check_waits
@@ -14,6 +14,7 @@ from ..prove.rings import check_rings
 from ..prove.storage import check_storage
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.schedule import Schedule
+from ..targets import find
 from .abi.caller_inputs import caller_inputs
 from .abi.caller_states import caller_states
 from .abi.memory import memory
@@ -77,6 +78,8 @@ class Context:
 
 
 Pass = Callable[[Program, Context], Program]
+#: Names and passes, in order.
+Passes = tuple[tuple[str, Pass], ...]
 
 
 def _others(p: Program, run: Callable[[Program, Device], Program], device: Device) -> Program:
@@ -85,7 +88,7 @@ def _others(p: Program, run: Callable[[Program, Device], Program], device: Devic
     return replace(p, kernels=tuple(x.kernels[0] if x else k for x, k in zip(done, p.kernels, strict=True)))
 
 
-FRONT: tuple[tuple[str, Pass], ...] = (
+FRONT: Passes = (
     ("caller_states", lambda p, c: caller_states(p, c.contract)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("clamp_decay", lambda p, c: clamp_decay(p)),
@@ -102,7 +105,7 @@ FRONT: tuple[tuple[str, Pass], ...] = (
     ("fold_into_inverse", lambda p, c: fold_into_inverse(p, c.device.solves_whole)),
     ("accumulate", lambda p, c: accumulate(p)),
 )
-ONE_AGENT: tuple[tuple[str, Pass], ...] = (
+ONE_AGENT: Passes = (
     *FRONT,
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
@@ -116,7 +119,7 @@ ONE_AGENT: tuple[tuple[str, Pass], ...] = (
     ("check_waits", lambda p, c: check_waits(p, c.device)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
-INSTANCES: tuple[tuple[str, Pass], ...] = (
+INSTANCES: Passes = (
     *FRONT,
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("prefetch_vectors", lambda p, c: prefetch_vectors(p)),
@@ -130,7 +133,7 @@ INSTANCES: tuple[tuple[str, Pass], ...] = (
     ("check_waits", lambda p, c: check_waits(p, c.device)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
-GROUPS: tuple[tuple[str, Pass], ...] = (
+GROUPS: Passes = (
     *FRONT,
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: warp_groups(_others(p, assign, c.device), c.groups)),
@@ -145,7 +148,7 @@ GROUPS: tuple[tuple[str, Pass], ...] = (
     ("check_waits", lambda p, c: check_rings(p, c.groups)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
-CORES: tuple[tuple[str, Pass], ...] = (
+CORES: Passes = (
     *(("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, block=c.schedule.inverse_block)) if name == "decompose" else
       (name, run) for name, run in FRONT if name != "diagonal"),
     ("batch_head_sums", lambda p, c: batch_head_sums(p, c.cores)),
@@ -160,11 +163,6 @@ CORES: tuple[tuple[str, Pass], ...] = (
     ("check_waits", lambda p, c: check_waits(p, c.device)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
-PIPELINES: dict[str, tuple[tuple[str, Pass], ...]] = {"triton": INSTANCES, "tilelang": ONE_AGENT, "pto": CORES}
-DEVICES: dict[str, Device] = {"triton": TRITON, "tilelang": HOPPER, "pto": ASCEND_A2}
-#: target, architecture -> passes and device, where a build is for one architecture.
-ARCHS: dict[tuple[str, str], tuple[tuple[tuple[str, Pass], ...], Device]] = {("tilelang", "sm_90a"): (GROUPS, SM_90A)}
-
 #: Called after every pass with (name, before, after, context); the tests put their checks here.
 observers: list[Callable[[str, Program, Program, Context], None]] = []
 
@@ -173,10 +171,11 @@ def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dt
           contract: Contract = PLAIN) -> Program:
     """A traced program, lowered for `target` (and one architecture of it) by its pipeline; every stage is verified. sizes: C, K
     and V as callers know them."""
-    passes, device = ARCHS[target, arch] if arch else (PIPELINES[target], DEVICES[target])
+    lowering = find(target).lowered_for(arch)
+    device = lowering.device
     p = verify(memory(p, sizes, device, contract))
     c = Context(schedule.adapted(p, device.joined), device, p.dims, dtype, contract)
-    for name, run in passes:
+    for name, run in lowering.passes:
         before, p = p, verify(run(p, c))
         for see in observers:
             see(name, before, p, c)

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from . import cache, cxx
+from ..targets import find
+from . import cache
 from .build import Build
 from .call.tables import versions
 
@@ -37,8 +38,8 @@ _checking = threading.RLock()
 
 
 def wanted(b: Build, device: torch.device) -> bool:
-    """Whether the build is to be checked there. Triton's interpreter, for CPU tensors, compiles nothing that could be wrong."""
-    return os.environ.get("GDN_CODEGEN_ADMIT") != "0" and not (b.target == "triton" and device.type == "cpu")
+    """Whether the build is to be checked there. Where a target interprets, it compiles nothing that could be wrong."""
+    return os.environ.get("GDN_CODEGEN_ADMIT") != "0" and device.type not in b.of.interprets
 
 
 def captures(device: torch.device) -> bool:
@@ -50,10 +51,11 @@ def admit(b: Build, m: Any, device: torch.device, heads: tuple[int, int], call: 
           prepare: Callable[[], object]) -> None:
     """Refused where the build's kernels are wrong on the device. The first time they are tried, or the verdict is read.
 
-    heads, call: H and HV; whether the call's sequences are packed, its states given, final ones wanted. Triton compiles for
-    these; the others' kernels are the same for all, and tried with two kinds of calls. prepare: what refuses a bad call, before.
+    heads, call: H and HV; whether the call's sequences are packed, its states given, final ones wanted. Some targets compile for
+    these (Target.per_call); the others' kernels are the same for all, and tried with two kinds of calls. prepare: what refuses a
+    bad call, before.
     """
-    kind = (heads, call) if b.target == "triton" else ()
+    kind = (heads, call) if b.of.per_call else ()
     key = m, device, kind
     if key in _passed or not wanted(b, device) or captures(device):
         return
@@ -164,9 +166,7 @@ def driver(device: torch.device) -> str:
 @lru_cache(maxsize=64)
 def compilers(target: str, device: torch.device) -> dict[str, str]:
     """The compiler that a target's kernels go through there, by its place."""
-    on_cpu = device.type == "cpu"
-    found = {"tilelang": "gcc" if on_cpu else "nvcc", "pto": cxx.compiler() if on_cpu else "bisheng"}
-    path = shutil.which(found.get(target) or "-")
+    path = shutil.which(find(target).toolchain.compiler(device.type) or "-")
     return {Path(path).name: os.path.realpath(path)} if path else {}
 
 

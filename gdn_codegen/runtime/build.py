@@ -13,18 +13,17 @@ import jinja2
 from .. import algorithms
 from ..devices import Device
 from ..devices.part_cost import of_chunks
-from ..emit import EMITTERS
 from ..emit.base import Heads, KernelText, heads_tag, stride_unit
 from ..emit.page import page_text
 from ..ir.builder import Algorithm
 from ..ir.core import Kernel, Program, walk
 from ..ir.decays import log_decays
 from ..ir.types import Tensor
-from ..passes.pipelines import ARCHS, DEVICES, PIPELINES, lower
+from ..passes.pipelines import lower
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
+from ..targets import Target, find
 
-TARGETS = tuple(PIPELINES)
 CHUNKS = (16, 32, 64, 128)
 #: Names of layouts, others' too -> ours.
 LAYOUTS = {"bthd": "bthd", "bsnd": "bthd", "bhtd": "bhtd", "bnsd": "bhtd"}
@@ -39,8 +38,6 @@ FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log
             "sigmoid": "{0} comes as it is before a sigmoid.", "twice_sigmoid": "{0} comes as it is before twice a sigmoid.",
             "l2norm": "{0} comes as it is: the kernels divide its rows by their norms.",
             "unit": "{0} has rows of norm 1: how far a walk begins early is worked out from gates and beta alone."}
-#: What a target's kernels ask of a view `x` of rows of several numbers, beside dense rows.
-VIEWS = {"pto": "x.stride(-1) == 1 and 0 < _steps(x.stride(), LAYOUT)[1] < 1 << 16", "tilelang": "_fits_units(x, name)"}
 
 
 @dataclass(frozen=True)
@@ -65,17 +62,17 @@ class Build:
     contract: Contract = PLAIN
 
     def __post_init__(self) -> None:
-        for field, value, accepted in (("target", self.target, TARGETS), ("chunk", self.chunk, CHUNKS),
-                                       ("layout", self.layout, LAYOUTS), ("dtype", self.dtype, DTYPES)):
+        target = find(self.target)
+        for field, value, accepted in (("chunk", self.chunk, CHUNKS), ("layout", self.layout, LAYOUTS),
+                                       ("dtype", self.dtype, DTYPES)):
             if not isinstance(value, int if field == "chunk" else str) or value not in accepted:
                 raise ValueError(f"{field}: got {value!r}; accepted: {', '.join(map(str, accepted))}")
         object.__setattr__(self, "layout", LAYOUTS[self.layout])
         for field, value in (("head_dim_k", self.head_dim_k), ("head_dim_v", self.head_dim_v)):
             if not isinstance(value, int) or value not in HEAD_DIMS:
                 raise ValueError(f"{field}: got {value!r}; accepted: 16, and multiples of 4 from 32 to 256")
-        archs = [arch for target, arch in ARCHS if target == self.target]
-        if self.arch and self.arch not in archs:
-            raise ValueError(f"arch: got {self.arch!r}; accepted: {', '.join(archs) or 'none'} for {self.target}")
+        if self.arch and self.arch not in target.archs:
+            raise ValueError(f"arch: got {self.arch!r}; accepted: {', '.join(target.archs) or 'none'} for {self.target}")
         if self.heads and (min(self.heads) < 1 or self.heads[1] % self.heads[0]):
             raise ValueError(f"heads: got {self.heads[0]}/{self.heads[1]}; accepted: H/HV, HV a multiple of H, both at least 1")
         if isinstance(self.schedule, str):
@@ -86,8 +83,13 @@ class Build:
         return named(self.schedule) if isinstance(self.schedule, str) else self.schedule
 
     @property
+    def of(self) -> Target:
+        """What the package knows of the target."""
+        return find(self.target)
+
+    @property
     def device(self) -> Device:
-        return ARCHS[self.target, self.arch][1] if self.arch else DEVICES[self.target]
+        return self.of.lowered_for(self.arch).device
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -134,22 +136,29 @@ def lowered(b: Build) -> Program:
     return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract)
 
 
-@lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
+@cache
+def _environment(folder: Path | None = None) -> jinja2.Environment:
+    """The package's templates, and those of a folder."""
     packaged = Path(__file__).parents[1] / "templates"
-    folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "templates"
-    made = jinja2.Environment(loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined,
+    own = packaged if packaged.is_dir() else Path(__file__).parents[2] / "templates"
+    made = jinja2.Environment(loader=jinja2.FileSystemLoader([own, *filter(None, [folder])]), undefined=jinja2.StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
     made.globals["copied"] = copied
     return made
 
 
+def _template(target: Target) -> jinja2.Template:
+    if isinstance(target.template, str):
+        return _environment().get_template(target.template)
+    return _environment(target.template.parent).get_template(target.template.name)
+
+
 def render(b: Build) -> str:
     """The generated module's text: ASCII, the same bytes for the same build."""
     p = lowered(b)
-    kernels = EMITTERS[b.target](p, b.layout, b.heads)
+    kernels = b.of.emit(p, b.layout, b.heads)
     page = b.page
-    text = _environment().get_template(f"{b.target}/module.py.j2").render(
+    text = _template(b.of).render(
         **_facts(b, p, page), tables=_tables(p, page, b, kernels), kernels=kernels)
     if not text.isascii():
         other = next(x for x in text if not x.isascii())
@@ -202,7 +211,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
     return {"command": _command(b), "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
             "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype,
             "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}}, "padded": bool(p.extents),
-            "strided": b.contract.strided, "view": VIEWS.get(b.target, ""),
+            "strided": b.contract.strided, "view": b.of.views,
             "units": {t.name: stride_unit(p, t) for t in p.tensors if t.strided},
             "outs": ["out"] if len(outputs) == 1 else [f"out_{t.name}" for t in outputs], "name": b.name, "heads": b.heads,
             "arch": b.arch, "cleared": any(t.cleared for t in outputs),
@@ -217,7 +226,7 @@ def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
             "ends_apart": bool(_named(p, "workspace", "sequence")),
             "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
             "warps": b.plan.warps, "stages": b.plan.stages,
-            "value_heads": max(k.lanes for k in p.kernels) if b.target == "tilelang" else 1,
+            "value_heads": max(k.lanes for k in p.kernels) if b.of.lanes_of_key_head else 1,
             "reaches": any(o.attr("tensor") for o in reaches),
             "most": most, **_check_facts(b, p, page, most)}
 
@@ -235,9 +244,9 @@ def _check_facts(b: Build, p: Program, page: Algorithm, most: int) -> dict[str, 
     traced = page.trace()
     slots = max((x.slots for k in p.kernels for x in k.buffers), default=1)
     return {"page_text": page_text(traced), "forms": dict(b.contract.inputs),
-            "tf32": b.target == "tilelang" and b.dtype == "float32", "decays": sorted(log_decays(traced)),
+            "tf32": b.of.tf32 and b.dtype == "float32", "decays": sorted(log_decays(traced)),
             "state": b.contract.state,
-            "lanes": max(k.lanes for k in p.kernels) if b.target == "tilelang" else 1,
+            "lanes": max(k.lanes for k in p.kernels) if b.of.lanes_of_key_head else 1,
             "check_chunks": max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1}
 
 

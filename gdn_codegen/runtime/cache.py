@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 
 #: How temporary names begin: of folders in which an artefact is made, and of files that are written.
 MAKING, WRITING = ".making.", ".writing."
+#: The pattern of what a killed process leaves.
+LEFT = rf"(?:{re.escape(MAKING)}|{re.escape(WRITING)}).*"
 #: Seconds after which a file that is written, which takes milliseconds, is a killed process's.
 STALE = 3600.0
 

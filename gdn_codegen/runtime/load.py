@@ -13,7 +13,7 @@ from typing import Any
 from . import cache
 from .build import Build, render
 from .progress import first_call
-from .targets import install
+from .targets import installs
 
 _importing = threading.RLock()
 
@@ -45,7 +45,7 @@ def import_path(path: Path) -> ModuleType:
             spec.loader.exec_module(module)
         except BaseException as e:
             del sys.modules[name]
-            if isinstance(e, ModuleNotFoundError) and (needed := install(e.name or "")):
+            if isinstance(e, ModuleNotFoundError) and (needed := installs(e.name or "")):
                 raise ValueError(f"target: got {e.name}, whose package is missing here; accepted: after {needed}") from e
             raise
         return module

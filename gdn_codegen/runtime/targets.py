@@ -1,66 +1,29 @@
 """Which targets run on this machine, on what, and what is missing for the rest."""
 from __future__ import annotations
 
-import importlib.util
-import os
 import platform
-import shutil
-import subprocess
-from dataclasses import dataclass
-from pathlib import Path
 
-from . import cxx
+from ..targets import find, machine, names
+from ..targets.machine import Finding
 
-#: What a target needs to compile for a GPU or the simulator, beside its package, and what brings it.
-TOOLS = {"nvcc": "a CUDA toolkit with nvcc on PATH", "c++": "g++ 12 or newer, or CXX"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of `doctor`: ok says whether `what` of `target` works here; detail is a version or what to install."""
-
-    target: str
-    what: str
-    ok: bool
-    detail: str
-
-
-def _version(module: str) -> str:
-    """The installed version of a distribution, without importing it; "" where it is missing."""
-    if importlib.util.find_spec(module) is None:
-        return ""
-    from importlib.metadata import PackageNotFoundError, version
-    try:
-        return version(module)
-    except PackageNotFoundError:
-        return "unknown version"
-
-
-def _first_line(*command: str) -> str:
-    path = shutil.which(command[0])
-    if path is None:
-        return ""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = (done.stdout or done.stderr).strip().splitlines()
-    return lines[-1] if command[0] == "nvcc" and lines else (lines[0] if lines else path)
-
-
-def compiler() -> bool:
-    """Whether there is a C++ compiler, which kernels for the CPU need."""
-    return shutil.which(cxx.compiler() or "") is not None
+#: Device types of tensors; those of others, as "meta", stand for any.
+DEVICES = ("cpu", "cuda", "npu")
 
 
 def serves(target: str, device: str) -> bool:
-    """Whether `target` has kernels for tensors of `device` ("cuda", "cpu", "npu") anywhere."""
-    return device != ("cuda" if target == "pto" else "npu")
+    """Whether `target` has kernels for tensors of `device` anywhere."""
+    return device not in DEVICES or device in find(target).runs_on
 
 
 def install(target: str) -> str:
     """What brings a target's package; "" where it is here, or none is needed."""
-    return f"pip install 'gdn_codegen[{target}]'" if target in ("triton", "tilelang") and not _version(target) else ""
+    x = find(target).toolchain
+    return x.install if x.package and not machine.version(x.package) else ""
+
+
+def installs(package: str) -> str:
+    """What brings a package that is missing here and that a target's modules import; "" for others."""
+    return next((install(n) for n in names() if find(n).toolchain.package == package), "") if package else ""
 
 
 def lacks_package(target: str, device: str) -> str:
@@ -73,13 +36,7 @@ def lacks_package(target: str, device: str) -> str:
 def lacks_tools(target: str, device: str) -> str:
     """What compiling kernels for tensors of `device` needs and is not here; "" where nothing is missing. Kernels that a cache
     has, or that were compiled ahead, run without."""
-    if device == "cpu" and target != "triton" and not compiler():
-        return f"a C++ compiler is missing: install {TOOLS['c++']}"
-    if target == "tilelang" and device == "cuda" and shutil.which("nvcc") is None:
-        return f"nvcc is missing: install {TOOLS['nvcc']}, or compile ahead (gdn_codegen build --compile)"
-    if target == "pto" and device == "npu" and shutil.which("bisheng") is None:
-        return "bisheng is missing: install the CANN toolkit"
-    return ""
+    return find(target).toolchain.lacks(device)
 
 
 def lacks(target: str, device: str) -> str:
@@ -93,45 +50,15 @@ def runs(target: str, device: str) -> bool:
     return not lacks(target, device)
 
 
-def pto_headers() -> tuple[Path | None, str]:
-    """The folder of <pto/pto-inst.hpp> below PTO_ISA_ROOT, or why there is none."""
-    root = os.environ.get("PTO_ISA_ROOT")
-    if not root:
-        return None, "set PTO_ISA_ROOT to a PTO-ISA installation"
-    for folder in (Path(root) / "include", Path(root)):
-        if (folder / "pto" / "pto-inst.hpp").exists():
-            return folder, ""
-    return None, f"PTO_ISA_ROOT: {root} has no include/pto/pto-inst.hpp"
-
-
 def findings() -> list[Finding]:
     """What `doctor` prints."""
     import torch
 
     from .. import __version__
     from ..tools import cache_command
-    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
-    triton, tilelang, nvcc = _version("triton"), _version("tilelang"), _first_line("nvcc", "--version")
-    gxx, bisheng = _first_line(cxx.compiler() or "g++", "--version"), shutil.which("bisheng") or ""
-    npu, (headers, no_headers) = _version("torch_npu"), pto_headers()
-    need_gpu = "no GPU that torch sees"
-    return [
-        Finding("", "versions", True,
-                f"gdn_codegen {__version__}, Python {platform.python_version()}, torch {torch.__version__}"),
-        Finding("", "cache", *cache_command.facts()),
-        Finding("triton", "package", bool(triton), triton or "pip install 'gdn_codegen[triton]'"),
-        Finding("triton", "CPU tensors", bool(triton), "Triton's interpreter" if triton else "needs the package"),
-        Finding("triton", "GPU tensors", bool(triton and gpu), gpu or need_gpu),
-        Finding("tilelang", "package", bool(tilelang), tilelang or "pip install 'gdn_codegen[tilelang]'"),
-        Finding("tilelang", "CPU tensors", bool(tilelang and gxx),
-                "TileLang's C backend" if tilelang and gxx else f"needs the package and {TOOLS['c++']}"),
-        Finding("tilelang", "nvcc", bool(nvcc), nvcc or f"needs {TOOLS['nvcc']}"),
-        Finding("tilelang", "GPU tensors", bool(tilelang and gpu and nvcc), gpu or need_gpu),
-        Finding("pto", "CPU tensors", bool(gxx), f"the bundled simulator, {gxx}" if gxx else f"needs {TOOLS['c++']}"),
-        Finding("pto", "PTO-ISA headers", headers is not None, str(headers or no_headers)),
-        Finding("pto", "bisheng", bool(bisheng), bisheng or "needs the CANN toolkit: bisheng on PATH"),
-        Finding("pto", "NPU tensors", bool(npu and bisheng), npu or "needs torch_npu and an Ascend NPU"),
-    ]
+    versions = f"gdn_codegen {__version__}, Python {platform.python_version()}, torch {torch.__version__}"
+    return [Finding("", "versions", True, versions), Finding("", "cache", *cache_command.facts()),
+            *(line for n in names() for line in find(n).toolchain.findings())]
 
 
 def choose(device: str, target: str = "auto") -> str:
@@ -141,9 +68,9 @@ def choose(device: str, target: str = "auto") -> str:
             raise ValueError(f"target: got {target!r}, and {why}; accepted: a target that runs {device} tensors here, as "
                              "`gdn_codegen doctor` lists them")
         return target
-    order = {"cuda": ("tilelang", "triton"), "npu": ("pto",)}.get(device, ("tilelang", "triton", "pto"))
+    order = sorted((n for n in names() if serves(n, device)), key=lambda n: find(n).preference)
     for target in order:
         if runs(target, device):
             return target
-    raise ValueError(f"target: got 'auto', but none of {', '.join(order)} runs {device} tensors here; "
+    raise ValueError(f"target: got 'auto', but none of {', '.join(order) or 'the targets'} runs {device} tensors here; "
                      "`gdn_codegen doctor` says what is missing")

@@ -259,8 +259,8 @@ def clocks() -> dict[str, str]:
 def facts(command: str, options: dict[str, Any]) -> dict[str, Any]:
     """What a reader needs to run it again."""
     from .. import __version__
-    from ..runtime import targets
-    versions = {n: v for n in ("torch", "triton", "tilelang") if (v := targets._version(n))}
+    from ..targets.machine import version
+    versions = {n: v for n in ("torch", "triton", "tilelang") if (v := version(n))}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     return {"command": command, "gpu": gpu, "clocks": clocks(), "python": platform.python_version(),
             "cuda": torch.version.cuda, "versions": {"gdn_codegen": __version__, **versions}, "options": options}

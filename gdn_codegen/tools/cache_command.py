@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import targets
 from ..runtime import cache
 
-_LEFT = rf"(?:{re.escape(cache.MAKING)}|{re.escape(cache.WRITING)}).*"
-#: By kind: its folder of the cache, and how what the package puts there is called. 16 or 24 hex digits name content.
+#: By kind: its folder of the cache, and how what the package puts there is called. 16 or 24 hex digits name content. Targets have
+#: further kinds (Toolchain.cached).
 KINDS: dict[str, tuple[str, str]] = {
-    "modules": ("modules/*", rf"\w+_[0-9a-f]{{16}}\..*|__pycache__|{_LEFT}"),
-    "native_launcher": ("native_launcher", rf"native_launcher_[0-9a-f]{{16}}\.so.*|{_LEFT}"),
-    "pto": ("pto", rf"[0-9a-f]{{24}}_(?:cpu|npu)\.so.*|pto_sim-[0-9a-f]{{16}}\.o.*|{_LEFT}|tmp[a-z0-9_]{{8}}"),
-    "choices": ("choices/*", rf"\w+_gdn_codegen-.*\.jsonl?(?:\.lock)?|{_LEFT}")}
+    "modules": ("modules/*", rf"\w+_[0-9a-f]{{16}}\..*|__pycache__|{cache.LEFT}"),
+    "native_launcher": ("native_launcher", rf"native_launcher_[0-9a-f]{{16}}\.so.*|{cache.LEFT}"),
+    "choices": ("choices/*", rf"\w+_gdn_codegen-.*\.jsonl?(?:\.lock)?|{cache.LEFT}")}
 #: Measurements of this machine, which `clear` takes by name alone.
 KEPT = "choices"
 
@@ -34,10 +34,16 @@ class Entry:
         return sum(x.lstat().st_size for x in files)
 
 
-def entries(kinds: Iterable[str] = KINDS) -> Iterator[Entry]:
-    """What the package put into its cache: links are nothing of its own."""
-    for kind in kinds:
-        folders, name = KINDS[kind]
+def known() -> dict[str, tuple[str, str]]:
+    """All kinds."""
+    return KINDS | {n: files for n in targets.names() if (files := targets.find(n).toolchain.cached)}
+
+
+def entries(kinds: Iterable[str] | None = None) -> Iterator[Entry]:
+    """What the package put into its cache, of all kinds or these: links are nothing of its own."""
+    for kind, (folders, name) in known().items():
+        if kinds is not None and kind not in kinds:
+            continue
         for folder in sorted(cache.folder().glob(folders)):
             if folder.is_dir() and not folder.is_symlink():
                 yield from (Entry(kind, x) for x in sorted(folder.iterdir()) if re.fullmatch(name, x.name) and not x.is_symlink())
@@ -55,7 +61,7 @@ def told(size: float) -> str:
 def others() -> list[Path]:
     """What lies in the cache's folders and is not the package's."""
     mine = {e.path for e in entries()}
-    folders = {f for pattern, _ in KINDS.values() for f in cache.folder().glob(pattern) if f.is_dir()}
+    folders = {f for pattern, _ in known().values() for f in cache.folder().glob(pattern) if f.is_dir()}
     return sorted(x for f in folders for x in f.iterdir() if x not in mine)
 
 
@@ -109,9 +115,9 @@ def command(a: argparse.Namespace) -> int:
     if a.action == "list" and a.kinds:
         raise ValueError(f"kinds: got {' '.join(a.kinds)} with list; accepted: with clear")
     for kind in a.kinds:
-        if kind not in KINDS:
-            raise ValueError(f"kinds: got {kind!r}; accepted: {', '.join(KINDS)}")
-    kinds = a.kinds or [k for k in KINDS if k != KEPT]
+        if kind not in known():
+            raise ValueError(f"kinds: got {kind!r}; accepted: {', '.join(known())}")
+    kinds = a.kinds or [k for k in known() if k != KEPT]
     for line in listed() if a.action == "list" else cleared(kinds):
         print(line, flush=True)
     return 0
@@ -120,4 +126,4 @@ def command(a: argparse.Namespace) -> int:
 def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("action", choices=("list", "clear"), help="what lies there, with sizes; or remove it")
     p.add_argument("kinds", nargs="*", metavar="KIND",
-                   help=f"with clear, of {', '.join(KINDS)} (default: all but {KEPT}, which tune measured)")
+                   help=f"with clear, of {', '.join(known())} (default: all but {KEPT}, which tune measured)")

@@ -21,26 +21,24 @@ from ..runtime.call import native_launcher
 from ..runtime.load import import_path
 from ..runtime.progress import under_way
 from ..runtime.targets import install
+from ..targets import find, names
 from .check import missing
 from .check_triton import dtypes
-
-#: Names of architectures by target, and what is said of others.
-NAMES = {"tilelang": (r"sm_\d+a?", "accepted for tilelang: an architecture of NVIDIA, as sm_90a"),
-         "triton": (r"sm_\d+a?|gfx\w+", "accepted for triton: as sm_90a or gfx942")}
 
 
 def check_ahead(b: Build, arch: str, heads: Sequence[tuple[int, int]]) -> None:
     """ValueError unless `compile_ahead` can compile the build's kernels so; nothing needs to be written."""
-    if b.target == "pto":
-        raise ValueError("compile: got pto; accepted: tilelang, triton (bisheng compiles on first use, and is cached by content)")
+    ahead = b.of.toolchain.ahead
+    if ahead is None:
+        raise ValueError(f"compile: got {b.target}, whose kernels compile on first use; accepted: "
+                         f"{', '.join(n for n in names() if find(n).toolchain.ahead)}")
     if b.arch and b.arch != arch:
         raise ValueError(f"compile: got {arch!r}; accepted: {b.arch}, for which this module is")
-    if b.target == "triton" and not heads:
-        raise ValueError("compile: got triton without the head counts that its kernels are compiled for; accepted: with "
+    if ahead.heads and not heads:
+        raise ValueError(f"compile: got {b.target} without the head counts that its kernels are compiled for; accepted: with "
                          "--compile-heads H/HV")
-    name, accepted = NAMES[b.target]
-    if not re.fullmatch(name, arch):
-        raise ValueError(f"compile: got {arch!r}; {accepted}")
+    if not re.fullmatch(ahead.archs, arch):
+        raise ValueError(f"compile: got {arch!r}; accepted for {b.target}: {ahead.accepted}")
     if needed := install(b.target):
         raise ValueError(_missing(arch, needed))
 
@@ -52,10 +50,12 @@ def _missing(arch: str, needed: str) -> str:
 def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
     """Compile the kernels of the module at `path` for an architecture; a line for each. heads: H and HV (triton)."""
     check_ahead(b, arch, heads)
-    return _tilelang(path, arch) if b.target == "tilelang" else _triton(path, arch, heads)
+    assert b.of.toolchain.ahead is not None
+    return b.of.toolchain.ahead.run(path, arch, heads)
 
 
-def _tilelang(path: Path, arch: str) -> Iterator[str]:
+def tilelang(path: Path, arch: str) -> Iterator[str]:
+    """Of a TileLang module."""
     module: Any = import_path(path)
     logging.getLogger("tilelang.jit.kernel").setLevel(logging.WARNING)
     wanted: list[tuple[Path, Callable[[Path], object]]] = [
@@ -112,8 +112,8 @@ def _target(arch: str) -> Any:
     return GPUTarget("cuda", int(nvidia[1]), 32) if nvidia else GPUTarget("hip", arch, 64)
 
 
-def _triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """By the module's own launcher, so that the keys are those of its launches."""
+def triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Of a Triton module, by its own launcher, so that the keys are those of its launches."""
     import torch
     from triton.runtime.driver import driver
     module = fresh(path)

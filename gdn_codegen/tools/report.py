@@ -15,7 +15,7 @@ import torch
 from ..runtime import cache
 from ..runtime.build import Build
 from ..runtime.progress import under_way
-from ..runtime.targets import _version
+from ..targets.machine import version
 from .verify import TOLERANCE, Case, inputs, reference, rms_error, run
 
 #: Around a chunk's end, and far past it; what a quick report runs instead.
@@ -116,7 +116,7 @@ def run_case(b: Build, name: str, case: Case, chunk: int, device: str) -> tuple[
 
 def check_report(folder: Path) -> None:
     """ValueError, before any work, where the report could not be written."""
-    if not _version("matplotlib"):
+    if not version("matplotlib"):
         raise ValueError(f"report: got {folder}, and matplotlib, which draws its plots, is missing; accepted: after "
                          "pip install 'gdn_codegen[bench]'")
     cache.place("report", folder, folder=True)

@@ -6,13 +6,14 @@ import pytest
 import torch
 from reference import call, expected, problem, rms_error
 
-from gdn_codegen.runtime.build import TARGETS, Build
+from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, named
+from gdn_codegen.targets import OWN
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
-BUILDS = [Build(t, schedule=s) for t in TARGETS if t != "pto" and runs(t, "cuda") for s in SCHEDULES]
+BUILDS = [Build(t, schedule=s) for t in OWN if t != "pto" and runs(t, "cuda") for s in SCHEDULES]
 if runs("tilelang", "cuda"):  # running sums of heads side by side
     BUILDS += [Build("tilelang", schedule=replace(named("walk"), name="two_heads", value_heads=2))]
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):

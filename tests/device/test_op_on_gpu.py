@@ -5,13 +5,13 @@ from guarded import TENSORS, every_way
 from reference import expected, problem, rms_error
 
 from gdn_codegen.ops import chunk_gated_delta_rule
-from gdn_codegen.runtime.build import TARGETS
 from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.runtime.torch_library import gated_delta_rule
+from gdn_codegen.targets import OWN
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
-HERE = [t for t in TARGETS if t != "pto" and runs(t, "cuda")]
+HERE = [t for t in OWN if t != "pto" and runs(t, "cuda")]
 NAMES = ("q", "k", "v", "g", "beta")
 LENGTHS = (130, 64, 1, 300)
 

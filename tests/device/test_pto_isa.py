@@ -22,9 +22,9 @@ from reference import ON_CORES, call, expected, problem, rms_error
 
 from gdn_codegen import pto_sim
 from gdn_codegen.runtime.build import Build, render
-from gdn_codegen.runtime.targets import pto_headers
 from gdn_codegen.schedule import Schedule, named
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets.pto import headers
 
 HERE = Path(__file__).parent
 #: RMSE over RMS against float64, and against the bundled simulator.
@@ -75,7 +75,7 @@ def clang():
     return None, "no clang++ 15 or newer on PATH (CLANGXX may name one), which PTO-ISA's CPU_SIM needs"
 
 
-INCLUDE, NO_HEADERS = pto_headers()
+INCLUDE, NO_HEADERS = headers()
 COMPILER, NO_CLANG = clang() if INCLUDE else (None, "")
 pytestmark = pytest.mark.skipif(not (INCLUDE and COMPILER), reason=NO_HEADERS or NO_CLANG)
 

@@ -9,14 +9,15 @@ from reference import TOLERANCE, expected, module, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.runtime import load
-from gdn_codegen.runtime.build import TARGETS, Build, render
+from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.call import choose, launch
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets import OWN
 
-HERE = [t for t in TARGETS if runs(t, "cpu")]
+HERE = [t for t in OWN if runs(t, "cpu")]
 VIEWS = Contract(strided=True)
 LEFT = 7.0  # what a buffer holds before a call
 

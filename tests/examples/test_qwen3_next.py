@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdn_codegen.runtime.build import TARGETS
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.targets import OWN
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "qwen3_next.py"
 CALLS, WITH_STATE = 12, 3  # three layers; a prompt at once, in two parts, and for generation
@@ -40,7 +40,7 @@ def correct(example, model):
     return sys.modules[type(example.linear_layers(model)[0]).__module__].torch_chunk_gated_delta_rule
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if runs(t, "cpu")])
+@pytest.mark.parametrize("target", [t for t in OWN if runs(t, "cpu")])
 def test_logits_and_tokens_agree(example, model, want, target):
     v = example.compare(model, example.generated(target), want, example.generated(target, "recurrent"))
     assert v.agrees, v
@@ -119,11 +119,11 @@ def test_model_is_left_as_it_was(example, model, correct):
 @pytest.mark.parametrize(("broken", "code"), [(lambda op: op, 0), (zeros, 1)], ids=["correct", "zeros"])
 def test_exit_code(example, correct, broken, code, monkeypatch, capsys):
     monkeypatch.setattr(example, "generated", lambda target, name="chunk": broken(correct) if name == "chunk" else None)
-    monkeypatch.setattr(example, "TARGETS", TARGETS[:1])
+    monkeypatch.setattr(example, "TARGETS", OWN[:1])
     monkeypatch.setattr(example, "runs", lambda target, device: True)
     assert example.main(["--target", "all"]) == code
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith(TARGETS[0]) and ("DISAGREES" in last) == bool(code)
+    assert last.startswith(OWN[0]) and ("DISAGREES" in last) == bool(code)
 
 
 def test_no_target_that_runs_here_is_a_failure(example, monkeypatch):

@@ -2,6 +2,7 @@
 from dataclasses import replace
 
 import pytest
+from devices import lower_for
 from reference import ON_CORES, in_form
 
 from gdn_codegen.algorithms import find
@@ -136,18 +137,16 @@ def test_too_much_is_an_error_that_names_values_and_bytes(_unchecked):
 
 def test_rows_that_do_not_halve_are_refused(_unchecked, monkeypatch):
     """On a device whose tiles may have any extent."""
-    from gdn_codegen.passes import pipelines
-    monkeypatch.setitem(pipelines.DEVICES, "pto", replace(ASCEND_A2, extents=()))
+    lower_for(monkeypatch, replace(ASCEND_A2, extents=()), "pto")
     with pytest.raises(ScheduleError, match=r"8 rows, which do not make 2 parts"):
         lowered("fused", sizes={"C": 32, "K": 8, "V": 32})
 
 
 def test_a_smaller_device_is_respected(_unchecked, monkeypatch):
-    from gdn_codegen.passes import pipelines
     small = replace(ASCEND_A2, spaces={**ASCEND_A2.spaces, "L1": 64 * 1024})
-    monkeypatch.setitem(pipelines.DEVICES, "pto", small)
+    lower_for(monkeypatch, small, "pto")
     for b in (b for k in lowered("fused").kernels for b in k.buffers if b.space == "L1"):
         assert b.offset + b.shape[0] * b.shape[1] * 2 <= 64 * 1024
-    monkeypatch.setitem(pipelines.DEVICES, "pto", replace(ASCEND_A2, spaces={**ASCEND_A2.spaces, "L1": 16 * 1024}))
+    lower_for(monkeypatch, replace(ASCEND_A2, spaces={**ASCEND_A2.spaces, "L1": 16 * 1024}), "pto")
     with pytest.raises(ScheduleError, match="L1 has 16384 bytes"):
         lowered("fused")

@@ -2,6 +2,7 @@
 from dataclasses import replace
 
 import pytest
+from devices import lower_for
 from walks import OWN, PLANS, SIZES, SYNC, inside, lowered, walker
 
 from gdn_codegen.devices.sm_90a import SM_90A
@@ -177,6 +178,6 @@ def test_the_largest_fits_shared_memory(stages, dtype):
 @pytest.mark.usefixtures("_unchecked")
 def test_too_much_shared_memory_is_an_error(monkeypatch):
     small = replace(SM_90A, spaces={**SM_90A.spaces, "shared": 128 * 1024})
-    monkeypatch.setitem(pipelines.ARCHS, ("tilelang", "sm_90a"), (pipelines.GROUPS, small))
+    lower_for(monkeypatch, small, "tilelang", "sm_90a")
     with pytest.raises(ScheduleError, match=r"shared has 131072 bytes, \d+ are needed: .*; fewer stages need less"):
         lowered(sizes={"C": 64, "K": 128, "V": 128})

@@ -14,11 +14,12 @@ from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.passes.algebra.rewrite import rewrite
 from gdn_codegen.passes.cut.kernels import cut
-from gdn_codegen.passes.pipelines import PIPELINES, lower
+from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.passes.storage import place
 from gdn_codegen.prove.storage import OverwrittenError
 from gdn_codegen.schedule import SCHEDULES, Schedule, ScheduleError, named
 from gdn_codegen.schedule.schedule import FORMS
+from gdn_codegen.targets import OWN
 
 SIZES = {"C": 32, "K": 16, "V": 32}
 
@@ -29,7 +30,7 @@ def run(p, x, exact=True):
                      {t.name: given[t.name] for t in p.role("input")}, {"scale": x["scale"]}, exact)
 
 
-@pytest.mark.parametrize("target", PIPELINES)
+@pytest.mark.parametrize("target", OWN)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("form, inverse", [*((form, "substitution") for form in FORMS),
                                            ("direct", "doubling")])
@@ -118,7 +119,7 @@ def test_bad_cuts(kernels, text):
         cut(find("gated_delta_rule").trace(), Schedule("bad", kernels), SIZES)
 
 
-@pytest.mark.parametrize("target", PIPELINES)
+@pytest.mark.parametrize("target", OWN)
 def test_a_number_a_chunk_is_no_workspace_where_cores_share_no_memory(target):
     plan = Schedule("own", (("exp_last_G",), ("o", "S")))
     build = lambda: lower(find("gated_delta_rule").trace(), target, plan, SIZES, "float16")

@@ -8,7 +8,7 @@ from gdn_codegen.cli import main
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.call import choose
 from gdn_codegen.schedule import SCHEDULES
-from gdn_codegen.tools import check as checks
+from gdn_codegen.targets import find
 from gdn_codegen.tools.check import check
 
 pytest.importorskip("triton")
@@ -25,7 +25,7 @@ def written(tmp_path, b):
 
 
 def test_limits_are_those_of_the_devices():
-    assert set(UNITS) == set(checks.ARCHES["triton"])
+    assert set(UNITS) == set(find("triton").toolchain.check_archs)
     assert [u.shared // 1024 for u in UNITS.values()] == [163, 99, 227, 227, 99, 64, 64, 160]
     assert [UNITS["sm_90"].registers(w) for w in (4, 8, 16)] == [255, 255, 128]
     assert [UNITS["gfx942"].registers(w) for w in (1, 4, 8, 16)] == [512, 512, 256, 128]

@@ -10,13 +10,13 @@ from reference import expected, problem, rms_error
 
 import gdn_codegen
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime.build import TARGETS
 from gdn_codegen.runtime.call import foreign_keywords as names
 from gdn_codegen.runtime.call.normalise import Options, Tensors
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.targets import OWN
 
 PAGE = Path(__file__).parents[2] / "docs" / "contract.md"
-HERE = dict(target=next(t for t in TARGETS if runs(t, "cpu")), chunk_size=16)
+HERE = dict(target=next(t for t in OWN if runs(t, "cpu")), chunk_size=16)
 Q = torch.zeros(1, 20, 1, 32, dtype=torch.float16)
 GIVEN = dict(q=Q, k=Q, v=Q, g=torch.zeros(1, 20, 1), beta=torch.zeros(1, 20, 1))
 #: What the ops of each library take beside q, k and v, from their sources at the versions that the page names.

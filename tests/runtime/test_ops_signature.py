@@ -8,13 +8,13 @@ from reference import call, check, expected, problem, rms_error
 
 import gdn_codegen
 from gdn_codegen import chunk_gated_delta_rule
-from gdn_codegen.runtime.build import TARGETS
 from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.call import normalise as arguments
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import named
+from gdn_codegen.targets import OWN
 
-TARGET = next(t for t in TARGETS if runs(t, "cpu"))
+TARGET = next(t for t in OWN if runs(t, "cpu"))
 #: In order, as their sources have them: the issue's (FLA before 0.5), FLA 0.5.1's, sgl-kernel-npu f425bdf1's.
 CHUNK = ("q k v g beta scale initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens head_first")
 RECURRENT = ("q k v g gk gv beta scale initial_state output_final_state use_qk_l2norm_in_kernel use_gate_in_kernel A_log dt_bias "

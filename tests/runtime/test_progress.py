@@ -1,6 +1,7 @@
 """What whoever waits is told, and what is said of toolchains that are missing and disks that are full."""
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from gdn_codegen.runtime import cache, load, progress, targets
 from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.call.compiling import DoesNotCompile, compiling
 from gdn_codegen.runtime.progress import first_call, under_way
+from gdn_codegen.targets import machine
 from gdn_codegen.tools import check, plots, tune
 
 SMALL = ["--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16"]
@@ -85,7 +87,7 @@ def call(target):
 
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
 def test_a_package_that_is_missing_is_named_with_what_brings_it(target, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(targets, "_version", lambda name: "")
+    monkeypatch.setattr(machine, "version", lambda name: "")
     launch.forget()
     with pytest.raises(ValueError, match=rf"target: got '{target}', .*pip install 'gdn_codegen\[{target}\]'"):
         call(target)
@@ -97,7 +99,7 @@ def test_a_package_that_is_missing_is_named_with_what_brings_it(target, tmp_path
 
 
 def test_a_module_whose_package_is_missing_says_what_brings_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(targets, "_version", lambda name: "")
+    monkeypatch.setattr(machine, "version", lambda name: "")
     monkeypatch.setitem(sys.modules, "triton", None)
     (tmp_path / "m.py").write_text("import triton\n")
     with pytest.raises(ValueError, match=r"target: got triton, .*pip install 'gdn_codegen\[triton\]'"):
@@ -112,11 +114,11 @@ def test_a_first_call_that_fails_for_want_of_a_tool_says_so(target, device, said
     """In place of the toolchain's own error; with the tool there, that one."""
     m = type("m", (), {"__file__": str(tmp_path / target / "x.py")})
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(targets.shutil, "which", lambda n: None)
+    monkeypatch.setattr(shutil, "which", lambda n: None)
     with pytest.raises(ValueError, match=f"target: got '{target}', and {said}"):
         with compiling(m, device):
             raise AssertionError("theirs")
-    monkeypatch.setattr(targets.shutil, "which", lambda n: n)
+    monkeypatch.setattr(shutil, "which", lambda n: n)
     with pytest.raises(AssertionError, match="theirs"):
         with compiling(m, device):
             raise AssertionError("theirs")
@@ -137,7 +139,7 @@ class InternalError(Exception):
     (InternalError("no available layout found"), "its compiler does not take .*no available layout"),
     (RuntimeError("ptxas fatal"), "its compiler does not take")])
 def test_a_build_that_does_not_compile_is_refused_by_name(error, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(targets.shutil, "which", lambda n: n)
+    monkeypatch.setattr(shutil, "which", lambda n: n)
     m = type("m", (), {"__file__": str(tmp_path / "triton" / "gdn_c64_bthd.py")})
     with pytest.raises(DoesNotCompile, match=f"schedule: got gdn_c64_bthd for triton, which.*{said}.*accepted: another schedule"):
         with compiling(m, "cuda"):

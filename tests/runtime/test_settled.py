@@ -6,11 +6,11 @@ from reference import expected, problem, rms_error
 from torch.autograd import forward_ad
 
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime.build import TARGETS
 from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.targets import OWN
 
-TARGET = next(t for t in TARGETS if runs(t, "cpu"))
+TARGET = next(t for t in OWN if runs(t, "cpu"))
 HERE = dict(target=TARGET, chunk_size=16)
 STATES = ("initial_state", "final_state")
 
@@ -81,7 +81,7 @@ class Wrapped(torch.Tensor):
 
 
 @pytest.mark.parametrize("name, target", [*((n, TARGET) for n in TENSORS if n not in STATES),
-                                          *((n, t) for t in TARGETS for n in ("k", "A_log") if t != TARGET and runs(t, "cpu"))])
+                                          *((n, t) for t in OWN for n in ("k", "A_log") if t != TARGET and runs(t, "cpu"))])
 def test_a_class_of_its_own_gets_the_op_in_whatever_place(name, target):
     x = dict(given(), target=target)
     settled(x)

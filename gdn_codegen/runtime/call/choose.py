@@ -16,10 +16,11 @@ import torch
 
 from ...devices import HOPPER
 from ...ir.core import Program, loops, walk
-from ...passes.pipelines import ARCHS
 from ...schedule import Schedule, ScheduleError, varied
 from ...schedule.contract import PLAIN, Contract
-from ..build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, TARGETS, Build, lowered
+from ...targets import find
+from ...targets import names as targets
+from ..build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, Build, lowered
 from ..roofline import SIZE
 from ..targets import choose
 from . import tables
@@ -159,7 +160,7 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
              ) -> Iterator[tuple[Build, str]]:
     """Builds in the order in which the model wants them: kernels of warp groups on the architecture that they are for, or
     Triton's walk, in parts where walks fill half of the GPU at most; elsewhere whatever is portable. few: None without a GPU."""
-    if (b.target, arch) in ARCHS:
+    if arch in b.of.archs:
         if few and partitions():
             if shared == 1 and shape_class[-1] >= LONG:
                 yield (replace(b, schedule=varied(WHOLE[arch], partition="decay"), arch=arch),
@@ -249,8 +250,8 @@ def check(dtype: torch.dtype, target: str, chunk_size: int | None, layout: str) 
     """ValueError naming an argument of `key` that there is not."""
     if dtype not in NAMES:
         raise ValueError(f"q: got {dtype}; accepted: {', '.join(map(str, NAMES))}")
-    if target != "auto" and target not in TARGETS:
-        raise ValueError(f"target: got {target!r}; accepted: auto, {', '.join(TARGETS)}")
+    if target != "auto" and target not in targets():
+        raise ValueError(f"target: got {target!r}; accepted: auto, {', '.join(targets())}")
     if chunk_size not in (None, *CHUNKS):
         raise ValueError(f"chunk_size: got {chunk_size!r}; accepted: {', '.join(map(str, CHUNKS))}, None for any")
     if layout not in LAYOUTS:
@@ -272,8 +273,9 @@ def explained(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple
     target = choose(device.type, target)
     x = extent(q, v, layout, sequences)
     few = 2 * x.walks <= units(device) if units(device) else None
-    return choice(algorithm, dtype, device, (x.H, x.HV) if target == "pto" else None, q[3], v[3], target, chunk_size, layout,
-                  schedule, contract, x.shape_class, few, x.shared)
+    heads = (x.H, x.HV) if find(target).head_counts else None
+    return choice(algorithm, dtype, device, heads, q[3], v[3], target, chunk_size, layout, schedule, contract, x.shape_class, few,
+                  x.shared)
 
 
 def build(*wanted: Any) -> Build:

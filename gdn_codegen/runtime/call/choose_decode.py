@@ -14,6 +14,7 @@ import torch
 
 from ...schedule import Schedule, named, varied
 from ...schedule.contract import Contract
+from ...targets import find
 from ..build import DEFAULT_SCHEDULE, Build
 from ..targets import choose, runs
 from . import tables
@@ -49,7 +50,7 @@ def columns(b: Build, walks: int, units: int) -> Iterator[int]:
     """Columns of the state that an instance may hold, the best first; 0 for all. As many as leave one walk for each of a GPU's
     units, and no more than registers hold; where that does not fit, fewer."""
     n = b.head_dim_v
-    if b.target == "pto" or not units:
+    if not units or "cuda" not in b.of.runs_on:
         yield 0
         return
     while n > COLUMNS and walks * (b.head_dim_v // n) < units:
@@ -74,7 +75,7 @@ def plan(b: Build, n: int, on_gpu: bool) -> str | Schedule:
 def modelled(b: Build, x: Extent, units: int, wanted: Sequence[str]) -> Iterator[tuple[Build, str]]:
     """Builds in the order in which the model wants them."""
     for target in wanted:
-        mine = replace(b, target=target, heads=(x.H, x.HV) if target == "pto" else None)
+        mine = replace(b, target=target, heads=(x.H, x.HV) if find(target).head_counts else None)
         for n in columns(mine, x.walks, units):
             yield replace(mine, schedule=plan(mine, n, units > 0)), "one kernel for a step"
 

@@ -9,11 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...targets import find, names
 from ..progress import first_call
 from ..targets import lacks_tools
-
-#: Packages of the toolchains.
-TOOLCHAINS = ("tilelang", "tvm", "tvm_ffi", "triton")
 
 
 class DoesNotCompile(ValueError):
@@ -48,13 +46,18 @@ def _is_theirs(e: Exception) -> bool:
     if at is None:
         return False
     file = at.tb_frame.f_code.co_filename
-    return str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in TOOLCHAINS or file.startswith(_folders())
+    return str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0] in _packages() or file.startswith(_folders())
+
+
+def _packages() -> tuple[str, ...]:
+    """Packages of the toolchains."""
+    return tuple(x for n in names() for x in find(n).toolchain.modules)
 
 
 @lru_cache(maxsize=1)
 def _folders() -> tuple[str, ...]:
     """Where the toolchains are installed."""
-    found = (importlib.util.find_spec(n) for n in TOOLCHAINS)
+    found = (importlib.util.find_spec(n) for n in _packages())
     return tuple(f"{folder}{os.sep}" for spec in found if spec for folder in spec.submodule_search_locations or ())
 
 

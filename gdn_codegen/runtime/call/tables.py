@@ -139,9 +139,11 @@ def _number(row: dict[str, Any], name: str, *kinds: type) -> Any:
 def versions(target: str) -> dict[str, str]:
     """What a measurement depends on, beside the device."""
     from ... import __version__
-    from ..targets import _version
-    used = ("torch", "triton", "tilelang") if target == DECODE else ("torch", target)
-    return {"gdn_codegen": __version__, **{n: _version(n) for n in used}}
+    from ...targets import find
+    from ...targets.machine import version
+    used = {n: n for n in ("torch", "triton", "tilelang")} if target == DECODE else \
+        {"torch": "torch", target: find(target).toolchain.package}
+    return {"gdn_codegen": __version__, **{n: version(package) if package else "" for n, package in used.items()}}
 
 
 def own_path(device: str, target: str) -> Path:

@@ -1,0 +1,59 @@
+"""PTO C++, for Ascend NPUs; the bundled simulator runs CPU tensors."""
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..devices.ascend_a2 import ASCEND_A2
+from ..emit import pto
+from ..passes.pipelines import CORES
+from ..runtime import cache, cxx
+from . import Line, Lowering, Target, Toolchain, machine, register
+from .machine import Finding
+
+if TYPE_CHECKING:
+    from ..runtime.build import Build
+
+
+def headers() -> tuple[Path | None, str]:
+    """The folder of <pto/pto-inst.hpp> below PTO_ISA_ROOT, or why there is none."""
+    root = os.environ.get("PTO_ISA_ROOT")
+    if not root:
+        return None, "set PTO_ISA_ROOT to a PTO-ISA installation"
+    for folder in (Path(root) / "include", Path(root)):
+        if (folder / "pto" / "pto-inst.hpp").exists():
+            return folder, ""
+    return None, f"PTO_ISA_ROOT: {root} has no include/pto/pto-inst.hpp"
+
+
+def _lacks(device: str) -> str:
+    if device == "npu" and shutil.which("bisheng") is None:
+        return "bisheng is missing: install the CANN toolkit"
+    return machine.lacks_compiler() if device == "cpu" else ""
+
+
+def _findings() -> list[Finding]:
+    gxx, bisheng = machine.first_line(cxx.compiler() or "g++", "--version"), shutil.which("bisheng") or ""
+    npu, (found, why) = machine.version("torch_npu"), headers()
+    return [Finding("pto", "CPU tensors", bool(gxx),
+                    f"the bundled simulator, {gxx}" if gxx else f"needs {machine.TOOLS['c++']}"),
+            Finding("pto", "PTO-ISA headers", found is not None, str(found or why)),
+            Finding("pto", "bisheng", bool(bisheng), bisheng or "needs the CANN toolkit: bisheng on PATH"),
+            Finding("pto", "NPU tensors", bool(npu and bisheng), npu or "needs torch_npu and an Ascend NPU")]
+
+
+def _check(b: Build, path: Path, archs: Sequence[str]) -> Sequence[Line]:
+    from ..tools import check_pto
+    return check_pto.check(b, path)
+
+
+TARGET = register(Target(
+    "pto", Lowering(CORES, ASCEND_A2), pto.emit, "pto/module.py.j2", ("cpu", "npu"), preference=2, head_counts=True,
+    views="x.stride(-1) == 1 and 0 < _steps(x.stride(), LAYOUT)[1] < 1 << 16",
+    toolchain=Toolchain(
+        lacks=_lacks, compiler=lambda device: (cxx.compiler() or "") if device == "cpu" else "bisheng", findings=_findings,
+        check_needs=lambda: "" if machine.compiler() else machine.TOOLS["c++"], check=_check,
+        cached=("pto", rf"[0-9a-f]{{24}}_(?:cpu|npu)\.so.*|pto_sim-[0-9a-f]{{16}}\.o.*|{cache.LEFT}|tmp[a-z0-9_]{{8}}"))))

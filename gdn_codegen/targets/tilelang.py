@@ -1,0 +1,55 @@
+"""TileLang, for NVIDIA GPUs; its C backend runs CPU tensors."""
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..devices import HOPPER
+from ..devices.sm_90a import SM_90A
+from ..emit import tilelang
+from ..passes.pipelines import GROUPS, ONE_AGENT
+from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
+from .machine import Finding
+
+if TYPE_CHECKING:
+    from ..runtime.build import Build
+
+INSTALL = "pip install 'gdn_codegen[tilelang]'"
+
+
+def _lacks(device: str) -> str:
+    if device == "cuda" and shutil.which("nvcc") is None:
+        return f"nvcc is missing: install {machine.TOOLS['nvcc']}, or compile ahead (gdn_codegen build --compile)"
+    return machine.lacks_compiler() if device == "cpu" else ""
+
+
+def _findings() -> list[Finding]:
+    version, gpu, nvcc = machine.version("tilelang"), machine.gpu(), machine.first_line("nvcc", "--version")
+    compiles = bool(version) and machine.compiler()
+    return [Finding("tilelang", "package", bool(version), version or INSTALL),
+            Finding("tilelang", "CPU tensors", compiles,
+                    "TileLang's C backend" if compiles else f"needs the package and {machine.TOOLS['c++']}"),
+            Finding("tilelang", "nvcc", bool(nvcc), nvcc or f"needs {machine.TOOLS['nvcc']}"),
+            Finding("tilelang", "GPU tensors", bool(version and gpu and nvcc), gpu or machine.NO_GPU)]
+
+
+def _check(b: Build, path: Path, archs: Sequence[str]) -> Sequence[Line]:
+    from ..tools import check_tilelang
+    return check_tilelang.check(b, path)
+
+
+def _ahead(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
+    from ..tools import compile_ahead
+    return compile_ahead.tilelang(path, arch)
+
+
+TARGET = register(Target(
+    "tilelang", Lowering(ONE_AGENT, HOPPER), tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
+    archs={"sm_90a": Lowering(GROUPS, SM_90A)}, preference=0, lanes_of_key_head=True, views="_fits_units(x, name)", tf32=True,
+    toolchain=Toolchain(
+        package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
+        compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,
+        check_needs=lambda: "" if shutil.which("nvcc") else machine.TOOLS["nvcc"], check=_check,
+        ahead=Ahead(r"sm_\d+a?", "an architecture of NVIDIA, as sm_90a", False, _ahead))))

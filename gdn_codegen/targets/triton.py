@@ -1,0 +1,43 @@
+"""Triton, for NVIDIA and AMD GPUs; its interpreter runs CPU tensors."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..devices import TRITON
+from ..emit import triton
+from ..passes.pipelines import INSTANCES
+from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
+from .machine import Finding
+
+if TYPE_CHECKING:
+    from ..runtime.build import Build
+
+INSTALL = "pip install 'gdn_codegen[triton]'"
+
+
+def _findings() -> list[Finding]:
+    version, gpu = machine.version("triton"), machine.gpu()
+    return [Finding("triton", "package", bool(version), version or INSTALL),
+            Finding("triton", "CPU tensors", bool(version), "Triton's interpreter" if version else "needs the package"),
+            Finding("triton", "GPU tensors", bool(version and gpu), gpu or machine.NO_GPU)]
+
+
+def _check(b: Build, path: Path, archs: Sequence[str]) -> Sequence[Line]:
+    from ..tools import check_triton
+    return check_triton.check(b, path, archs or check_triton.USUAL)
+
+
+def _ahead(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
+    from ..tools import compile_ahead
+    return compile_ahead.triton(path, arch, heads)
+
+
+TARGET = register(Target(
+    "triton", Lowering(INSTANCES, TRITON), triton.emit, "triton/module.py.j2", ("cpu", "cuda"), preference=1, per_call=True,
+    interprets=("cpu",),
+    toolchain=Toolchain(
+        package="triton", install=INSTALL, modules=("triton",), findings=_findings, check=_check,
+        check_archs=("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950"),
+        ahead=Ahead(r"sm_\d+a?|gfx\w+", "as sm_90a or gfx942", True, _ahead))))
