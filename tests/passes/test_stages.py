@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from gdn_codegen import targets
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.builder import (
     algorithm,
@@ -101,7 +102,7 @@ def order(stage):
 def test_each_pass_refuses_a_program_one_stage_too_early(recorded, n):
     """And says which pass has to run first: one of those that did run."""
     target, arch, *_ = BUILDS[n]
-    passes = dict(pipelines.ARCHS[target, arch][0] if arch else pipelines.PIPELINES[target])
+    passes = dict(targets.find(target).lowered_for(arch).passes)
     steps, refused = recorded[n], 0
     for i, (name, before, _, context) in enumerate(steps):
         earlier = next((p for _, p, *_ in reversed(steps[:i]) if p.stage != before.stage), None)
@@ -130,7 +131,7 @@ def test_a_pass_of_a_stage_that_is_none_is_a_defect():
 
 def test_every_pass_is_in_a_pipeline_and_every_stage_is_given():
     """A pass that declares itself and never runs would be found here, and a stage that nothing comes to."""
-    used = {n for passes in (*pipelines.PIPELINES.values(), *(x for x, _ in pipelines.ARCHS.values())) for _, run in passes
+    used = {n for target, arch, *_ in BUILDS for _, run in targets.find(target).lowered_for(arch).passes
             for n in run.__code__.co_names} | {"memory"}
     assert set(PASSES) <= used
     assert {x.gives for x in PASSES.values() if x.gives} == set(STAGES) - {"traced"}
