@@ -1,0 +1,107 @@
+"""docs/adding_a_target.md and docs/adding_an_op.md, followed word for word outside of the package's folder."""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = {n: (ROOT / "docs" / f"adding_{n}.md").read_text() for n in ("a_target", "an_op")}
+RUN = "import sys; from gdn_codegen.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def files(text):
+    """What stands below each line "File `PATH`:", by path."""
+    return dict(re.findall(r"^File `([^`]+)`:\n```\w+\n(.*?)^```$", text, re.M | re.S))
+
+
+def blocks(text, kind):
+    """Blocks of a kind that are no file."""
+    alone = re.sub(r"^File `[^`]+`:\n```\w+\n.*?^```$", "", text, flags=re.M | re.S)
+    return re.findall(rf"^```{kind}\n(.*?)^```$", alone, re.M | re.S)
+
+
+def installed(folder, project):
+    """The package of a pyproject.toml, as an installer leaves it: metadata beside it."""
+    tomllib = pytest.importorskip("tomllib")
+    about = tomllib.loads(project)["project"]
+    info = folder / f"{about['name']}-{about['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n")
+    groups = (f"[{group}]\n" + "".join(f"{n} = {value}\n" for n, value in points.items())
+              for group, points in about["entry-points"].items())
+    (info / "entry_points.txt").write_text("\n".join(groups))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The files of both documents, with the target installed."""
+    where = tmp_path_factory.mktemp("outside")
+    for path, text in {**files(DOCS["a_target"]), **files(DOCS["an_op"])}.items():
+        (where / path).parent.mkdir(exist_ok=True)
+        (where / path).write_text(text)
+    installed(where, (where / "pyproject.toml").read_text())
+    return where
+
+
+def python(folder, *words):
+    env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "GDN_CODEGEN_CACHE": str(folder / "cache")}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=500)
+
+
+def commands(name):
+    lines = [x.split() for block in blocks(DOCS[name], "sh") for x in block.splitlines()]
+    assert lines and all(x[0] == "gdn_codegen" for x in lines)
+    return lines
+
+
+def test_the_documents_have_what_they_say():
+    assert set(files(DOCS["a_target"])) == {"plain_torch/__init__.py", "plain_torch/emitter.py", "plain_torch/module.py.j2",
+                                           "pyproject.toml"}
+    assert set(files(DOCS["an_op"])) == {"my_ops.py", "my_rules.py", "my_torch_rules.py", "my_page.py"}
+
+
+@pytest.mark.parametrize("words", [*commands("a_target"), *commands("an_op")], ids=lambda w: " ".join(w[1:6]))
+def test_each_command_works(words, folder):
+    done = python(folder, "-c", RUN, *words[1:])
+    assert done.returncode == 0, done.stdout + done.stderr
+    if words[1] == "doctor":
+        assert re.search(r"^plain_torch CPU tensors +yes +plain PyTorch$", done.stdout, re.M), done.stdout
+    elif words[1] == "build":
+        assert "nothing to compile" in done.stdout
+        (path,) = folder.glob("generated/plain_torch/*.py")
+        assert "import gdn_codegen" not in path.read_text() and "def o_S_kernel(at, q," in path.read_text()
+    elif words[1] == "verify":
+        assert done.stdout.endswith("all comparisons hold\n") and words[words.index("--target") + 1] in done.stdout
+
+
+def test_the_call_of_the_document_is_right(folder):
+    """The op's o and state, against the recurrence in float64."""
+    register, call = blocks(DOCS["a_target"], "python")
+    check = f"""
+import sys
+sys.path.insert(0, {str(ROOT / 'tests')!r})
+from reference import expected, rms_error
+x = dict(lengths=[40], q=q[0], k=k[0], v=v[0], g=g[0], beta=beta[0], S=None, scale=32 ** -0.5)
+want, states = expected(x)
+wrong = rms_error(o[0], want), rms_error(state, states)
+assert max(wrong) < 1e-5, wrong
+"""
+    done = python(folder, "-c", f"{register}\n{call}\n{check}print('right')")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+
+
+def test_ops_with_rules_of_their_own(folder):
+    (script,) = blocks(DOCS["an_op"], "python")
+    done = python(folder, "-c", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wrong = script.replace("v[t].abs()", "v[t]")
+    assert wrong != script and "AssertionError: o: RMSE over RMS" in python(folder, "-c", wrong).stderr
+
+
+def test_a_target_without_a_rule_says_so(folder):
+    done = python(folder, "-c", RUN, "show", "--algorithm", "my_page.py:sizes", "--target", "tilelang", "--schedule", "fused",
+                  "--chunk", "16", "--source")
+    assert done.returncode == 2 and "tilelang has no rule for absolute (a, line" in done.stderr
