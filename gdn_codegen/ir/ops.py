@@ -260,8 +260,7 @@ def keep(kind: str, n: int, size: int = 0) -> torch.Tensor:
     """The entries of an n x n tile that a masking op keeps, as booleans."""
     i, j = ranges(n)
     return {"lower": i >= j, "strictly_lower": i > j, "eye": i == j,
-            "pairs": (i // max(1, 2 * size) == j // max(1, 2 * size)) & (i // max(1, size) > j // max(1, size)),
-            "diag_blocks": i // max(1, size) == j // max(1, size)}[kind]
+            "pairs": (i // max(1, 2 * size) == j // max(1, 2 * size)) & (i // max(1, size) > j // max(1, size))}[kind]
 
 
 def _masked(kind: str) -> Callable[..., torch.Tensor]:
@@ -362,8 +361,6 @@ op("strictly_lower", "entries below the diagonal; the others become `fill`", _sq
    _masked("strictly_lower"), elementwise=True, attrs=("fill",), zero=zeros.lower)
 op("pairs", "of each 2 size x 2 size diagonal block, its lower left size x size block", _square("pairs"),
    _masked("pairs"), elementwise=True, attrs=("size", "fill"), zero=zeros.lower)
-op("diag_blocks", "the size x size blocks on the diagonal", _square("diag_blocks"), _masked("diag_blocks"),
-   elementwise=True, attrs=("size", "fill"), zero=zeros.masked)
 op("eye", "the identity matrix; with `within`, of as many rows as memory has of that dim, zero beyond",
    lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"), zero=zeros.identity)
 op("unit_lower_inverse", "(I + x)^-1 of a strictly lower x", _square("unit_lower_inverse"), _inverse)

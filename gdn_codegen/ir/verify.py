@@ -1,4 +1,4 @@
-"""Checks a program: names defined once and before use, types by the table, stores that fit, zero padding."""
+"""Checks a program: only what its stage has, names defined once and before use, types, stores that fit, zero padding."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -6,6 +6,7 @@ from dataclasses import replace
 from .core import Kernel, Loop, Op, Program, Stmt, loops, types
 from .ops import OPS, TypeRuleError, infer
 from .padding import sums_over_padding
+from .stages import illegal
 from .types import Tensor, Tile
 from .zeros import NONE, ROWS, Axes, transpose
 
@@ -16,6 +17,9 @@ class VerifyError(ValueError):
 
 def verify(p: Program) -> Program:
     """`p` itself, or a VerifyError that names the kernel and the op."""
+    for text, k, o in illegal(p):
+        at = "".join([f", kernel {k.name}" if k else "", f", {o.out or o.kind} (line {o.line})" if o else ""])
+        raise VerifyError(f"{p.name}{at}: {text}")
     names = [t.name for t in p.tensors]
     if len(set(names)) != len(names):
         raise VerifyError(f"{p.name}: a tensor name stands twice: {names}")

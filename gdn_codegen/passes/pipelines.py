@@ -102,7 +102,7 @@ FRONT: Passes = (
     ("masks", lambda p, c: masks(p)),
     ("precision", lambda p, c: precision(p, c.schedule, c.dtype, c.contract)),
     ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device.solves, c.device.solves_whole)),
-    ("fold_into_inverse", lambda p, c: fold_into_inverse(p) if c.device.solves_whole == p.sizes["C"] else p),
+    ("fold_into_inverse", lambda p, c: fold_into_inverse(p, c.device.solves_whole)),
     ("accumulate", lambda p, c: accumulate(p)),
 )
 ONE_AGENT: Passes = (

@@ -1,4 +1,4 @@
-"""check_waits: proves that the waits order everything. Requires stage "synchronised"; returns the program or raises RaceError.
+"""check_waits: proves that the waits order everything.
 
 Loops are unrolled five times and more. Flags are queues by id, as the device has them, whatever pass wrote them. What is
 refused: two ops on the same bytes, one writing, that no flag orders; a set before the wait of the set before it; a wait
@@ -12,6 +12,7 @@ from itertools import count
 from ..devices import Cores, Device
 from ..ir.core import Kernel, Op, Program, map_ops, walk
 from ..ir.printer import op_text
+from ..passes.stage import takes
 from ..passes.sync.accesses import Access, Clocks, Counts, Step, accesses, pipe_of, trace
 
 TRIPS = {"item": [7], "chunk": [5, 4, 0, 1, 0, 2, 3]}
@@ -21,6 +22,7 @@ class RaceError(ValueError):
     """Two ops that meet are not ordered, or a flag is misused."""
 
 
+@takes("synchronised", "checked", gives="checked")
 def check_waits(p: Program, device: Device) -> Program:
     """`p` itself."""
     if isinstance(device, Cores):

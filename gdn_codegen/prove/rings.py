@@ -1,4 +1,4 @@
-"""check_rings: proves that mbarriers order warp groups. Requires stage "synchronised"; returns the program or raises RaceError.
+"""check_rings: proves that mbarriers order warp groups.
 
 The agents of a kernel that walks the chunks run side by side, the walk unrolled. Barriers count arrivals and phases as the
 device does, and a wait knows a phase by its parity alone. Vector clocks say what each agent may rely on; copies by a unit
@@ -19,6 +19,7 @@ from ..devices import Cores, Groups
 from ..ir.core import Kernel, Op, Program, loops, walk
 from ..ir.ops import OWN_PART
 from ..ir.printer import op_text
+from ..passes.stage import takes
 from ..passes.sync.accesses import Clocks
 from .happens_before import RaceError
 
@@ -28,14 +29,20 @@ EARLY = (0, 1, 2, 3, 4)  # turns before a walk's own part: either parity of each
 THREADS = "threads"
 
 
+@takes("synchronised", "checked", gives="checked")
 def check_rings(p: Program, device: Groups) -> Program:
     """`p` itself."""
     for k in p.kernels:
         if k.agents:
-            early = any(o.attr(OWN_PART) for o in walk(k.body))
-            for n in EARLY if early else (0,):
-                _Check(p, k, device, n).run()
+            check_ring(p, k, device)
     return p
+
+
+def check_ring(p: Program, k: Kernel, device: Groups) -> None:
+    """Raises RaceError where the barriers of `k`, a kernel of `p` that warp groups share, do not order it."""
+    early = any(o.attr(OWN_PART) for o in walk(k.body))
+    for n in EARLY if early else (0,):
+        _Check(p, k, device, n).run()
 
 
 def reads(k: Kernel) -> Callable[[Op], set[str]]:

@@ -1,4 +1,4 @@
-"""check_storage: proves that every reader finds the value it means. Requires stage "placed"; returns the program or raises.
+"""check_storage: proves that every reader finds the value it means.
 
 Buffers are followed op by op, through two turns of a loop: a value that lies in a buffer must not have been overwritten
 when an op, or an expression inside it, reads it. For devices of one agent, where program order is the order of time.
@@ -6,12 +6,14 @@ when an op, or an expression inside it, reads it. For devices of one agent, wher
 from __future__ import annotations
 
 from ..ir.core import Kernel, Loop, Program, Stmt, walk
+from ..passes.stage import takes
 
 
 class OverwrittenError(ValueError):
     """A buffer was given to a second value while the first is still read."""
 
 
+@takes("placed")
 def check_storage(p: Program) -> Program:
     """`p` itself."""
     for k in p.kernels:

@@ -35,7 +35,6 @@ CASES = {
     "block": [((CC,), {"row": 4, "col": 4, "size": 4})], "quad": [(((4, 4),) * 4, {"dims": CC})],
     "row_sum": [((CK,), {})], "diagonal": [((CC,), {})], "transpose": [((CK,), {})],
     "lower": MASKS, "strictly_lower": MASKS, "pairs": [(x, {**a, "size": 2}) for x, a in MASKS],
-    "diag_blocks": [(x, {**a, "size": 4}) for x, a in MASKS],
     "eye": [((), {"dims": CC}), ((), {"dims": ("K", "K"), "within": "K"})],
     "unit_lower_inverse": [((CC,), {})],
     "diag_inverse": [(x, {"size": 8, **a}) for x in ((CC,), (CC, C)) for a in ({}, {"strict": True})],

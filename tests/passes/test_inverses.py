@@ -165,7 +165,7 @@ def test_what_it_takes(values, scaled, masks):
 
     p = precision(cut(page.trace(), Schedule("one", (("y",),)), SIZES), named("walk"), "float16", PLAIN)
     p = decompose(p, named("walk"), "float16", 16, 64)
-    new = fold_into_inverse(p)
+    new = fold_into_inverse(p, p.sizes["C"])
     (inverse,) = (o for k in new.kernels for o in walk(k.body) if o.kind == "diag_inverse")
     assert inverse.attr("size") == (16 if values is masked_twice else 64)
     assert inverse.args[1:] == ("x",) * scaled and sum("lower" in o.kind for k in new.kernels for o in walk(k.body)) == masks
@@ -184,7 +184,7 @@ def test_what_was_rounded_stays_so_when_it_is_widened():
     old, _ = around("replay")
     p = replace(old, kernels=tuple(rebuild_kernel(old, k, rounded) for k in old.kernels))
     pairs = lambda p: [o.out for k in p.kernels for o in walk(k.body) if o.kind == "cast" and o.type.dims == ("C",)]
-    assert pairs(fold_into_inverse(p)) == pairs(p) and len(pairs(p)) > len(pairs(old))
+    assert pairs(fold_into_inverse(p, p.sizes["C"])) == pairs(p) and len(pairs(p)) > len(pairs(old))
 
 
 def test_an_inverse_reads_only_what_lies_below_its_diagonal():

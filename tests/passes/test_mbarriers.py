@@ -175,4 +175,4 @@ def test_a_producer_looks_back_as_far_as_its_ring_is_long():
 
 def test_kernels_over_chunks_need_no_barriers():
     p = lowered()
-    assert mbarriers(replace(p, kernels=p.kernels[:1]), SM_90A).kernels == p.kernels[:1]
+    assert mbarriers(replace(p, stage="placed", kernels=p.kernels[:1]), SM_90A).kernels == p.kernels[:1]

@@ -261,6 +261,7 @@ def test_a_walk_that_begins_early_stands_in_a_grid_over_parts():
     p = lowered("decay")
     k = p.kernels[-1]
     assert next(loops(k.body)).early == "early"
+    p = replace(p, stage="cut")
     assert partition(p, named("replay"), HOPPER, "float16") is p
 
 

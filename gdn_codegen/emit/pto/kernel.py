@@ -14,7 +14,7 @@ from ..base import EVERY, Kernel, Op, Program, Rules, Stmt, Writer, blocks, numb
 
 rule = Rules("pto", {
     "unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose", "diag_inverse": "decompose",
-    "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diag_blocks": "vectorise",
+    "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise",
     "eye": "vectorise", "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers",
     "drain": "mbarriers",
     "reach": "partition", "leave": "partition", "share": "partition", "diagonal": "norms_from_products"})

@@ -304,13 +304,11 @@ def last(w: KernelWriter, o: Op, x: Value) -> At:
 def _keep(kind: str, size: int, i: str, j: str) -> str:
     if kind in ("lower", "strictly_lower", "eye"):
         return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[kind]} {j}"
-    if kind == "diag_blocks":
-        return f"{i} // {size} == {j} // {size}"
     below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
     return f"T.And({i} // {2 * size} == {j} // {2 * size}, {below})"
 
 
-@rule("lower", "strictly_lower", "pairs", "diag_blocks")
+@rule("lower", "strictly_lower", "pairs")
 def masked(w: KernelWriter, o: Op, x: Value) -> At:
     fill = _number(o.attr("fill", 0.0))
     return lambda i, j: Text(f"T.if_then_else({_keep(o.kind, o.attr('size', 0), i, j)}, {x.at(i, j)}, {fill})")

@@ -130,13 +130,11 @@ def _keep(w: KernelWriter, o: Op) -> str:
         return f"({i} == {j}) & ({i} < {w.use(o.attr('within'))})"
     if o.kind in ("lower", "strictly_lower", "eye"):
         return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[o.kind]} {j}"
-    if o.kind == "diag_blocks":
-        return f"{i} // {size} == {j} // {size}"
     below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
     return f"({i} // {2 * size} == {j} // {2 * size}) & ({below})"
 
 
-@rule("lower", "strictly_lower", "pairs", "diag_blocks")
+@rule("lower", "strictly_lower", "pairs")
 def masked(w: KernelWriter, o: Op, x: Text) -> Text:
     return Text(f"tl.where({_keep(w, o)}, {x}, {_number(o.attr('fill', 0.0))})")
 

@@ -1,4 +1,4 @@
-"""caller_inputs: inputs in the forms in which callers pass them. Requires a traced program; produces a traced program.
+"""caller_inputs: inputs in the forms in which callers pass them.
 
 Where the page reads an input x, it reads what the form gives of the tensor:
 - "linear": log(x), of a factor that is taken for the smallest normal float32 where it is less;
@@ -19,6 +19,7 @@ from ...ir.core import Op, Program
 from ...ir.types import Tensor
 from ...schedule.contract import FORMS, Contract, ContractError
 from ..common import walk_body, with_walk_body
+from ..stage import takes
 
 EPS = 1e-6  # as in FLA
 TINY = 2.0 ** -126
@@ -27,6 +28,7 @@ HEADS = (("A_log", ""), ("dt_bias", "0.0"))
 ROWS = ("l2norm", "unit")
 
 
+@takes("traced")
 def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
     """`p` for callers that pass what `c` says. narrow: whether numbers of a head may have 16 bit on the device; otherwise the
     host widens them. ContractError where it names an input that `p` has not, or a form or dtype that its dims do not take."""

@@ -1,4 +1,4 @@
-"""caller_states: how callers' memory holds states, by the contract. Requires a traced program; keeps stage "traced".
+"""caller_states: how callers' memory holds states, by the contract.
 
 - state "vk": initial and final states lie transposed.
 - pool: they lie in slots that numbers name, one a sequence: `state_indices` and, for a final state in other memory,
@@ -14,10 +14,12 @@ from dataclasses import replace
 from ...ir.core import Op, Program, map_ops
 from ...ir.types import Tensor
 from ...schedule.contract import Contract
+from ..stage import takes
 
 INDICES, FINAL_INDICES, CHECKPOINTS = "state_indices", "final_indices", "state_checkpoints"
 
 
+@takes("traced")
 def caller_states(p: Program, contract: Contract) -> Program:
     """`p` with states as callers have them."""
     vk, pool, in_place = contract.state == "vk", contract.pool, contract.in_place

@@ -1,4 +1,4 @@
-"""memory: how callers' tensors lie. Takes a traced program; keeps it traced.
+"""memory: how callers' tensors lie.
 
 Tiles have extents that the device's products and copies take; where memory has less, the program says so (`extents`): a load
 gives zeros beyond, a store drops what is there, and workspaces hold the padding. Where callers pass views, tensors of tokens
@@ -14,9 +14,11 @@ from ...ir.core import Program
 from ...ir.types import Tensor
 from ...schedule.contract import Contract
 from ...schedule.schedule import ScheduleError
+from ..stage import takes
 from ..storage.pack import WIDTH
 
 
+@takes("traced")
 def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract) -> Program:
     """`p` with the extents of its tiles, and of what callers pass where that is less. sizes: C, K and V as callers know them."""
     tiles = {d: n if d == "C" else tile_extent(n, device) for d, n in sizes.items()}

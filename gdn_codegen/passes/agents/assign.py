@@ -1,4 +1,4 @@
-"""assign: who computes each op. Requires stage "decomposed"; produces stage "assigned".
+"""assign: who computes each op.
 
 On a device of one agent that is all there is to it. Where only one agent can multiply (`runs` of the device), products
 go to it and the rest to the first agent, and:
@@ -16,17 +16,18 @@ from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, loops, map_ops, walk
 from ...ir.types import Tensor
 from ..common import rebuild_kernels, with_tensors
+from ..stage import takes
 
 
+@takes("decomposed", gives="assigned")
 def assign(p: Program, device: Device) -> Program:
     """`p` with an agent on every op."""
     if isinstance(device, Cores):
         made: dict[str, Tensor] = {}
         done = rebuild_kernels(p, lambda k: _Assign(k, device, made))
-        return with_tensors(replace(done, stage="assigned"), *made.values())
+        return with_tensors(done, *made.values())
     agent = device.agents[0]
-    done = p.map_kernels(lambda k: replace(k, body=map_ops(k.body, lambda o: [replace(o, agent=agent)])))
-    return replace(done, stage="assigned")
+    return p.map_kernels(lambda k: replace(k, body=map_ops(k.body, lambda o: [replace(o, agent=agent)])))
 
 
 class _Assign:

@@ -1,4 +1,4 @@
-"""feed: ops that bring operands where an agent can read them. Requires stage "transferred"; produces stage "fed".
+"""feed: ops that bring operands where an agent can read them.
 
 - A core group takes instances one after the other: the kernel's body becomes a loop over items.
 - An operand of a product moves from its agent's home to the space of that side.
@@ -18,12 +18,13 @@ from ...ir.builder import Body
 from ...ir.core import Loop, Op, Program
 from ...ir.types import Tensor
 from ..common import rebuild_kernels
+from ..stage import takes
 
 
+@takes("transferred", gives="fed")
 def feed(p: Program, device: Cores) -> Program:
     """`p` with explicit moves and with the loop over items."""
-    done = rebuild_kernels(p, lambda k: _Feed(p, device)).map_kernels(lambda k: replace(k, body=(Loop("item", (), k.body),)))
-    return replace(done, stage="fed")
+    return rebuild_kernels(p, lambda k: _Feed(p, device)).map_kernels(lambda k: replace(k, body=(Loop("item", (), k.body),)))
 
 
 class _Feed:

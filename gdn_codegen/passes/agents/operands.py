@@ -1,4 +1,4 @@
-"""operands: moves to where products read. Requires stage "assigned"; keeps it.
+"""operands: moves to where products read.
 
 On a device whose products read one space and write another, an operand (of a product or of `diag_inverse`) that was computed
 in the second moves to the first: a product's result, a carried value, and what is computed from values that lie in the first
@@ -14,9 +14,11 @@ from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
 from ...ir.ops import OPS
 from ..common import rebuild_kernels
+from ..stage import takes
 from ..storage.place import OPERANDS, VIEWS, over
 
 
+@takes("assigned")
 def operands(p: Program, device: Device) -> Program:
     """`p` with moves before its products, where `device` needs them."""
     if device.operand == device.product:

@@ -1,4 +1,4 @@
-"""transfer: values that cross agents. Requires stage "assigned"; produces stage "transferred".
+"""transfer: values that cross agents.
 
 Agents that share no memory hand values over in workspaces of index "block": a store after the value is made, a load
 before it is first read. A product that a product reads takes the same way where the device cannot move it directly. A
@@ -13,13 +13,15 @@ from ...ir.builder import Body
 from ...ir.core import Kernel, Loop, Program, Stmt, Tile, loops, types, walk
 from ...ir.types import Tensor
 from ..common import dead_code, with_tensors
+from ..stage import takes
 
 
+@takes("assigned", gives="transferred")
 def transfer(p: Program, device: Cores) -> Program:
     """`p` with a store and a load wherever a value crosses."""
     made: dict[str, Tensor] = {}
     kernels = tuple(_Kernel(p, k, device, made).run() for k in p.kernels)
-    return with_tensors(replace(p, stage="transferred", kernels=kernels), *made.values())
+    return with_tensors(replace(p, kernels=kernels), *made.values())
 
 
 class _Kernel:

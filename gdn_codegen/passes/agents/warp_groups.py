@@ -1,4 +1,4 @@
-"""warp_groups: who computes each op, among warp groups. Requires stage "decomposed"; produces stage "assigned".
+"""warp_groups: who computes each op, among warp groups.
 
 Of a kernel that walks the chunks, what depends on a carried value and what stands outside the walk goes to the device's
 `state`, loads to its `loader`, stores to tokens to its `store`, inverses and what is computed from them to `solve` (of
@@ -19,14 +19,16 @@ from ...ir.core import Kernel, Loop, Op, Program, loops, walk
 from ...ir.ops import OPS
 from ...schedule.schedule import ScheduleError
 from ..common import dead_code, walks
+from ..stage import takes
 from ..storage.place import VIEWS
 
 INVERSE = "diag_inverse"
 
 
+@takes("decomposed", gives="assigned")
 def warp_groups(p: Program, device: Groups) -> Program:
     """`p` with an agent on every op of the kernels that walk the chunks."""
-    return replace(p.map_kernels(lambda k: _Assign(p, k, device).run() if walks(p, k) else k), stage="assigned")
+    return p.map_kernels(lambda k: _Assign(p, k, device).run() if walks(p, k) else k)
 
 
 def leads(ops: list[Op], kind: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""accumulate: x + a @ b becomes a product that accumulates onto x. Requires stage "decomposed"; keeps it.
+"""accumulate: x + a @ b becomes a product that accumulates onto x.
 
 Only where the product is read once, so nothing is computed twice.
 """
@@ -9,8 +9,10 @@ from dataclasses import replace
 from ...ir.builder import Body
 from ...ir.core import Op, Program, uses, walk
 from ..common import rebuild_kernel
+from ..stage import takes
 
 
+@takes("decomposed")
 def accumulate(p: Program) -> Program:
     """Fold sums into the accumulator operand of matmul."""
     kernels = []

@@ -1,4 +1,4 @@
-"""decompose: expand ops that no target has. Requires stage "typed"; produces stage "decomposed".
+"""decompose: expand ops that no target has.
 
 unit_lower_inverse, by `inverse`:
 - "substitution": T = diag_inverse of the blocks that the device solves, b rows each; then T <- T - [T A]_b T doubles b, where
@@ -25,9 +25,11 @@ from ...ir.core import Op, Program, uses
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule
 from ..common import rebuild_kernels
+from ..stage import takes
 from ..storage.pack import WIDTH
 
 
+@takes("typed", gives="decomposed")
 def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int = 0, block: int = 0) -> Program:
     """Expand the ops named above; products of the inverse take operands in `s.inverse_dtype`. solves, whole: the device's."""
     operand = dtype if s.inverse_dtype == "input" else "float32"
@@ -44,7 +46,7 @@ def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int =
         made = OPS[o.kind].decompose
         return made(o, b) if made else None
 
-    return replace(rebuild_kernels(p, lambda k: partial(rule, count=uses(k.body))), stage="decomposed")
+    return rebuild_kernels(p, lambda k: partial(rule, count=uses(k.body)))
 
 
 class _Inverse:

@@ -1,4 +1,4 @@
-"""fold_into_inverse: what an inverse of a whole tile does by itself. Requires stage "decomposed"; keeps it.
+"""fold_into_inverse: what an inverse of a whole tile does by itself.
 
 - cast(cast(diag_inverse(a)) * row(x)) is rounded twice and goes through every entry once more; diag_inverse(a, x) is not and
   does not. Only where the inverse is read once.
@@ -11,11 +11,16 @@ from __future__ import annotations
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, types, uses, walk
 from ..common import rebuild_kernels
+from ..stage import takes
 from ..storage.pack import WIDTH
 
 
-def fold_into_inverse(p: Program) -> Program:
-    """`p` with scales of columns in its inverses of whole tiles, and without masks before them."""
+@takes("decomposed")
+def fold_into_inverse(p: Program, whole: int) -> Program:
+    """`p` with scales of columns in its inverses of whole tiles, and without masks before them. whole: rows of the tiles that the
+    device inverts whole, 0 for none; `p` itself where its chunk has another number."""
+    if p.sizes["C"] != whole:
+        return p
     return rebuild_kernels(p, _Inverses)
 
 

@@ -1,4 +1,4 @@
-"""masks: one mask for two. Requires stage "cut"; keeps it.
+"""masks: one mask for two.
 
 strictly_lower(x * exp(lower(y, fill=-inf))) is x * exp(strictly_lower(y, fill=-inf)), as exp(-inf) is zero: where nobody else
 reads the exponential, one choice an entry remains, and it stands before the exponential rather than around it, where compilers
@@ -9,8 +9,10 @@ from __future__ import annotations
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, uses, walk
 from ..common import rebuild_kernels
+from ..stage import takes
 
 
+@takes("cut")
 def masks(p: Program) -> Program:
     """`p` with such masks made one."""
     return rebuild_kernels(p, _Masks)

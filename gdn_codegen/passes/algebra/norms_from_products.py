@@ -1,4 +1,4 @@
-"""norms_from_products: sums of squares that a product has already. Requires stage "cut"; keeps it.
+"""norms_from_products: sums of squares that a product has already.
 
 row_sum(x * x) is the diagonal of x @ x.T, so a kernel that computes that product need not read x again for it. Only in 16 bit:
 there both are exact up to the sum, while matrix units may round float32 operands.
@@ -8,8 +8,10 @@ from __future__ import annotations
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, walk
 from ..common import rebuild_kernels
+from ..stage import takes
 
 
+@takes("cut")
 def norms_from_products(p: Program, dtype: str) -> Program:
     """`p` without sums of squares that stand on the diagonal of a product."""
     if dtype == "float32":

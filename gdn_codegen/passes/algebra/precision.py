@@ -1,4 +1,4 @@
-"""precision: dtypes of memory and of matmul operands, as explicit casts. Requires stage "cut".
+"""precision: dtypes of memory and of matmul operands, as explicit casts.
 
 q, k, v and o have the caller's dtype; one value a token (gates, beta) has its own, float32 where the contract does not say
 else, and is widened to that; carried state is float32. States in callers' memory have the contract's dtype: they widen where a
@@ -15,8 +15,10 @@ from ...ir.types import Tensor
 from ...schedule.contract import Contract
 from ...schedule.schedule import Schedule
 from ..common import rebuild_kernels
+from ..stage import takes
 
 
+@takes("cut", gives="typed")
 def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
     """`p` with memory and products in `dtype` ("float16", "bfloat16" or "float32")."""
     only_products = {t.name: True for t in p.role("workspace")}
@@ -61,4 +63,4 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
             return b.op(o.kind, *(cast(a, "float32") for a in o.args), name=o.out, line=o.line, **dict(o.attrs))
         return None
 
-    return replace(rebuild_kernels(typed, lambda k: rule), stage="typed")
+    return rebuild_kernels(typed, lambda k: rule)

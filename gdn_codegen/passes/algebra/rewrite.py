@@ -1,4 +1,4 @@
-"""rewrite: algebra on the algorithm's graph, by `form`. Requires a traced program; produces a traced program.
+"""rewrite: algebra on the algorithm's graph, by `form`.
 
 "wy": a product M @ Y of a Y affine in the carried state S, Y = Y0 + F S, becomes U0 - W S with U0 = M Y0 and W = -M F.
 "split": a product M @ (b * (Y0 - Z)) of a state-free M and column b, with Z of the carried state, becomes
@@ -19,8 +19,10 @@ from ...ir.builder import Body
 from ...ir.core import Loop, Op, Program, types, uses
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import walk_body, with_walk_body
+from ..stage import takes
 
 
+@takes("traced")
 def rewrite(p: Program, s: Schedule) -> Program:
     """`p` in the schedule's form."""
     if s.form == "direct":

@@ -1,4 +1,4 @@
-"""row_scales: row scales leave products. Requires a traced program; keeps it.
+"""row_scales: row scales leave products.
 
 Where an input's rows are scaled by a vector that the program names in `scales`, k = diag(r) x, products read x itself, as it
 lies in memory. A value is followed as diag(a) y diag(b), a and b products of powers of such vectors, and y computed:
@@ -15,12 +15,14 @@ from typing import Any
 
 from ...ir.core import Loop, Op, Program, uses, walk
 from ..common import walk_body, with_walk_body
+from ..stage import takes
 
 Powers = dict[str, int]  # vector -> power
 #: Ops that need not know what their operands are multiples of.
 FOLLOWED = ("matmul", "mul", "neg", "strictly_lower", "lower", "unit_lower_inverse", "row_sum", "add", "sub")
 
 
+@takes("traced")
 def row_scales(p: Program) -> Program:
     """`p` whose products read unscaled inputs."""
     if not p.scales:

@@ -1,4 +1,4 @@
-"""vectorise: rewrites what a vector unit lacks. Requires stage "decomposed"; keeps it, with workspaces of index "const".
+"""vectorise: rewrites what a vector unit lacks.
 
 A vector unit has elementwise ops of two tiles, of a tile and a column, of a tile and a number; a row becomes a tile by
 an op of its own. So: a row is expanded; a masking op is a product with a mask (or, with a fill of -inf, a sum) that the
@@ -15,12 +15,14 @@ from ...ir.core import Op, Program, walk
 from ...ir.types import Dim, Tensor
 from ...schedule.schedule import ScheduleError
 from ..common import rebuild_kernel, with_tensors
+from ..stage import takes
 
 COMMUTE = ("add", "mul", "maximum", "minimum")
 BLOCK = 64  # a tile of this side, whole on each core, is 16 KiB
-MASKS = ("lower", "strictly_lower", "pairs", "diag_blocks")
+MASKS = ("lower", "strictly_lower", "pairs")
 
 
+@takes("decomposed")
 def vectorise(p: Program) -> Program:
     """`p` in ops that a vector unit has."""
     made: dict[str, Tensor] = {}

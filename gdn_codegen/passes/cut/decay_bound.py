@@ -1,4 +1,4 @@
-"""decay_bound: what a chunk forgets at least, as a value of the walk. Requires a traced program; produces a traced program.
+"""decay_bound: what a chunk forgets at least, as a value of the walk.
 
 For `partition="decay"`: the page's bound of a token, summed over the chunk. `cut` stores it in the first kernel that is
 parallel over chunks. Otherwise the bound is dropped, and what only it reads.
@@ -10,8 +10,10 @@ from dataclasses import replace
 from ...ir.core import Op, Program
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import walk_body, with_walk_body
+from ..stage import takes
 
 
+@takes("traced")
 def decay_bound(p: Program, s: Schedule) -> Program:
     """`p` whose `forgets` names the sum over a chunk, or nothing."""
     if s.partition == "decay" and not p.forgets:

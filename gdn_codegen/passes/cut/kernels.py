@@ -1,4 +1,4 @@
-"""cut: one kernel a group of value names. Requires a traced program of one walk; produces stage "cut".
+"""cut: one kernel a group of value names.
 
 A group is parallel over chunks if it can be: unless it needs the state of each chunk and no earlier group wrote that
 state. Then it walks the chunks in order. Values that later groups read are stored to workspace, one tile a chunk slot. So
@@ -13,8 +13,10 @@ from dataclasses import replace
 from ...ir.core import Kernel, Loop, Op, Program, Stmt
 from ...ir.types import Tensor
 from ...schedule.schedule import Schedule, ScheduleError
+from ..stage import takes
 
 
+@takes("traced", gives="cut")
 def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart: bool = False) -> Program:
     """The kernels that `s.kernels` asks for. sizes: extents of C, K and V; v_block: that of walks where the schedule leaves it
     open; apart: whether `scales` have a kernel."""
@@ -40,7 +42,7 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
         split = _split(s, block, kernel, {t.name: t for t in [*tensors, *made]}, sizes)
         kernels.append(replace(kernel, split=split, dims=((split, block),) if split else ()))
         tensors += made
-    return replace(p, stage="cut", kernels=tuple(kernels), tensors=tuple(tensors), dims=tuple(sizes.items()), scales=())
+    return replace(p, kernels=tuple(kernels), tensors=tuple(tensors), dims=tuple(sizes.items()), scales=())
 
 
 def _split(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:

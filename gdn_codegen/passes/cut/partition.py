@@ -1,4 +1,4 @@
-"""partition: a sequence in parts that run side by side. Requires stage "cut"; keeps it.
+"""partition: a sequence in parts that run side by side.
 
 The state after a part is affine in that before it: S' = M S + N. Kernels that walk become kernels over parts, and before
 the first of them stand three more, all made from that walk:
@@ -28,11 +28,13 @@ from ...ir.ops import TypeRuleError
 from ...ir.types import Tensor
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code
+from ..stage import takes
 
 #: log(1 / part of the state that may be lost at a part's start): a 32nd of what the dtype's rounding takes.
 BOUND = {"float16": 16 * 0.6931471805599453, "bfloat16": 13 * 0.6931471805599453, "float32": 29 * 0.6931471805599453}
 
 
+@takes("cut")
 def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     """`p` in parts, where the schedule asks for it."""
     if not s.partition:

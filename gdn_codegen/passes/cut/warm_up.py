@@ -1,4 +1,4 @@
-"""warm_up: what a walk leaves out before its own part. Requires stage "assigned"; keeps it.
+"""warm_up: what a walk leaves out before its own part.
 
 In a grid over parts a walk may begin some chunks early, for its state alone. With `early="state"` ops that do not lead to the
 next carried value are marked `own`: they do nothing in those turns.
@@ -10,8 +10,10 @@ from dataclasses import replace
 from ...ir.core import Loop, Op, Program, map_loops
 from ...ir.ops import OWN_PART
 from ...schedule.schedule import Schedule
+from ..stage import takes
 
 
+@takes("assigned")
 def warm_up(p: Program, s: Schedule) -> Program:
     """`p` with marks in the loops that may begin early."""
     if s.early == "all":

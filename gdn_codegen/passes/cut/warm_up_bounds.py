@@ -1,4 +1,4 @@
-"""warm_up_bounds: what only the bound of forgetting reads is read near the starts of parts alone. Requires stage "cut"; keeps it.
+"""warm_up_bounds: what only the bound of forgetting reads is read near the starts of parts alone.
 
 A walk that begins early asks what chunks forget until they are enough; of most chunks nobody asks. Where the bound reads tiles
 that the kernel which stores it would not read otherwise (rows of k, for their norms), that kernel stores in its place what the
@@ -17,6 +17,7 @@ from ...ir.builder import Body
 from ...ir.core import Kernel, Loop, Program, Stmt, walk
 from ...ir.types import Tensor
 from ..common import dead_code
+from ..stage import takes
 from .partition import begins
 
 #: Instances that share the chunks before a part: each waits for one chunk after the other.
@@ -25,6 +26,7 @@ SLICES = 16
 ROOM = 0.25
 
 
+@takes("cut")
 def warm_up_bounds(p: Program, device: Device, dtype: str) -> Program:
     """`p` with the bound in a kernel of its own, where that reads less."""
     if not p.forgets or isinstance(device, Cores):  # which partition refuses

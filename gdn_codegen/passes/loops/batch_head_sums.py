@@ -1,4 +1,4 @@
-"""batch_head_sums: running sums of several value heads by one product. Requires stage "decomposed"; keeps it, and adds a mask.
+"""batch_head_sums: running sums of several value heads by one product.
 
 A kernel over chunks that only adds up what it loads, one value a token, takes HEADS value heads as one item. Their values
 are the columns of a tile X, [C, heads], and their sums the rows of X^T L^T, L the lower triangle of ones: what multiplies
@@ -14,11 +14,13 @@ from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program
 from ...ir.types import Tensor
 from ..common import rebuild_kernel, with_tensors
+from ..stage import takes
 
 HEADS = 16  # a matrix unit takes so many rows at least
 MASK = Tensor("lower_mask", "workspace", "const", "HV", ("C", "C"), fill="lower 1.0 0.0")
 
 
+@takes("decomposed")
 def batch_head_sums(p: Program, device: Cores) -> Program:
     """`p` with such kernels in that form."""
     side = p.sizes["C"]

@@ -1,4 +1,4 @@
-"""batch_heads: value heads of one key head as one instance. Requires stage "assigned"; keeps it.
+"""batch_heads: value heads of one key head as one instance.
 
 Of a kernel over chunks that has products, an instance takes as many value heads as the schedule says, all of one key head: HV is
 that multiple of H. What depends on the key head alone is loaded and computed once. What waits (loads, running sums, inverses)
@@ -10,11 +10,13 @@ from dataclasses import replace
 
 from ...ir.core import Kernel, Op, Program
 from ...schedule.schedule import Schedule
+from ..stage import takes
 from .interleave_heads import Copies
 
 WAITS = ("load", "cumsum", "row_sum", "diag_inverse")
 
 
+@takes("assigned")
 def batch_heads(p: Program, s: Schedule) -> Program:
     """`p` with such kernels widened to the schedule's `value_heads`."""
     return p if s.value_heads == 1 else p.map_kernels(lambda k: _widened(p, k, s.value_heads) if _fits(k) else k)

@@ -1,4 +1,4 @@
-"""heads_per_block: instances that a thread block runs side by side. Requires stage "assigned"; keeps it.
+"""heads_per_block: instances that a thread block runs side by side.
 
 A kernel over chunks that has one value a token and head, and no tile, gives a block too little to do: it waits for its loads,
 each of which takes one number of a row of heads. There a block takes as many value heads as the device says. What an instance
@@ -11,10 +11,12 @@ from dataclasses import replace
 from ...devices import Device
 from ...ir.core import Kernel, Op, Program
 from ...ir.ops import OPS
+from ..stage import takes
 
 KINDS = ("const", "scalar", "full", "valid", "cumsum", "last")
 
 
+@takes("assigned")
 def heads_per_block(p: Program, device: Device) -> Program:
     """`p` with such kernels marked, where `device` takes several instances."""
     return p.map_kernels(lambda k: replace(k, abreast=device.abreast) if _narrow(p, k) else k)

@@ -1,4 +1,4 @@
-"""prefetch_vectors: vectors that a walk loads come one turn ahead. Requires stage "decomposed"; keeps it.
+"""prefetch_vectors: vectors that a walk loads come one turn ahead.
 
 For compilers that overlap a loop's loads with its work only where products read them (Triton): a turn would wait for each
 vector as long as memory takes. Here the head of a turn loads the next one's, and they are carried; those of the first turn are
@@ -10,8 +10,10 @@ from dataclasses import replace
 
 from ...ir.builder import Body
 from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt, map_loops, types
+from ..stage import takes
 
 
+@takes("decomposed")
 def prefetch_vectors(p: Program) -> Program:
     """`p`, its walks' vectors loaded a turn ahead."""
     return p.map_kernels(lambda k: replace(k, body=map_loops(

@@ -1,4 +1,4 @@
-"""transposition: the state transposed, by `state`. Requires stage "decomposed"; keeps it.
+"""transposition: the state transposed, by `state`.
 
 "vk": in kernels that walk the chunks a tile whose last dim is V is held transposed, so that products with the state have
 it (or what comes of it) as their first operand: (a @ b)^T = b^T a^T, with elementwise ops as they are, columns as rows.
@@ -16,8 +16,10 @@ from ...ir.ops import OPS
 from ...ir.types import Tensor, Tile
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code, rebuild, walks
+from ..stage import takes
 
 
+@takes("decomposed")
 def transpose(p: Program, s: Schedule) -> Program:
     """`p` with the state as the schedule wants it."""
     if s.state == "kv":
@@ -106,7 +108,7 @@ class _Turn:
             b.copy(o)
         elif o.kind == "load":
             put(*o.args, **{**dict(o.attrs), "transposed": not o.attr("transposed")})
-        elif OPS[o.kind].elementwise and o.kind not in ("lower", "strictly_lower", "pairs", "diag_blocks", "expand"):
+        elif OPS[o.kind].elementwise and o.kind not in ("lower", "strictly_lower", "pairs", "expand"):
             put(*(self.turned(a, b, o) for a in o.args), **dict(o.attrs))
         elif o.kind in ("full", "expand"):
             put(*(self.turned(a, b, o) for a in o.args), **{**dict(o.attrs), "dims": o.attr("dims")[::-1]})

@@ -1,4 +1,4 @@
-"""arrange: what runs side by side, what stays on the chip, and in which order. Requires stage "fed"; keeps it.
+"""arrange: what runs side by side, what stays on the chip, and in which order.
 
 The schedule's `lanes`, `prefetch`, `cache_masks` and `order`, as far as the spaces of the device allow: of each kernel the
 first of the variants is taken that `pack` finds room for, most lanes first, then with `prefetch`, then most masks.
@@ -17,11 +17,13 @@ from ..loops.hoist import candidates, hoist
 from ..loops.interleave_heads import interleave_heads
 from ..loops.list_scheduling import list_scheduling
 from ..loops.prefetch import prefetch
+from ..stage import takes
 from .pack import VIEWS, fits
 
 ROOM = 0.8  # what cached masks may fill: values that crowd each other wait for each other
 
 
+@takes("fed")
 def arrange(p: Program, s: Schedule, device: Cores) -> Program:
     """`p` with every kernel in the best variant that fits."""
     kernels, made = [], []

@@ -1,4 +1,4 @@
-"""descriptors: tiles of rows that are read by a descriptor of their sequence. Requires stage "assigned"; keeps it.
+"""descriptors: tiles of rows that are read by a descriptor of their sequence.
 
 A unit that copies by descriptors (TMA) takes addresses and the end of the sequence upon itself, so that threads need neither.
 With `descriptors` the loads of a walk are marked that may go that way.
@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from ...ir.core import Kernel, Op, Program, map_loops, map_ops
 from ...schedule.schedule import Schedule
+from ..stage import takes
 
 
+@takes("assigned")
 def descriptors(p: Program, s: Schedule) -> Program:
     """`p` with marks at loads in loops over chunks."""
     if not s.descriptors:

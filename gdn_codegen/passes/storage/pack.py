@@ -1,4 +1,4 @@
-"""pack: a place for every value. Requires stage "fed"; produces stage "placed".
+"""pack: a place for every value.
 
 A value's buffer is in the space that its op fills: a vector agent's tiles hold that core's part of the rows, vectors are
 whole on every core ("half" ones, sums along rows, are not). `valid` and accumulating products work in place; so do
@@ -16,14 +16,16 @@ from ...ir.builder import Body
 from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, Tile, loops, map_ops, types, walk
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
+from ..stage import takes
 
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 VIEWS = ("const", "scalar", "col", "row", "part", "block", "last")
 
 
+@takes("fed", gives="placed")
 def pack(p: Program, s: Schedule, device: Cores) -> Program:
     """`p` with buffers at byte offsets."""
-    return replace(p.map_kernels(lambda k: _pack(p, _with_copies(k, device), s, device)), stage="placed")
+    return p.map_kernels(lambda k: _pack(p, _with_copies(k, device), s, device))
 
 
 def fits(p: Program, k: Kernel, s: Schedule, device: Cores) -> bool:

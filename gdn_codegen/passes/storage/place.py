@@ -1,4 +1,4 @@
-"""place: gives values buffers. Requires stage "assigned"; produces stage "placed".
+"""place: gives values buffers.
 
 A value without a buffer is an expression inside the op that reads it: cheap elementwise ops read once, numbers, and
 row and column views. The others get a buffer in the space that the device names for their kind. Where the device allows
@@ -17,6 +17,7 @@ from ...devices import Device
 from ...ir.core import Buffer, Kernel, Loop, Op, Program, Stmt, loops, map_ops, types, uses, walk
 from ...ir.ops import OPS
 from ...schedule.schedule import ScheduleError
+from ..stage import takes
 
 VIEWS = ("const", "scalar", "col", "row", "eye", "full", "expand")
 #: Ops that read their first operands where products do; how many.
@@ -30,9 +31,10 @@ def over(o: Op, device: Device) -> bool:
     return o.kind == "diag_inverse" and o.attr("size") == device.solves_whole
 
 
+@takes("assigned", gives="placed")
 def place(p: Program, device: Device) -> Program:
     """`p` with buffers on its kernels and on the ops that fill them."""
-    return replace(p.map_kernels(lambda k: _Kernel(p, k, device).run()), stage="placed")
+    return p.map_kernels(lambda k: _Kernel(p, k, device).run())
 
 
 def with_buffers(body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:

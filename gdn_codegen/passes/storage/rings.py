@@ -1,4 +1,4 @@
-"""rings: gives the values of warp groups buffers. Requires stage "assigned"; produces stage "placed".
+"""rings: gives the values of warp groups buffers.
 
 What `loader` loads and what crosses from agent to agent lies in shared memory, in a ring of slots that turns with the walk.
 Accumulators, first operands that were computed, tiles read more than once or turned, what leaves for shared memory, and vectors
@@ -14,6 +14,7 @@ from ...ir.core import Agent, Buffer, Kernel, Op, Program, loops, types, uses, w
 from ...schedule.schedule import Schedule, ScheduleError
 from ..agents.warp_groups import INVERSE
 from ..common import walks
+from ..stage import takes
 from .pack import WIDTH
 from .place import VIEWS, over, with_buffers
 
@@ -21,6 +22,7 @@ from .place import VIEWS, over, with_buffers
 ROW = 16
 
 
+@takes("assigned", gives="placed")
 def rings(p: Program, s: Schedule, device: Groups) -> Program:
     """`p` with buffers on the kernels that walk the chunks."""
     return p.map_kernels(lambda k: _Kernel(p, k, s, device).run() if walks(p, k) else k)

@@ -1,4 +1,4 @@
-"""async_copies: copies that run by themselves, and the waits for them. Requires stage "placed"; keeps it.
+"""async_copies: copies that run by themselves, and the waits for them.
 
 On a device that has such copies, loads of tiles are some, and of a number a token where it has four bytes, the least that is
 copied: they are marked by a channel. Before the first op that reads one, or fills its buffer anew, a wait holds until all that
@@ -10,10 +10,12 @@ from dataclasses import replace
 
 from ...devices import Device
 from ...ir.core import Kernel, Loop, Op, Program, Stmt, walk
+from ..stage import takes
 
 CHANNEL = "copies"
 
 
+@takes("placed")
 def async_copies(p: Program, device: Device) -> Program:
     """`p` with waits for copies, where `device` has them."""
     if not device.async_loads:

@@ -1,4 +1,4 @@
-"""mbarriers: derives the waits among warp groups. Requires stage "placed"; produces stage "synchronised".
+"""mbarriers: derives the waits among warp groups.
 
 Each ring has two barriers a slot: ready, on which its producer's threads arrive once the slot is written, and free, on which
 its readers' threads arrive once they are done. Rings with the same producer, readers and slots share them. A slot of which one
@@ -19,15 +19,16 @@ from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Loop, Op, Program, loops, map_loops
 from ...ir.ops import OWN_PART
 from ...prove.happens_before import RaceError
-from ...prove.rings import BARRIER, by_threads, by_units, check_rings, reads
+from ...prove.rings import BARRIER, by_threads, by_units, check_ring, reads
 from ..agents.warp_groups import INVERSE, leads
 from ..common import walks
+from ..stage import takes
 
 
+@takes("placed", gives="synchronised")
 def mbarriers(p: Program, device: Groups) -> Program:
     """`p` with waits, signals and fences."""
-    done = p.map_kernels(lambda k: _needed(p, _kernel(p, k, device), device) if walks(p, k) else k)
-    return replace(done, stage="synchronised")
+    return p.map_kernels(lambda k: _needed(p, _kernel(p, k, device), device) if walks(p, k) else k)
 
 
 def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
@@ -100,7 +101,7 @@ def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
     for drop in (*drops, *({s} for kind in ("signal", "wait") for s in syncs if s[0] == kind)):
         less = without(k, drop)
         try:
-            check_rings(replace(p, kernels=(less,)), device)
+            check_ring(p, less, device)
             k = less
         except RaceError:
             pass
@@ -109,7 +110,7 @@ def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
         (now,) = loops(k.body)
         less = _with_walk(k, replace(now, body=tuple(x for x in now.body if x is not o)))
         try:
-            check_rings(replace(p, kernels=(less,)), device)
+            check_ring(p, less, device)
             k = less
         except RaceError:
             pass

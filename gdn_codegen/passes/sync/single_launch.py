@@ -1,4 +1,4 @@
-"""single_launch: one launch for all kernels, where the schedule asks for it. Requires stage "checked"; keeps it.
+"""single_launch: one launch for all kernels, where the schedule asks for it.
 
 A kernel that others follow ends with a barrier over the whole device, for each agent: what it wrote to global memory is
 then there for every core. `check` has proved that a kernel leaves no flag set, so the barrier may use any of them; it
@@ -11,8 +11,10 @@ from dataclasses import replace
 from ...devices import Cores, Device
 from ...ir.core import Op, Program
 from ...schedule.schedule import Schedule, ScheduleError
+from ..stage import takes
 
 
+@takes("checked")
 def single_launch(p: Program, s: Schedule, device: Device) -> Program:
     """`p` with barriers between its kernels, marked as one launch."""
     if s.launch == "kernels":

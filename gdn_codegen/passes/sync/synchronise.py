@@ -1,4 +1,4 @@
-"""synchronise: derives every wait. Requires stage "placed"; produces stage "synchronised".
+"""synchronise: derives every wait.
 
 Two ops that touch the same bytes, one of them writing, must run in program order. Where the pipes and the waits so far
 do not see to it, a signal goes after the first and a wait before the second:
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from ...devices import Cores, Device
 from ...ir.core import Kernel, Loop, Op, Program, Stmt
 from ...schedule.schedule import ScheduleError
+from ..stage import takes
 from .accesses import Access, Clocks, Path, Step, Turn, accesses, pipe_of, trace
 
 #: Where signals stand: "after" a statement, or primed "before" a loop.
@@ -33,11 +34,12 @@ _Place = tuple[str, Path]
 TRIPS = {"item": [5], "chunk": [3, 2, 2, 0, 1]}
 
 
+@takes("placed", gives="synchronised")
 def synchronise(p: Program, device: Device) -> Program:
     """`p` with signals, waits and barriers."""
     if not isinstance(device, Cores):
-        return replace(p, stage="synchronised")
-    return replace(p.map_kernels(lambda k: _kernel(p, k, device)), stage="synchronised")
+        return p
+    return p.map_kernels(lambda k: _kernel(p, k, device))
 
 
 def _kernel(p: Program, k: Kernel, device: Cores) -> Kernel:

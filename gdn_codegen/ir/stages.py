@@ -1,0 +1,145 @@
+"""The stages of a program: which ops, attributes and annotations are legal at each. `verify` holds every program against them.
+
+A pass takes a program of one stage and gives one of the same or the next (`passes.stage`). "transferred" and "fed" are stages of
+devices whose cores share no memory; other pipelines go from "assigned" to "placed".
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from .core import Kernel, Op, Program, loops, walk
+from .ops import OPS
+
+STAGES = {
+    "traced": "one kernel that walks the chunks; all values are float32",
+    "cut": "the schedule's kernels, with workspaces between them",
+    "typed": "memory and operands of products have their dtypes",
+    "decomposed": "only ops that some target has",
+    "assigned": "each op has its agent: a core, a warp group, or the block",
+    "transferred": "values cross cores through workspaces",
+    "fed": "operands are moved to where an agent reads them, in a loop over the items of a core group",
+    "placed": "values have buffers",
+    "synchronised": "waits order all accesses",
+    "checked": "the waits are proved",
+}
+
+#: What is legal when, by first and last stage. An op stands as its kind; an attribute as kind.attribute, or *.attribute of any
+#: op; an annotation as Class.field, where it has a value other than its default; also "grid G", "loop INDEX" and "index INDEX" of
+#: tensors. An attribute that stands nowhere is legal where its op is.
+LEGAL = {
+    "traced..checked": """
+        const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full
+        Program.dims Program.extents Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over
+        grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index head""",
+    "traced": "Program.scales",
+    "traced..cut": "Program.forgets",
+    "traced..typed": "unit_lower_inverse row_norm softplus",
+    "traced..transferred placed..checked": "load.transposed store.transposed",
+    "traced..assigned placed..checked": "neg sigmoid cumsum lower strictly_lower Tensor.cleared",
+    "cut..checked": "Kernel.split Kernel.dims grid chunks; index slot",
+    "cut..assigned placed..checked": """
+        eye diagonal reach leave share load.later store.later
+        Loop.early Kernel.slices grid parts; loop part; loop before; index part""",
+    "typed..checked": "Op.dtype Tensor.dtype",
+    "decomposed..assigned": "quad",
+    "decomposed..checked": "part join block expand load.heads store.heads Kernel.lanes index const",
+    "decomposed..assigned placed..checked": "pairs diag_inverse load.last",
+    "decomposed..assigned fed..checked": "*.ahead",
+    "assigned..checked": "Op.agent",
+    "assigned fed..checked": "move transpose load.lane store.lane scalar.lane",
+    "assigned placed..checked": "*.own matmul.later load.described Kernel.abreast",
+    "transferred..checked": "store.row store.col index block",
+    "fed..checked": """
+        load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item""",
+    "placed..checked": "wait load.channel Op.buffer Kernel.buffers Kernel.agents Buffer.offset Buffer.slots Buffer.agent",
+    "synchronised..checked": "signal fence drain barrier load.tail",
+    "checked": "Program.launch",
+}
+
+
+def between(ranges: str) -> tuple[str, ...]:
+    """The stages of "a..b c", in order: those from a to b, and c."""
+    order, out = list(STAGES), []
+    for r in ranges.split():
+        first, _, last = r.partition("..")
+        out += order[order.index(first):order.index(last or first) + 1]
+    return tuple(out)
+
+
+def _names(text: str) -> list[str]:
+    """The names of a row: "grid G;" is one, other words are one each."""
+    words = text.replace(";", " ").split()
+    out: list[str] = []
+    while words:
+        n = 2 if words[0] in ("grid", "loop", "index") else 1
+        out.append(" ".join(words[:n]))
+        del words[:n]
+    return out
+
+
+#: name -> the ranges in which it is legal.
+RANGES: dict[str, str] = {name: ranges for ranges, names in LEGAL.items() for name in _names(names)}
+_LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() if s in between(r)) for s in STAGES}
+#: Annotations, by class of node, with their defaults.
+_PROGRAM = {"dims": (), "extents": (), "scales": (), "forgets": "", "launch": "kernels"}
+_TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "cleared": False, "slots": 1}
+_KERNEL = {"split": "", "dims": (), "slices": 1, "lanes": 1, "abreast": 1, "buffers": (), "agents": ()}
+_BUFFER = {"offset": 0, "slots": 1, "agent": ""}
+
+
+def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
+    """What of the table stands in `p`, with its kernel and op."""
+    def annotations(node: object, fields: Mapping[str, object]) -> list[str]:
+        return [f"{type(node).__name__}.{f}" for f, default in fields.items() if getattr(node, f) != default]
+
+    yield from ((f, None, None) for f in annotations(p, _PROGRAM))
+    for t in p.tensors:
+        yield f"index {t.index}", None, None
+        yield from ((f, None, None) for f in annotations(t, _TENSOR))
+        if t.dtype != "float32" and t.index not in ("head", "number"):
+            yield "Tensor.dtype", None, None
+    for k in p.kernels:
+        yield f"grid {k.grid}", k, None
+        yield from ((f, k, None) for f in annotations(k, _KERNEL))
+        yield from ((f, k, None) for b in k.buffers for f in annotations(b, _BUFFER))
+        for lp in loops(k.body):
+            yield f"loop {lp.index}", k, None
+            if lp.early:
+                yield "Loop.early", k, None
+            if any(c.slots > 1 for c in lp.carried):
+                yield "Carry.slots", k, None
+        for o in walk(k.body):
+            yield from ((f, k, o) for f in _of_op(o))
+
+
+def _of_op(o: Op) -> Iterator[str]:
+    yield o.kind
+    for name, _ in o.attrs:
+        of = f"{o.kind}.{name}" if f"{o.kind}.{name}" in RANGES else f"*.{name}"
+        if of in RANGES:
+            yield of
+    if o.agent:
+        yield "Op.agent"
+    if o.buffer:
+        yield "Op.buffer"
+    if o.type is not None and o.type.dims and o.type.dtype != "float32":
+        yield "Op.dtype"
+
+
+def illegal(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
+    """A sentence for each thing in `p` that its stage does not have, with its kernel and op."""
+    if p.stage not in STAGES:
+        yield f"stage {p.stage!r} is none of {', '.join(STAGES)}", None, None
+        return
+    legal = _LEGAL[p.stage]
+    for name, k, o in features(p):
+        if name not in legal and p.stage not in between(ranges(name)):
+            yield f"{name} is legal at the stages {ranges(name) or '(none)'}, and the program is {p.stage}", k, o
+
+
+def ranges(name: str) -> str:
+    """When `name` is legal, "" for never. An op from outside the package is so from the page on, and until `decompose` where it
+    says what it decomposes into."""
+    if name in RANGES or name not in OPS:
+        return RANGES.get(name, "")
+    return "traced..typed" if OPS[name].decompose else "traced..checked"

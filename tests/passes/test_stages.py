@@ -1,0 +1,236 @@
+"""What stages mean: the table of what is legal when, and passes that refuse programs of another stage."""
+import re
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from gdn_codegen import targets
+from gdn_codegen.algorithms import find
+from gdn_codegen.ir.builder import (
+    algorithm,
+    carried,
+    cumsum,
+    exp,
+    last,
+    log,
+    lower,
+    maximum,
+    row_norm,
+    row_sum,
+    sigmoid,
+    strictly_lower,
+    unit_lower_inverse,
+    valid,
+)
+from gdn_codegen.ir.core import Buffer, Carry, Loop, Op, map_loops
+from gdn_codegen.ir.ops import OPS
+from gdn_codegen.ir.stages import LEGAL, RANGES, STAGES, between, features, illegal
+from gdn_codegen.ir.types import Tensor, Tile
+from gdn_codegen.ir.verify import VerifyError, verify
+from gdn_codegen.passes import pipelines
+from gdn_codegen.passes.stage import PASSES, StageError, takes
+from gdn_codegen.passes.storage.place import place
+from gdn_codegen.schedule import Schedule, varied
+from gdn_codegen.schedule.contract import Contract
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
+def every_op(q, k, v, g, beta, S):
+    """What a page may write, each once."""
+    G = cumsum(valid(maximum(g, -20.0)))
+    D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    n = row_norm(k)
+    rate = beta / (1.0 + row_sum(k * k))
+    T = unit_lower_inverse(strictly_lower(rate[:, None] * (n @ n.T) * D))
+    U = T @ (rate[:, None] * (v - exp(G)[:, None] * (n @ S)))
+    o = sigmoid(log(1.0 + abs(-v))) * (exp(G)[:, None] * (q @ S) + (D * (q @ n.T)) @ U)
+    S = exp(last(G)) * S + n.T @ (exp(last(G) - G)[:, None] * U)
+    return o, S
+
+
+@algorithm(q="C K", k="C K", v="C V", w="C", S=carried("K V"))
+def running_sums(q, k, v, w, S):
+    """Sums that exp does not take."""
+    W = cumsum(w)
+    o = q @ S + W[:, None] * v
+    S = S + k.T @ (W[:, None] * v)
+    return o, S
+
+
+FULL = "A_log=bfloat16,beta=sigmoid,g=raw,k=l2norm,q=l2norm,state=vk/pool/checkpoints"
+GDN, LARGE, SMALL = find("gated_delta_rule"), {"C": 64, "K": 64, "V": 64}, {"C": 32, "K": 32, "V": 32}
+#: target, architecture, page, schedule, sizes, contract: all that pipelines make of programs is in one of these.
+BUILDS = [
+    ("triton", "", GDN, varied("walk", partition="decay", longest_first=True), {**LARGE, "K": 96}, FULL),
+    ("triton", "", GDN, varied("walk", descriptors=True), LARGE, "k=unit,state=pool/in_place"),
+    ("triton", "", every_op, varied("fused", v_block=32), LARGE, "strided"),
+    ("tilelang", "", every_op, varied("fused"), LARGE, ""),
+    ("tilelang", "", GDN, varied("replay", value_heads=2), LARGE, FULL),
+    ("tilelang", "", GDN, varied("fused", partition="decay"), LARGE, ""),
+    ("tilelang", "sm_90a", GDN, varied("walk", partition="decay", value_heads=2), LARGE, ""),
+    ("tilelang", "sm_90a", GDN, varied("fused_walk", partition="decay"), LARGE, FULL),
+    ("pto", "", GDN, varied("staged", launch="single", inverse_block=16, v_block=16), SMALL, ""),
+    ("pto", "", GDN, varied("replay"), SMALL, FULL),
+    ("pto", "", every_op, varied("fused", channel_slots=2), SMALL, ""),
+    ("pto", "", running_sums, Schedule("sums", (("W",), ("o", "S"))), SMALL, ""),
+]
+NAMES = [f"{target}{arch}-{page.name}-{s.name}" for target, arch, page, s, *_ in BUILDS]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """Of each build, the passes that ran: (name, before, after, context)."""
+    out, kept = [], list(pipelines.observers)
+    try:
+        for target, arch, page, s, sizes, contract in BUILDS:
+            steps = []
+            pipelines.observers[:] = [lambda *step, steps=steps: steps.append(step)]
+            pipelines.lower(page.trace(), target, s, sizes, "float16", arch, Contract.parse(contract))
+            out.append(steps)
+    finally:
+        pipelines.observers[:] = kept
+    return out
+
+
+def order(stage):
+    return list(STAGES).index(stage)
+
+
+# --- passes ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("n", range(len(BUILDS)), ids=NAMES)
+def test_each_pass_refuses_a_program_one_stage_too_early(recorded, n):
+    """And says which pass has to run first: one of those that did run."""
+    target, arch, *_ = BUILDS[n]
+    passes = dict(targets.find(target).lowered_for(arch).passes)
+    steps, refused = recorded[n], 0
+    for i, (name, before, _, context) in enumerate(steps):
+        earlier = next((p for _, p, *_ in reversed(steps[:i]) if p.stage != before.stage), None)
+        if earlier is not None:
+            with pytest.raises(StageError) as e:
+                passes[name](earlier, context)
+            sentence = r"pass (\w+): got \w+, a program of stage '(\w+)'; accepted: '(\w+)'.*\. Run (.*) first\."
+            run, given, needs, first = re.fullmatch(sentence, str(e.value)).groups()
+            assert given == earlier.stage and needs == before.stage and needs in PASSES[run].needs
+            assert all(PASSES[x].gives == needs for x in first.split(" or "))
+            refused += 1
+    assert refused > len(steps) // 2 and steps[-1][2].stage == "checked"
+
+
+def test_a_pass_that_comes_too_late_says_what_ended_its_stage(recorded):
+    _, _, placed, context = next(step for step in recorded[3] if step[0] == "place")
+    with pytest.raises(StageError, match=r"pass place: got every_op, a program of stage 'placed'; accepted: 'assigned'\. It "
+                                         r"comes too late: place or rings or transfer has ended that stage\."):
+        place(placed, context.device)
+
+
+def test_a_pass_of_a_stage_that_is_none_is_a_defect():
+    with pytest.raises(AssertionError):
+        takes("nowhere")
+
+
+def test_every_pass_is_in_a_pipeline_and_every_stage_is_given():
+    """A pass that declares itself and never runs would be found here, and a stage that nothing comes to."""
+    used = {n for target, arch, *_ in BUILDS for _, run in targets.find(target).lowered_for(arch).passes
+            for n in run.__code__.co_names} | {"memory"}
+    assert set(PASSES) <= used
+    assert {x.gives for x in PASSES.values() if x.gives} == set(STAGES) - {"traced"}
+
+
+def test_stages_only_go_forward(recorded):
+    for steps in recorded:
+        for name, before, after, _ in steps:
+            assert order(after.stage) >= order(before.stage), name
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+def test_the_table_has_all_ops_and_no_other():
+    kinds = {n for n in RANGES if re.fullmatch("[a-z_]+", n)}
+    assert kinds == set(OPS)
+    for n in RANGES:
+        kind, _, name = n.partition(".")
+        assert kind not in OPS or not name or name in OPS[kind].attrs, n
+    assert sum(len(between(r)) for r in LEGAL) == sum(len(set(between(r))) for r in LEGAL)
+
+
+def test_the_table_has_nothing_that_no_pipeline_uses(recorded):
+    """At the first and the last stage of each range."""
+    seen = {(f, p.stage) for steps in recorded for _, *programs, _ in steps for p in programs for f, *_ in features(p)}
+    ends = {(name, s) for name, ranges in RANGES.items() for r in ranges.split() for s in (between(r)[0], between(r)[-1])}
+    assert not ends - seen, sorted(ends - seen)
+
+
+def planted(p, name):
+    """`p` with that in it, which it need not have."""
+    k = p.kernels[0]
+    of = lambda **changes: replace(p, kernels=(replace(k, **changes), *p.kernels[1:]))
+    op = lambda o: of(body=(o, *k.body))
+    kind, _, field = name.partition(".")
+    plain = Op("const", "planted", (), (("value", 1.0),), Tile(()))
+    if kind in OPS or kind == "*":
+        return op(Op("load" if kind == "*" else kind, "planted", (), ((field, 1),) if field else (), Tile(())))
+    if kind == "Op":
+        return op(replace(plain, type=Tile(("C",), "float16")) if field == "dtype" else replace(plain, **{field: "planted"}))
+    values = {"dims": (("V", 32),), "extents": (("V", 32),), "scales": ("planted",), "launch": "single", "offset": 64,
+              "optional": True, "strided": True, "cleared": True, "slots": 2, "slices": 2, "lanes": 2, "abreast": 2,
+              "buffers": (Buffer("planted", "shared", (1,), "float32"),), "agents": ("planted",), "dtype": "float16"}
+    change = {field: values.get(field, "planted")}
+    if kind == "Program":
+        return replace(p, **change)
+    if kind == "Kernel":
+        return of(**change)
+    if kind == "Buffer":
+        return of(buffers=(*k.buffers, replace(Buffer("planted", "shared", (1,), "float32"), **change)))
+    tensor = Tensor("planted", "workspace", "const", "HV", ())
+    if kind == "Tensor":
+        return replace(p, tensors=(*p.tensors, replace(tensor, **change)))
+    if kind == "Carry":
+        return of(body=map_loops(k.body, lambda s: [replace(s, carried=(*s.carried, Carry("a", "b", "c", "d", Tile(()), 2)))]))
+    if name == "Loop.early":
+        return of(body=map_loops(k.body, lambda s: [replace(s, early="planted")]))
+    what, value = name.split()
+    if what == "index":
+        return replace(p, tensors=(*p.tensors, replace(tensor, index=value)))
+    return of(grid=value) if what == "grid" else of(body=(*k.body, Loop(value, (), ())))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_is_planted_where_it_is_not_legal_is_refused(recorded, stage):
+    programs = [p for steps in recorded for _, before, after, _ in steps for p in (before, after) if p.stage == stage]
+    with_loop = next(p for p in programs if any(isinstance(s, Loop) for s in p.kernels[0].body))
+    refused = 0
+    for name, ranges in RANGES.items():
+        p = planted(with_loop, name)
+        found = [text for text, *_ in illegal(p)]
+        text = f"{name} is legal at the stages {ranges}, and the program is {stage}"
+        if stage in between(ranges):
+            assert text not in found
+            continue
+        assert text in found
+        with pytest.raises(VerifyError, match=" is legal at "):
+            verify(p)
+        refused += 1
+    assert refused
+    with pytest.raises(VerifyError, match="stage 'planted' is none of traced, cut"):
+        verify(replace(with_loop, stage="planted"))
+
+
+@pytest.mark.parametrize("decompose, last", [(None, "checked"), (lambda o, b: o.args[0], "typed")])
+def test_an_op_from_outside_is_legal_until_it_is_decomposed(recorded, decompose, last):
+    outside = OPS["exp"]
+    OPS["outside"] = replace(outside, name="outside", decompose=decompose)
+    try:
+        for stage in STAGES:
+            p = next(p for steps in recorded for _, *programs, _ in steps for p in programs if p.stage == stage)
+            p = planted(p, "outside")
+            assert any("outside" in text for text, *_ in illegal(p)) == (order(stage) > order(last))
+    finally:
+        del OPS["outside"]
+    assert any("outside is legal at the stages (none)" in text for text, *_ in illegal(p))
+
+
+def test_the_sentence_says_where_and_when():
+    p = find("gated_delta_rule").trace()
+    with pytest.raises(VerifyError, match=r"gated_delta_rule, kernel walk, planted \(line 0\): move is legal at the stages "
+                                          r"assigned fed\.\.checked, and the program is traced"):
+        verify(planted(p, "move"))
