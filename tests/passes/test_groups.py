@@ -179,5 +179,5 @@ def test_the_largest_fits_shared_memory(stages, dtype):
 def test_too_much_shared_memory_is_an_error(monkeypatch):
     small = replace(SM_90A, spaces={**SM_90A.spaces, "shared": 128 * 1024})
     lower_for(monkeypatch, small, "tilelang", "sm_90a")
-    with pytest.raises(ScheduleError, match=r"shared has 131072 bytes, \d+ are needed: .*; fewer stages need less"):
+    with pytest.raises(ScheduleError, match=r"shared has 131072 bytes, \d+ are needed: .*; stages=1 fits"):
         lowered(sizes={"C": 64, "K": 128, "V": 128})

@@ -2,15 +2,18 @@
 
 Of a kernel that walks the chunks, what depends on a carried value and what stands outside the walk goes to the device's
 `state`, loads to its `loader`, stores to tokens to its `store`, inverses and what is computed from them to `solve` (of
-which `rings` takes inverses alone), all else to `aux`; a product that another accumulates onto goes where that one goes.
+which `rings` takes inverses alone), all else to `aux`; a product that another accumulates onto goes where that one goes,
+and a tile with the state's rows goes to `state` where it has more than one warp group holds.
 Values cross by a move to shared memory, or a transpose on the way to memory; an inverse lies there by itself. A column or
 row of a vector in shared memory is read from a fragment, one for columns and one for rows. A tile that is read transposed
 is loaded as it lies; who reads it turns it, into a fragment, and widens it.
 
-What leads to the next carried value comes first, since the next turn waits for it; loads come in the order of need.
+What leads to the next carried value comes first, since the next turn waits for it; loads come in the order of need. In all
+other respects the order is topological: a value stands before its readers.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ...devices import Groups
@@ -21,6 +24,7 @@ from ...schedule.schedule import ScheduleError
 from ..common import dead_code, walks
 from ..stage import takes
 from ..storage.place import VIEWS
+from .order import Cycle, needs_in_place, topological
 
 INVERSE = "diag_inverse"
 
@@ -43,6 +47,7 @@ def leads(ops: list[Op], kind: str) -> set[str]:
 class _Assign:
     def __init__(self, p: Program, k: Kernel, device: Groups) -> None:
         self.p, self.k, self.device = p, k, device
+        self.sizes = {**p.sizes, **k.sizes}
         (self.loop,) = loops(k.body)
         self.inside = list(walk(self.loop.body))
         self.defs = {o.out: o for o in self.inside if o.out}
@@ -58,13 +63,20 @@ class _Assign:
         """Whether each reader of `o` has its own."""
         return o.kind in VIEWS or (o.kind == "cast" and self.turned(o.args[0]))
 
+    def tall(self, o: Op) -> bool:
+        """Whether `o` computes a tile with the rows of a carried value, which are more than one warp group holds."""
+        if not o.out or o.kind == "load" or self.view(o) or o.type is None or o.type.rank != 2:
+            return False
+        carried = {c.type.dims[0] for c in self.loop.carried if c.type.rank == 2}
+        return o.type.dims[0] in carried and o.type.shape(self.sizes)[0] > self.device.rows
+
     def agents(self) -> dict[Op, str]:
         d, out, carried = self.device, {}, {c.name for c in self.loop.carried}
         depends = set(carried)
         solved: set[str] = set()
         sums: dict[str, Op] = {}  # accumulator -> the product onto it
         for o in self.inside:
-            if depends & set(o.args):
+            if depends & set(o.args) or self.tall(o):
                 depends.add(o.out)
             elif o.kind == INVERSE or solved & set(o.args):
                 solved.add(o.out)
@@ -77,7 +89,7 @@ class _Assign:
                 out[o] = d.loader
             elif o.kind == "store" and self.p.tensor(o.attr("tensor")).index == "token":
                 out[o] = d.store
-            elif set(o.args) & depends or (o.kind == "matmul" and o.out in sums and out[sums[o.out]] == d.state):
+            elif set(o.args) & depends or self.tall(o) or (o.kind == "matmul" and o.out in sums and out[sums[o.out]] == d.state):
                 out[o] = d.state
             else:
                 out[o] = d.solve if o.out in solved else d.aux
@@ -94,7 +106,7 @@ class _Assign:
                 for o in self.order():
                     self.op(o, inner)
                 body = dead_code(inner.finish(), {c.next for c in s.carried})
-                b.stmts.append(replace(s, body=self.by_need(self.begun(body))))
+                b.stmts.append(replace(s, body=self.merged(self.by_need(self.begun(body)))))
                 b.types.update({c.result: c.type for c in s.carried})
             else:
                 b.op(s.kind, *s.args, name=s.out, line=s.line, agent=self.device.state, **dict(s.attrs))
@@ -111,7 +123,8 @@ class _Assign:
         d = self.device
         rank = {d.loader: 0, d.aux: 1, d.solve: 2, d.state: 3, d.store: 5}
         mine = [o for o in self.inside if o in self.agent]
-        return sorted(mine, key=lambda o: rank[self.agent[o]] + (self.agent[o] == d.state and o.out not in first))
+        mine.sort(key=lambda o: rank[self.agent[o]] + (self.agent[o] == d.state and o.out not in first))
+        return self.sorted(mine, needs_in_place(self.loop))
 
     def begun(self, body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:
         """The body in which `aux` begins the products that lead to no inverse once it has computed what does, and reads them
@@ -160,6 +173,22 @@ class _Assign:
             group = min(first[x.out][agent] for x in loads if tuple(sorted(first[x.out])) == readers)
             return o.out not in early, agent != self.device.state, group, readers, first[o.out][agent]
         return (*sorted(loads, key=need), *(o for o in ops if o.kind != "load"))
+
+    def merged(self, body: tuple[Op | Loop, ...]) -> tuple[Op, ...]:
+        """The body in an order in which each value stands before its readers; the ops of one agent stay in theirs."""
+        ops = [o for o in body if isinstance(o, Op)]
+        made = {o.out: o for o in ops if o.out}
+        before: dict[Op, Op] = {}
+        for agent in self.device.groups:
+            mine = [o for o in ops if o.agent == agent]
+            before |= dict(zip(mine[1:], mine, strict=False))
+        return tuple(self.sorted(ops, lambda o: {made[a] for a in o.args if a in made} | ({before[o]} if o in before else set())))
+
+    def sorted(self, ops: list[Op], needs: Callable[[Op], set[Op]]) -> list[Op]:
+        try:
+            return topological(ops, needs)
+        except Cycle as e:
+            raise self.error(f"no order of its ops serves all agents: {e}") from e
 
     def op(self, o: Op, b: Body) -> None:
         d, agent = self.device, self.agent[o]

@@ -20,6 +20,8 @@ from .place import VIEWS, over, with_buffers
 
 #: Bytes that divide the strides of what is copied as a tile.
 ROW = 16
+#: Bytes at multiples of which buffers in shared memory begin.
+ALIGN = 1024
 
 
 @takes("assigned", gives="placed")
@@ -152,12 +154,28 @@ class _Kernel:
             if m != height[o.agent] or n % 64 or n > 128 or depth % 64:
                 raise self.error(f"product {o.out} is {m} x {n} over {depth}; {o.agent} takes {height[o.agent]} rows, and "
                                  "columns and depth that 64 divides: C=64, K and V of 64 or 128")
-        need = {b.name: b.slots * prod(b.shape) * WIDTH[b.dtype] for b in buffers.values() if b.space == d.operand}
-        limit, total = d.spaces[d.operand], sum(-(-n // 1024) * 1024 for n in need.values())
-        if total > limit:
-            raise self.error(f"{d.operand} has {limit} bytes, {total} are needed: "
-                             f"{', '.join(f'{n} {size}' for n, size in sorted(need.items(), key=lambda x: -x[1]))}; fewer stages "
-                             "need less")
+        self.room(k, buffers)
+
+    def room(self, k: Kernel, buffers: dict[str, Buffer]) -> None:
+        """Raises ScheduleError, which names the values and their bytes, where the rings need more than shared memory has."""
+        d = self.device
+        loaded = {o.out for o in walk(k.body) if o.kind == "load"}
+
+        def need(stages: int) -> dict[str, int]:
+            """The bytes of each ring; those of loads have `stages` slots."""
+            return {b.name: (stages if b.name in loaded else b.slots) * prod(b.shape) * WIDTH[b.dtype]
+                    for b in buffers.values() if b.space == d.operand}
+
+        def total(stages: int) -> int:
+            return sum(-(-n // ALIGN) * ALIGN for n in need(stages).values())
+
+        limit = d.spaces[d.operand]
+        if total(self.s.stages) <= limit:
+            return
+        sizes = ", ".join(f"{n} {size}" for n, size in sorted(need(self.s.stages).items(), key=lambda x: -x[1]))
+        fits = next((n for n in range(self.s.stages - 1, 0, -1) if total(n) <= limit), 0)
+        hint = f"stages={fits} fits" if fits else f"stages=1 needs {total(1)}; let an earlier kernel compute some of them"
+        raise self.error(f"{d.operand} has {limit} bytes, {total(self.s.stages)} are needed: {sizes}; {hint}")
 
     def error(self, text: str) -> ScheduleError:
         return ScheduleError(f"{self.p.name}, kernel {self.k.name} on {self.device.name}: {text}")

@@ -1,0 +1,72 @@
+"""order: ops sorted so that each value stands before its readers."""
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from ...ir.core import Loop, Op
+from ...ir.ops import OPS
+from ..storage.place import VIEWS
+
+
+class Cycle(ValueError):
+    """Ops of which each needs another one first. `needs`: what each still needs."""
+
+    def __init__(self, needs: dict[Op, list[Op]]) -> None:
+        self.needs = needs
+        super().__init__("; ".join(f"{_name(o)} needs {', '.join(map(_name, first))}" for o, first in needs.items()))
+
+
+def _name(o: Op) -> str:
+    return o.out or o.kind
+
+
+def topological(ops: Iterable[Op], needs: Callable[[Op], Collection[Op]]) -> list[Op]:
+    """`ops` with each after all of `needs(o)` that are among them. Among those that could come next the first of `ops` does, so
+    ops that are in order stay as they are. Cycle where there is no such order."""
+    left = list(ops)
+    open_needs = {o: {x for x in needs(o) if x in left} for o in left}
+    out: list[Op] = []
+    while left:
+        o = next((o for o in left if not open_needs[o]), None)
+        if o is None:
+            raise Cycle({o: [x for x in left if x in open_needs[o]] for o in left})
+        left.remove(o)
+        out.append(o)
+        for x in open_needs.values():
+            x.discard(o)
+    return out
+
+
+def needs_in_place(loop: Loop) -> Callable[[Op], set[Op]]:
+    """What an op of `loop` needs first: what makes its arguments and, where it makes the next value of a carried one, whoever
+    reads the present one, whose storage the next one takes."""
+    ops = [o for o in loop.body if isinstance(o, Op)]
+    defs = {o.out: o for o in ops if o.out}
+    count: dict[str, int] = {}
+    operands: set[str] = set()
+    for o in ops:
+        for n, a in enumerate(o.args):
+            count[a] = count.get(a, 0) + 1
+            if o.kind == "matmul" and n < 2:
+                operands.add(a)
+
+    def makers(a: str) -> set[Op]:
+        """What makes `a`, with what makes the values under it where `a` is a view, which each reader has of its own."""
+        o = defs.get(a)
+        return set() if o is None else {o} | ({x for y in o.args for x in makers(y)} if o.kind in VIEWS else set())
+
+    def readers(name: str, new: str) -> set[Op]:
+        """Who reads the carried `name`, itself or through expressions inside it."""
+        old, out = {name}, set()
+        for o in ops:
+            if o.out != new and old & set(o.args):
+                out.add(o)
+                if o.kind in VIEWS or (o.out and OPS[o.kind].elementwise and count.get(o.out) == 1 and o.out not in operands):
+                    old.add(o.out)
+        return out
+
+    replaced: dict[str, set[Op]] = {}
+    for c in loop.carried:
+        if c.next in defs:
+            replaced[c.next] = readers(c.name, c.next)
+    return lambda o: {x for a in o.args for x in makers(a)} | replaced.get(o.out, set()) - {o}

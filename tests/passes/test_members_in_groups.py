@@ -1,0 +1,108 @@
+"""Other members of the family in warp groups: a decaying state without an inverse, one without gates, rank-1 DPLR."""
+from dataclasses import replace
+from math import inf
+
+import pytest
+from test_own_pages import means_the_page
+
+from gdn_codegen.emit import tilelang
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower, strictly_lower, unit_lower_inverse
+from gdn_codegen.ir.core import loops
+from gdn_codegen.passes import pipelines
+from gdn_codegen.passes.agents.order import Cycle, needs_in_place, topological
+from gdn_codegen.schedule import Schedule, ScheduleError, named
+
+
+@algorithm(x="C V", b="C K", c="C K", g="C", dt="C", S=carried("K V"))
+def ssd(x, b, c, g, dt, S):
+    """S <- exp(g) S + b (dt x)^T; o = S^T c (Mamba-2)."""
+    G = cumsum(g)
+    X = dt[:, None] * x
+    o = exp(G)[:, None] * (c @ S) + ((c @ b.T) * exp(lower(G[:, None] - G[None, :], fill=-inf))) @ X
+    S = exp(last(G)) * S + b.T @ (exp(last(G) - G)[:, None] * X)
+    return o, S
+
+
+@algorithm(q="C K", k="C K", v="C V", beta="C", S=carried("K V"))
+def delta_net(q, k, v, beta, S):
+    """S <- S + k (beta (v - S^T k))^T; o = S^T q."""
+    Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+    U = Tinv @ (beta[:, None] * (v - k @ S))
+    o = q @ S + lower(q @ k.T) @ U
+    S = S + k.T @ U
+    return o, S
+
+
+@algorithm(q="C K", k="C K", v="C V", a="C K", b="C K", g="C", S=carried("K V"))
+def dplr(q, k, v, a, b, g, S):
+    """S <- (exp(g) I + b a^T) S + k v^T; o = S^T q."""
+    G = cumsum(g)
+    P = G - g
+    D, E = exp(lower(G[:, None] - G[None, :], fill=-inf)), exp(strictly_lower(P[:, None] - G[None, :], fill=-inf))
+    Tinv = unit_lower_inverse(strictly_lower((a @ b.T) * E) * -1.0)
+    U = Tinv @ (exp(P)[:, None] * (a @ S) + strictly_lower((a @ k.T) * E) @ v)
+    o = exp(G)[:, None] * (q @ S) + lower((q @ b.T) * D) @ U + lower((q @ k.T) * D) @ v
+    w = exp(last(G) - G)[:, None]
+    S = exp(last(G)) * S + b.T @ (w * U) + k.T @ (w * v)
+    return o, S
+
+
+@pytest.mark.parametrize("name, changes", [("walk", {}), ("fused_walk", {"stages": 2})])
+@pytest.mark.parametrize("page", [ssd, delta_net, dplr])
+def test_walks_mean_the_page(page, name, changes):
+    means_the_page(page, replace(named(name), **changes), "tilelang", "sm_90a")
+
+
+def lowered(page, plan, size=128):
+    return pipelines.lower(page.trace(), "tilelang", plan, {"C": 64, "K": size, "V": size}, "bfloat16", "sm_90a")
+
+
+@pytest.fixture
+def _unchecked():
+    kept, pipelines.observers[:] = list(pipelines.observers), []
+    yield
+    pipelines.observers[:] = kept
+
+
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize("name", ["walk", "fused_walk"])
+@pytest.mark.parametrize("page, stages", [(ssd, 2), (delta_net, 2), (dplr, 1)])
+def test_walks_of_128_rows_are_emitted(page, name, stages):
+    p = lowered(page, replace(named(name), stages=stages))
+    assert [bool(k.agents) for k in p.kernels] == [False, True]
+    assert all(x.name in text.body for k, text in zip(p.kernels, tilelang.emit(p, "bthd"), strict=True) for x in k.buffers)
+
+
+@pytest.mark.usefixtures("_unchecked")
+def test_tiles_of_more_rows_than_a_group_holds_go_to_those_who_hold_them():
+    (walk,) = loops(lowered(ssd, named("walk")).kernels[1].body)
+    tall = [o for o in walk.body if o.kind in ("cast", "mul", "matmul") and o.type.dims[0] == "V"]
+    assert tall and {o.agent for o in tall} == {"state"}
+    (walk,) = loops(lowered(ssd, named("walk"), 64).kernels[1].body)
+    assert {o.agent for o in walk.body if o.kind == "cast" and o.type.dims == ("V", "C")} == {"aux", "state"}
+
+
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize("name, stages, hint", [("walk", 2, "stages=1 fits"), ("fused_walk", 3, "stages=1 fits")])
+def test_too_large_a_walk_names_values_and_bytes(name, stages, hint):
+    with pytest.raises(ScheduleError, match=rf"shared has 232448 bytes, \d+ are needed: a {stages * 16384}, b .*; {hint}"):
+        lowered(dplr, replace(named(name), stages=stages))
+    lowered(dplr, replace(named(name), stages=1))
+
+
+def test_a_store_of_a_state_comes_before_what_takes_its_place():
+    means_the_page(ssd, Schedule("own", (("G",), ("S",), ("o",))), "tilelang", "sm_90a")
+
+
+def test_order():
+    """Values before readers, else as it was; the next state after those who read the present one."""
+    loop = ssd.trace().walk
+    needs = needs_in_place(loop)
+    at = {o.out: n for n, o in enumerate(topological(reversed(loop.body), needs))}
+    assert all(at[a] < at[o.out] for o in loop.body for a in o.args if a in at)
+    assert topological(loop.body, needs) == list(loop.body)
+    (c,) = loop.carried
+    assert all(at[o.out] < at[c.next] for o in loop.body if c.name in o.args and o.out != c.next)
+    first, second = loop.body[:2]
+    with pytest.raises(Cycle, match=f"{first.out} needs {second.out}; {second.out} needs {first.out}"):
+        topological([first, second], lambda o: {first, second} - {o})
