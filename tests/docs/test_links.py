@@ -29,7 +29,8 @@ def missing_paths(page):
     inner = {p.name for p in (ROOT / "gdn_codegen").iterdir() if p.is_dir()}
     for said in re.findall(r"`([\w./]+/[\w./]*)`", page.read_text()):
         first = said.split("/")[0]
-        if not PATTERN.search(said) and first in TOP | inner and not any((base / said).exists() for base in (ROOT, ROOT / "gdn_codegen")):
+        here = any((base / said).exists() for base in (ROOT, ROOT / "gdn_codegen"))
+        if first in TOP | inner and not here and not PATTERN.search(said):
             yield said
 
 
