@@ -31,7 +31,8 @@ def test_the_op_comes_before_the_module():
 
 def test_the_command_of_ci_is_found():
     line = next(x for x in (ROOT / ".ci" / "run").read_text().splitlines() if x.startswith("command="))
-    done = subprocess.run(["bash", "-c", f"{line}; printf '%s' \"$command\""], cwd=ROOT, capture_output=True, text=True, check=True)
+    script = f"{line}; printf '%s' \"$command\""
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("pip install ") and "\n" not in done.stdout and "pytest" in done.stdout
 
 
