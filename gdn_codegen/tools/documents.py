@@ -15,8 +15,8 @@ from . import graph, plots
 ROOT = Path(__file__).parents[2]
 PEERS = ("FLA", "FlashQLA", "TileOps", "FlashInfer")
 OURS = "ours"
-#: The chunk graphs that README shows.
-GRAPHS = {"graph_fused.svg": "fused", "graph_staged.svg": "staged"}
+#: The chunk graphs that README and design.md show, and their schedules.
+GRAPHS = {"graph_fused.svg": "fused", "graph_replay.svg": "replay", "graph_staged.svg": "staged"}
 #: Where the chart keeps its figures: a text of the PNG, as JSON.
 KEY = "figures"
 
