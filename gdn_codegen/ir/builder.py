@@ -267,8 +267,8 @@ def carried(dims: str, forgets: str = "") -> Carried:
 
 
 #: Words of generated functions: their other parameters, and what stands in their bodies.
-RESERVED = ("A_log", "bool", "checkpoint_chunks", "cu_seqlens", "dt_bias", "getattr", "int", "isinstance", "memory", "numbers",
-            "numbers_of", "out", "output_final_state", "repr", "results", "state_indices", "torch", "wanted")
+RESERVED = ("A_log", "HOST", "checkpoint_chunks", "cu_seqlens", "dt_bias", "out", "output_final_state",
+            "state_indices", "torch")
 
 
 class Algorithm:
