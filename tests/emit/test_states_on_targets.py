@@ -312,7 +312,7 @@ def test_hopper_takes_what_servers_pass():
     for how, text, kernels in ((None, servers, 1), ("decay", "state=float16/in_place", 0)):
         b = Build("tilelang", schedule=replace(named("walk"), partition=how), arch="sm_90a", contract=Contract.parse(text))
         source = render(b)
-        assert source.count("if state_indices_n >= 0:") == 2 * kernels
+        assert source.count("if state_indices_n >= 0") == 2 * kernels
         lines = source[source.index("_kernel("):source.index("# --- launching")].splitlines()
         assert all(len(x) <= 120 for x in lines if not x.lstrip().startswith("#"))
 
