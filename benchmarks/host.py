@@ -49,16 +49,17 @@ def cpu_time(f: Callable[[int], object], n: int, repeats: int = 20) -> float:
 def main(target: str = "tilelang") -> None:
     for name, plan in SCHEDULES.items():
         op = function(Build(target, schedule=plan))
-        op.__globals__["_launcher"] = lambda *a: lambda *b: None
+        host = op.__globals__["HOST"]
+        host.launcher = lambda *a: lambda *b: None
 
         def package(*x: torch.Tensor, plan: Schedule = plan, **options: bool) -> object:
             return chunk_gated_delta_rule(*x, target=target, schedule=plan, chunk_size=64, **options)
         again = [microseconds(f, [tensors(2048)] * 300, 60) for f in (op, package)]
         new = min(microseconds(package, [tensors(n) for n in range(first, first + 25)], 1) for first in range(100, 600, 25))
-        print(f"{target} {name:12} {len(op.__globals__['KERNELS'])} kernels: module {again[0]:5.1f}, package {again[1]:5.1f}, "
+        print(f"{target} {name:12} {len(host.tables.kernels)} kernels: module {again[0]:5.1f}, package {again[1]:5.1f}, "
               f"of a new length {new:5.1f}")
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(multi_processor_count=132)
-    span, gpu = function(Build(target, schedule=SCHEDULES["walk, parts"])).__globals__["_span"], torch.device("cuda", 0)
+    span, gpu = function(Build(target, schedule=SCHEDULES["walk, parts"])).__globals__["HOST"].span, torch.device("cuda", 0)
     print(f"parts of 1 x 32000, 16 value heads: {cpu_time(lambda i: span(32000 + i, 1, 16, gpu), 10):.1f}")
     shape = (1, 16, 16, 8)
     like = torch.empty(1).expand(shape)

@@ -50,32 +50,39 @@ def chunk_gated_delta_rule(
         chunk_indices: Tensor | None = None, chunk_offsets: Tensor | None = None, unit_keys: bool = False,
         target: str = "auto", chunk_size: int | None = None, schedule: str | Schedule | None = None,
         **kwargs: Any) -> tuple[Any, ...]:
-    """Gated DeltaNet prefill (arXiv:2412.06464): (o, final state or None).
+    """Gated DeltaNet prefill (arXiv:2412.06464). Returns (o, final state or None). Forward only.
 
-    Shapes. q, k: [B, T, H, K]; v: [B, T, HV, V], HV a multiple of H; g, beta: [B, T, HV]. layout "bhtd", or head_first, swaps T
-    and heads; "bsnd" and "bnsd" are other names of the two. q, k, v: one of float16, bfloat16, float32; g, beta: any of them.
-    Beside v in 16 bits q and k may be float32: they are rounded to v's dtype.
-    cu_seqlens: int32 or int64 [N + 1], packs N sequences into B = 1. out: a buffer for o, like v.
-    scale: K ** -0.5 unless given. use_qk_l2norm_in_kernel: q and k are divided by their norms first.
+    Inputs.
+      q, k: [B, T, H, K]; v: [B, T, HV, V], where HV is a multiple of H; g, beta: [B, T, HV].
+      q, k and v have one dtype: float16, bfloat16 or float32. g and beta have any of the three. If v has 16 bits, q and k may be
+      float32; they are rounded to v's dtype.
+      layout: "bthd" (the default) or "bhtd", which swaps T and heads; head_first=True means "bhtd". "bsnd" and "bnsd" are
+      synonyms.
+      cu_seqlens: int32 or int64 [N + 1]. Packs N sequences into B = 1.
+      scale: a number; None means K ** -0.5.
+      use_qk_l2norm_in_kernel: divide rows of q and k by their L2 norms first.
+      unit_keys: a promise that rows of k have norm 1, up to rounding. Where a long sequence is split into parts, the kernels then
+      compute warm-up lengths from g and beta alone, and read k once less.
+    Gates.
+      gate: "log" (g is the log of the decay), "linear" (g is the decay), or "raw": the log decay is
+      -exp(A_log) softplus(g + dt_bias), with A_log and dt_bias [HV] (FLA: use_gate_in_kernel=True).
+      beta_form: "given", "sigmoid" (FLA: use_beta_sigmoid_in_kernel=True) or "twice_sigmoid" (with allow_neg_eigval=True).
+    States.
+      initial_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first=True.
+      output_final_state: return the final state, in state_dtype (None means float32).
+      final_state: a buffer for it. inplace_final_state: write it over initial_state; so does final_state=initial_state.
+      state_indices: int32 or int64 [N]. initial_state is then a pool [slots, HV, K, V], and these are the slots of the
+      sequences; -1 skips a sequence. The pool is written in place unless inplace_final_state=False or final_state is another
+      tensor.
+      checkpoint_chunks: n > 0 adds a third result, the states every n chunks.
+    Output and choice of the kernel.
+      out: a buffer for o, with v's shape and dtype.
+      target: "auto" takes one that runs on q's device. chunk_size (16, 32, 64, 128) and schedule: None lets the package choose.
+      chunk_indices, chunk_offsets: FLA's tables of chunks. The kernels do not use them. They are compared with cu_seqlens where
+      values may be read: for CPU tensors, or with GDN_CODEGEN_CHECK=1.
+      Other keywords are names that other libraries use (docs/contract.md). Unknown ones are refused.
 
-    gate: "log" (g is the log of the decay), "linear" (the decay itself), or "raw": the log decay is
-    -exp(A_log) softplus(g + dt_bias) with A_log, dt_bias [HV] (FLA: use_gate_in_kernel=True). beta_form: "given", "sigmoid"
-    (FLA: use_beta_sigmoid_in_kernel=True) or "twice_sigmoid" (with allow_neg_eigval=True).
-
-    States. initial_state: [N, HV, K, V], or [N, HV, V, K] with state_v_first. The final state is returned where
-    output_final_state asks for it, in state_dtype (float32 unless given); written to the buffer final_state where there is one;
-    or takes initial_state's place with inplace_final_state, or where final_state is initial_state itself. state_indices: int32
-    or int64 [N], the slots of sequences in a pool initial_state [slots, ...]; -1 skips a sequence; the pool is written in place,
-    asked for or not, unless inplace_final_state=False or there is another final_state.
-    checkpoint_chunks=n: a third result, the states every n chunks.
-
-    unit_keys=True promises that rows of k have norm 1, up to rounding: where a long sequence is split into parts, how far each
-    must begin early then follows from gates and beta alone, and k is read once less. Without it the kernels look at k.
-
-    chunk_indices, chunk_offsets: FLA's tables of chunks. The kernels need neither; where values may be read (CPU tensors,
-    GDN_CODEGEN_CHECK=1) they are checked against cu_seqlens. target: "auto" picks what runs on q's device. chunk_size, schedule:
-    None picks, by device and sizes. Keywords of other libraries mean what they mean there, or are refused by name, and so is a
-    keyword that nobody knows (docs/contract.md). Raises ValueError naming a bad argument (docs/errors.md). Inference only.
+    Raises ValueError that names the bad argument (docs/errors.md).
     """
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, final_state, out, chunk_indices,
          chunk_offsets)
@@ -93,10 +100,12 @@ def recurrent_gated_delta_rule(
         state_v_first: bool = False, state_dtype: torch.dtype | None = None, final_state: State = None,
         state_indices: Tensor | None = None, inplace_final_state: bool | None = None,
         target: str = "auto", schedule: str | Schedule | None = None, **kwargs: Any) -> tuple[Any, ...]:
-    """Decoding: 1 to 16 new tokens a sequence, from the states before them; (o, final state or None).
+    """Gated DeltaNet decoding: 1 to 16 new tokens per sequence. Returns (o, final state or None). Forward only.
 
-    The arguments are those of `chunk_gated_delta_rule`, and so is the algorithm, with chunks of 16 tokens in one kernel.
-    ValueError where rows have more than 16 tokens, and where cu_seqlens on the CPU says so.
+    The arguments are those of `chunk_gated_delta_rule`, without unit_keys, checkpoint_chunks, chunk_size and FLA's tables of
+    chunks. One kernel computes all tokens, as one chunk of 16.
+
+    Raises ValueError where T is above 16, or where values of cu_seqlens are read and a sequence has more than 16 tokens.
     """
     t = (q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, final_state, out, None, None)
     x = (output_final_state, use_qk_l2norm_in_kernel, head_first, layout, gate, beta_form, allow_neg_eigval, state_v_first,
@@ -110,9 +119,14 @@ def fused_recurrent_gated_delta_rule(
         use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, A_log: Tensor | None = None,
         dt_bias: Tensor | None = None, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
         state_v_first: bool = False, cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Any, ...]:
-    """`recurrent_gated_delta_rule` in FLA's order of arguments (0.5.1), for any number of tokens: where there are more than 16 a
-    sequence, `chunk_gated_delta_rule`. Without g nothing is forgotten, without beta it is 1. As in FLA, A_log and dt_bias are for
-    use_gate_in_kernel=True and else left out. Gates a key or a value (gk, gv) are refused."""
+    """Gated DeltaNet with the argument order of FLA 0.5.1's function of this name. Returns (o, final state or None).
+
+    Takes any number of tokens: up to 16 per sequence it is `recurrent_gated_delta_rule`, above that `chunk_gated_delta_rule`,
+    whose other keywords it takes, too. g=None means no decay, beta=None means 1. A_log and dt_bias are ignored unless
+    use_gate_in_kernel=True, as in FLA.
+
+    Raises ValueError that names the bad argument; gk and gv (gates per key or value channel) must be None.
+    """
     check_tensor("v", v)
     check_ends(cu_seqlens)
     if v.ndim != 4 or (cu_seqlens is not None and cu_seqlens.ndim != 1):
@@ -145,8 +159,10 @@ def chunk_gated_delta_rule_npu(
         q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None, initial_state: State = None,
         output_final_state: bool = True, cu_seqlens: Tensor | None = None, head_first: bool = False,
         use_qk_l2norm_in_kernel: bool = False, **kwargs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`chunk_gated_delta_rule` with sgl-kernel-npu's signature: three results, the last None unless checkpoint_chunks is given
-    (there: the states of all chunks)."""
+    """`chunk_gated_delta_rule` with sgl-kernel-npu's signature. Returns (o, final state or None, checkpoints or None).
+
+    The third result is None unless checkpoint_chunks is given. In sgl-kernel-npu it holds the states of all chunks.
+    """
     o, final, *rest = chunk_gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
                                              cu_seqlens, head_first, **kwargs)
     return o, final, rest[0] if rest else None

@@ -136,18 +136,16 @@ def check(fn, x, tolerance=5e-3, page=None, **options):
 
 def in_parts(fn, chunks):
     """`fn`, of whose module a part has so many chunks; 0: what the module chooses. Without parts, nothing."""
-    space = fn.__globals__
-    if "_span" in space:
-        space["PART_CHUNKS"] = chunks
-        space["_span"].cache_clear()
-        space["_plans"].clear()
+    host = fn.__globals__["HOST"]
+    host.part_chunks = chunks
+    host.plans.clear()
     return fn
 
 
 def module(text):
     """A generated module of this text, imported."""
     out = import_path(cache.write(cache.folder() / "texts" / f"module_{cache.digest(text)}.py", text))
-    assert out.POISON
+    assert out.HOST.poison
     return out
 
 

@@ -20,7 +20,7 @@ def test_there_is_a_default_build_of_each_target_and_algorithm():
 def test_the_walks_that_performance_md_measures_are_here():
     for schedule in ("fused_walk", "fused_walk_decay", "walk_longestfirst1_valueheads4_decay"):
         text = (ROOT / f"generated/tilelang/gdn_c64_bthd_{schedule}_sm90a.py").read_text()
-        assert ("PART_COST = PartCost(" in text) == schedule.endswith("decay") and "T.set_max_nreg(" in text
+        assert ("part_cost=PartCost(" in text) == schedule.endswith("decay") and "T.set_max_nreg(" in text
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")

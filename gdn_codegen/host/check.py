@@ -1,6 +1,6 @@
 """What a generated module holds its kernels against: a small problem, the page in float64, and how far they are apart.
 
-Below this line the file is copied into generated modules word for word, where `Check` is told of the module by its tables.
+Below this line the file is copied into generated modules word for word, where `Check` gets the module's tables, page and host.
 """
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import threading
 from typing import Any
 
 import torch
+
+from .tables import Tables
 
 
 # --- copied from here on ---
@@ -43,9 +45,9 @@ class Check:
     #: Instances on a GPU, by copies of the problem: enough to fill it.
     INSTANCES = 512
 
-    def __init__(self, about: Any, page: Any, space: Any) -> None:
-        """about: facts of the module beside its tables; page: its page in torch; space: the module's names."""
-        self.about, self.page, self.space = about, page, space
+    def __init__(self, tables: Tables, page: Any, host: Any, function: Any) -> None:
+        """tables, host: the module's; page: its page in torch; function: what is checked, as callers have it."""
+        self.tables, self.page, self.host, self.function = tables, page, host, function
         self.done: Any = set()
         self.lock = threading.RLock()
 
@@ -59,7 +61,7 @@ class Check:
                      if not error <= accepted]
             if wrong:
                 self.done.discard((device, heads or self.heads()))
-                raise RuntimeError(f"{self.about['name']} gives wrong results on {device}: {', '.join(wrong)}")
+                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
         return found
 
     def once(self, device: Any, heads: Any) -> None:
@@ -70,87 +72,84 @@ class Check:
             if (device, heads) in self.done:
                 return
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{self.about['name']}: call this once before a graph is captured, to try its kernels")
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to try its kernels")
             self(device, heads)
 
     def heads(self) -> Any:
         """H and HV to try where nobody says: two value heads a key head, or as many as a kernel takes together."""
-        if self.about["heads"]:
-            return self.about["heads"]
-        return (2, 2 * max(2, self.about["lanes"])) if {"H", "HV"} <= {row[1] for row in self.about["inputs"]} else (2, 2)
+        if self.tables.heads:
+            return tuple(self.tables.heads.values())
+        return (2, 2 * max(2, self.tables.heads_together)) if {"H", "HV"} <= {row[1] for row in self.tables.inputs} else (2, 2)
 
     def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
         """(error, accepted) by output, the worst of `calls`: whether sequences are packed, states given, final ones wanted."""
         heads = heads or self.heads()
         found: Any = {}
-        in_parts = "PART_CHUNKS" in self.space
+        host, in_parts = self.host, self.tables.part_cost is not None
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below ask
-            before = {n: self.space[n] for n in ("POISON", *["PART_CHUNKS"] * in_parts)}
+            before = host.poison, host.part_chunks
             try:
-                self.space["POISON"] = True
+                host.poison = True
                 for chunks in parts:
                     for call in calls:
                         if in_parts:  # so short that there are enough of them
-                            self.space["PART_CHUNKS"] = chunks
-                            self.space["_span"].cache_clear()
+                            host.part_chunks = chunks
                         for n, (error, accepted) in self.compared(device, heads, *call).items():
                             known = found.get(n, (0.0, accepted))[0]
                             found[n] = (known if known > error or math.isnan(known) else error), accepted
-                        self.space["_plans"].clear()
+                        host.plans.clear()
             except BaseException:
                 self.done.discard((device, heads))
                 raise
             finally:
-                self.space.update(before)
-                self.space["_plans"].clear()
-                if in_parts:
-                    self.space["_span"].cache_clear()
+                host.poison, host.part_chunks = before
+                host.plans.clear()
         return found
 
     # --- the problem --------------------------------------------------------------------------------------------------
     def lengths(self, packed: bool) -> Any:
         """Tokens of sequences. Packed: the third is the one that a pool leaves out."""
-        chunk = self.about["chunk"]
+        chunk = self.tables.chunk
         if not packed:
             return [chunk + 3] * 2
-        return [1, chunk, chunk // 2 - 1, 0, self.about["chunks"] * chunk + chunk // 2 + 3]
+        return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
     def drawn(self, lengths: Any, heads: Any) -> Any:
         """Inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] as callers have them, by name, on the CPU."""
-        about, gen, total, out = self.about, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
-        alike = total - lengths[-1] + about["chunk"] - self.STEP // 2  # a token that is repeated from the first chunk's end on
-        for name, of, dims, dtype in about["inputs"]:
-            x, form = torch.randn(total, count[of], *dims, generator=gen, **on_cpu), about["forms"].get(name, "")
+        alike = total - lengths[-1] + tables.chunk - self.STEP // 2  # a token that is repeated from the first chunk's end on
+        for name, of, dims, dtype in tables.inputs:
+            x, form = torch.randn(total, count[of], *dims, generator=gen, **on_cpu), tables.forms.get(name, "")
             if form in ("raw", "sigmoid", "twice_sigmoid"):
                 x = 2 * x
             elif dims and of == "H" and form != "l2norm":
                 x = x / x.norm(dim=-1, keepdim=True)
             elif not dims:
                 x = torch.rand(total, count[of], generator=gen, **on_cpu)
-                if name in about["decays"]:
+                if name in tables.decays:
                     x = -2 * x * rate[:count[of]]
                     x = torch.exp(x) if form == "linear" else x
-            if not (dims or form == "raw" or name in about["decays"]):
+            if not (dims or form == "raw" or name in tables.decays):
                 share = self.ALIKE / (2 if form == "twice_sigmoid" else 1)
                 x[alike] = math.log(share / (1 - share)) if "sigmoid" in form else share
-            x[alike:alike + about["chunk"]] = x[alike:alike + 1].clone()
+            x[alike:alike + tables.chunk] = x[alike:alike + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
-        for name, _, dtype in about["head_inputs"]:
+        for name, _, dtype in tables.head_inputs:
             x = torch.log(rate.clamp_min(1e-6)) if name == "A_log" else torch.randn(heads[1], generator=gen, **on_cpu) / 2
             out[name] = x.to(self.DTYPES[dtype])
-        for name, dims in about["initial"]:
+        for name, dims in tables.initial:
             x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
-            out[name] = x.to(self.DTYPES[about["state_dtype"]])
+            out[name] = x.to(self.DTYPES[tables.state_dtype])
         return out
 
     def read(self, name: str, x: Any) -> Any:
         """What the page reads of an input, in float64."""
-        form, y = self.about["forms"].get(name, ""), x[name].double()
+        form, y = self.tables.forms.get(name, ""), x[name].double()
         if form == "l2norm":
             return y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6)
         if form == "linear":
@@ -164,17 +163,17 @@ class Check:
 
     def turned(self, state: Any, dims: Any) -> Any:
         """States of callers as the page has them."""
-        return state.mT if self.about["state"] == "vk" and len(dims) == 2 else state
+        return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
     def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
         """What the page makes of it, in float64: outputs [T, HV, ...], states [N, HV, ...], those after chunks [HV, ...] by
         sequence and chunk; a list of each."""
-        about = self.about
+        tables = self.tables
         share = {"H": heads[1] // heads[0], "HV": 1}
-        inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in about["inputs"]]
-        numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in about["scalars"].values()]
-        initial = [self.turned(x[n].double(), dims) * given for n, dims in about["initial"]]
-        count, start = len(about["outputs"]), 0
+        inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
+        numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
+        initial = [self.turned(x[n].double(), dims) * given for n, dims in tables.initial]
+        count, start = len(tables.outputs), 0
         outs: Any = [[] for _ in range(count)]
         finals: Any = [[] for _ in initial]
         after: Any = [{} for _ in initial]
@@ -186,8 +185,8 @@ class Check:
                 states = results[count:]
                 for kept, y in zip(outs, results[:count], strict=True):
                     kept.append(y.transpose(0, 1))
-                whole = (t + self.STEP) // about["chunk"]
-                if t + self.STEP <= length and (t + self.STEP) % about["chunk"] == 0:
+                whole = (t + self.STEP) // tables.chunk
+                if t + self.STEP <= length and (t + self.STEP) % tables.chunk == 0:
                     for by_chunk, s in zip(after, states, strict=True):
                         by_chunk[n, whole - 1] = s
             for kept, s in zip(finals, states, strict=True):
@@ -204,8 +203,8 @@ class Check:
     def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
         """[T, heads, ...] as the module takes it: in its layout, and where kernels go by strides with gaps between heads."""
         x = x.unflatten(0, (rows, -1))
-        x = x if self.about["layout"] == "bthd" else x.transpose(1, 2)
-        shape = (*x.shape[:2], x.shape[2] + self.about["strided"], *x.shape[3:])
+        x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
+        shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
         return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
 
     def pool(self, x: Any, slots: Any) -> Any:
@@ -217,82 +216,82 @@ class Check:
 
     def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
         """The call's arguments, and the slots that states lie in. Rows past the last sequence hold no numbers."""
-        about, (packed, given, wanted) = self.about, call
-        rows, spare = (1, about["chunk"]) if packed else (len(lengths), 0)
+        tables, (packed, given, wanted) = self.tables, call
+        rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
         slots: Any = None
-        several = sum(lengths) // x[about["inputs"][0][0]].shape[0]
-        said: Any = {"output_final_state": wanted} if about["final"] or about["in_place"] else {}
-        said.update({n: 1.0 for n, default in about["scalars"].items() if default is None})
-        for name, *_ in about["inputs"]:
+        several = sum(lengths) // x[tables.inputs[0][0]].shape[0]
+        said: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        said.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
+        for name, *_ in tables.inputs:
             y = x[name].to(device)
             beyond = y.new_full((spare, *y.shape[1:]), math.nan)
             said[name] = self.placed(torch.cat([y] * several + [beyond]), rows)
-        for name, *_ in about["head_inputs"]:
+        for name, *_ in tables.head_inputs:
             said[name] = x[name].to(device)
-        for name, (_, dims, dtype) in zip(about["outs"], about["outputs"], strict=True):
+        for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
             shape = (sum(lengths) + spare, heads[1], *dims)
             said[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
         if packed:
             said["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
-        for name, _ in about["initial"] if given else ():
+        for name, _ in tables.initial if given else ():
             y = torch.cat([x[name].to(device)] * several)
             said[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
-        if about["pool"]:
+        if tables.pool:
             slots = torch.arange(len(lengths), 0, -1, device="cpu")
-            said.update({name: self.pool(said[name], slots) for name, _ in about["initial"]})
+            said.update({name: self.pool(said[name], slots) for name, _ in tables.initial})
             said["state_indices"] = torch.tensor([-1 if self.left_out(n) else int(i) for n, i in enumerate(slots)],
                                                  dtype=torch.int32, device="cpu").to(device)
-        for (name, dims), (initial, _) in zip(about["final"], about["initial"], strict=True) if wanted and about["final"] else ():
+        for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
-            said[name] = (torch.full_like(said[initial], self.MARK) if about["pool"] else
+            said[name] = (torch.full_like(said[initial], self.MARK) if tables.pool else
                           self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
         return said, slots
 
     def left_out(self, n: int) -> bool:
         """Whether a pool leaves this sequence out."""
-        return self.about["pool"] and n % 5 == 2
+        return self.tables.pool and n % 5 == 2
 
     def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
         """(error, accepted) by output of one call."""
-        about, once = self.about, self.lengths(packed)
-        given, wanted = given or about["pool"] or about["in_place"], wanted or about["in_place"]
+        tables, once = self.tables, self.lengths(packed)
+        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         several = 1 if device.type == "cpu" else 1 + self.INSTANCES // (len(once) * heads[1])
         x, lengths = self.drawn(once, heads), once * several
         outs, finals, after = self.expected(x, once, heads, given)
         said, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
         mine = [n for n in range(len(lengths)) if not self.left_out(n)]
         starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        written = torch.zeros(starts[-1] + packed * about["chunk"], dtype=torch.bool, device="cpu")
+        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
         for n in mine:
             written[starts[n]:starts[n + 1]] = True
         lent = {n: (whole(said[n]), whole(said[n]).clone()) for n in self.lent(said)}
-        results = self.space[about["function"]](**said)
+        results = self.function(**said)
 
-        found, accepted = {}, self.ACCEPTED[about["dtype"]]
-        if about["tf32"] and device.type == "cuda":
+        found, accepted = {}, self.ACCEPTED[tables.dtype]
+        if tables.tf32 and device.type == "cuda":
             accepted = self.ACCEPTED_TF32
         first = [sum(once[:n]) for n in range(len(once))]
-        for (name, *_), got, want in zip(about["outputs"], results[:len(outs)], outs, strict=True):
-            rows = got if about["layout"] == "bthd" else got.transpose(1, 2)
+        for (name, *_), got, want in zip(tables.outputs, results[:len(outs)], outs, strict=True):
+            rows = got if tables.layout == "bthd" else got.transpose(1, 2)
             rows = rows.flatten(0, 1).cpu()
             found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in mine
                                  if lengths[n]]), accepted
-        accepted = max(accepted, self.ACCEPTED[about["state_dtype"]])
+        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
-        for (name, dims), got, want in zip(about["initial"], states, finals, strict=True):
+        for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
             if got is not None:
                 got = self.turned(got.cpu() if slots is None else got.cpu()[slots], dims)
                 each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
                 found[name.replace("initial", "final")] = worst(each), accepted
-        for (name, dims), got, want in zip(about["checkpoints"], at_chunks, after, strict=False):
+        for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
             got = self.turned(got.cpu(), dims)
-            found[name] = worst([off(got[starts[n] // about["chunk"] + i][None], want[n % len(once), i][None])
-                                 for n in mine for i in range(lengths[n] // about["chunk"])]), accepted
+            found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
+                                 for n in mine for i in range(lengths[n] // tables.chunk)]), accepted
         for name, (now, before) in lent.items():
             own = torch.zeros(now.shape, dtype=torch.bool, device=device).as_strided(
                 said[name].shape, said[name].stride(), said[name].storage_offset())
-            if name in about["outs"]:
-                own = own if about["layout"] == "bthd" else own.transpose(1, 2)
+            if name in tables.outs:
+                own = own if tables.layout == "bthd" else own.transpose(1, 2)
                 own[written.view(own.shape[:2]).to(device)] = True
             else:
                 own[mine if slots is None else slots[mine].to(device)] = True
@@ -301,8 +300,8 @@ class Check:
 
     def lent(self, said: Any) -> Any:
         """Names of the arguments that kernels write to. They hold more than that."""
-        states = [n for n, _ in (self.about["initial"] if self.about["in_place"] else self.about["final"])]
-        return [n for n in (*self.about["outs"], *states) if n in said]
+        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
+        return [n for n in (*self.tables.outs, *states) if n in said]
 
 
 def whole(x: Any) -> Any:

@@ -192,18 +192,65 @@ def apply(kind: str, *args: Any, **attrs: Any) -> Value:
     return Value(trace, trace.body.op(kind, *names, line=line, **attrs))
 
 
-def exp(x: Value) -> Value: return apply("exp", x)
-def log(x: Value) -> Value: return apply("log", x)
-def sigmoid(x: Value) -> Value: return apply("sigmoid", x)
-def maximum(x: Any, y: Any) -> Value: return apply("maximum", x, y)
-def row_sum(x: Value) -> Value: return apply("row_sum", x)
-def cumsum(x: Value) -> Value: return apply("cumsum", x)
-def last(x: Value) -> Value: return apply("last", x)
-def lower(x: Value, fill: float = 0.0) -> Value: return apply("lower", x, fill=fill or None)
-def strictly_lower(x: Value, fill: float = 0.0) -> Value: return apply("strictly_lower", x, fill=fill or None)
-def unit_lower_inverse(x: Value) -> Value: return apply("unit_lower_inverse", x)
-def row_norm(x: Value, eps: float = 1e-6) -> Value: return apply("row_norm", x, eps=eps)
-def valid(x: Value) -> Value: return apply("valid", x)
+def exp(x: Value) -> Value:
+    """Elementwise exp(x), of any shape."""
+    return apply("exp", x)
+
+
+def log(x: Value) -> Value:
+    """Elementwise natural log, of any shape."""
+    return apply("log", x)
+
+
+def sigmoid(x: Value) -> Value:
+    """Elementwise 1 / (1 + exp(-x))."""
+    return apply("sigmoid", x)
+
+
+def maximum(x: Any, y: Any) -> Value:
+    """Elementwise maximum of two tiles of one shape, or of a tile and a number."""
+    return apply("maximum", x, y)
+
+
+def row_sum(x: Value) -> Value:
+    """Sum of each row: [C, K] -> [C]."""
+    return apply("row_sum", x)
+
+
+def cumsum(x: Value) -> Value:
+    """Running sum over the tokens of the chunk: [C] -> [C]. x must be zero on padding."""
+    return apply("cumsum", x)
+
+
+def last(x: Value) -> Value:
+    """The entry of the chunk's last token: [C] -> a number."""
+    return apply("last", x)
+
+
+def lower(x: Value, fill: float = 0.0) -> Value:
+    """x where i >= j, else fill: [C, C] -> [C, C]."""
+    return apply("lower", x, fill=fill or None)
+
+
+def strictly_lower(x: Value, fill: float = 0.0) -> Value:
+    """x where i > j, else fill: [C, C] -> [C, C]."""
+    return apply("strictly_lower", x, fill=fill or None)
+
+
+def unit_lower_inverse(x: Value) -> Value:
+    """(I + x)^-1 for a strictly lower x: [C, C] -> [C, C]."""
+    return apply("unit_lower_inverse", x)
+
+
+def row_norm(x: Value, eps: float = 1e-6) -> Value:
+    """Rows divided by sqrt(sum(x^2) + eps): [C, K] -> [C, K]."""
+    return apply("row_norm", x, eps=eps)
+
+
+def valid(x: Value) -> Value:
+    """x with zeros past the sequence's end: [C] or [C, ...]."""
+    return apply("valid", x)
+
 
 
 class Carried:
@@ -220,8 +267,8 @@ def carried(dims: str, forgets: str = "") -> Carried:
 
 
 #: Words of generated functions: their other parameters, and what stands in their bodies.
-RESERVED = ("A_log", "bool", "checkpoint_chunks", "cu_seqlens", "dt_bias", "getattr", "int", "isinstance", "memory", "numbers",
-            "numbers_of", "out", "output_final_state", "repr", "results", "state_indices", "torch", "wanted")
+RESERVED = ("A_log", "HOST", "checkpoint_chunks", "cu_seqlens", "dt_bias", "out", "output_final_state",
+            "state_indices", "torch")
 
 
 class Algorithm:

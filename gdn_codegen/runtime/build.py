@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -12,17 +11,15 @@ import jinja2
 
 from .. import algorithms
 from ..devices import Device
-from ..devices.part_cost import of_chunks
-from ..emit.base import Heads, KernelText, heads_tag, stride_unit
+from ..emit.base import Heads, KernelText, heads_tag
 from ..emit.page import page_text
 from ..ir.builder import Algorithm
-from ..ir.core import Kernel, Program, walk
-from ..ir.decays import log_decays
-from ..ir.types import Tensor
+from ..ir.core import Program
 from ..passes.pipelines import lower
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
 from ..targets import Target, find
+from .tables import arguments, documentation, literal, signature, tables
 
 CHUNKS = (16, 32, 64, 128)
 #: Names of layouts, others' too -> ours.
@@ -32,12 +29,6 @@ HEAD_DIMS = (16, *range(32, 257, 4))
 DEFAULT_SCHEDULE = "fused"
 #: Of builds for one architecture.
 DEFAULTS = {"sm_90a": "walk"}
-#: What a module says of an input that comes in another form than the page's.
-FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log.",
-            "raw": "{0} comes raw: the kernels take -exp(A_log) softplus({0} + dt_bias).",
-            "sigmoid": "{0} comes as it is before a sigmoid.", "twice_sigmoid": "{0} comes as it is before twice a sigmoid.",
-            "l2norm": "{0} comes as it is: the kernels divide its rows by their norms.",
-            "unit": "{0} has rows of norm 1: how far a walk begins early is worked out from gates and beta alone."}
 
 
 @dataclass(frozen=True)
@@ -157,12 +148,10 @@ def render(b: Build) -> str:
     """The generated module's text: ASCII, the same bytes for the same build."""
     p = lowered(b)
     kernels = b.of.emit(p, b.layout, b.heads)
-    page = b.page
-    text = _template(b.of).render(
-        **_facts(b, p, page), tables=_tables(p, page, b, kernels), kernels=kernels)
+    text = _template(b.of).render(**_facts(b, p, kernels), kernels=kernels)
     if not text.isascii():
         other = next(x for x in text if not x.isascii())
-        raise ValueError(f"algorithm: got {other!a} in a line of {page.name} that its modules quote; accepted: ASCII")
+        raise ValueError(f"algorithm: got {other!a} in a line of {b.page.name} that its modules quote; accepted: ASCII")
     return text
 
 
@@ -194,41 +183,19 @@ def _spelled_out(x: Any) -> str:
     return f"{type(x).__name__}({', '.join(f'{n}={_spelled_out(v)}' for n, v in given)})"
 
 
-def _facts(b: Build, p: Program, page: Algorithm) -> dict[str, Any]:
-    inputs, initial = (_named(p, "input", index) for index in ("token", "sequence"))
-    final, checkpoints = (_named(p, "output", index) for index in ("sequence", "checkpoint"))
-    head_inputs, outputs = _named(p, "input", "head"), _named(p, "output", "token")
-    shape = {"bthd": "[B, T, {h}{d}]", "bhtd": "[B, {h}, T{d}]"}[b.layout]
-    def dims(t: Tensor) -> str:
-        return "".join(f", {b.sizes[str(d)]}" for d in t.dims[1:])
-    shapes = ", ".join(f"{t.name} {shape.format(h=t.heads, d=dims(t))} {t.dtype}" for t in inputs)
-    forms = [FORM_DOC[form].format(n) for n, form in b.contract.inputs]
-    forms += [f"{t.name}: [HV] {t.dtype}, one number a value head{'; zero where None' if t.fill else ''}." for t in head_inputs]
+def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
+    """What a template is told: text for its slots."""
+    t = tables(b, p, kernels)
     # it stands in strings of the module's between three quotes
-    summary = re.sub(r"(['\"])\1+", r"\1", page.doc.splitlines()[0].replace("\\", "/")) if page.doc else page.name
-    reaches = [o for k in p.kernels for o in walk(k.body) if o.kind == "reach"]
-    most = max((o.attr("most", 0) for o in reaches), default=0)
-    return {"command": _command(b), "algorithm": page.name, "schedule": b.plan.name, "function": b.function,
-            "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype,
+    doc = b.page.doc
+    summary = re.sub(r"(['\"])\1+", r"\1", doc.splitlines()[0].replace("\\", "/")) if doc else b.page.name
+    return {"command": _command(b), "algorithm": b.page.name, "schedule": b.plan.name, "function": b.function,
+            "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "name": b.name, "heads": b.heads, "arch": b.arch,
             "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}}, "padded": bool(p.extents),
-            "strided": b.contract.strided, "view": b.of.views,
-            "units": {t.name: stride_unit(p, t) for t in p.tensors if t.strided},
-            "outs": ["out"] if len(outputs) == 1 else [f"out_{t.name}" for t in outputs], "name": b.name, "heads": b.heads,
-            "arch": b.arch, "cleared": any(t.cleared for t in outputs),
-            "summary": summary, "shapes": shapes,
-            "state_doc": _state_doc(b, [*initial, *final], checkpoints),
-            "inputs": [t.name for t in inputs], "head_inputs": [t.name for t in head_inputs], "form_doc": forms,
-            "given": [t.name for t in (*inputs, *head_inputs)], "initial": [t.name for t in initial],
-            "final": [t.name for t in final],
-            "checkpoints": [t.name for t in checkpoints], "buffers": [t.name for t in (*final, *checkpoints)],
-            "scalars": list(p.scalars), "unset": None in page.scalar_defaults(b.sizes).values(),
-            "pool": b.contract.pool, "in_place": b.contract.in_place, "state_dtype": b.contract.state_dtype,
-            "ends_apart": bool(_named(p, "workspace", "sequence")),
-            "partition": b.plan.partition or "", "part_chunks": b.plan.part_chunks,
-            "warps": b.plan.warps, "stages": b.plan.stages,
-            "value_heads": max(k.lanes for k in p.kernels) if b.of.lanes_of_key_head else 1,
-            "reaches": any(o.attr("tensor") for o in reaches),
-            "most": most, **_check_facts(b, p, page, most)}
+            "strided": b.contract.strided, "summary": summary, "documentation": documentation(b, p, t),
+            "signature": signature(t), "arguments": arguments(t), "tables": literal(t), "page_text": page_text(b.page.trace()),
+            "partition": b.plan.partition or "", "warps": b.plan.warps, "stages": b.plan.stages, "reaches": t.reaches,
+            "unspecialised": repr(tuple(sorted({n for k in kernels for n in k.extra.get("sizes", ())}))).replace("'", '"')}
 
 
 @cache
@@ -236,80 +203,3 @@ def copied(file: str) -> str:
     """The part of a file of this package that generated modules have word for word, as of "host/check.py"."""
     text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")  # to import it would import torch
     return text.partition("# --- copied from here on ---\n")[2].strip()
-
-
-def _check_facts(b: Build, p: Program, page: Algorithm, most: int) -> dict[str, Any]:
-    """What a module's check is told beside the tables. Its longest sequence has more chunks than any ring has slots, and so many
-    parts of one that some are summed up."""
-    traced = page.trace()
-    slots = max((x.slots for k in p.kernels for x in k.buffers), default=1)
-    return {"page_text": page_text(traced), "forms": dict(b.contract.inputs),
-            "tf32": b.of.tf32 and b.dtype == "float32", "decays": sorted(log_decays(traced)),
-            "state": b.contract.state,
-            "lanes": max(k.lanes for k in p.kernels) if b.of.lanes_of_key_head else 1,
-            "check_chunks": max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1}
-
-
-def _named(p: Program, role: str, index: str) -> list[Tensor]:
-    """The program's tensors of a kind that the host passes: what lies over another is that one."""
-    return [t for t in p.role(role) if t.index == index and not t.over]
-
-
-def _state_doc(b: Build, states: list[Tensor], checkpoints: list[Tensor]) -> list[str]:
-    """What a generated function says of its states."""
-    c, out = b.contract, []
-    for t in [*states, *checkpoints]:
-        dims = ", ".join(str(b.sizes[str(d)]) for d in t.dims)
-        lead = "slots" if c.pool and t.index == "sequence" else "N" if t.index == "sequence" else "rows"
-        text = f"{t.name}: [{lead}, HV, {dims}] {t.dtype}"
-        if t.role == "input":
-            text += "; the final state takes its place." if c.in_place else "." if c.pool else \
-                ", or what widens to it; zero where absent." if t.dtype == "float32" else "; zero where absent."
-        elif t.index == "sequence":
-            text += ", another pool; without it the final state is [N, ...], undefined where a sequence is left out." if c.pool \
-                else ", to be written to."
-        else:
-            text += (f", to be written to: the state after (i + 1) * checkpoint_chunks chunks of sequence n in row\n"
-                     f"        cu_seqlens[n] // (checkpoint_chunks * {b.chunk}) + i; other rows are left as they are.")
-        out.append(text)
-    if c.pool:
-        out.append("state_indices: int32 or int64 [N], a sequence's slot; -1 leaves it out: nothing of it is read, and nothing\n"
-                   "        written. Slots may lie apart; each is dense, and aligned to 16 bytes.")
-    return out
-
-
-def _table(rows: list[tuple[Any, ...]]) -> str:
-    if not rows:
-        return "()"
-    return "(\n" + "".join(f"    {row!r},\n" for row in rows).replace("'", '"') + ")"
-
-
-def _names(kernels: Iterable[Kernel]) -> str:
-    """As a tuple's text, "" for none."""
-    names = tuple(k.name for k in kernels)
-    return repr(names).replace("'", '"') if names else ""
-
-
-def _tables(p: Program, page: Algorithm, b: Build, kernels: list[KernelText]) -> dict[str, str]:
-    def shape(t: Tensor, skip: int = 0) -> tuple[int, ...]:
-        return p.shape(t)[skip:]
-    return {
-        "inputs": _table([(t.name, t.heads, shape(t, 1), t.dtype) for t in _named(p, "input", "token")]),
-        "head_inputs": _table([(t.name, float(t.fill) if t.fill else None, t.dtype) for t in _named(p, "input", "head")]),
-        "outputs": _table([(t.name, shape(t, 1), t.dtype) for t in p.role("output") if t.index == "token"]),
-        "workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "slot"]),
-        "initial": _table([(t.name, shape(t)) for t in _named(p, "input", "sequence")]),
-        "final": _table([(t.name, shape(t)) for t in _named(p, "output", "sequence")]),
-        "checkpoints": _table([(t.name, shape(t)) for t in _named(p, "output", "checkpoint")]),
-        "end_workspaces": _table([(t.name, shape(t), t.dtype) for t in _named(p, "workspace", "sequence")]),
-        "indices": _table([(t.name,) for t in _named(p, "input", "number")]),
-        "part_workspaces": _table([(t.name, shape(t), t.dtype) for t in p.role("workspace") if t.index == "part"]),
-        "summaries": _names(k for k in p.kernels if any(o.kind == "leave" for o in walk(k.body))) or "()",
-        "bounds": _names(k for k in p.kernels if k.slices > 1),
-        "part_cost": repr(b.device.part_cost and of_chunks(b.device.part_cost, b.chunk)),
-        "unspecialised": repr(tuple(sorted({n for k in kernels for n in k.extra.get("sizes", ())}))).replace("'", '"'),
-        "scalars": repr(page.scalar_defaults(b.sizes)).replace("'", '"'),
-        "kernels": _table([(k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), k.scalars) for k in kernels]),
-    }
-
-

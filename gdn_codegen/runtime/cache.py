@@ -122,7 +122,7 @@ def lock_of(path: Path) -> Path:
 
 
 def sum_of(path: Path) -> Path:
-    """Where the size and digest of an artefact stand. Generated modules do the same (templates/common/artefact.py.j2)."""
+    """Where the size and digest of an artefact stand. Generated modules do the same (host/artefact.py)."""
     return path.with_name(path.name + ".sum")
 
 

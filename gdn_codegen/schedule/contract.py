@@ -16,18 +16,22 @@ class ContractError(ValueError):
 
 @dataclass(frozen=True)
 class Contract:
-    """What callers pass. A build is for one contract; its kernels do what the contract asks and nothing else.
+    """What callers pass. A build serves one contract.
 
-    inputs: (input's name, form): "linear" (a gate as the factor exp(g)), "raw" (a gate before -exp(A_log) softplus(x + dt_bias),
-      A_log and dt_bias [HV] tensors of the call, zero for dt_bias=None), "sigmoid" and "twice_sigmoid" (the page has that of what
-      comes), "l2norm" (rows that the kernel normalises), "unit" (rows of norm 1, which the caller promises).
-    dtypes: (input's name, dtype) of inputs of one number a token and head, and of A_log and dt_bias; float32 where not named,
-      to which the host then widens what comes. Those that are named have to come in that dtype.
-    state: "kv" or "vk", the order of dims of the states in memory; state_dtype: theirs.
-    pool: states lie in slots that `state_indices` names, one a sequence; -1 skips a sequence.
-    in_place: the final state takes the initial one's place.
-    checkpoints: the state is stored every so many chunks, too.
-    strided: inputs whose last dim is contiguous are read where they lie, by strides passed at run time.
+    inputs: pairs (name of an input, form). The forms are "linear" (a gate as the factor exp(g)), "raw" (a gate before
+      -exp(A_log) softplus(x + dt_bias), with A_log and dt_bias [HV]; dt_bias=None is zero), "sigmoid" and "twice_sigmoid" (the
+      page reads this of the input), "l2norm" (the kernel divides rows by their norms), "unit" (the caller promises rows of norm
+      1).
+    dtypes: pairs (name, dtype), for inputs of one number per token and head, A_log and dt_bias. Such an input must have that
+    dtype.
+      For inputs that are not named the host converts to float32.
+    state: the order of a state's dims in memory, "kv" or "vk". state_dtype: its dtype.
+    pool: states lie in slots, which the tensor `state_indices` names; -1 skips a sequence.
+    in_place: the final state overwrites the initial one.
+    checkpoints: the state is also stored every n chunks; n is a number of the call.
+    strided: inputs with a contiguous last dim are read in place, by strides passed at run time.
+
+    Raises ContractError, a ValueError.
     """
 
     inputs: tuple[tuple[str, str], ...] = ()

@@ -34,45 +34,43 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How an algorithm is cut and computed.
+    """How a page becomes kernels.
 
-    name: letters, digits and _, for file names have it.
-    kernels: groups of value names. A group is one kernel and writes the values it names to global memory; later groups
-      read them, and what no group names is recomputed where it is needed.
-    form: "direct"; "wy" (what multiplies the state is split off as W and U0, so that they do not wait for it);
-      "gate-free" (decay factored out of the inverse); "split" (what the inverse, Tb, multiplies in two products, of which one
-      does not wait for the state; the column that scales it goes to what reads the product, else into Tb); "unit" (what the
-      ones on the inverse's diagonal give is added in float32, not multiplied: Toff, the inverse without them; the column
-      that scales both what is inverted and what that multiplies goes to what reads the product).
-    state: "kv", or "vk": kernels that walk the chunks hold tiles whose last dim is V transposed.
-    inverse: "substitution" (blocks that the device solves by itself, then merged; "doubling" where it solves none)
-      or "doubling" (blocks of 1, 2, 4... rows merged).
-    v_block: columns of V a kernel instance computes, V or more for all; 0 for what the device takes for walks (Triton: 64)
-      and all elsewhere. Applies where all that a kernel writes has V.
-    launch: "kernels", or "single" for one launch with barriers over the device between kernels (PTO).
-    inverse_dtype: dtype of the operands of the inverse's products: "input" (that of q) or "float32".
-    partition: how a long sequence is split into parts that run side by side: "exact", by what each part makes of a state;
-      "decay", where a part's walk begins some chunks early, and by the former where gates remember; None for no parts.
-    part_chunks: chunks of a part; 0 for what the host's cost model takes.
+    name: letters, digits and _. It is part of file names.
+    kernels: groups of value names. One group is one kernel, which writes these values to global memory. Later groups read them.
+      A value that no group names is computed where it is needed.
+    form: how U is computed (docs/schedules.md). "direct" as the page says. "wy" splits off what multiplies the state, as W and
+    U0.
+      "split" has two products with the scaled inverse Tb, of which one does not wait for the state. "unit" adds in float32
+      what the ones on the inverse's diagonal contribute, and multiplies by the rest, Toff. "gate-free" inverts without decay.
+    state: "kv", or "vk": walks hold tiles whose last dim is V transposed.
+    inverse: "doubling" merges blocks of 1, 2, 4... rows. "substitution" starts from blocks that the device solves directly.
+    inverse_dtype: operands of the inverse's products: "input" (the dtype of q) or "float32".
+    v_block: columns of V per instance, for kernels whose results all have V. 0 is 64 in Triton's walks and V elsewhere.
+    launch: "kernels", or "single": one launch, with barriers over the device between kernels (PTO).
+    partition: how a long sequence is split into parts that run side by side. "exact" computes each part's initial state from
+      summaries; "decay" uses a warm-up, and summaries where the state decays slowly; None does not split.
+    part_chunks: chunks of a part. 0 leaves it to the host's cost model.
 
-    Where cores share no memory (PTO), as far as there is room on the chip:
-    cache_masks: masks are loaded once a core group rather than once an instance.
-    lanes: value heads that a core group computes side by side in kernels over chunks.
-    inverse_block: diagonal blocks of this size (16, 32, 64) are inverted apart where the chunk has two; 0 for whole tiles.
-    order: "page" (ops in the page's order) or "list" (list scheduling by the device's rates).
-    prefetch: what a walk over chunks does one chunk ahead: "no" (nothing), "operands" (loads of what products read),
-      "loads", "all" (whatever needs no state).
-    channel_slots: tiles of a workspace between cores, which turns take one after the other.
-    l0_slots: operands of products that each of L0A and L0B holds at a time.
+    For cores that share no memory (PTO), as far as the chip has room:
+    cache_masks: load masks once per core group, not once per instance.
+    lanes: value heads that a core group computes interleaved in chunk-parallel kernels.
+    inverse_block: invert diagonal blocks of this size (16, 32, 64) separately where a chunk has two of them; 0: whole tiles.
+    order: "page" (the page's order) or "list" (list scheduling by the device's rates).
+    prefetch: what a walk does one chunk ahead: "no", "operands" (loads that products read), "loads", or "all" that needs no
+    state.
+    channel_slots: tiles of a workspace between cores, used in rotation.
+    l0_slots: operands that each of L0A and L0B holds at a time.
 
-    stages: turns that loads may run ahead of those who read them: warp groups (an architecture such as sm_90a), Triton.
-    early: what a part's walk computes in the chunks before its own, there too: "all" that it does in its own, or the "state"
-      alone.
-    longest_first: of parts that begin early, those that do so by more than half their length are walked first, there too.
-    value_heads: value heads of one key head that an instance of a kernel over chunks computes, where it has products; HV is
-      such a multiple of H (TileLang).
-    warps: warps of a kernel instance, counted in 32 threads (Triton); 0 for what its largest tile needs.
-    descriptors: walks read whole rows of q and their like by tensor descriptors, which end with the sequence (Triton; TMA).
+    For warp groups (Hopper under TileLang) and Triton:
+    stages: iterations that loads may run ahead of their readers.
+    early: what a walk computes in a warm-up: "all", or "state" (only what leads to the state).
+    longest_first: start parts whose warm-up is longer than half a part before the others.
+    value_heads: value heads of one key head per instance of a chunk-parallel kernel with products; it divides HV / H (TileLang).
+    warps: warps per instance, counted in 32 threads; 0 chooses by the largest tile (Triton).
+    descriptors: walks read whole rows, such as those of q, by tensor descriptors (Triton; TMA on Hopper).
+
+    Raises ScheduleError, a ValueError.
     """
 
     name: str

@@ -94,7 +94,7 @@ class Target:
     per_call: whether kernels are compiled anew for other head counts and kinds of calls, so that each is admitted by itself.
     interprets: device types for which nothing is compiled, so that nothing needs to be admitted.
     lanes_of_key_head: whether a kernel's lanes are value heads of one key head.
-    views: a condition, in Python, on a tensor `x` called `name` beside dense rows, under which kernels read a view where it lies.
+    stride_units: whether kernels get strides in units of what divides them wherever a tensor lies dense.
     tf32: whether products of float32 pass as tf32 on a GPU.
     """
 
@@ -110,7 +110,7 @@ class Target:
     per_call: bool = False
     interprets: tuple[str, ...] = ()
     lanes_of_key_head: bool = False
-    views: str = ""
+    stride_units: bool = False
     tf32: bool = False
 
     def lowered_for(self, arch: str) -> Lowering:

@@ -52,7 +52,6 @@ def _check(b: Build, path: Path, archs: Sequence[str]) -> Sequence[Line]:
 
 TARGET = register(Target(
     "pto", Lowering(CORES, ASCEND_A2), pto.emit, "pto/module.py.j2", ("cpu", "npu"), preference=2, head_counts=True,
-    views="x.stride(-1) == 1 and 0 < _steps(x.stride(), LAYOUT)[1] < 1 << 16",
     toolchain=Toolchain(
         lacks=_lacks, compiler=lambda device: (cxx.compiler() or "") if device == "cpu" else "bisheng", findings=_findings,
         check_needs=lambda: "" if machine.compiler() else machine.TOOLS["c++"], check=_check,

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ..emit.base import CLEAR, EVERY, SUMMED
+from ..host.tables import Tables
 from ..runtime.build import Build
 from ..runtime.defaults import better
 from ..runtime.progress import under_way
@@ -103,20 +104,18 @@ def compiled(path: Path, arches: Sequence[str] = USUAL, kernels: Sequence[str] =
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     out = []
-    for row in module.KERNELS:
+    for row in module.TABLES.kernels:
         for arch in arches if not kernels or row[0] in kernels else ():
             with under_way(f"compiling {row[0]} for {arch}"):
                 out.append(_compile(module, row, arch, heads, value_heads))
     return out
 
 
-def dtypes(module: ModuleType) -> dict[str, str]:
+def dtypes(t: Tables) -> dict[str, str]:
     """Of each tensor that a module's kernels take."""
-    more = [row for n in ("HEAD_INPUTS", "END_WORKSPACES", "PART_WORKSPACES") for row in getattr(module, n, ())]
-    dtype = {n: d for n, *_, d in (*module.INPUTS, *module.OUTPUTS, *module.WORKSPACES, *more)}
-    dtype |= dict.fromkeys([n for n, *_ in getattr(module, "INDICES", ())], "int32")
-    states = (*module.INITIAL, *module.FINAL, *getattr(module, "CHECKPOINTS", ()))
-    return dtype | dict.fromkeys([n for n, _ in states], str(module._STATE).removeprefix("torch."))
+    typed: Any = (*t.inputs, *t.head_inputs, *t.outputs, *t.workspaces, *t.end_workspaces, *t.part_workspaces)
+    return {**{row[0]: row[-1] for row in typed}, **dict.fromkeys(t.indices, "int32"),
+            **dict.fromkeys([n for n, _ in (*t.initial, *t.final, *t.checkpoints)], t.state_dtype)}
 
 
 def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, value_heads: int) -> Compiled:
@@ -127,7 +126,7 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
 
     name, _, _, tensors, scalars = row
     kernel = getattr(module, f"{name}_kernel")
-    dtype = dtypes(module)
+    dtype = dtypes(module.TABLES)
     fixed = {"H": heads, "HV": value_heads, "OPERAND": tl.bfloat16, **module.SIZES, **module.BLOCKS.get(name, {}),
              **{f"has_{t}": 1 for t in tensors}}
     types = {f"{t}_ptr": f"*{SHORT[dtype[t]]}" for t in tensors} | {"cu_seqlens": "*i32"}

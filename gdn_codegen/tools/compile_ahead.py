@@ -119,10 +119,10 @@ def triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
     module = fresh(path)
     module._KERNELS = {n: _Compiles(k) for n, k in module._KERNELS.items()}
     module._is_suspect = lambda device: False
-    dtype = dtypes(module)
+    dtype = dtypes(module.TABLES)
     driver.set_active(_Driver(_target(arch)))
     try:
-        for name, _, _, tensors, scalars in module.KERNELS:
+        for name, _, _, tensors, scalars in module.TABLES.kernels:
             start = time.perf_counter()
             given = [torch.empty(0, dtype=getattr(torch, dtype[t]), device="meta") for t in tensors]
             with under_way(f"compiling {name} for {arch}"):
@@ -137,8 +137,8 @@ def triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
 def _variants(module: Any, name: str, heads: tuple[int, int]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
     """What a launcher is given, sizes and whole numbers, in all that a kernel is compiled for: apart from head counts, sizes are
     as good as any others, since kernels are not specialised on them."""
-    for ints in product(*((0, 1) if n.startswith("has_") else (16,) for n in module.INTS[name])):
-        yield (2, 32, 0, *heads, 2, *([2, 16] if hasattr(module, "PARTITION") else [])), list(ints)
+    for ints in product(*((0, 1) if n.startswith("has_") else (16,) for n in module.TABLES.ints[name])):
+        yield (2, 32, 0, *heads, 2, *([] if module.TABLES.part_cost is None else [2, 16])), list(ints)
 
 
 def fresh(path: Path) -> Any:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..runtime.build import Build
-from . import graph, plots
+from . import api_page, graph, plots
 
 ROOT = Path(__file__).parents[2]
 PEERS = ("FLA", "FlashQLA", "TileOps", "FlashInfer")
 OURS = "ours"
-#: The chunk graphs that README shows.
-GRAPHS = {"graph_fused.svg": "fused", "graph_staged.svg": "staged"}
+#: The chunk graphs that README and design.md show, and their schedules.
+GRAPHS = {"graph_fused.svg": "fused", "graph_replay.svg": "replay", "graph_staged.svg": "staged"}
 #: Where the chart keeps its figures: a text of the PNG, as JSON.
 KEY = "figures"
 
@@ -84,7 +84,7 @@ def _text(made: str) -> Callable[[Path, bool], bool]:
 def made() -> dict[str, Callable[[Path, bool], bool]]:
     """Files of docs/, and for each a function of its path that says whether it is up to date and, unless `check`, makes it."""
     graphs = {name: _text(graph.svg(Build("triton", schedule=s))) for name, s in GRAPHS.items()}
-    return {"beside_peers.png": _chart, **graphs}
+    return {"beside_peers.png": _chart, "api.md": _text(api_page.text()), **graphs}
 
 
 def main(argv: Sequence[str]) -> int:

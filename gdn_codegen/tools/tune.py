@@ -19,12 +19,13 @@ from typing import Any, Protocol
 import torch
 
 from ..host.check import Check
+from ..host.host import Host
 from ..ir import interpret
 from ..runtime import cache
 from ..runtime.build import Build, lowered
 from ..runtime.call import choose, choose_decode, tables
 from ..runtime.call.tables import Extent, Row
-from ..runtime.load import cached, function, import_path
+from ..runtime.load import cached, import_path, module
 from ..runtime.progress import under_way
 from ..schedule import changes, varied
 from ..schedule.contract import Contract
@@ -250,8 +251,8 @@ class Gpu:
                      for (of, beta), e in each.items() if not e <= accepted[of, beta]), "")
 
     def workspace(self, b: Build, s: Shape) -> int:
-        size = function(b).__globals__["workspace_bytes"]
-        return int(size(sum(s.lens), len(s.lens), s.HV, *(["cuda"] if b.plan.partition else [])))
+        host: Host = module(b).HOST
+        return host.workspace_bytes(sum(s.lens), len(s.lens), s.HV, "cuda")
 
     def time(self, b: Build, s: Shape) -> dict[str, Any]:
         about = s, b.dtype, b.head_dim_k, b.head_dim_v

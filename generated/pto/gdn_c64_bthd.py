@@ -16,52 +16,13 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
-CHUNK = 64
-LAYOUT = "bthd"
-#: Outputs and workspaces start as NaN: for tests.
-POISON = os.environ.get("GDN_CODEGEN_POISON") == "1"
-#: The values of cu_seqlens are checked on a GPU too, which waits for it.
-CHECK = os.environ.get("GDN_CODEGEN_CHECK") == "1"
-# name, heads, dims after [batch, tokens, heads], dtype
-INPUTS = (
-    ("q", "H", (128,), "float16"),
-    ("k", "H", (128,), "float16"),
-    ("v", "HV", (128,), "float16"),
-    ("g", "HV", (), "float32"),
-    ("beta", "HV", (), "float32"),
-)
-OUTPUTS = (
-    ("o", (128,), "float16"),
-)
-# one number a value head: name, what stands for None (where that may come), dtype
-HEAD_INPUTS = ()
-# head counts compiled in, by name
-HEADS = {}
-# value heads of a key head that a kernel instance takes
-HEADS_TOGETHER = 1
-# one tile a chunk slot and value head
-WORKSPACES = ()
-# one float32 tile a sequence and value head
-INITIAL = (
-    ("initial_state", (128, 128)),
-)
-FINAL = (
-    ("final_state", (128, 128)),
-)
-# defaults of the caller's numbers
-SCALARS = {"scale": 0.08838834764831845}
-# name, instances over, blocks of a split dim, tensors passed, numbers passed
-KERNELS = (
-    ("o_S", "sequences", 1, ("q", "k", "v", "g", "beta", "o", "initial_state", "final_state"), ("scale",)),
-)
-# whole numbers passed beside the sizes
-INTS = {"o_S": ["has_initial_state", "has_final_state"]}
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
     "o_S": ("gated_delta_rule_o_S_fp16", ["lower_64_mask", "lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "k_k_x", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "S_h_x", "k_S_x", "mul_h_x", "U_x", "q_S_x", "q_k_x", "mul_h_2_x", "add_mul_part_x", "mul_h_3_x", "S_next_part_x"], [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
@@ -2429,6 +2390,123 @@ def _own(name, groups, device):
 
 
 # --- host: the same text in every generated module -------------------------------------------------------------------
+@dataclass(frozen=True)
+class PartCost:
+    """The cost of parts of a sequence that run side by side, from which the number of parts follows.
+
+    chunk_us: microseconds in which a walk does one chunk.
+    fold_us: microseconds in which one part's summary is applied to the state.
+    launch_us: microseconds of one kernel launch.
+    summary_us: microseconds in which one chunk is summed up.
+    warm_up_chunks: length of the warm-up that a part's walk has on average, in chunks.
+    longest_warm_up_chunks: how many more chunks the longest warm-up of a sequence has.
+    least_part_chunks: in parts of fewer chunks some heads need summaries.
+    resident: walks that one multiprocessor runs at a time.
+    """
+
+    chunk_us: float
+    fold_us: float
+    launch_us: float
+    summary_us: float
+    warm_up_chunks: float
+    longest_warm_up_chunks: float
+    least_part_chunks: float
+    resident: int
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The facts of a build. Rows of tensors begin with a name; dims are those of one tile; dtypes are torch's names.
+
+    name: the build's. function: the generated function's. chunk: tokens of a chunk. layout: "bthd" or "bhtd". dtype: of tiles of
+    inputs.
+    inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
+    head_inputs: (name, what stands for None or None where it has to be given, dtype): one number a value head.
+    initial, final: (name, dims): a tile a sequence and value head, of dtype `state_dtype`. checkpoints: a tile a checkpoint.
+    outputs: (name, dims after [batch, tokens, value heads], dtype).
+    workspaces: (name, dims, dtype): a tile a chunk slot and value head. end_workspaces: one a sequence.
+    part_workspaces: one a part.
+    indices: names of the tensors that say which slot of a pool a sequence has.
+    scalars: the caller's numbers and their defaults; None for a number that has to be given.
+    kernels: (name, what it has an instance of: "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
+    ints: of each kernel, the whole numbers that it is passed beside the sizes.
+    heads: head counts compiled in, by name. heads_together: value heads of a key head that one kernel instance takes.
+    units: elements that divide the strides of a tensor; kernels get strides in such units. Without a row the unit is 1.
+    pool: states are slots of a pool. in_place: the final state takes the initial one's place. strided: kernels get strides.
+    cleared: kernels clear rows that no sequence covers, where the host says so.
+
+    part_cost: costs from which the number of parts follows; None for a build that makes no parts. part_chunks: chunks of a part,
+    0 to choose. most: parts that a warm-up may reach back. summaries: kernels that sum up parts. bounds: kernels that bound the
+    length of a warm-up. reaches: whether a warm-up's length is found at run time.
+
+    forms: inputs that come in another form than the page's, and which. decays: inputs that are logs of decays. state: "kv" or
+    "vk", the order of a state's dims. tf32: whether a GPU multiplies float32 as tf32. check_chunks: chunks of the longest
+    sequence of the check.
+    """
+
+    #: The fields whose tensors a call holds, in this order, and then `indices`.
+    ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
+                                        "end_workspaces", "part_workspaces")
+
+    name: str
+    function: str
+    chunk: int
+    layout: str
+    dtype: str
+    inputs: tuple[tuple[str, str, tuple[int, ...], str], ...]
+    outputs: tuple[tuple[str, tuple[int, ...], str], ...]
+    kernels: tuple[tuple[str, str, int, tuple[str, ...], tuple[str, ...]], ...]
+    ints: Mapping[str, tuple[str, ...]]
+    scalars: Mapping[str, float | None] = field(default_factory=dict)
+    head_inputs: tuple[tuple[str, float | None, str], ...] = ()
+    initial: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    final: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    indices: tuple[str, ...] = ()
+    heads: Mapping[str, int] = field(default_factory=dict)
+    heads_together: int = 1
+    units: Mapping[str, int] = field(default_factory=dict)
+    state: str = "kv"
+    state_dtype: str = "float32"
+    pool: bool = False
+    in_place: bool = False
+    strided: bool = False
+    cleared: bool = False
+    part_cost: PartCost | None = None
+    part_chunks: int = 0
+    most: int = 0
+    summaries: tuple[str, ...] = ()
+    bounds: tuple[str, ...] = ()
+    reaches: bool = False
+    forms: Mapping[str, str] = field(default_factory=dict)
+    decays: tuple[str, ...] = ()
+    tf32: bool = False
+    check_chunks: int = 3
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of a call's tensors, in the order in which the host holds them."""
+        return (*(row[0] for rows in self.ORDER for row in getattr(self, rows)), *self.indices)
+
+    def place(self, rows: str) -> slice:
+        """Where, among `tensors`, those of a field stand."""
+        before = self.ORDER[:self.ORDER.index(rows)]
+        first = sum(len(getattr(self, n)) for n in before)
+        return slice(first, first + len(getattr(self, rows)))
+
+    @property
+    def outs(self) -> tuple[str, ...]:
+        """The arguments that say where outputs go."""
+        return ("out",) if len(self.outputs) == 1 else tuple(f"out_{row[0]}" for row in self.outputs)
+
+    def kernel(self, name: str) -> tuple[str, str, int, tuple[str, ...], tuple[str, ...]]:
+        """The row of a kernel."""
+        return next(row for row in self.kernels if row[0] == name)
+
+
 _FLOATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _kept: dict[Any, torch.Tensor] = {}
 
@@ -2686,163 +2764,850 @@ def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)
 
 
-#: A call's tensors, in this order; slices of those that it returns.
-TENSORS = tuple(row[0] for row in (*INPUTS, *INITIAL, *FINAL, *OUTPUTS, *WORKSPACES))
-_FINAL = slice(len(INPUTS) + len(INITIAL), len(INPUTS) + len(INITIAL) + len(FINAL))
-_OUTPUTS = slice(_FINAL.stop, _FINAL.stop + len(OUTPUTS))
-_STATE = _FLOATS["float32"]
-_LARGEST = torch.finfo(torch.float32).max
-_plans = {}
+def _needs_summaries(chunks: int, span: int, most: int) -> bool:
+    """Whether a walk over a part of a sequence of so many chunks may need a summary of those before it. span: chunks of a part.
+    most: a warm-up is at most so many parts long."""
+    return chunks > (most + 1) * span
 
 
-def workspace_bytes(tokens, sequences, value_heads):
-    """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences."""
-    slots = tokens // CHUNK + sequences
-    return sum(slots * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for _, dims, dtype in WORKSPACES)
+def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost: PartCost, summaries: int, most: int,
+                   warms_up: bool) -> int | None:
+    """Chunks of a part for which `cost` is least, None for no parts. More parts than fill the GPU four times are not looked at.
+
+    chunks: of each of `sequences` sequences of equal length.
+    instances: kernel instances of a part. units: instances that the GPU runs at a time.
+    summaries: kernels that a call launches for summaries.
+    warms_up: whether a part's walk begins with a warm-up in the chunks before it; else each part needs a summary of those.
+    """
+    best, least = None, -(-sequences * instances // units) * chunks * cost.chunk_us
+    for n in range(2, min(chunks, 1 + 4 * units // (sequences * instances)) + 1):
+        span = -(-chunks // n)
+        parts = -(-chunks // span)
+        waves = -(-sequences * parts * instances // units)
+        if warms_up:
+            before = (parts - 1) * span
+            warm_up = min(cost.warm_up_chunks, before)
+            us = (waves * (span + warm_up) + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
+            if _needs_summaries(chunks, span, most):
+                us += summaries * cost.launch_us
+                if span < cost.least_part_chunks:
+                    us += 3 * span * cost.summary_us
+        else:
+            summed = -(-sequences * (parts - 1) * instances // units)
+            us = (waves + 2 * summed) * span * cost.chunk_us + parts * cost.fold_us + summaries * cost.launch_us
+        if us < least:
+            best, least = span, us
+    return best
 
 
-def _kind(x):
-    return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else type(x)
+@dataclass
+class Pieces:
+    """A call as data, for callers that launch by themselves.
+
+    of: of each tensor of Tables.tensors, ("given", its place among (*given, *states, *outs, *buffers, indices), the shape that
+      kernels see), ("fixed", the tensor), ("result", a tensor like it) or ("workspace", a tensor like it).
+    launches: (launch, places of its tensors among Tables.tensors, places of its numbers among Tables.scalars).
+    rows: makes the ends of rows of equal length, where no cu_seqlens is given.
+    """
+
+    of: list[tuple[Any, ...]]
+    launches: list[tuple[Any, list[int], list[int]]]
+    rows: Callable[[], torch.Tensor]
 
 
-def prepare(given, states, outs, cu_seqlens, buffers, wanted, indices=None, every=0):
-    """Check a call's arguments: INPUTS, INITIAL, where OUTPUTS go, and FINAL; whether final states
-    are wanted, slots of a pool, chunks from checkpoint to checkpoint. Returns a function that does the call for all tensors of
-    these shapes, strides, dtypes and this device, and gives its TENSORS."""
-    batch, tokens, heads, value_heads, device = _check_inputs(given, INPUTS, HEAD_INPUTS, LAYOUT, HEADS, HEADS_TOGETHER)
-    sequences = batch if cu_seqlens is None else _check_sequences(cu_seqlens, batch, device)
-    slots = batch * tokens // CHUNK + sequences
-    # what stands for an absent tensor, whether one goes as it is and its alignment then, its dtype
-    expected = []
-    for (*_, dtype), x in zip(INPUTS, given):
-        expected.append((None, _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
-    for (name, dims), x in zip(INITIAL, states):
+class Plan:
+    """The arguments of one kind, checked: ValueError that names a bad one. Tensors differ in their values alone.
+
+    given: a tensor for each row of Tables.inputs and head_inputs. states, outs: of initial and outputs. buffers: of final and
+    checkpoints, where the caller has memory for them. wanted: whether final states are. every: chunks from checkpoint to
+    checkpoint. call: the call itself (host/call.py).
+    """
+
+    call: Callable[..., list[Any]]
+
+    def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+                 buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> None:
+        t: Tables = host.tables
+        self.host, self.tables, self.wanted, self.every = host, t, wanted, every
+        self.state = _FLOATS[t.state_dtype]
+        self.batch, self.tokens, self.heads, self.value_heads, self.device = _check_inputs(
+            given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_together)
+        self.packed = cu_seqlens is not None
+        self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
+        self.slots = self.batch * self.tokens // t.chunk + self.sequences
+        # of each argument: what stands for an absent one, whether it goes as it is, its alignment then, its dtype
+        self.expected: list[tuple[Any, bool, int, torch.dtype]] = []
+        self.lacking: list[tuple[Any, ...]] = []  # of absent head inputs: place, then arguments of _full
+        self.ints: dict[str, int] = {}  # numbers that kernels are passed, by name
+        self.pool_slots: list[int] = []  # of each pool, how many slots it has
+        self.expect_inputs(given)
+        if t.pool:
+            _check_indices(indices, self.sequences, self.device)
+        self.expect_states(states)
+        self.expect_buffers(buffers)
+        self.expect_outs(outs)
+        self.lay_out()
+        self.count(given, states, outs)
+        self.launches = self.launched()
+        self.ends_as_they_are = self.packed and _is_plain(cu_seqlens, torch.int32)
+        self.indices_as_they_are = t.pool and _is_plain(indices, torch.int32)
+        looks = host.check or self.device.type == "cpu"
+        self.check_ends, self.check_slots = self.packed and looks, t.pool and looks
+        self.pieces = self.taken_apart(given, states, outs, buffers)
+
+    # --- arguments ---
+    def expect_inputs(self, given: Sequence[Any]) -> None:
+        """Inputs in their dtype; those with strides of their own are read where they lie, if kernels take them so."""
+        t = self.tables
+        for (name, _, dims, dtype), x in zip(t.inputs, given, strict=False):
+            plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
+            self.expected.append((None, plain, 1 if t.strided else 16, _FLOATS[dtype]))
+        first = len(t.inputs)
+        for n, ((_, default, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
+            self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
+            if x is None:
+                self.lacking.append((n, (self.value_heads,), default, _FLOATS[dtype], self.device))
+
+    def expect_states(self, states: Sequence[Any]) -> None:
+        """Initial states: slots of a pool, or a tile a sequence, or None."""
+        t = self.tables
+        for (name, dims), x in zip(t.initial, states, strict=True):
+            tile = (self.value_heads, *dims)
+            if t.pool:
+                self.ints[f"{name}_stride"] = _check_pool(name, x, tile, self.device, self.state)
+                self.pool_slots.append(x.shape[0])
+                continue
+            if t.in_place:
+                _check_state(name, x, (self.sequences, *tile), self.device, (self.state,), written=True)
+            elif x is not None:
+                dtypes = tuple(_FLOATS.values()) if t.state_dtype == "float32" else (self.state,)
+                _check_state(name, x, (self.sequences, *tile), self.device, dtypes)
+            absent = _made((0, *tile), self.state, self.device)
+            self.expected.append((absent, x is None or _is_plain(x, self.state), 16, self.state))
+
+    def expect_buffers(self, buffers: Sequence[Any]) -> None:
+        """Callers' memory for final states and checkpoints. Of each, `as_they_are`: whether it goes to kernels as it is;
+        `state_kin`: what stands for one that nobody wants, and what a made one is like."""
+        t = self.tables
+        lent: list[tuple[str, tuple[int, ...], Any]] = []
+        for (name, dims), x in zip(t.final, buffers, strict=False):
+            shape, tile = (self.sequences, self.value_heads, *dims), (self.value_heads, *dims)
+            absent = None if self.wanted else _made((0, *tile), self.state, self.device)
+            if t.pool:
+                self.ints[f"{name}_stride"] = math.prod(tile)
+                if x is not None:
+                    self.ints[f"{name}_stride"] = _check_pool(name, x, tile, self.device, self.state)
+                    self.pool_slots.append(x.shape[0])
+                    shape, absent = tuple(x.shape), None
+            lent.append((name, shape, absent))
+        if t.checkpoints:
+            rows = self.batch * self.tokens // (self.every * t.chunk)
+            lent += [(name, (rows, self.value_heads, *dims), None) for name, dims in t.checkpoints]
+        self.as_they_are = _check_buffers(buffers, lent, self.device, self.state)
+        self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
+
+    def expect_outs(self, outs: Sequence[Any]) -> None:
+        """Callers' memory for outputs. `made`: shapes and dtypes of what the call makes; `fits`: of each output, whether
+        the caller's memory is used as it is."""
+        t = self.tables
+        rows = ((self.batch, self.tokens, self.value_heads) if t.layout == "bthd" else
+                (self.batch, self.value_heads, self.tokens))
+        self.made: list[tuple[tuple[int, ...], torch.dtype]] = [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in t.outputs]
+        self.fits: list[bool] = []
+        for argument, (name, dims, _), x, (shape, dtype) in zip(t.outs, t.outputs, outs, self.made, strict=True):
+            if x is not None:
+                _check_out(argument, x, shape, dtype, self.device)
+            self.fits.append(x is not None and (self.host.is_view(name, x, dims, dtype) if t.strided else _is_plain(x, dtype)))
+
+    # --- what the call makes ---
+    def lay_out(self) -> None:
+        """Workspaces. Parts: how many, of how many chunks, and whether they are summed up; else their workspaces are `unread`."""
+        t = self.tables
+        self.span = self.parts = self.summed = 0
+        unread: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
+        self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
+        if t.part_cost is not None:
+            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device)
+            self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
+            self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
+            shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
+            if self.summed:
+                self.made += shapes
+            else:
+                unread = [((0, *shape[1:]), dtype) for shape, dtype in shapes]
+        self.unread = [_made(shape, dtype, self.device) for shape, dtype in unread]
+        self.kin = [_kin(shape, dtype, self.device) for shape, dtype in self.made]
+
+    def count(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any]) -> None:
+        """The whole numbers that kernels are passed beside the sizes, by name."""
+        t, ints = self.tables, self.ints
+        ints.update({f"has_{name}": int(x is not None) for (name, _), x in zip(t.initial, states, strict=True)})
+        ints.update({f"has_{name}": int(self.wanted) for name, _ in t.final})
+        # rows that no sequence covers are zero in what is made here
+        self.clears = t.pool or self.packed
+        if t.cleared:
+            ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
+        ints["summed"], ints["checkpoint_chunks"] = self.summed, self.every
+        if not t.strided:
+            return
+        goes = [plain for _, plain, *_ in self.expected[:len(t.inputs)]]
+        places = [x.stride() if plain else _dense(x.shape) for x, plain in zip(given, goes, strict=False)]
+        places += [x.stride() if fit else _dense(shape) for x, fit, (shape, _) in zip(outs, self.fits, self.made, strict=False)]
+        for name, strides in zip([row[0] for row in t.inputs] + [row[0] for row in t.outputs], places, strict=True):
+            for axis, far in zip("bth", _steps(strides, t.layout), strict=True):
+                ints[f"{name}_stride_{axis}"] = far // t.units.get(name, 1)
+
+    def launched(self) -> list[tuple[Any, list[int], list[int]]]:
+        """Of each kernel that this call launches: the launch, and which of the call's tensors and numbers it takes."""
+        t = self.tables
+        counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
+        sizes = (self.sequences, self.tokens, int(not self.packed), self.heads, self.value_heads, self.slots,
+                 *((self.parts, self.span) if t.part_cost is not None else ()))
+        found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
+        for name, grid, blocks, tensors, scalars in t.kernels:
+            if (name in t.summaries and not self.summed) or (name in t.bounds and self.span * t.chunk >= self.tokens):
+                continue
+            instances = counts[grid] * self.value_heads * blocks
+            if instances:
+                launch = self.host.launcher(name, instances, sizes, [self.ints[n] for n in t.ints[name]], self.device)
+                found.append((launch, [order[n] for n in tensors], [numbers.index(n) for n in scalars]))
+        return found
+
+    # --- as data ---
+    def taken_apart(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
+                    ) -> Pieces | None:
+        """The call as data. None where some tensor is copied, filled or looked at on the way."""
+        t = self.tables
+        as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
+                    and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
+        looked_at = self.check_ends or self.check_slots or (self.packed and not self.ends_as_they_are)
+        if not as_it_is or looked_at or (t.pool and not (t.in_place and self.indices_as_they_are)):
+            return None
+        first_out = len(given) + len(states)
+        first_buffer = first_out + len(outs)
+        of: list[tuple[Any, ...]] = [
+            ("fixed", absent) if x is None else ("given", n, tuple(x.shape))
+            for n, (x, (absent, *_)) in enumerate(zip(given if t.pool else (*given, *states), self.expected, strict=True))]
+        if t.pool:
+            of += [("given", n, tuple(_flat(name, x).shape))
+                   for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
+        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like) if absent is None else ("fixed", absent)
+               for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
+        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
+               for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
+        of += [("workspace", like) for like in self.kin[len(outs):]]
+        of += [("fixed", x) for x in self.unread]
+        if t.pool:
+            of.append(("given", first_buffer + len(buffers), (self.sequences,)))
+        return Pieces(of, self.launches, functools.partial(_filled, _equal_rows, self.batch, self.tokens, self.device))
+
+
+def _aligned(given: Sequence[Any], outs: Sequence[Any]) -> list[bool]:
+    """Which of these begin at a multiple of 16 bytes."""
+    return [x is None or x.data_ptr() % 16 == 0 for x in (*given, *outs)]
+
+
+def _plain_ones(tensors: Iterable[tuple[Any, bool]], dtype: torch.dtype) -> list[Any]:
+    """Of each, the tensor itself where kernels take it, or a copy that they take. tensors: (tensor, whether its strides fit)."""
+    return [x if fits and x.data_ptr() % 16 == 0 else _plain(x, dtype) for x, fits in tensors]
+
+
+def _in_pools(t: Tables, states: Sequence[Any], buffers: Sequence[Any], held: Sequence[Any]) -> list[Any]:
+    """Pools as kernels take them: of initial states, then of final ones, which the caller gave or the call made."""
+    if any(x is not None and x.data_ptr() == y.data_ptr() for x in buffers[:len(t.final)] for y in states):
+        _fail(t.final[0][0], "the memory of an initial state",
+              "another pool; a build with state=pool/in_place writes where it reads")
+    return [_flat(row[0], x) for row, x in (*zip(t.initial, states, strict=True), *zip(t.final, held, strict=False))]
+
+
+def _take_outs(memory: list[Any], first: int, outs: Sequence[Any], fits: Sequence[bool], aligned: int) -> list[tuple[int, Any]]:
+    """Put callers' memory for outputs among the call's tensors, from place `first` on; those that are written elsewhere first,
+    and their places."""
+    copied = []
+    for at, (x, fit) in enumerate(zip(outs, fits, strict=True), first):
         if x is not None:
-            _check_state(name, x, (sequences, value_heads, *dims), device, tuple(_FLOATS.values()))
-        absent = _made((0, value_heads, *dims), _STATE, device)
-        expected.append((absent, x is None or _is_plain(x, _STATE), 16, _STATE))
-    rows = (batch, tokens, value_heads) if LAYOUT == "bthd" else (batch, value_heads, tokens)
-    # name, shape, what stands for one that nobody wants
-    lent = [(name, (sequences, value_heads, *dims), None) for name, dims in FINAL]
-    if not wanted:
-        lent = [(name, shape, _made((0, *shape[1:]), _STATE, device)) for name, shape, _ in lent]
-    as_they_are = _check_buffers(buffers, lent, device, _STATE)
-    made = [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in OUTPUTS]
-    fits = []  # whether a caller's buffer for an output takes it as it is
-    for (name, dims, _), x, (shape, dtype) in zip(OUTPUTS, outs, made):
-        if x is not None:
-            _check_out("out" if len(OUTPUTS) == 1 else f"out_{name}", x, shape, dtype, device)
-        fits.append(x is not None and _is_plain(x, dtype))
-    made += [((slots, value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in WORKSPACES]
-    kin = [_kin(shape, dtype, device) for shape, dtype in made]
-    state_kin = [(absent, _kin(shape, _STATE, device)) for _, shape, absent in lent]
-    sizes = (sequences, tokens, int(cu_seqlens is None), heads, value_heads, slots)
-    ints = {f"has_{name}": int(x is not None) for (name, _), x in zip(INITIAL, states)}
-    ints.update({f"has_{name}": int(wanted) for name, _ in FINAL})
-    # rows that no sequence covers are zero in what is made here
-    clears = cu_seqlens is not None
-    launches = []
-    for name, grid, blocks, tensors, scalars in KERNELS:
-        instances = (slots if grid == "chunks" else sequences) * value_heads * blocks
-        if instances:
-            launch = _launcher(name, instances, sizes, [ints[x] for x in INTS[name]], device)
-            numbers = [list(SCALARS).index(n) for n in scalars]
-            launches.append((launch, [TENSORS.index(t) for t in tensors], numbers))
-    # callers' memory for results, and whether what kernels wrote is elsewhere
-    unwanted = [absent for absent, _ in state_kin] if all(absent is not None for absent, _ in state_kin) else None
+            memory[at] = x if fit and x.data_ptr() % aligned == 0 else _plain(x, x.dtype)
+            if memory[at] is not x:
+                copied.append((at, x))
+    return copied
+
+
+def _give_back(memory: list[Any], wanted: Iterable[tuple[int, Any]]) -> None:
+    """Put callers' tensors in place of the call's, with what kernels wrote. wanted: (place, tensor)."""
+    for at, x in wanted:
+        if memory[at].data_ptr() != x.data_ptr():
+            x.copy_(memory[at])
+        memory[at] = x
+
+
+def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> None:
+    """What the call made, before kernels write to it: NaN where tests want it, and zeros in rows that no sequence covers."""
+    if p.host.poison:
+        for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
+            if buffer is None:
+                x.fill_(float("nan"))
+    if p.clears and not p.tables.cleared:
+        for x, out in zip(memory[p.host.outputs], outs, strict=True):
+            if out is None:
+                x.zero_()
+
+
+def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> Sequence[Any]:
+    """Check values, where that is wanted; the inputs, with what stands for absent ones."""
+    if p.check_ends:
+        _check_ends(cu_seqlens, p.tokens)
+    if p.check_slots:
+        written = p.tables.in_place or any(x is not None for x in buffers[:len(p.tables.final)])
+        _check_slots(indices, min(p.pool_slots), written)
+    if p.lacking:
+        given = list(given)
+        for at, *about in p.lacking:
+            given[at] = _filled(_full, *about)
+    return given
+
+
+def _slots_of(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
+    """The slots of initial states and, where they are not the same memory, of final ones. A final state that is no pool has a
+    tile a sequence."""
+    slots = indices if p.indices_as_they_are and indices.data_ptr() % 16 == 0 else _plain(indices, torch.int32)
+    if p.tables.in_place:
+        return [slots]
+    return [slots, _filled(_equal_rows, p.sequences, 1, p.device)[:-1] if buffers[0] is None else slots]
+
+
+def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> Callable[..., list[Any]]:
+    """The call of a plan, which these arguments are of: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the
+    call's tensors, as Tables.tensors names them."""
+    host, t, device, batch, tokens, state = p.host, p.tables, p.device, p.batch, p.tokens, p.state
+    pool, expected, state_kin, as_they_are, kin = t.pool, p.expected, p.state_kin, p.as_they_are, p.kin
+    unread, fits, ends_are_plain = p.unread, p.fits, p.ends_as_they_are
+    picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in p.launches]
+    unwanted = [x for x, _ in state_kin] if all(x is not None for x, _ in state_kin) else None
     any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
-    moved = lends
-    check_ends = cu_seqlens is not None and (CHECK or device.type == "cpu")
-    ends_are_plain = cu_seqlens is not None and _is_plain(cu_seqlens, torch.int32)
+    moved, zeroes = lends or pool or t.in_place, p.clears and not t.cleared
+    special = p.check_ends or p.check_slots or bool(p.lacking)
+    lies = _aligned(given, outs) if t.strided else None
+    first_out, first_final = t.place("outputs").start, host.final.start
 
-    picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in launches]
-
-    def call(given, numbers, states, outs, cu_seqlens, buffers, indices=None):
+    def call(given: Any, numbers: Any, states: Any, outs: Any, cu_seqlens: Any, buffers: Any, indices: Any = None) -> list[Any]:
         if _is_elsewhere(device):
             with torch.cuda.device(device):
                 return call(given, numbers, states, outs, cu_seqlens, buffers, indices)
-        if check_ends:
-            _check_ends(cu_seqlens, tokens)
+        if lies is not None and _aligned(given, outs) != lies:
+            return host.run(given, numbers, states, outs, cu_seqlens, buffers, p.wanted, indices, p.every)  # type: ignore[no-any-return]
+        if special:
+            given = _looked_at(p, given, cu_seqlens, buffers, indices)
         memory = [absent if x is None else x if plain and x.data_ptr() % aligned == 0 else _plain(x, dtype)
-                  for x, (absent, plain, aligned, dtype) in zip((*given, *states), expected)]
-        held = unwanted or [x if x is not None else _new(like) if absent is None else absent for x, (absent, like) in zip(buffers, state_kin)]
-        memory += [x if plain and x.data_ptr() % 16 == 0 else _plain(x, _STATE)
-                   for x, plain in zip(held, as_they_are)] if lends else held
+                  for x, (absent, plain, aligned, dtype) in zip(given if pool else (*given, *states), expected)]
+        held = unwanted or [x if x is not None else _new(like) if absent is None else absent
+                            for x, (absent, like) in zip(buffers, state_kin)]
+        if pool:
+            memory += _in_pools(t, states, buffers, held)
+            memory += _plain_ones(list(zip(held, as_they_are))[len(t.final):], state)
+        else:
+            memory += _plain_ones(zip(held, as_they_are), state) if lends else held
         memory += map(_new, kin)
-        if POISON:
-            for x, buffer in itertools.zip_longest(memory[_FINAL.start:], buffers):
-                if buffer is None:
-                    x.fill_(float("nan"))
-        if clears:
-            for x, given_one in zip(memory[_OUTPUTS], outs):
-                if given_one is None:
-                    x.zero_()
-        if any_out:
-            copied = []
-            for i, (x, fit) in enumerate(zip(outs, fits), _OUTPUTS.start):
-                if x is not None:
-                    memory[i] = x if fit and x.data_ptr() % 16 == 0 else _plain(x, x.dtype)
-                    copied += [(i, x)] * (memory[i] is not x)
+        memory += unread
+        if zeroes or host.poison:
+            _fill(p, memory, outs, buffers)
+        copied = _take_outs(memory, first_out, outs, fits, 1 if t.strided else 16) if any_out else ()
         if cu_seqlens is None:
             ends = _filled(_equal_rows, batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
+        if pool:
+            memory += _slots_of(p, indices, buffers)
         for launch, tensors, used in picked:
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
-        if any_out:
-            for i, x in copied:
-                if memory[i].data_ptr() != x.data_ptr():
-                    x.copy_(memory[i])
-                memory[i] = x
+        if copied:
+            _give_back(memory, copied)
         if moved:
-            for n, x in enumerate(held, _FINAL.start):
-                if memory[n].data_ptr() != x.data_ptr():
-                    x.copy_(memory[n])
-                memory[n] = x
+            _give_back(memory, enumerate((*states, *held) if t.in_place else held, first_final))
         return memory
 
-    call.pieces = None
-    as_it_is = all(plain for _, plain, *_ in expected) and all(as_they_are) and all(x is None or fit for x, fit in zip(outs, fits))
-    if as_it_is and not (check_ends or cu_seqlens is not None and not ends_are_plain):
-        # for callers that launch by themselves. Of each of TENSORS: its place among (*given, *states, *outs, *buffers, indices)
-        # and its shape in kernels, or what stands for it, or what it is made like. Then launches, and what gives ends of rows
-        first_out = len(given) + len(states)
-        first_buffer = first_out + len(outs)
-        of = [("given", n, tuple(x.shape)) if x is not None else ("fixed", absent)
-              for n, (x, (absent, *_)) in enumerate(zip((*given, *states), expected))]
-        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like) if absent is None else ("fixed", absent)
-               for n, (x, (absent, like)) in enumerate(zip(buffers, state_kin), first_buffer)]
-        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like) for n, (x, like) in enumerate(zip(outs, kin), first_out)]
-        of += [("workspace", like) for like in kin[len(outs):]]
-        call.pieces = of, launches, functools.partial(_filled, _equal_rows, batch, tokens, device)
     return call
 
 
-def _run(given, numbers, states, outs, cu_seqlens, buffers, wanted, indices=None, every=0):
-    """Launch every kernel; a call's TENSORS. What does not depend on values is checked and worked out once."""
-    key = (*map(_kind, given), *map(_kind, states), *map(_kind, outs), _kind(cu_seqlens), *map(_kind, buffers), wanted, _kind(indices), every)
-    call = _plans.get(key)
-    if call is None:
-        call = prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
-        if len(_plans) >= 256:
-            _plans.clear()
-        _plans[key] = call
-    return call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+def _kind(x: Any) -> Any:
+    """What a plan depends on of an argument."""
+    return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else type(x)
 
 
-def numbers_of(given):
-    """Of SCALARS, their values where None is given."""
-    for name, x in zip(SCALARS, given):
-        if x is not None and (isinstance(x, bool) or not isinstance(x, (int, float))):
-            _fail(name, type(x).__name__, "a number, or None")
-        if x is not None and not abs(x) <= _LARGEST:
-            _fail(name, x, "a number that float32 holds")
-    return tuple(default if x is None else float(x) for x, default in zip(given, SCALARS.values()))
+def _kind_and_place(x: Any) -> Any:
+    """The same where kernels go by strides: alignment decides whether they do."""
+    return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
 
 
-def results(memory, wanted):
-    """What a call returns, of its TENSORS."""
-    return (*memory[_OUTPUTS], *(memory[_FINAL] if wanted else (None,) * len(FINAL)))
+def _parts_wanted(build: int) -> int:
+    """Chunks of a part, as GDN_CODEGEN_PART_CHUNKS says, or else as the build does; 0 to choose."""
+    said = os.environ.get("GDN_CODEGEN_PART_CHUNKS", str(build))
+    if not said.isdecimal():
+        raise ValueError(f"GDN_CODEGEN_PART_CHUNKS: got {said!r}; accepted: the chunks of a part, 0 to choose")
+    return int(said)
+
+
+class Host:
+    """The calls of one module.
+
+    launcher: (kernel, instances, sizes, whole numbers, device) -> a function that launches the kernel on its tensors, cu_seqlens
+      and numbers. sizes: sequences, tokens of a row, 1 where rows are equal sequences, H, HV, chunk slots; of builds that make
+      parts also how many, and chunks of one.
+    takes: (name, tensor) -> whether kernels take a tensor with dense rows where it lies, where they go by strides.
+
+    poison: outputs and workspaces start as NaN, for tests (GDN_CODEGEN_POISON=1). check: values of cu_seqlens and state_indices
+    are looked at on a GPU too, which waits for it (GDN_CODEGEN_CHECK=1). partition, part_chunks: whether sequences are split into
+    parts, and chunks of a part, 0 to choose (GDN_CODEGEN_PARTITION, GDN_CODEGEN_PART_CHUNKS). plans: by kind of arguments.
+    """
+
+    def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
+                 takes: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        self.tables, self.launcher, self.takes = tables, launcher, takes
+        self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
+        self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
+        self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
+        self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
+        self.plans: dict[Any, Plan] = {}
+        self.kind = _kind_and_place if tables.strided else _kind
+        self.largest = torch.finfo(torch.float32).max
+        self.outputs, self.checkpoints = tables.place("outputs"), tables.place("checkpoints")
+        self.final = tables.place("initial") if tables.in_place else tables.place("final")
+        places = range(len(tables.tensors))
+        self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
+
+    # --- a call ---
+    def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+                 buffers: Sequence[Any], output_final_state: Any, indices: Any = None, every: Any = 0) -> tuple[Any, ...]:
+        """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
+        t = self.tables
+        if torch.is_grad_enabled():
+            for x in (*given, *states):
+                if getattr(x, "requires_grad", False):
+                    name = t.tensors[next(n for n, y in enumerate((*given, *states)) if y is x)]
+                    _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+        values = self.numbers_of(numbers)
+        if t.checkpoints and (not isinstance(every, int) or every < 1):
+            _fail("checkpoint_chunks", every, "an int of at least 1")
+        wanted = True
+        if t.final:
+            if output_final_state is not True and output_final_state is not False:
+                _fail("output_final_state", repr(output_final_state), "True or False")
+            wanted = output_final_state or any(x is not None for x in buffers[:len(t.final)])
+        return self.results(self.run(given, values, states, outs, cu_seqlens, buffers, wanted, indices, every), wanted)
+
+    def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+            buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> list[Any]:
+        """Launch every kernel; the call's tensors, as Tables.tensors names them. Arguments of one kind share a plan."""
+        kind = self.kind
+        key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
+               kind(indices), every)
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            if len(self.plans) >= 256:
+                self.plans.clear()
+            self.plans[key] = plan
+        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
+                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
+        """The plan of arguments of this kind, with its call."""
+        plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+        plan.call = caller(plan, given, outs, buffers)
+        return plan
+
+    def numbers_of(self, given: Sequence[Any]) -> tuple[float, ...]:
+        """The caller's numbers, the page's defaults where None is given."""
+        values = []
+        for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
+            if x is None:
+                x = default
+                if x is None:
+                    _fail(name, None, "a number: the page has no default")
+            elif isinstance(x, bool) or not isinstance(x, (int, float)):
+                _fail(name, type(x).__name__, "a number, or None")
+            elif not abs(x) <= self.largest:
+                _fail(name, x, "a number that float32 holds")
+            values.append(float(x))
+        return tuple(values)
+
+    def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:
+        """What a call returns, of its tensors."""
+        if wanted:
+            return self.returned(memory)
+        return (*memory[self.outputs], *(None for _ in self.tables.final), *memory[self.checkpoints])
+
+    # --- what a build makes of sizes ---
+    def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether kernels that go by strides read and write `x` where it lies."""
+        return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.takes(name, x)
+
+    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device) -> int:
+        """Chunks of a part: those that the build's costs make cheapest for sequences of equal length, or all that there are."""
+        t, every = self.tables, tokens // self.tables.chunk + 1
+        if not self.partition or t.part_cost is None:
+            return every
+        if self.part_chunks or not sequences or device.type == "cpu":
+            return min(self.part_chunks or every, every)
+        units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
+        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
+        chunks = max(1, -(-tokens // (t.chunk * sequences)))
+        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.reaches) or every
+
+    def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
+        """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
+        parts, that of the call."""
+        t = self.tables
+        held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
+        if t.part_cost is not None:
+            span = self.span(tokens, sequences, value_heads, torch.device(device))
+            if _needs_summaries(-(-tokens // t.chunk), span, t.most):
+                held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
+        return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)
+
+
+def _unit_lower_inverse(x: Any) -> Any:
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
+    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
+
+
+class Check:
+    """A module's kernels beside its page in float64, on a small problem that exercises them: sequences of one token, of a chunk,
+    of none, and of more chunks than are under way at once, with a tail; a token that comes again and again; heads that forget
+    nothing, little and much; initial states; in parts, where the build has them, some that begin early and some that need all
+    before them summed up.
+    """
+
+    DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+    #: RMSE over RMS that roundings may come to, by dtype, of a head in a sequence.
+    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+    #: The same where products of float32 pass a GPU's matrix units, which drop 13 bits of each operand (tf32).
+    ACCEPTED_TF32 = 3e-2
+    #: What memory holds that no call may write.
+    MARK = 7.0
+    #: Tokens that the page takes at once here: a divisor of all chunks.
+    STEP = 16
+    #: How much a token forgets at the mean, by value head: much, nothing, hardly anything, something.
+    RATES = (2.0, 0.0, 0.02, 0.3)
+    #: What the repeated token has of inputs between 0 and 1, as beta: the larger, the harder to invert.
+    ALIKE = 1 - 2 ** -8
+    #: Elements before and after what kernels read and write.
+    GUARD = 1 << 16
+    #: Instances on a GPU, by copies of the problem: enough to fill it.
+    INSTANCES = 512
+
+    def __init__(self, tables: Tables, page: Any, host: Any, function: Any) -> None:
+        """tables, host: the module's; page: its page in torch; function: what is checked, as callers have it."""
+        self.tables, self.page, self.host, self.function = tables, page, host, function
+        self.done: Any = set()
+        self.lock = threading.RLock()
+
+    def __call__(self, device: Any = None, heads: Any = None) -> Any:
+        """Run the kernels and compare: (error, accepted) by output, RMSE over RMS. RuntimeError where one is off. heads: H and
+        HV, where kernels are compiled for them."""
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        with self.lock:
+            found = self.errors(device, heads)
+            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
+                     if not error <= accepted]
+            if wrong:
+                self.done.discard((device, heads or self.heads()))
+                raise RuntimeError(f"{self.tables.name} gives wrong results on {device}: {', '.join(wrong)}")
+        return found
+
+    def once(self, device: Any, heads: Any) -> None:
+        """`__call__`, unless these head counts have been tried on the device, or nothing is to be tried."""
+        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
+            return
+        with self.lock:  # others wait for the verdict; what runs within `errors` finds itself done
+            if (device, heads) in self.done:
+                return
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to try its kernels")
+            self(device, heads)
+
+    def heads(self) -> Any:
+        """H and HV to try where nobody says: two value heads a key head, or as many as a kernel takes together."""
+        if self.tables.heads:
+            return tuple(self.tables.heads.values())
+        return (2, 2 * max(2, self.tables.heads_together)) if {"H", "HV"} <= {row[1] for row in self.tables.inputs} else (2, 2)
+
+    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
+        """(error, accepted) by output, the worst of `calls`: whether sequences are packed, states given, final ones wanted."""
+        heads = heads or self.heads()
+        found: Any = {}
+        host, in_parts = self.host, self.tables.part_cost is not None
+        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            self.done.add((device, heads))  # launches below ask
+            before = host.poison, host.part_chunks
+            try:
+                host.poison = True
+                for chunks in parts:
+                    for call in calls:
+                        if in_parts:  # so short that there are enough of them
+                            host.part_chunks = chunks
+                        for n, (error, accepted) in self.compared(device, heads, *call).items():
+                            known = found.get(n, (0.0, accepted))[0]
+                            found[n] = (known if known > error or math.isnan(known) else error), accepted
+                        host.plans.clear()
+            except BaseException:
+                self.done.discard((device, heads))
+                raise
+            finally:
+                host.poison, host.part_chunks = before
+                host.plans.clear()
+        return found
+
+    # --- the problem --------------------------------------------------------------------------------------------------
+    def lengths(self, packed: bool) -> Any:
+        """Tokens of sequences. Packed: the third is the one that a pool leaves out."""
+        chunk = self.tables.chunk
+        if not packed:
+            return [chunk + 3] * 2
+        return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
+
+    def drawn(self, lengths: Any, heads: Any) -> Any:
+        """Inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] as callers have them, by name, on the CPU."""
+        tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
+        on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
+        count = dict(zip(("H", "HV"), heads, strict=True))
+        rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
+        alike = total - lengths[-1] + tables.chunk - self.STEP // 2  # a token that is repeated from the first chunk's end on
+        for name, of, dims, dtype in tables.inputs:
+            x, form = torch.randn(total, count[of], *dims, generator=gen, **on_cpu), tables.forms.get(name, "")
+            if form in ("raw", "sigmoid", "twice_sigmoid"):
+                x = 2 * x
+            elif dims and of == "H" and form != "l2norm":
+                x = x / x.norm(dim=-1, keepdim=True)
+            elif not dims:
+                x = torch.rand(total, count[of], generator=gen, **on_cpu)
+                if name in tables.decays:
+                    x = -2 * x * rate[:count[of]]
+                    x = torch.exp(x) if form == "linear" else x
+            if not (dims or form == "raw" or name in tables.decays):
+                share = self.ALIKE / (2 if form == "twice_sigmoid" else 1)
+                x[alike] = math.log(share / (1 - share)) if "sigmoid" in form else share
+            x[alike:alike + tables.chunk] = x[alike:alike + 1].clone()
+            out[name] = x.to(self.DTYPES[dtype])
+        for name, _, dtype in tables.head_inputs:
+            x = torch.log(rate.clamp_min(1e-6)) if name == "A_log" else torch.randn(heads[1], generator=gen, **on_cpu) / 2
+            out[name] = x.to(self.DTYPES[dtype])
+        for name, dims in tables.initial:
+            x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
+            out[name] = x.to(self.DTYPES[tables.state_dtype])
+        return out
+
+    def read(self, name: str, x: Any) -> Any:
+        """What the page reads of an input, in float64."""
+        form, y = self.tables.forms.get(name, ""), x[name].double()
+        if form == "l2norm":
+            return y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6)
+        if form == "linear":
+            return torch.log(y)
+        if form == "raw":
+            y = y + x["dt_bias"].double()
+            return -torch.exp(x["A_log"].double()) * torch.logaddexp(y, torch.zeros_like(y))
+        if form in ("sigmoid", "twice_sigmoid"):
+            return {"sigmoid": 1, "twice_sigmoid": 2}[form] * torch.sigmoid(y)
+        return y
+
+    def turned(self, state: Any, dims: Any) -> Any:
+        """States of callers as the page has them."""
+        return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
+
+    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
+        """What the page makes of it, in float64: outputs [T, HV, ...], states [N, HV, ...], those after chunks [HV, ...] by
+        sequence and chunk; a list of each."""
+        tables = self.tables
+        share = {"H": heads[1] // heads[0], "HV": 1}
+        inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
+        numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
+        initial = [self.turned(x[n].double(), dims) * given for n, dims in tables.initial]
+        count, start = len(tables.outputs), 0
+        outs: Any = [[] for _ in range(count)]
+        finals: Any = [[] for _ in initial]
+        after: Any = [{} for _ in initial]
+        for n, length in enumerate(lengths):
+            states = [s[n] for s in initial]
+            for t in range(0, length, self.STEP):
+                rows = slice(start + t, start + min(t + self.STEP, length))
+                results = self.page([y[:, rows] for y in inputs], states, numbers)
+                states = results[count:]
+                for kept, y in zip(outs, results[:count], strict=True):
+                    kept.append(y.transpose(0, 1))
+                whole = (t + self.STEP) // tables.chunk
+                if t + self.STEP <= length and (t + self.STEP) % tables.chunk == 0:
+                    for by_chunk, s in zip(after, states, strict=True):
+                        by_chunk[n, whole - 1] = s
+            for kept, s in zip(finals, states, strict=True):
+                kept.append(s)
+            start += length
+        return [torch.cat(y) for y in outs], [torch.stack(s) for s in finals], after
+
+    # --- the call -----------------------------------------------------------------------------------------------------
+    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
+        """Memory of a shape, like `x`, between stretches of memory that kernels have no business in."""
+        size = math.prod(shape)
+        return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
+
+    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
+        """[T, heads, ...] as the module takes it: in its layout, and where kernels go by strides with gaps between heads."""
+        x = x.unflatten(0, (rows, -1))
+        x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
+        shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
+        return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
+
+    def pool(self, x: Any, slots: Any) -> Any:
+        """Slots that lie apart, with some that are no sequence's."""
+        size = x[0].numel()
+        pool = x.new_full((len(slots) + 2, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
+        pool[slots] = x
+        return pool
+
+    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
+        """The call's arguments, and the slots that states lie in. Rows past the last sequence hold no numbers."""
+        tables, (packed, given, wanted) = self.tables, call
+        rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
+        slots: Any = None
+        several = sum(lengths) // x[tables.inputs[0][0]].shape[0]
+        said: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        said.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
+        for name, *_ in tables.inputs:
+            y = x[name].to(device)
+            beyond = y.new_full((spare, *y.shape[1:]), math.nan)
+            said[name] = self.placed(torch.cat([y] * several + [beyond]), rows)
+        for name, *_ in tables.head_inputs:
+            said[name] = x[name].to(device)
+        for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
+            shape = (sum(lengths) + spare, heads[1], *dims)
+            said[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+        if packed:
+            said["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+        for name, _ in tables.initial if given else ():
+            y = torch.cat([x[name].to(device)] * several)
+            said[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
+        if tables.pool:
+            slots = torch.arange(len(lengths), 0, -1, device="cpu")
+            said.update({name: self.pool(said[name], slots) for name, _ in tables.initial})
+            said["state_indices"] = torch.tensor([-1 if self.left_out(n) else int(i) for n, i in enumerate(slots)],
+                                                 dtype=torch.int32, device="cpu").to(device)
+        for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
+            y = x[initial].to(device)
+            said[name] = (torch.full_like(said[initial], self.MARK) if tables.pool else
+                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
+        return said, slots
+
+    def left_out(self, n: int) -> bool:
+        """Whether a pool leaves this sequence out."""
+        return self.tables.pool and n % 5 == 2
+
+    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
+        """(error, accepted) by output of one call."""
+        tables, once = self.tables, self.lengths(packed)
+        given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
+        several = 1 if device.type == "cpu" else 1 + self.INSTANCES // (len(once) * heads[1])
+        x, lengths = self.drawn(once, heads), once * several
+        outs, finals, after = self.expected(x, once, heads, given)
+        said, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
+        mine = [n for n in range(len(lengths)) if not self.left_out(n)]
+        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
+        written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
+        for n in mine:
+            written[starts[n]:starts[n + 1]] = True
+        lent = {n: (whole(said[n]), whole(said[n]).clone()) for n in self.lent(said)}
+        results = self.function(**said)
+
+        found, accepted = {}, self.ACCEPTED[tables.dtype]
+        if tables.tf32 and device.type == "cuda":
+            accepted = self.ACCEPTED_TF32
+        first = [sum(once[:n]) for n in range(len(once))]
+        for (name, *_), got, want in zip(tables.outputs, results[:len(outs)], outs, strict=True):
+            rows = got if tables.layout == "bthd" else got.transpose(1, 2)
+            rows = rows.flatten(0, 1).cpu()
+            found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in mine
+                                 if lengths[n]]), accepted
+        accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
+        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
+        for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
+            if got is not None:
+                got = self.turned(got.cpu() if slots is None else got.cpu()[slots], dims)
+                each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
+                found[name.replace("initial", "final")] = worst(each), accepted
+        for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
+            got = self.turned(got.cpu(), dims)
+            found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
+                                 for n in mine for i in range(lengths[n] // tables.chunk)]), accepted
+        for name, (now, before) in lent.items():
+            own = torch.zeros(now.shape, dtype=torch.bool, device=device).as_strided(
+                said[name].shape, said[name].stride(), said[name].storage_offset())
+            if name in tables.outs:
+                own = own if tables.layout == "bthd" else own.transpose(1, 2)
+                own[written.view(own.shape[:2]).to(device)] = True
+            else:
+                own[mine if slots is None else slots[mine].to(device)] = True
+            found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
+        return found
+
+    def lent(self, said: Any) -> Any:
+        """Names of the arguments that kernels write to. They hold more than that."""
+        states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
+        return [n for n in (*self.tables.outs, *states) if n in said]
+
+
+def whole(x: Any) -> Any:
+    """All of the memory that a tensor lies in."""
+    return x.new_empty(0).set_(x.untyped_storage())
+
+
+def off(got: Any, want: Any) -> Any:
+    """RMSE over RMS of the worst head, of [tokens, heads, ...]."""
+    got = got.double()
+    error, size = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want))
+    return (error / size.clamp_min(1e-30)).sqrt().max()
+
+
+def worst(errors: Any) -> float:
+    """The largest, NaN where there is one."""
+    return float(torch.stack(errors).max()) if errors else 0.0
+
+
+def _fits_transfers(t: Tables, name: str, x: torch.Tensor) -> bool:
+    """Whether transfers reach a tensor where it lies: its rows, of gates too, are dense, and less than 2^16 elements apart."""
+    return x.stride(-1) == 1 and 0 < _steps(x.stride(), t.layout)[1] < 1 << 16
+
+
+# --- this module -----------------------------------------------------------------------------------------------------
+TABLES = Tables(
+    name="gdn_c64_bthd",
+    function="chunk_gated_delta_rule",
+    chunk=64,
+    layout="bthd",
+    dtype="float16",
+    inputs=(
+        ("q", "H", (128,), "float16"),
+        ("k", "H", (128,), "float16"),
+        ("v", "HV", (128,), "float16"),
+        ("g", "HV", (), "float32"),
+        ("beta", "HV", (), "float32"),
+    ),
+    outputs=(
+        ("o", (128,), "float16"),
+    ),
+    kernels=(
+        ("o_S", "sequences", 1, ("q", "k", "v", "g", "beta", "o", "initial_state", "final_state"), ("scale",)),
+    ),
+    ints={"o_S": ("has_initial_state", "has_final_state")},
+    scalars={"scale": 0.08838834764831845},
+    initial=(
+        ("initial_state", (128, 128)),
+    ),
+    final=(
+        ("final_state", (128, 128)),
+    ),
+    decays=("g",),
+)
+HOST = Host(TABLES, _launcher)
 
 
 def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, final_state=None, out=None):
@@ -2852,25 +3617,14 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None, out
     initial_state: [N, HV, 128, 128] float32, or what widens to it; zero where absent.
     final_state: [N, HV, 128, 128] float32, to be written to.
     cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.
-    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is made
-        here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks at
-        that, this module does not.
+    out: where to write what is returned; rows of no sequence stay as they are, and are zero in what is
+        made here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks
+        at that, this module does not.
     Returns (o, final state or None). CUDA tensors run on the GPU, CPU tensors on the CPU. ValueError on bad input.
     """
-    if torch.is_grad_enabled():
-        for _name, _x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("initial_state", initial_state), ):  # no page's names
-            if getattr(_x, "requires_grad", False):
-                _fail(_name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
-    numbers = numbers_of((scale,))
-    if output_final_state is not True and output_final_state is not False:
-        _fail("output_final_state", repr(output_final_state), "True or False")
-    wanted = output_final_state or final_state is not None
-    memory = _run((q, k, v, g, beta), numbers, (initial_state,), (out,), cu_seqlens,
-                  (final_state,), wanted)
-    return results(memory, wanted)
+    return HOST((q, k, v, g, beta), (scale,), (initial_state,), (out,), cu_seqlens, (final_state,), output_final_state)
 
 
-# --- check: the kernels beside the page --------------------------------------------------------------------------------
 def _page(_inputs, _states, _numbers):
     q, k, v, g, beta = _inputs
     S, = _states
@@ -2920,320 +3674,6 @@ def _page(_inputs, _states, _numbers):
     return o, S_next
 
 
-def _unit_lower_inverse(x: Any) -> Any:
-    eye = torch.eye(x.shape[-1], dtype=x.dtype, device="cpu")
-    return torch.linalg.solve_triangular(eye + x, eye.expand_as(x), upper=False, unitriangular=True)
-
-
-class Check:
-    """A module's kernels beside its page in float64, on a small problem that exercises them: sequences of one token, of a chunk,
-    of none, and of more chunks than are under way at once, with a tail; a token that comes again and again; heads that forget
-    nothing, little and much; initial states; in parts, where the build has them, some that begin early and some that need all
-    before them summed up.
-    """
-
-    DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    #: RMSE over RMS that roundings may come to, by dtype, of a head in a sequence.
-    ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
-    #: The same where products of float32 pass a GPU's matrix units, which drop 13 bits of each operand (tf32).
-    ACCEPTED_TF32 = 3e-2
-    #: What memory holds that no call may write.
-    MARK = 7.0
-    #: Tokens that the page takes at once here: a divisor of all chunks.
-    STEP = 16
-    #: How much a token forgets at the mean, by value head: much, nothing, hardly anything, something.
-    RATES = (2.0, 0.0, 0.02, 0.3)
-    #: What the repeated token has of inputs between 0 and 1, as beta: the larger, the harder to invert.
-    ALIKE = 1 - 2 ** -8
-    #: Elements before and after what kernels read and write.
-    GUARD = 1 << 16
-    #: Instances on a GPU, by copies of the problem: enough to fill it.
-    INSTANCES = 512
-
-    def __init__(self, about: Any, page: Any, space: Any) -> None:
-        """about: facts of the module beside its tables; page: its page in torch; space: the module's names."""
-        self.about, self.page, self.space = about, page, space
-        self.done: Any = set()
-        self.lock = threading.RLock()
-
-    def __call__(self, device: Any = None, heads: Any = None) -> Any:
-        """Run the kernels and compare: (error, accepted) by output, RMSE over RMS. RuntimeError where one is off. heads: H and
-        HV, where kernels are compiled for them."""
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        with self.lock:
-            found = self.errors(device, heads)
-            wrong = [f"{n} off by {error:.1e} ({accepted:.0e} is accepted)" for n, (error, accepted) in found.items()
-                     if not error <= accepted]
-            if wrong:
-                self.done.discard((device, heads or self.heads()))
-                raise RuntimeError(f"{self.about['name']} gives wrong results on {device}: {', '.join(wrong)}")
-        return found
-
-    def once(self, device: Any, heads: Any) -> None:
-        """`__call__`, unless these head counts have been tried on the device, or nothing is to be tried."""
-        if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
-            return
-        with self.lock:  # others wait for the verdict; what runs within `errors` finds itself done
-            if (device, heads) in self.done:
-                return
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{self.about['name']}: call this once before a graph is captured, to try its kernels")
-            self(device, heads)
-
-    def heads(self) -> Any:
-        """H and HV to try where nobody says: two value heads a key head, or as many as a kernel takes together."""
-        if self.about["heads"]:
-            return self.about["heads"]
-        return (2, 2 * max(2, self.about["lanes"])) if {"H", "HV"} <= {row[1] for row in self.about["inputs"]} else (2, 2)
-
-    def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
-        """(error, accepted) by output, the worst of `calls`: whether sequences are packed, states given, final ones wanted."""
-        heads = heads or self.heads()
-        found: Any = {}
-        in_parts = "PART_CHUNKS" in self.space
-        parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
-        with self.lock, torch.inference_mode(False), torch.no_grad():
-            self.done.add((device, heads))  # launches below ask
-            before = {n: self.space[n] for n in ("POISON", *["PART_CHUNKS"] * in_parts)}
-            try:
-                self.space["POISON"] = True
-                for chunks in parts:
-                    for call in calls:
-                        if in_parts:  # so short that there are enough of them
-                            self.space["PART_CHUNKS"] = chunks
-                            self.space["_span"].cache_clear()
-                        for n, (error, accepted) in self.compared(device, heads, *call).items():
-                            known = found.get(n, (0.0, accepted))[0]
-                            found[n] = (known if known > error or math.isnan(known) else error), accepted
-                        self.space["_plans"].clear()
-            except BaseException:
-                self.done.discard((device, heads))
-                raise
-            finally:
-                self.space.update(before)
-                self.space["_plans"].clear()
-                if in_parts:
-                    self.space["_span"].cache_clear()
-        return found
-
-    # --- the problem --------------------------------------------------------------------------------------------------
-    def lengths(self, packed: bool) -> Any:
-        """Tokens of sequences. Packed: the third is the one that a pool leaves out."""
-        chunk = self.about["chunk"]
-        if not packed:
-            return [chunk + 3] * 2
-        return [1, chunk, chunk // 2 - 1, 0, self.about["chunks"] * chunk + chunk // 2 + 3]
-
-    def drawn(self, lengths: Any, heads: Any) -> Any:
-        """Inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] as callers have them, by name, on the CPU."""
-        about, gen, total, out = self.about, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
-        on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
-        count = dict(zip(("H", "HV"), heads, strict=True))
-        rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
-        alike = total - lengths[-1] + about["chunk"] - self.STEP // 2  # a token that is repeated from the first chunk's end on
-        for name, of, dims, dtype in about["inputs"]:
-            x, form = torch.randn(total, count[of], *dims, generator=gen, **on_cpu), about["forms"].get(name, "")
-            if form in ("raw", "sigmoid", "twice_sigmoid"):
-                x = 2 * x
-            elif dims and of == "H" and form != "l2norm":
-                x = x / x.norm(dim=-1, keepdim=True)
-            elif not dims:
-                x = torch.rand(total, count[of], generator=gen, **on_cpu)
-                if name in about["decays"]:
-                    x = -2 * x * rate[:count[of]]
-                    x = torch.exp(x) if form == "linear" else x
-            if not (dims or form == "raw" or name in about["decays"]):
-                share = self.ALIKE / (2 if form == "twice_sigmoid" else 1)
-                x[alike] = math.log(share / (1 - share)) if "sigmoid" in form else share
-            x[alike:alike + about["chunk"]] = x[alike:alike + 1].clone()
-            out[name] = x.to(self.DTYPES[dtype])
-        for name, _, dtype in about["head_inputs"]:
-            x = torch.log(rate.clamp_min(1e-6)) if name == "A_log" else torch.randn(heads[1], generator=gen, **on_cpu) / 2
-            out[name] = x.to(self.DTYPES[dtype])
-        for name, dims in about["initial"]:
-            x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
-            out[name] = x.to(self.DTYPES[about["state_dtype"]])
-        return out
-
-    def read(self, name: str, x: Any) -> Any:
-        """What the page reads of an input, in float64."""
-        form, y = self.about["forms"].get(name, ""), x[name].double()
-        if form == "l2norm":
-            return y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6)
-        if form == "linear":
-            return torch.log(y)
-        if form == "raw":
-            y = y + x["dt_bias"].double()
-            return -torch.exp(x["A_log"].double()) * torch.logaddexp(y, torch.zeros_like(y))
-        if form in ("sigmoid", "twice_sigmoid"):
-            return {"sigmoid": 1, "twice_sigmoid": 2}[form] * torch.sigmoid(y)
-        return y
-
-    def turned(self, state: Any, dims: Any) -> Any:
-        """States of callers as the page has them."""
-        return state.mT if self.about["state"] == "vk" and len(dims) == 2 else state
-
-    def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
-        """What the page makes of it, in float64: outputs [T, HV, ...], states [N, HV, ...], those after chunks [HV, ...] by
-        sequence and chunk; a list of each."""
-        about = self.about
-        share = {"H": heads[1] // heads[0], "HV": 1}
-        inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in about["inputs"]]
-        numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in about["scalars"].values()]
-        initial = [self.turned(x[n].double(), dims) * given for n, dims in about["initial"]]
-        count, start = len(about["outputs"]), 0
-        outs: Any = [[] for _ in range(count)]
-        finals: Any = [[] for _ in initial]
-        after: Any = [{} for _ in initial]
-        for n, length in enumerate(lengths):
-            states = [s[n] for s in initial]
-            for t in range(0, length, self.STEP):
-                rows = slice(start + t, start + min(t + self.STEP, length))
-                results = self.page([y[:, rows] for y in inputs], states, numbers)
-                states = results[count:]
-                for kept, y in zip(outs, results[:count], strict=True):
-                    kept.append(y.transpose(0, 1))
-                whole = (t + self.STEP) // about["chunk"]
-                if t + self.STEP <= length and (t + self.STEP) % about["chunk"] == 0:
-                    for by_chunk, s in zip(after, states, strict=True):
-                        by_chunk[n, whole - 1] = s
-            for kept, s in zip(finals, states, strict=True):
-                kept.append(s)
-            start += length
-        return [torch.cat(y) for y in outs], [torch.stack(s) for s in finals], after
-
-    # --- the call -----------------------------------------------------------------------------------------------------
-    def guarded(self, x: Any, shape: Any, fill: float) -> Any:
-        """Memory of a shape, like `x`, between stretches of memory that kernels have no business in."""
-        size = math.prod(shape)
-        return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
-
-    def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
-        """[T, heads, ...] as the module takes it: in its layout, and where kernels go by strides with gaps between heads."""
-        x = x.unflatten(0, (rows, -1))
-        x = x if self.about["layout"] == "bthd" else x.transpose(1, 2)
-        shape = (*x.shape[:2], x.shape[2] + self.about["strided"], *x.shape[3:])
-        return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
-
-    def pool(self, x: Any, slots: Any) -> Any:
-        """Slots that lie apart, with some that are no sequence's."""
-        size = x[0].numel()
-        pool = x.new_full((len(slots) + 2, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
-        pool[slots] = x
-        return pool
-
-    def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
-        """The call's arguments, and the slots that states lie in. Rows past the last sequence hold no numbers."""
-        about, (packed, given, wanted) = self.about, call
-        rows, spare = (1, about["chunk"]) if packed else (len(lengths), 0)
-        slots: Any = None
-        several = sum(lengths) // x[about["inputs"][0][0]].shape[0]
-        said: Any = {"output_final_state": wanted} if about["final"] or about["in_place"] else {}
-        said.update({n: 1.0 for n, default in about["scalars"].items() if default is None})
-        for name, *_ in about["inputs"]:
-            y = x[name].to(device)
-            beyond = y.new_full((spare, *y.shape[1:]), math.nan)
-            said[name] = self.placed(torch.cat([y] * several + [beyond]), rows)
-        for name, *_ in about["head_inputs"]:
-            said[name] = x[name].to(device)
-        for name, (_, dims, dtype) in zip(about["outs"], about["outputs"], strict=True):
-            shape = (sum(lengths) + spare, heads[1], *dims)
-            said[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
-        if packed:
-            said["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
-        for name, _ in about["initial"] if given else ():
-            y = torch.cat([x[name].to(device)] * several)
-            said[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
-        if about["pool"]:
-            slots = torch.arange(len(lengths), 0, -1, device="cpu")
-            said.update({name: self.pool(said[name], slots) for name, _ in about["initial"]})
-            said["state_indices"] = torch.tensor([-1 if self.left_out(n) else int(i) for n, i in enumerate(slots)],
-                                                 dtype=torch.int32, device="cpu").to(device)
-        for (name, dims), (initial, _) in zip(about["final"], about["initial"], strict=True) if wanted and about["final"] else ():
-            y = x[initial].to(device)
-            said[name] = (torch.full_like(said[initial], self.MARK) if about["pool"] else
-                          self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
-        return said, slots
-
-    def left_out(self, n: int) -> bool:
-        """Whether a pool leaves this sequence out."""
-        return self.about["pool"] and n % 5 == 2
-
-    def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
-        """(error, accepted) by output of one call."""
-        about, once = self.about, self.lengths(packed)
-        given, wanted = given or about["pool"] or about["in_place"], wanted or about["in_place"]
-        several = 1 if device.type == "cpu" else 1 + self.INSTANCES // (len(once) * heads[1])
-        x, lengths = self.drawn(once, heads), once * several
-        outs, finals, after = self.expected(x, once, heads, given)
-        said, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
-        mine = [n for n in range(len(lengths)) if not self.left_out(n)]
-        starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
-        written = torch.zeros(starts[-1] + packed * about["chunk"], dtype=torch.bool, device="cpu")
-        for n in mine:
-            written[starts[n]:starts[n + 1]] = True
-        lent = {n: (whole(said[n]), whole(said[n]).clone()) for n in self.lent(said)}
-        results = self.space[about["function"]](**said)
-
-        found, accepted = {}, self.ACCEPTED[about["dtype"]]
-        if about["tf32"] and device.type == "cuda":
-            accepted = self.ACCEPTED_TF32
-        first = [sum(once[:n]) for n in range(len(once))]
-        for (name, *_), got, want in zip(about["outputs"], results[:len(outs)], outs, strict=True):
-            rows = got if about["layout"] == "bthd" else got.transpose(1, 2)
-            rows = rows.flatten(0, 1).cpu()
-            found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in mine
-                                 if lengths[n]]), accepted
-        accepted = max(accepted, self.ACCEPTED[about["state_dtype"]])
-        states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
-        for (name, dims), got, want in zip(about["initial"], states, finals, strict=True):
-            if got is not None:
-                got = self.turned(got.cpu() if slots is None else got.cpu()[slots], dims)
-                each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
-                found[name.replace("initial", "final")] = worst(each), accepted
-        for (name, dims), got, want in zip(about["checkpoints"], at_chunks, after, strict=False):
-            got = self.turned(got.cpu(), dims)
-            found[name] = worst([off(got[starts[n] // about["chunk"] + i][None], want[n % len(once), i][None])
-                                 for n in mine for i in range(lengths[n] // about["chunk"])]), accepted
-        for name, (now, before) in lent.items():
-            own = torch.zeros(now.shape, dtype=torch.bool, device=device).as_strided(
-                said[name].shape, said[name].stride(), said[name].storage_offset())
-            if name in about["outs"]:
-                own = own if about["layout"] == "bthd" else own.transpose(1, 2)
-                own[written.view(own.shape[:2]).to(device)] = True
-            else:
-                own[mine if slots is None else slots[mine].to(device)] = True
-            found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
-        return found
-
-    def lent(self, said: Any) -> Any:
-        """Names of the arguments that kernels write to. They hold more than that."""
-        states = [n for n, _ in (self.about["initial"] if self.about["in_place"] else self.about["final"])]
-        return [n for n in (*self.about["outs"], *states) if n in said]
-
-
-def whole(x: Any) -> Any:
-    """All of the memory that a tensor lies in."""
-    return x.new_empty(0).set_(x.untyped_storage())
-
-
-def off(got: Any, want: Any) -> Any:
-    """RMSE over RMS of the worst head, of [tokens, heads, ...]."""
-    got = got.double()
-    error, size = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want))
-    return (error / size.clamp_min(1e-30)).sqrt().max()
-
-
-def worst(errors: Any) -> float:
-    """The largest, NaN where there is one."""
-    return float(torch.stack(errors).max()) if errors else 0.0
-
 #: Of a device, and of H and HV where kernels are compiled for them: RuntimeError if the kernels are off on a small problem.
-check = Check({
-    "name": "gdn_c64_bthd", "function": "chunk_gated_delta_rule", "chunk": CHUNK, "layout": LAYOUT, "dtype": "float16",
-    "inputs": INPUTS, "head_inputs": (), "outputs": OUTPUTS, "initial": INITIAL, "final": FINAL,
-    "checkpoints": (), "scalars": SCALARS, "outs": ["out"],
-    "forms": {}, "decays": ["g"],
-    "state": "kv", "state_dtype": "float32", "pool": False, "in_place": False, "strided": False, "tf32": False,
-    # value heads that a kernel takes together, head counts compiled in, chunks of the longest sequence
-    "lanes": 1, "heads": None, "chunks": 3}, _page, globals())
+check = Check(TABLES, _page, HOST, chunk_gated_delta_rule)
+HOST.takes = functools.partial(_fits_transfers, TABLES)

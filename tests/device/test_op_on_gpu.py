@@ -107,7 +107,7 @@ def test_a_settled_call_is_one_compiled_function(packed, poison, tokens, monkeyp
         want.append(run("tilelang", a, S, ends if packed else None))
         (one,) = launch._kept.values()
         launch.forget()
-    monkeypatch.setattr(one.module, "POISON", poison)
+    monkeypatch.setattr(one.module.HOST, "poison", poison)
     for _ in range(2):
         run("tilelang", *problems[0][1:3], problems[0][3] if packed else None)
     monkeypatch.setattr(launch, "_kept", {})

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+import gdn_codegen
 from gdn_codegen.cli import main as cli
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.tools import documents, graph, plots
@@ -26,6 +27,13 @@ READ = {"1 x 64, 1/1": {"FLA": 4.0, "FlashQLA": 2.0, "FlashInfer": 1.5, "ours": 
 
 def test_what_is_made_is_up_to_date(capsys):
     assert documents.main(["--check"]) == 0, f"run: {COMMAND}\n{capsys.readouterr().out}"
+
+
+def test_the_reference_has_each_public_name_once():
+    page = (documents.ROOT / "docs" / "api.md").read_text()
+    for name in gdn_codegen.__all__:
+        assert page.count(f"### `{name}`\n") == 1
+    assert "Callable" in page and " at 0x" not in page and "'Tensor'" not in page
 
 
 def test_the_chart_has_the_figures_of_the_table():

@@ -90,18 +90,18 @@ def test_keys_and_gates_against_the_bound(norm, beta, gate):
 def test_summaries_are_made_where_a_walk_may_need_them(how, most, monkeypatch):
     """Not where the longest sequence there can be has so few parts that each may begin at its start."""
     fn = function(build("triton", "replay", how))
-    launched, launcher = [], fn.__globals__["_launcher"]
-    monkeypatch.setitem(fn.__globals__, "_launcher", lambda name, *a: (launched.append(name), launcher(name, *a))[1])
+    host = fn.__globals__["HOST"]
+    launched, launcher = [], host.launcher
+    monkeypatch.setattr(host, "launcher", lambda name, *a: (launched.append(name), launcher(name, *a))[1])
     whole = ["G_Tinv" + "_F_chunk" * (how == "decay"), "o_S"]
     sums = [*whole[:1], "S_offset", "S_factor", "S_start", *whole[1:]]
-    assert fn.__globals__["MOST"] == most
+    assert host.tables.most == most
     for chunks, lengths, batched, want in ((0, [40, 20], False, whole), (1, [16 * most + 16] * 2, True, whole),
                                            (1, [16 * most + 17] * 2, True, sums), (1, [16 * most + 16, 1], False, sums)):
         launched.clear()
         check(in_parts(fn, chunks), mixed(lengths, heads=1), batched=batched)
         assert launched == want, lengths
-    size = fn.__globals__["workspace_bytes"]
-    one, more = (size(tokens, 1, 1, "cpu") for tokens in (16 * most + 16, 16 * most + 17))
+    one, more = (host.workspace_bytes(tokens, 1, 1, "cpu") for tokens in (16 * most + 16, 16 * most + 17))
     assert more - one > (most + 2) * 16 * 32 * 4  # a chunk slot of tiles more would be less
 
 
@@ -111,11 +111,11 @@ def test_how_early_walks_begin(target, span, monkeypatch):
     pytest.importorskip(target)
     b = build(target, "replay", "decay", **({"layout": "bhtd"} if target == "tilelang" else {}))
     fn, early = in_parts(function(b), span), {}
-    space = fn.__globals__
-    launcher = space["_launcher"]
+    host = fn.__globals__["HOST"]
+    launcher = host.launcher
 
     def first_kernels(name, *a):
-        row = next(r for r in space["KERNELS"] if r[0] == name)
+        row = host.tables.kernel(name)
         run = launcher(name, *a) if row[1] == "chunks" or name == "S_offset" else lambda *_: None
 
         def launch(tensors, *rest):
@@ -123,13 +123,13 @@ def test_how_early_walks_begin(target, span, monkeypatch):
             if name == "S_offset":
                 early["S"] = dict(zip(row[3], tensors, strict=True))["S_early"]
         return launch
-    monkeypatch.setitem(space, "_launcher", first_kernels)
+    monkeypatch.setattr(host, "launcher", first_kernels)
     lengths = [62 * 16 - 3, 30 * 16]
     x, gen = problem(lengths, 1, 3, 16, 32), torch.Generator().manual_seed(0)
     for h, g in enumerate((-3.0, -0.021, -0.01)):
         x["g"][:, h] = g * (0.5 + torch.rand(len(x["g"]), generator=gen))
     call(fn, x, layout=b.layout)
-    bound, most, start, seen = BOUND["float16"], space["MOST"] * span, 0, set()
+    bound, most, start, seen = BOUND["float16"], host.tables.most * span, 0, set()
     for n, length in enumerate(lengths):
         sums = torch.stack([y.double().sum(0) for y in x["g"][start:start + length].split(16)])
         for part in range(1, -(-len(sums) // span)):  # nobody asks of the first
@@ -141,15 +141,16 @@ def test_how_early_walks_begin(target, span, monkeypatch):
                 seen.add(want)
         start += length
     assert {1, -1} < seen and any(32 < w < most and w % span for w in seen), seen
-    space["_plans"].clear()
+    host.plans.clear()
 
 
 def test_number_of_parts(monkeypatch):
     """Chosen by the cost model on a GPU: a long sequence in as many parts as fill it, a batch that fills it in none."""
     for how in ("exact", "decay"):
-        space = in_parts(function(Build("triton", schedule=replace(named("replay"), v_block=128, partition=how))), 0).__globals__
+        fn = function(Build("triton", schedule=replace(named("replay"), v_block=128, partition=how)))
+        host = in_parts(fn, 0).__globals__["HOST"]
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
-        span, gpu = space["_span"], torch.device("cuda", 0)
+        span, gpu = host.span, torch.device("cuda", 0)
         assert span(32768, 1, 16, gpu) * 16 == 512  # two walks share a multiprocessor
         assert span(32768, 16, 16, gpu) == span(32768, 16, 16, torch.device("cpu")) == 513
         assert span(2048, 1, 16, gpu) <= 33 and span(0, 1, 16, gpu) == 1 and span(64, 3, 1, gpu) == 2
@@ -157,15 +158,14 @@ def test_number_of_parts(monkeypatch):
         parts = 32768 // (64 * span(32768, 1, 16, gpu)) + 1
         held = 4 * 64 + 2 * 64 * 64 + 4 * (how == "decay")
         folded = 2 * 4 * 128 * 128 + 2 * 128 * 128 + 4 * (how == "decay")
-        assert space["workspace_bytes"](32768, 1, 16, gpu) == 16 * (513 * held + parts * folded)
-        span.cache_clear()
+        assert host.workspace_bytes(32768, 1, 16, gpu) == 16 * (513 * held + parts * folded)
 
 
 @pytest.mark.parametrize("given, want", [({}, 4), ({"GDN_CODEGEN_PART_CHUNKS": "2"}, 2), ({"GDN_CODEGEN_PARTITION": "0"}, 4),
                                          ({"GDN_CODEGEN_PARTITION": "0", "GDN_CODEGEN_PART_CHUNKS": "2"}, 4)])
 def test_environment(tmp_path, given, want):
     (tmp_path / "m.py").write_text(render(build("triton", "replay", "decay")))
-    code = f"import m, torch; assert m._span(48, 1, 1, torch.device('cpu')) == {want}"
+    code = f"import m, torch; assert m.HOST.span(48, 1, 1, torch.device('cpu')) == {want}"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, env={**os.environ, **given})
 
 
@@ -205,7 +205,8 @@ MUTATIONS = {
         "a warm-up of a chunk less": (r"begin = first - tl\.maximum\(early, 0\)", "begin = first - tl.maximum(early - 1, 0)"),
         "a warm-up that stores": (r"if t >= first:", "if True:"),
         "no fallback": (r"if early < 0:", "if False:"),
-        "no summaries": (r"if name in SUMMARIES and not summed or", "ints['summed'] = 0\n        if name in SUMMARIES or"),
+        "no summaries": (r"if \(name in t\.summaries and not self\.summed\) or",
+                         "self.ints['summed'] = 0\n            if name in t.summaries or"),
     },
     ("triton", "longest first"): {
         "one share for two": (r"instances \*= .*", "pass"),

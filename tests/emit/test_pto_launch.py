@@ -21,7 +21,7 @@ def single(schedule, **options):
 @pytest.mark.parametrize("schedule", ["staged", "prepared", "replay"])
 def test_one_launch_agrees(schedule):
     b = single(schedule)
-    assert len(module(render(b)).KERNELS) == 1
+    assert len(module(render(b)).TABLES.kernels) == 1
     check(function(b), problem(LENGTHS, 1, 2, 32, 32))
     check(function(b), problem([65, 65], 2, 4, 32, 32, initial=False), batched=True)
 
@@ -79,6 +79,6 @@ def test_a_target_without_such_a_barrier_refuses(target):
 
 
 def test_the_module_says_how_much_workspace_it_takes():
-    workspace_bytes = module(render(single("replay"))).workspace_bytes
+    workspace_bytes = module(render(single("replay"))).HOST.workspace_bytes
     slots = 4096 // 64 + 3
     assert workspace_bytes(tokens=4096, sequences=3, value_heads=8) == slots * 8 * (64 * 4 + 64 * 64 * 2)

@@ -146,11 +146,11 @@ def test_launch_arguments(fresh, monkeypatch):
     npu = Npu()
     monkeypatch.setattr(module, "_own", lambda name, groups, device: torch.zeros(groups))
     cu = torch.tensor([0, 40], dtype=torch.int32)
-    for name, _, _, tensors, scalars in module.KERNELS:
+    for name, _, _, tensors, scalars in module.TABLES.kernels:
         launch = module._launcher(name, 100, (1, 40, 0, 1, 2, 2), [1], npu)
         launch([torch.zeros(1)] * len(tensors), cu, [0.5] * len(scalars))
     assert [n for n, _ in seen] == [f"call_{s}" for s, *_ in module.SYMBOLS.values()]
-    for (name, _, _, tensors, scalars), (_, a) in zip(module.KERNELS, seen, strict=True):
+    for (name, _, _, tensors, scalars), (_, a) in zip(module.TABLES.kernels, seen, strict=True):
         own = module.SYMBOLS[name][1]
         assert a[0].value == 20 and a[1] == "stream"
         assert len(a) == 2 + len(tensors) + len(own) + 1 + 6 + 1 + len(scalars)

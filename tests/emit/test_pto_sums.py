@@ -16,8 +16,8 @@ def sums(layout, chunk, x):
     fn = function(Build("pto", chunk, layout=layout, algorithm="simple_gla", schedule=plan, head_dim_k=16, head_dim_v=16))
     ends = torch.tensor([0, *x["lengths"]]).cumsum(0)
     given = tuple(x[n][None] if layout == "bthd" else x[n][None].transpose(1, 2) for n in ("q", "k", "v", "g"))
-    names = fn.__globals__["TENSORS"]
-    return fn.__globals__["_run"](given, (1.0,), (None,), (None,), ends, (None,), True)[names.index("G_ws")]
+    host = fn.__globals__["HOST"]
+    return host.run(given, (1.0,), (None,), (None,), ends, (None,), True)[host.tables.tensors.index("G_ws")]
 
 
 @pytest.mark.parametrize("value_heads", [1, 8, 12, 16, 24, 32, 48, 64])

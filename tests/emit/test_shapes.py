@@ -109,9 +109,7 @@ def test_padded_tiles_in_parts(how, monkeypatch):
     b = build("triton", 36, 36, schedule="replay")
     b = replace(b, schedule=replace(b.plan, partition=how))
     m = module(render(b))
-    monkeypatch.setattr(m, "PART_CHUNKS", 2)
-    monkeypatch.setattr(m, "_plans", {})
-    m._span.cache_clear()
+    monkeypatch.setattr(m.HOST, "part_chunks", 2)
     agrees(m.chunk_gated_delta_rule, problem([100, 3], 1, 2, 36, 36, gate=-0.01))
 
 

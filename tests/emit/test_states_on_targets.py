@@ -111,7 +111,7 @@ def pool_is_right(b, fn, monkeypatch):
         options = {"rest": 20, **({"out": o} if lent else {})}
         new = fn.__globals__["_new"]
         monkeypatch.setitem(fn.__globals__, "_new", lambda like, o=o, new=new: o if like.shape == o.shape else new(like))
-        monkeypatch.setitem(fn.__globals__, "POISON", False)
+        monkeypatch.setattr(fn.__globals__["HOST"], "poison", False)
         at = torch.tensor(AT, dtype=dtype)
         if b.contract.in_place:
             S = run(fn, x, initial_state=pool, state_indices=at, **options)[1]
@@ -253,14 +253,15 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input(case, monkeypatch):
     fn = function(build("triton", "bfloat16/pool/checkpoints"))
+    host = fn.__globals__["HOST"]
     change, text = BAD[case]
     pool = torch.zeros(7, 2, K, V).bfloat16()
     good = dict(initial_state=pool, state_indices=torch.arange(5), checkpoint_chunks=2)
-    monkeypatch.setitem(fn.__globals__, "_launcher", lambda *_: lambda *_: None)
-    monkeypatch.setitem(fn.__globals__, "_plans", {})
+    monkeypatch.setattr(host, "launcher", lambda *_: lambda *_: None)
+    monkeypatch.setattr(host, "plans", {})
     run(fn, inputs(), **good)
-    monkeypatch.setitem(fn.__globals__, "_launcher", lambda *_: lambda *_: pytest.fail("launched"))
-    monkeypatch.setitem(fn.__globals__, "_plans", {})
+    monkeypatch.setattr(host, "launcher", lambda *_: lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(host, "plans", {})
     with pytest.raises(ValueError, match=text):
         run(fn, inputs(), **{**good, **(dict(final_state=pool) if change == "same" else change)})
 
@@ -311,7 +312,7 @@ def test_hopper_takes_what_servers_pass():
     for how, text, kernels in ((None, servers, 1), ("decay", "state=float16/in_place", 0)):
         b = Build("tilelang", schedule=replace(named("walk"), partition=how), arch="sm_90a", contract=Contract.parse(text))
         source = render(b)
-        assert source.count("if state_indices_n >= 0:") == 2 * kernels
+        assert source.count("if state_indices_n >= 0") == 2 * kernels
         lines = source[source.index("_kernel("):source.index("# --- launching")].splitlines()
         assert all(len(x) <= 120 for x in lines if not x.lstrip().startswith("#"))
 

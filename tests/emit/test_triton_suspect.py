@@ -47,7 +47,7 @@ def test_kernels_that_are_wrong_are_refused_again_and_again(wrong):
     for _ in range(2 if wrong == "state" else 1):
         with pytest.raises(RuntimeError, match=r"gives wrong results on cpu: .* off by .* is accepted"):
             m.check.once(CPU, (1, 2))
-    assert getattr(m, "PART_CHUNKS", 0) == 0 and not m.check.done
+    assert m.HOST.part_chunks == 0 and not m.check.done
 
 
 def test_kernels_that_are_right_serve_and_are_tried_once(monkeypatch):
@@ -70,9 +70,9 @@ def test_launches_ask_first(monkeypatch):
 
 def test_launches_within_the_check_do_not_ask_again(monkeypatch):
     m = module(text())
-    launcher = m._launcher
+    launcher = m.HOST.launcher
     monkeypatch.setattr(m.check, "done", set())
-    monkeypatch.setattr(m, "_launcher", lambda name, instances, sizes, ints, device: (
+    monkeypatch.setattr(m.HOST, "launcher", lambda name, instances, sizes, ints, device: (
         m.check.once(device, sizes[3:5]), launcher(name, instances, sizes, ints, device))[1])
     m.check.once(CPU, (1, 2))
     assert m.check.done == {(CPU, (1, 2))}

@@ -13,6 +13,7 @@ from reference import expected, module, problem, rms_error
 from gdn_codegen import chunk_gated_delta_rule
 from gdn_codegen.emit.page import page_text
 from gdn_codegen.host import check
+from gdn_codegen.host.tables import Tables
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, log, lower, maximum, row_norm, row_sum, sigmoid
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.runtime import admit, load
@@ -81,17 +82,17 @@ def test_parts_are_tried_and_left_as_they_were(monkeypatch):
     if "tilelang" not in HERE:
         pytest.skip("needs TileLang")
     m, launched = module(text("tilelang", "walk", partition="decay")), set()
-    launcher = m._launcher
-    monkeypatch.setattr(m, "_launcher", lambda name, *a: launched.add(name) or launcher(name, *a))
+    launcher = m.HOST.launcher
+    monkeypatch.setattr(m.HOST, "launcher", lambda name, *a: launched.add(name) or launcher(name, *a))
     m.check("cpu")
-    assert launched == set(m._KERNELS) and m.SUMMARIES and m.PART_CHUNKS == 0 and not m._plans
-    assert m.check.about["chunks"] > m.MOST + 1
+    assert launched == set(m._KERNELS) and m.TABLES.summaries and m.HOST.part_chunks == 0 and not m.HOST.plans
+    assert m.TABLES.check_chunks > m.TABLES.most + 1
 
 
 def test_the_problem_has_what_faults_hide_in():
-    about = {"chunk": 64, "chunks": 4, "state_dtype": "float32", "head_inputs": (), "initial": (("S", (8, 8)),), "forms": {},
-             "decays": ["g"], "inputs": (("k", "H", (8,), "float16"), ("g", "HV", (), "float32"))}
-    small = check.Check(about, None, {})
+    tables = Tables("small", "f", 64, "bthd", "float16", check_chunks=4, initial=(("S", (8, 8)),), decays=("g",), outputs=(),
+                    inputs=(("k", "H", (8,), "float16"), ("g", "HV", (), "float32")), kernels=(), ints={})
+    small = check.Check(tables, None, None, None)
     lengths = small.lengths(True)
     assert {0, 1, 64} <= set(lengths) and lengths[-1] % 64 and lengths[-1] > 4 * 64
     x = small.drawn(lengths, (2, 8))

@@ -44,9 +44,9 @@ def stubbed(monkeypatch):
     def make(target, schedule="replay"):
         m = module(source(target, schedule))
         launched = []
-        monkeypatch.setattr(m, "_launcher", lambda name, *rest: lambda *x: launched.append((name, *x)))
-        monkeypatch.setattr(m, "POISON", False)
-        monkeypatch.setattr(m, "_plans", {})
+        monkeypatch.setattr(m.HOST, "launcher", lambda name, *rest: lambda *x: launched.append((name, *x)))
+        monkeypatch.setattr(m.HOST, "poison", False)
+        monkeypatch.setattr(m.HOST, "plans", {})
         monkeypatch.setattr(m, "_kept", {})
         return m, launched
     return make
@@ -71,13 +71,13 @@ def test_a_second_call_allocates_what_it_writes_and_does_nothing_else(target, pa
     x = given()
     x |= {"cu_seqlens": torch.tensor([0, 11, 40], dtype=torch.int32)} if packed else {}
     m.chunk_gated_delta_rule(**x)
-    forbid(m, monkeypatch, "prepare", "_check_inputs", "_check_sequences", "_check_state", "_plain", "_is_plain")
+    forbid(m, monkeypatch, "Plan", "_check_inputs", "_check_sequences", "_check_state", "_plain", "_is_plain")
     with Count() as count:
         m.chunk_gated_delta_rule(**x)
     # a final state that nobody asked for is none
-    cleared = {"zero_.default": len(m.OUTPUTS)} if packed and target == "pto" else {}
-    assert count.seen == {"empty_like.default": len(m.OUTPUTS) + len(m.WORKSPACES), **cleared}
-    names = [n for n, *_ in m.KERNELS]
+    cleared = {"zero_.default": len(m.TABLES.outputs)} if packed and target == "pto" else {}
+    assert count.seen == {"empty_like.default": len(m.TABLES.outputs) + len(m.TABLES.workspaces), **cleared}
+    names = [n for n, *_ in m.TABLES.kernels]
     assert [n for n, *_ in launched] == 2 * names
 
 
@@ -92,7 +92,7 @@ def test_values_are_never_read(target, packed, stubbed):
     for state in (None, torch.empty(1 + packed, 4, 32, 32, device="meta", dtype=torch.bfloat16)):
         o, final = m.chunk_gated_delta_rule(**x, initial_state=state, output_final_state=True)
         assert o.shape == (1, 40, 4, 32) and final.shape == (1 + packed, 4, 32, 32)
-    assert len(launched) == 2 * len(m.KERNELS) and all(ends.dtype == torch.int32 for _, _, ends, _ in launched)
+    assert len(launched) == 2 * len(m.TABLES.kernels) and all(ends.dtype == torch.int32 for _, _, ends, _ in launched)
 
 
 @pytest.mark.parametrize("target", OWN)
@@ -100,7 +100,7 @@ def test_tensors_go_to_kernels_as_they_are_in_the_order_of_the_table(target, stu
     m, launched = stubbed(target)
     x = given()
     m.chunk_gated_delta_rule(**x, scale=0.5)
-    for (name, tensors, _, numbers), (n, _, _, names, scalars) in zip(launched, m.KERNELS, strict=True):
+    for (name, tensors, _, numbers), (n, _, _, names, scalars) in zip(launched, m.TABLES.kernels, strict=True):
         assert name == n and len(tensors) == len(names) and numbers == [0.5] * len(scalars)
         assert all(t is x[i] for t, i in zip(tensors, names, strict=True) if i in x)
 
@@ -199,7 +199,7 @@ def test_many_kinds_of_calls_keep_few_plans(stubbed):
     m, _ = stubbed("triton")
     for tokens in range(1, 300):
         m.chunk_gated_delta_rule(**given("meta", tokens))
-    assert len(m._plans) <= 256 and len(m._kept) <= 64
+    assert len(m.HOST.plans) <= 256 and len(m._kept) <= 64
 
 
 # --- launching on a GPU, with the toolchains' objects stubbed -------------------------------------------------------
@@ -235,7 +235,7 @@ def test_triton_looks_a_kernel_up_once(monkeypatch):
     monkeypatch.setattr(m, "_KERNELS", {n: Kernel(k.arg_names) for n, k in m._KERNELS.items()})
     monkeypatch.setattr(m, "_is_suspect", lambda device: False)
     monkeypatch.setattr(m, "_lanes", lambda: 32)
-    over_chunks, walk = m.KERNELS
+    over_chunks, walk = m.TABLES.kernels
 
     def launch(row, instances, sizes, ints, device, memory=None, times=1):
         run, x = m._launcher(row[0], instances, sizes, ints, device), memory or [torch.zeros(64) for _ in row[3]]
@@ -296,10 +296,10 @@ def test_another_gpu_becomes_the_current_one_for_the_call(stubbed, monkeypatch):
     monkeypatch.setattr(m, "_is_elsewhere", lambda device: current[-1] != 0)
     monkeypatch.setattr(torch.cuda, "device", Guard)
     m.chunk_gated_delta_rule(**given())
-    assert len(entered) == 1 and current == [1] and len(launched) == len(m.KERNELS)
+    assert len(entered) == 1 and current == [1] and len(launched) == len(m.TABLES.kernels)
     current[0] = 0
     m.chunk_gated_delta_rule(**given())
-    assert len(entered) == 1 and len(launched) == 2 * len(m.KERNELS)
+    assert len(entered) == 1 and len(launched) == 2 * len(m.TABLES.kernels)
 
 
 # --- the package's op ------------------------------------------------------------------------------------------------

@@ -37,15 +37,15 @@ def lent():
 def loaded(b, started, poison):
     """The module of a build, which looks at no values of CPU tensors, and whose kernels can be chained: (name, by whom)."""
     text = render(b)
-    for eager in ('(CHECK or device.type == "cpu")', 'check_slots = CHECK or device.type == "cpu"'):
-        text = text.replace(eager, eager.replace(' or device.type == "cpu"', ""))
+    eager = 'looks = host.check or self.device.type == "cpu"'
+    assert eager in text
+    text = text.replace(eager, "looks = host.check")
     m = import_path(cache.write(cache.folder() / "texts" / f"chained_{cache.digest(text)}.py", text))
-    space = m.prepare.__globals__
-    plain = space.setdefault("_plain_launcher", space["_launcher"])
+    plain = vars(m).setdefault("_plain_launcher", m.HOST.launcher)
 
     def launcher(name, *rest):
         run = plain(name, *rest)
-        _, _, _, tensors, numbers = next(row for row in m.KERNELS if row[0] == name)
+        _, _, _, tensors, numbers = next(row for row in m.TABLES.kernels if row[0] == name)
         fixed = run.__code__.co_freevars.index("fixed")
 
         def start(*args):
@@ -60,8 +60,8 @@ def loaded(b, started, poison):
         launch.compiled = lent()(start), run.__closure__[fixed].cell_contents
         return launch
 
-    space.update(_launcher=launcher, POISON=poison)
-    space["_plans"].clear()
+    m.HOST.launcher, m.HOST.poison = launcher, poison
+    m.HOST.plans.clear()
     return m
 
 

@@ -34,9 +34,9 @@ def said(monkeypatch):
     seen = []
 
     def serves(t, words, strided):
-        return SimpleNamespace(prepare=lambda *a: lambda given, numbers, *rest: seen.append((t, words, numbers[0])),
-                               numbers_of=lambda numbers: numbers,
-                               results=lambda memory, wanted: (t.v, t.initial_state))
+        plan = SimpleNamespace(call=lambda given, numbers, *rest: seen.append((t, words, numbers[0])))
+        return SimpleNamespace(HOST=SimpleNamespace(prepare=lambda *a: plan, numbers_of=lambda numbers: numbers,
+                                                    results=lambda memory, wanted: (t.v, t.initial_state)))
 
     class Nothing(dict):
         def get(self, *a):

@@ -1,4 +1,5 @@
 """The wheel carries templates and simulator headers, and works where the sources are not."""
+import re
 import subprocess
 import sys
 import zipfile
@@ -33,6 +34,19 @@ def test_the_core_needs_torch_and_jinja2_alone(wheel):
     meta = next(n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA"))
     requires = [x for x in zipfile.ZipFile(wheel).read(meta).decode().splitlines() if x.startswith("Requires-Dist")]
     assert sorted(x.split()[1].split(">")[0] for x in requires if "extra ==" not in x) == ["jinja2", "torch"]
+
+
+def test_the_description_has_no_relative_link(wheel):
+    """A package index shows README.md where its neighbours are not."""
+    archive = zipfile.ZipFile(wheel)
+    meta = archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))).decode()
+    source = next(x.split(", ")[1] for x in meta.splitlines() if x.startswith("Project-URL: Source"))
+    links = re.findall(r"\]\(([^)]+)\)", meta)
+    ours = [x.removeprefix(f"{source}/blob/main/").removeprefix(f"{source}/raw/main/").split("#")[0]
+            for x in links if x.startswith(source)]
+    assert ours and all((ROOT / x).is_file() for x in ours), ours
+    assert [x for x in links if not x.startswith("https://")] == []
+    assert "Classifier: Typing :: Typed" in meta and "gdn_codegen/py.typed" in archive.namelist()
 
 
 def test_an_install_elsewhere_builds(wheel, tmp_path):

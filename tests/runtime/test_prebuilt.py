@@ -1,5 +1,6 @@
 """Kernels compiled ahead: the first call loads them, compiles nothing, and takes nothing that was made from another text."""
 import contextlib
+import re
 import shutil
 
 import pytest
@@ -85,12 +86,12 @@ def call_in_all_ways(m):
     """The module's op on tensors without values, as if they were a GPU's: what a launch compiles is compiled, nothing runs."""
     from triton.runtime.driver import driver
     driver.set_active(ahead._Driver(ahead._target("sm_90a")))
-    launcher = m._launcher
-    m._launcher = lambda name, instances, sizes, flags, device: launcher(name, instances, sizes, flags, Gpu())
+    launcher = m.HOST.launcher
+    m.HOST.launcher = lambda name, instances, sizes, flags, device: launcher(name, instances, sizes, flags, Gpu())
     m._is_suspect = lambda device: False
     m._KERNELS = {n: ahead._Compiles(k) for n, k in m._KERNELS.items()}
     m._compiled = type("Nothing", (dict,), {"__setitem__": lambda self, *a: None})()  # what compiled cannot be launched
-    m.PART_CHUNKS = 2
+    m.HOST.part_chunks = 2
     make = lambda *shape, dtype=torch.float16: torch.empty(shape, dtype=dtype, device="meta")
     try:
         for tokens in (96, 101):
@@ -111,10 +112,14 @@ def test_tritons_cache_has_what_calls_look_up(schedule, tmp_path, monkeypatch):
     b = Build("triton", schedule=schedule, layout="bhtd", **SMALL)  # whose kernels take T
     path = write(b, tmp_path)
     if schedule != "fused":  # one kernel over parts is enough
-        one = 'KERNELS = tuple(row for row in KERNELS if row[0] == "o_S")\n# --- host'
-        path.write_text(path.read_text().replace("# --- host", one))
+        text = path.read_text()
+        for name in function(b).__globals__["TABLES"].ints:
+            if name != "o_S":
+                text, n = re.subn(rf'        \("{name}", "(chunks|parts|sequences)", .*\n', "", text)
+                assert n == 1
+        path.write_text(text)
     lines = list(compile_ahead(b, path, "sm_90a", [(1, 2)]))
-    assert len(lines) == len(fresh(path).KERNELS)
+    assert len(lines) == len(fresh(path).TABLES.kernels)
     hits = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **k: hits.append(k["cache_hit"]))
     call_in_all_ways(fresh(path))

@@ -264,7 +264,7 @@ def test_chunks_of_a_part_are_a_number(read, chunks, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=f"GDN_CODEGEN_PART_CHUNKS: got '{chunks}'; accepted: the chunks of a part"):
         read(path)
     monkeypatch.setenv("GDN_CODEGEN_PART_CHUNKS", "3")
-    assert read(path).PART_CHUNKS == 3
+    assert read(path).HOST.part_chunks == 3
 
 
 def test_doctor_looks_for_headers(tmp_path, monkeypatch):

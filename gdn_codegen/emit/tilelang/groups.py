@@ -157,8 +157,8 @@ class GroupsWriter(KernelWriter):
 
     # --- the whole ---
     def text(self) -> KernelText:
-        parts = self.k.grid == "parts"
-        self.w.indent = 3 + parts + bool(self.p.skips)
+        conditions = ["first < T.max(stop, 1)"] if self.k.grid == "parts" else []  # a sequence's first part, or one with chunks
+        self.w.indent = 3 + bool(conditions or self.p.skips)
         super().body(tuple(o for o in self.k.body if isinstance(o, Op) and self.known(o)))
         self.w("tx = T.get_thread_binding()")
         self.branches()
@@ -172,11 +172,9 @@ class GroupsWriter(KernelWriter):
             if x.name in self.inverted | self.crossing:
                 self.w(f"t.expect_swizzled({self.name(x.name)})")
         self.w.lines += clear
-        self.leave_out()
-        if parts:
-            self.w("if first < T.max(stop, 1):")  # a sequence's first part, or one with chunks
-            self.w.indent += 1
-            self.w(*(["begin = first"] if not self.early else []))
+        self.open_block(*conditions)
+        if conditions and not self.early:
+            self.w("begin = first")
         return self.finished(body)
 
     def allocation(self, x: Buffer) -> str:
@@ -279,9 +277,12 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     w.line(f"if {w.use('rows')} >= C:")
     w.inner(f"T.copy({w.whole(x.buffer)}, {w.tile(t)})")
     w.line("else:")
-    inside = [f"if {y}:" for y in w.inside(t, ("i", "j"))[1:]]
-    w.inner("for i in T.serial(rows):", f"    for j in T.Parallel({w.dim(t.dims[1])}):", *(f"        {y}" for y in inside),
-            f"        {'    ' * len(inside)}{w.address(t, ('i', 'j'))} = {x.at('i', 'j')}")
+    # Where one instance stores all columns, the loop ends where memory does: Python nests 20 blocks at most, and TileLang
+    # makes two blocks of an `if`.
+    split = t.dims[1] == w.k.split
+    inside = [f"if {y}:" for y in w.inside(t, ("i", "j"))[1:]] if split else []
+    w.inner("for i in T.serial(rows):", f"    for j in T.Parallel({w.dim(t.dims[1]) if split else w.extents(t)[1]}):",
+            *(f"        {y}" for y in inside), f"        {'    ' * len(inside)}{w.address(t, ('i', 'j'))} = {x.at('i', 'j')}")
     w.w.indent -= len(when)
 
 

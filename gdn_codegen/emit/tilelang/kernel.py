@@ -227,7 +227,9 @@ class KernelWriter(Addresses):
     # --- the whole ---
     def text(self) -> KernelText:
         chunks, parts = self.k.grid == "chunks", self.k.grid == "parts"
-        self.w.indent = 3 + (chunks or parts) + bool(self.p.skips)
+        # Chunks with tokens; a sequence's first part, or one with chunks.
+        conditions = ["chunk * C < length"] if chunks else ["first < T.max(stop, 1)"] if parts else []
+        self.w.indent = 3 + bool(conditions or self.p.skips)
         self.body(self.k.body)
         body = self.w.lines
         clear = self.clear()
@@ -239,13 +241,8 @@ class KernelWriter(Addresses):
         if chunks and self.small():
             self.w(f"t.blocks_at_least({SM_REGISTERS // (self.registers() * self.threads())})")
         self.w.lines += clear
-        self.leave_out()
-        if chunks:
-            self.w("if chunk * C < length:")
-            self.w.indent += 1
+        self.open_block(*conditions)
         if parts:
-            self.w("if first < T.max(stop, 1):")  # a sequence's first part, or one with chunks
-            self.w.indent += 1
             self.w(*(["begin = first"] if "begin" in self.uses and not self.early else []))
         self.w(*at_chunk)
         return self.finished(body)
@@ -286,10 +283,12 @@ class KernelWriter(Addresses):
         self.line(f"{'    ' * len(inside)}{self.address(t, index)} = 0")
         self.end(t.dims)
 
-    def leave_out(self) -> None:
-        """Open the block of what is done for a sequence that is not left out."""
-        if self.p.skips:
-            self.w(f"if {self.p.skips}_n >= 0:")
+    def open_block(self, *conditions: str) -> None:
+        """Open the block of what is done where the sequence is not left out and `conditions` hold. One `if`, since Python
+        nests 20 blocks at most and TileLang makes two of each `if`."""
+        kept = [f"{self.p.skips}_n >= 0"] if self.p.skips else []
+        if kept or conditions:
+            self.w(f"if {' and '.join([*kept, *conditions])}:")
             self.w.indent += 1
 
     def finished(self, body: list[str]) -> KernelText:
@@ -392,9 +391,12 @@ class KernelWriter(Addresses):
 
     def threads(self) -> int:
         """256 where the largest fragment would take more than 64 registers of 128 threads; fewer than 128 where a product
-        has fewer 16 x 16 tiles than that many warps, or no buffer as many entries as threads."""
+        has fewer 16 x 16 tiles than that many warps, or no buffer as many entries as threads. 128 where a product has 16
+        columns: TileLang may give each of two warp groups half of them, and a wgmma reads no row-major operand of 8 columns."""
+        products = [self.buffers[o.buffer].shape for o in walk(self.k.body) if o.kind == "matmul"]
         large = max((math.prod(x.shape) for x in self.k.buffers if x.space == "fragment"), default=0) > 64 * 128
-        tiles = [math.prod(n // 16 for n in self.buffers[o.buffer].shape) for o in walk(self.k.body) if o.kind == "matmul"]
+        large = large and all(shape[-1] > 16 for shape in products)
+        tiles = [math.prod(n // 16 for n in shape) for shape in products]
         entries = max((math.prod(x.shape) for x in self.k.buffers), default=1)
         return 32 * min([8 if large else 4, -(-entries // 32), *tiles])
 

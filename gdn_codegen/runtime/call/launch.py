@@ -5,11 +5,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...host.host import Host
 from ...schedule.contract import Contract
 from ..admit import Refused, admit, captures
 from ..build import Build
@@ -19,7 +20,7 @@ from .aliasing import reach
 from .choose import DEFAULT_CHUNK, build, key, refuse
 from .compiling import DoesNotCompile, compiling
 from .dtypes import adapted, adapts
-from .native_launcher import call_launcher
+from .native_launcher import call_launcher, kernels_ahead
 from .normalise import (
     DTYPES,
     Options,
@@ -42,14 +43,12 @@ class Settled:
     """What options and kinds of tensors decide."""
 
     words: Words
-    module: Any  # which serves them
+    module: Any  # which serves them; None where this is another call in other dtypes (runtime/call/dtypes.py)
+    plan: Any  # the module's Plan of them; None where there is no module
     numbers: tuple[float, ...]  # where no scale is given
-    call: Callable[..., Any]  # what it prepared
-    wanted: bool  # whether a final state is
     sorts: list[type]  # of options
     given: tuple[int, ...]  # which tensors there are that need not be
     reaches: tuple[int, ...]  # bytes from the first of each tensor to its last
-    adapts: bool = False  # whether it is another call in other dtypes (runtime/call/dtypes.py): then nothing was prepared
     came_again: bool = False
     again: Callable[..., Any] | None = None  # the call as one function, made only when it comes again: it takes a while
 
@@ -93,7 +92,7 @@ def _admitted(t: Tensors, x: Words, checkpoints: Tensor | None, step: bool, *wan
     try:
         with compiling(m, device.type):
             admit(b, m, device, (t.q.shape[at], t.v.shape[at]), (t.cu_seqlens is not None, t.initial_state is not None, asked),
-                  lambda: m.prepare(*_given(t, x, checkpoints), asked, t.state_indices, x.checkpoint_chunks))
+                  lambda: m.HOST.prepare(*_given(t, x, checkpoints), asked, t.state_indices, x.checkpoint_chunks))
     except (Refused, DoesNotCompile) as e:
         if x.schedule is not None or not refuse(b, device, str(e)):
             raise
@@ -182,8 +181,9 @@ def run(t: Tensors, x: Words, scale: float | None, checkpoints: Tensor | None = 
     """o, the final state or None, state checkpoints or None."""
     m, wanted = _serves(t, x, _strided(t), checkpoints), _wanted(t, x)
     given, *others = _given(t, x, checkpoints)
-    memory = m._run(given, m.numbers_of((scale,)), *others, wanted, t.state_indices, x.checkpoint_chunks)
-    o, final, *states = m.results(memory, wanted)
+    host = m.HOST
+    memory = host.run(given, host.numbers_of((scale,)), *others, wanted, t.state_indices, x.checkpoint_chunks)
+    o, final, *states = host.results(memory, wanted)
     return o, final, states[0] if states else None
 
 
@@ -194,16 +194,16 @@ def _kind(x: Any) -> Any:
 def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> Callable[..., Any] | None:
     """A settled call as one function of Tensors, Options, scale and decode: what the op returns, or None where something else
     came. None where it cannot be one (runtime/call/native_launcher.py)."""
-    words, m = s.words, s.module
+    words, m, host = s.words, s.module, s.plan.host
     if words.checkpoint_chunks:
         return None
     at = Tensors._fields.index
     buffers = () if words.in_place else (at("final_state"),)
     place = (*range(7 if words.gate == "raw" else 5), at("initial_state"), at("out"), *buffers, at("state_indices"))
-    run = call_launcher(s.call, m, t[:at("chunk_indices")], place, at("cu_seqlens"), s.wanted)
+    run = call_launcher(s.plan, kernels_ahead(m), t[:at("chunk_indices")], place, at("cu_seqlens"))
     if run is None:
         return None
-    options, known, numbers, one_state = x, scale, m.numbers_of((scale,)), t.initial_state is t.final_state
+    options, known, numbers, one_state = x, scale, host.numbers_of((scale,)), t.initial_state is t.final_state
     initial, final, out, ends, chunks = map(at, ("initial_state", "final_state", "out", "cu_seqlens", "chunk_indices"))
     sorts, given = s.sorts, s.given
 
@@ -215,7 +215,7 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
             check_written(t, words.in_place, s.reaches)
         if t[chunks] is not None or t[chunks + 1] is not None:
             check_chunks(t[chunks], t[chunks + 1], t[ends], words.chunk_size)
-        return run(t[:chunks], numbers if scale == known else m.numbers_of((scale,)))
+        return run(t[:chunks], numbers if scale == known else host.numbers_of((scale,)))
 
     return again
 
@@ -229,25 +229,22 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
     check_values(t, words, few)
     sorts, given = [*map(type, x)], tuple(n for n, y in enumerate(t[:12]) if n > 4 and y is not None)
     if adapts(t, x):
-        kept = Settled(words, None, (), _nothing, False, sorts, given, reaches, adapts=True)
+        kept = Settled(words, None, None, (), sorts, given, reaches)
         results = _adapted(t, x, scale, decode, few)
     else:
         m, wanted = _serves(t, words, _strided(t)), _wanted(t, words)
-        numbers = m.numbers_of((scale,))
-        inputs, *others = _given(t, words, None)
+        host: Host = m.HOST
+        numbers = host.numbers_of((scale,))
+        inputs, states, outs, ends, buffers = _given(t, words, None)
         with compiling(m, t.q.device.type):
-            call = m.prepare(inputs, *others, wanted, t.state_indices, words.checkpoint_chunks)
-            kept = Settled(words, m, m.numbers_of((None,)), call, wanted, sorts, given, reaches)
-            results = m.results(call(inputs, numbers, *others, t.state_indices), wanted)
+            plan = host.prepare(inputs, states, outs, ends, buffers, wanted, t.state_indices, words.checkpoint_chunks)
+            kept = Settled(words, m, plan, host.numbers_of((None,)), sorts, given, reaches)
+            results = host.results(plan.call(inputs, numbers, states, outs, ends, buffers, t.state_indices), wanted)
     if about is not None and not captures(t.q.device):  # what a graph took down may not have been admitted
         if len(_kept) >= 1024:
             _kept.clear()
         _kept[about] = kept
     return results
-
-
-def _nothing(*_: Any) -> NoReturn:
-    raise AssertionError("a call in other dtypes has nothing prepared")
 
 
 def _adapted(t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Any, ...]:
@@ -297,7 +294,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         check_values(Tensors(*t), found.words, few)
     if out is not None or final is not None or found.words.in_place:
         check_written(t, found.words.in_place, found.reaches)
-    if found.adapts:
+    if found.module is None:
         return _adapted(Tensors(*t), Options(*x), scale, decode, few)
     if not found.came_again:
         found.came_again, found.again = True, _as_one(found, Tensors(*t), x, scale)
@@ -306,11 +303,13 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         results = found.again(t, x, scale, decode)
         if results is not None:
             return results  # type: ignore[no-any-return]
-    words, m = found.words, found.module
+    words, plan = found.words, found.plan
+    host = plan.host
     buffers = () if words.in_place else (final,)
-    memory = found.call(t[:7] if words.gate == "raw" else t[:5], found.numbers if scale is None else m.numbers_of((scale,)),
-                        (initial,), (out,), ends, (*buffers, None) if words.checkpoint_chunks else buffers, indices)
-    return m.results(memory, found.wanted)  # type: ignore[no-any-return]
+    memory = plan.call(t[:7] if words.gate == "raw" else t[:5],
+                       found.numbers if scale is None else host.numbers_of((scale,)),
+                       (initial,), (out,), ends, (*buffers, None) if words.checkpoint_chunks else buffers, indices)
+    return host.results(memory, plan.wanted)  # type: ignore[no-any-return]
 
 
 def forget() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...host.plan import Plan
+from ...host.tensors import _new
 from .. import cache, cxx
 
 SOURCE = Path(__file__).with_name("native_launcher.cc")
@@ -77,32 +79,36 @@ def launcher(ahead: Path, arguments: Sequence[Tensor | None], slots: Sequence[tu
     return made
 
 
-def call_launcher(call: Any, m: Any, arguments: Sequence[Tensor | None], place: Sequence[int], ends: int,
-            wanted: bool) -> Callable[..., tuple[Any, ...] | None] | None:
-    """A call that module `m` prepared, as a function of numbers and of arguments such as these: results, or None where they are
-    of other kinds. None where it cannot be one: some tensor must be copied or looked at, or kernels start only from Python.
+def kernels_ahead(m: Any) -> Path:
+    """The folder of kernels of module `m` that were compiled ahead. It need not be there."""
+    return Path(m.__file__).with_suffix(".kernels")
 
-    place: where what the module was given (states, buffers and so on) is among arguments; ends: where cu_seqlens is.
+
+def call_launcher(plan: Plan, ahead: Path, arguments: Sequence[Tensor | None], place: Sequence[int], ends: int
+                  ) -> Callable[..., tuple[Any, ...] | None] | None:
+    """The call of a plan as a function of numbers and of arguments such as these: results, or None where they are of other kinds.
+    None where it cannot be one: some tensor must be copied or looked at, or kernels start only from Python.
+
+    place: where what the module was given (states, buffers and so on) is among arguments; ends: where cu_seqlens is; ahead: the
+    folder of kernels that were compiled ahead.
     """
-    pieces = getattr(call, "pieces", None)
-    if pieces is None or not all(hasattr(launch, "compiled") for launch, *_ in pieces[1]):
+    pieces, host = plan.pieces, plan.host
+    if pieces is None or not all(hasattr(launch, "compiled") for launch, *_ in pieces.launches):
         return None
-    of, launches, rows = pieces
-    new, made_here = m._new, ("result", "workspace") if m.POISON else ("result",)
-    if m.POISON:
-        new = lambda like: m._new(like).fill_(float("nan"))
+    new: Callable[[Tensor], Tensor] = (lambda like: _new(like).fill_(float("nan"))) if host.poison else _new
+    made_here = ("result", "workspace") if host.poison else ("result",)
     first, ends_given = arguments[0], arguments[ends] is not None
     assert first is not None
-    kin = [x for kind, *_, x in of if kind in made_here]
+    kin = [x for kind, *_, x in pieces.of if kind in made_here]
     # then nothing, for a result that nobody wants, and ends of equal rows where none are given
-    filled = [*arguments, *map(new, kin), None]
+    filled: list[Any] = [*arguments, *map(new, kin), None]
     if not ends_given:  # their kind alone is looked at, and filling them would be a kernel of a graph that is being captured
         filled.append(torch.empty(first.shape[0] + 1, dtype=torch.int32, device=first.device))
     ends = ends if ends_given else len(filled) - 1
     slots: list[tuple[Any, ...]] = []
     memory: list[int] = []  # of each of the module's tensors, which of ours it is
     made = itertools.count(len(arguments))
-    for kind, *rest in of:
+    for kind, *rest in pieces.of:
         if kind == "given" or kind in made_here:
             memory.append(place[rest[0]] if kind == "given" else next(made))
             slots.append((ARGUMENT, memory[-1], rest[1] if kind == "given" else tuple(rest[0].shape)))
@@ -111,12 +117,12 @@ def call_launcher(call: Any, m: Any, arguments: Sequence[Tensor | None], place: 
             slots.append((WORKSPACE if kind == "workspace" else FIXED, rest[0]))
     slots.append((ARGUMENT, ends, tuple(filled[ends].shape)))
     runs = [(kernel, (*tensors, len(slots) - 1), fixed, used)
-            for (kernel, fixed), tensors, used in ((go.compiled, *rest) for go, *rest in launches)]
-    launch = launcher(Path(m.__file__).with_suffix(".kernels"), filled, slots, runs)
+            for (kernel, fixed), tensors, used in ((go.compiled, *rest) for go, *rest in pieces.launches)]
+    launch = launcher(ahead, filled, slots, runs)
     if launch is None:
         return None
-    pick = operator.itemgetter(*[len(arguments) + len(kin) if n is None else n for n in m.results(memory, wanted)])
-    device = first.device
+    pick = operator.itemgetter(*[len(arguments) + len(kin) if n is None else n for n in host.results(memory, plan.wanted)])
+    device, rows = first.device, pieces.rows
     current = torch._C._cuda_getDevice if device.type == "cuda" else lambda: device.index
 
     def run(arguments: tuple[Any, ...], numbers: tuple[float, ...]) -> tuple[Any, ...] | None:

@@ -1,0 +1,156 @@
+"""A generated module's calls: arguments in, kernels launched, results out.
+
+Below the line the file is copied into generated modules word for word, where `Host` gets the module's tables and launcher.
+"""
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .call import caller
+from .parts import _cheapest_span, _needs_summaries
+from .plan import Plan
+from .tables import Tables
+from .tensors import _FLOATS, _fail, _picker
+
+
+# --- copied from here on ---
+def _kind(x: Any) -> Any:
+    """What a plan depends on of an argument."""
+    return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else type(x)
+
+
+def _kind_and_place(x: Any) -> Any:
+    """The same where kernels go by strides: alignment decides whether they do."""
+    return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
+
+
+def _parts_wanted(build: int) -> int:
+    """Chunks of a part, as GDN_CODEGEN_PART_CHUNKS says, or else as the build does; 0 to choose."""
+    said = os.environ.get("GDN_CODEGEN_PART_CHUNKS", str(build))
+    if not said.isdecimal():
+        raise ValueError(f"GDN_CODEGEN_PART_CHUNKS: got {said!r}; accepted: the chunks of a part, 0 to choose")
+    return int(said)
+
+
+class Host:
+    """The calls of one module.
+
+    launcher: (kernel, instances, sizes, whole numbers, device) -> a function that launches the kernel on its tensors, cu_seqlens
+      and numbers. sizes: sequences, tokens of a row, 1 where rows are equal sequences, H, HV, chunk slots; of builds that make
+      parts also how many, and chunks of one.
+    takes: (name, tensor) -> whether kernels take a tensor with dense rows where it lies, where they go by strides.
+
+    poison: outputs and workspaces start as NaN, for tests (GDN_CODEGEN_POISON=1). check: values of cu_seqlens and state_indices
+    are looked at on a GPU too, which waits for it (GDN_CODEGEN_CHECK=1). partition, part_chunks: whether sequences are split into
+    parts, and chunks of a part, 0 to choose (GDN_CODEGEN_PARTITION, GDN_CODEGEN_PART_CHUNKS). plans: by kind of arguments.
+    """
+
+    def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
+                 takes: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        self.tables, self.launcher, self.takes = tables, launcher, takes
+        self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
+        self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
+        self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
+        self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
+        self.plans: dict[Any, Plan] = {}
+        self.kind = _kind_and_place if tables.strided else _kind
+        self.largest = torch.finfo(torch.float32).max
+        self.outputs, self.checkpoints = tables.place("outputs"), tables.place("checkpoints")
+        self.final = tables.place("initial") if tables.in_place else tables.place("final")
+        places = range(len(tables.tensors))
+        self.returned = _picker([n for x in (self.outputs, self.final, self.checkpoints) for n in places[x]])
+
+    # --- a call ---
+    def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+                 buffers: Sequence[Any], output_final_state: Any, indices: Any = None, every: Any = 0) -> tuple[Any, ...]:
+        """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
+        t = self.tables
+        if torch.is_grad_enabled():
+            for x in (*given, *states):
+                if getattr(x, "requires_grad", False):
+                    name = t.tensors[next(n for n, y in enumerate((*given, *states)) if y is x)]
+                    _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+        values = self.numbers_of(numbers)
+        if t.checkpoints and (not isinstance(every, int) or every < 1):
+            _fail("checkpoint_chunks", every, "an int of at least 1")
+        wanted = True
+        if t.final:
+            if output_final_state is not True and output_final_state is not False:
+                _fail("output_final_state", repr(output_final_state), "True or False")
+            wanted = output_final_state or any(x is not None for x in buffers[:len(t.final)])
+        return self.results(self.run(given, values, states, outs, cu_seqlens, buffers, wanted, indices, every), wanted)
+
+    def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+            buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> list[Any]:
+        """Launch every kernel; the call's tensors, as Tables.tensors names them. Arguments of one kind share a plan."""
+        kind = self.kind
+        key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
+               kind(indices), every)
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            if len(self.plans) >= 256:
+                self.plans.clear()
+            self.plans[key] = plan
+        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
+                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
+        """The plan of arguments of this kind, with its call."""
+        plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+        plan.call = caller(plan, given, outs, buffers)
+        return plan
+
+    def numbers_of(self, given: Sequence[Any]) -> tuple[float, ...]:
+        """The caller's numbers, the page's defaults where None is given."""
+        values = []
+        for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
+            if x is None:
+                x = default
+                if x is None:
+                    _fail(name, None, "a number: the page has no default")
+            elif isinstance(x, bool) or not isinstance(x, (int, float)):
+                _fail(name, type(x).__name__, "a number, or None")
+            elif not abs(x) <= self.largest:
+                _fail(name, x, "a number that float32 holds")
+            values.append(float(x))
+        return tuple(values)
+
+    def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:
+        """What a call returns, of its tensors."""
+        if wanted:
+            return self.returned(memory)
+        return (*memory[self.outputs], *(None for _ in self.tables.final), *memory[self.checkpoints])
+
+    # --- what a build makes of sizes ---
+    def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether kernels that go by strides read and write `x` where it lies."""
+        return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.takes(name, x)
+
+    def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device) -> int:
+        """Chunks of a part: those that the build's costs make cheapest for sequences of equal length, or all that there are."""
+        t, every = self.tables, tokens // self.tables.chunk + 1
+        if not self.partition or t.part_cost is None:
+            return every
+        if self.part_chunks or not sequences or device.type == "cpu":
+            return min(self.part_chunks or every, every)
+        units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
+        instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
+        chunks = max(1, -(-tokens // (t.chunk * sequences)))
+        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.reaches) or every
+
+    def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
+        """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
+        parts, that of the call."""
+        t = self.tables
+        held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
+        if t.part_cost is not None:
+            span = self.span(tokens, sequences, value_heads, torch.device(device))
+            if _needs_summaries(-(-tokens // t.chunk), span, t.most):
+                held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
+        return sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize for n, rows in held for _, dims, dtype in rows)

@@ -1,0 +1,238 @@
+"""A plan: what all calls with arguments of one kind share.
+
+Below the line the file is copied into generated modules word for word. Nothing here knows a build: `Host` has its tables.
+"""
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .parts import _needs_summaries
+from .tables import Tables
+from .tensors import (
+    _FLOATS,
+    _check_buffers,
+    _check_indices,
+    _check_inputs,
+    _check_out,
+    _check_pool,
+    _check_sequences,
+    _check_state,
+    _dense,
+    _equal_rows,
+    _filled,
+    _flat,
+    _is_plain,
+    _kin,
+    _made,
+    _steps,
+)
+
+
+# --- copied from here on ---
+@dataclass
+class Pieces:
+    """A call as data, for callers that launch by themselves.
+
+    of: of each tensor of Tables.tensors, ("given", its place among (*given, *states, *outs, *buffers, indices), the shape that
+      kernels see), ("fixed", the tensor), ("result", a tensor like it) or ("workspace", a tensor like it).
+    launches: (launch, places of its tensors among Tables.tensors, places of its numbers among Tables.scalars).
+    rows: makes the ends of rows of equal length, where no cu_seqlens is given.
+    """
+
+    of: list[tuple[Any, ...]]
+    launches: list[tuple[Any, list[int], list[int]]]
+    rows: Callable[[], torch.Tensor]
+
+
+class Plan:
+    """The arguments of one kind, checked: ValueError that names a bad one. Tensors differ in their values alone.
+
+    given: a tensor for each row of Tables.inputs and head_inputs. states, outs: of initial and outputs. buffers: of final and
+    checkpoints, where the caller has memory for them. wanted: whether final states are. every: chunks from checkpoint to
+    checkpoint. call: the call itself (host/call.py).
+    """
+
+    call: Callable[..., list[Any]]
+
+    def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
+                 buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> None:
+        t: Tables = host.tables
+        self.host, self.tables, self.wanted, self.every = host, t, wanted, every
+        self.state = _FLOATS[t.state_dtype]
+        self.batch, self.tokens, self.heads, self.value_heads, self.device = _check_inputs(
+            given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_together)
+        self.packed = cu_seqlens is not None
+        self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
+        self.slots = self.batch * self.tokens // t.chunk + self.sequences
+        # of each argument: what stands for an absent one, whether it goes as it is, its alignment then, its dtype
+        self.expected: list[tuple[Any, bool, int, torch.dtype]] = []
+        self.lacking: list[tuple[Any, ...]] = []  # of absent head inputs: place, then arguments of _full
+        self.ints: dict[str, int] = {}  # numbers that kernels are passed, by name
+        self.pool_slots: list[int] = []  # of each pool, how many slots it has
+        self.expect_inputs(given)
+        if t.pool:
+            _check_indices(indices, self.sequences, self.device)
+        self.expect_states(states)
+        self.expect_buffers(buffers)
+        self.expect_outs(outs)
+        self.lay_out()
+        self.count(given, states, outs)
+        self.launches = self.launched()
+        self.ends_as_they_are = self.packed and _is_plain(cu_seqlens, torch.int32)
+        self.indices_as_they_are = t.pool and _is_plain(indices, torch.int32)
+        looks = host.check or self.device.type == "cpu"
+        self.check_ends, self.check_slots = self.packed and looks, t.pool and looks
+        self.pieces = self.taken_apart(given, states, outs, buffers)
+
+    # --- arguments ---
+    def expect_inputs(self, given: Sequence[Any]) -> None:
+        """Inputs in their dtype; those with strides of their own are read where they lie, if kernels take them so."""
+        t = self.tables
+        for (name, _, dims, dtype), x in zip(t.inputs, given, strict=False):
+            plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
+            self.expected.append((None, plain, 1 if t.strided else 16, _FLOATS[dtype]))
+        first = len(t.inputs)
+        for n, ((_, default, dtype), x) in enumerate(zip(t.head_inputs, given[first:], strict=True), first):
+            self.expected.append((None, x is None or _is_plain(x, _FLOATS[dtype]), 16, _FLOATS[dtype]))
+            if x is None:
+                self.lacking.append((n, (self.value_heads,), default, _FLOATS[dtype], self.device))
+
+    def expect_states(self, states: Sequence[Any]) -> None:
+        """Initial states: slots of a pool, or a tile a sequence, or None."""
+        t = self.tables
+        for (name, dims), x in zip(t.initial, states, strict=True):
+            tile = (self.value_heads, *dims)
+            if t.pool:
+                self.ints[f"{name}_stride"] = _check_pool(name, x, tile, self.device, self.state)
+                self.pool_slots.append(x.shape[0])
+                continue
+            if t.in_place:
+                _check_state(name, x, (self.sequences, *tile), self.device, (self.state,), written=True)
+            elif x is not None:
+                dtypes = tuple(_FLOATS.values()) if t.state_dtype == "float32" else (self.state,)
+                _check_state(name, x, (self.sequences, *tile), self.device, dtypes)
+            absent = _made((0, *tile), self.state, self.device)
+            self.expected.append((absent, x is None or _is_plain(x, self.state), 16, self.state))
+
+    def expect_buffers(self, buffers: Sequence[Any]) -> None:
+        """Callers' memory for final states and checkpoints. Of each, `as_they_are`: whether it goes to kernels as it is;
+        `state_kin`: what stands for one that nobody wants, and what a made one is like."""
+        t = self.tables
+        lent: list[tuple[str, tuple[int, ...], Any]] = []
+        for (name, dims), x in zip(t.final, buffers, strict=False):
+            shape, tile = (self.sequences, self.value_heads, *dims), (self.value_heads, *dims)
+            absent = None if self.wanted else _made((0, *tile), self.state, self.device)
+            if t.pool:
+                self.ints[f"{name}_stride"] = math.prod(tile)
+                if x is not None:
+                    self.ints[f"{name}_stride"] = _check_pool(name, x, tile, self.device, self.state)
+                    self.pool_slots.append(x.shape[0])
+                    shape, absent = tuple(x.shape), None
+            lent.append((name, shape, absent))
+        if t.checkpoints:
+            rows = self.batch * self.tokens // (self.every * t.chunk)
+            lent += [(name, (rows, self.value_heads, *dims), None) for name, dims in t.checkpoints]
+        self.as_they_are = _check_buffers(buffers, lent, self.device, self.state)
+        self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
+
+    def expect_outs(self, outs: Sequence[Any]) -> None:
+        """Callers' memory for outputs. `made`: shapes and dtypes of what the call makes; `fits`: of each output, whether
+        the caller's memory is used as it is."""
+        t = self.tables
+        rows = ((self.batch, self.tokens, self.value_heads) if t.layout == "bthd" else
+                (self.batch, self.value_heads, self.tokens))
+        self.made: list[tuple[tuple[int, ...], torch.dtype]] = [((*rows, *dims), _FLOATS[dtype]) for _, dims, dtype in t.outputs]
+        self.fits: list[bool] = []
+        for argument, (name, dims, _), x, (shape, dtype) in zip(t.outs, t.outputs, outs, self.made, strict=True):
+            if x is not None:
+                _check_out(argument, x, shape, dtype, self.device)
+            self.fits.append(x is not None and (self.host.is_view(name, x, dims, dtype) if t.strided else _is_plain(x, dtype)))
+
+    # --- what the call makes ---
+    def lay_out(self) -> None:
+        """Workspaces. Parts: how many, of how many chunks, and whether they are summed up; else their workspaces are `unread`."""
+        t = self.tables
+        self.span = self.parts = self.summed = 0
+        unread: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.made += [((self.slots, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.workspaces]
+        self.made += [((self.sequences, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.end_workspaces]
+        if t.part_cost is not None:
+            self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device)
+            self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
+            self.summed = int(_needs_summaries(-(-self.tokens // t.chunk), self.span, t.most))
+            shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
+            if self.summed:
+                self.made += shapes
+            else:
+                unread = [((0, *shape[1:]), dtype) for shape, dtype in shapes]
+        self.unread = [_made(shape, dtype, self.device) for shape, dtype in unread]
+        self.kin = [_kin(shape, dtype, self.device) for shape, dtype in self.made]
+
+    def count(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any]) -> None:
+        """The whole numbers that kernels are passed beside the sizes, by name."""
+        t, ints = self.tables, self.ints
+        ints.update({f"has_{name}": int(x is not None) for (name, _), x in zip(t.initial, states, strict=True)})
+        ints.update({f"has_{name}": int(self.wanted) for name, _ in t.final})
+        # rows that no sequence covers are zero in what is made here
+        self.clears = t.pool or self.packed
+        if t.cleared:
+            ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
+        ints["summed"], ints["checkpoint_chunks"] = self.summed, self.every
+        if not t.strided:
+            return
+        goes = [plain for _, plain, *_ in self.expected[:len(t.inputs)]]
+        places = [x.stride() if plain else _dense(x.shape) for x, plain in zip(given, goes, strict=False)]
+        places += [x.stride() if fit else _dense(shape) for x, fit, (shape, _) in zip(outs, self.fits, self.made, strict=False)]
+        for name, strides in zip([row[0] for row in t.inputs] + [row[0] for row in t.outputs], places, strict=True):
+            for axis, far in zip("bth", _steps(strides, t.layout), strict=True):
+                ints[f"{name}_stride_{axis}"] = far // t.units.get(name, 1)
+
+    def launched(self) -> list[tuple[Any, list[int], list[int]]]:
+        """Of each kernel that this call launches: the launch, and which of the call's tensors and numbers it takes."""
+        t = self.tables
+        counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
+        sizes = (self.sequences, self.tokens, int(not self.packed), self.heads, self.value_heads, self.slots,
+                 *((self.parts, self.span) if t.part_cost is not None else ()))
+        found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
+        for name, grid, blocks, tensors, scalars in t.kernels:
+            if (name in t.summaries and not self.summed) or (name in t.bounds and self.span * t.chunk >= self.tokens):
+                continue
+            instances = counts[grid] * self.value_heads * blocks
+            if instances:
+                launch = self.host.launcher(name, instances, sizes, [self.ints[n] for n in t.ints[name]], self.device)
+                found.append((launch, [order[n] for n in tensors], [numbers.index(n) for n in scalars]))
+        return found
+
+    # --- as data ---
+    def taken_apart(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
+                    ) -> Pieces | None:
+        """The call as data. None where some tensor is copied, filled or looked at on the way."""
+        t = self.tables
+        as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
+                    and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
+        looked_at = self.check_ends or self.check_slots or (self.packed and not self.ends_as_they_are)
+        if not as_it_is or looked_at or (t.pool and not (t.in_place and self.indices_as_they_are)):
+            return None
+        first_out = len(given) + len(states)
+        first_buffer = first_out + len(outs)
+        of: list[tuple[Any, ...]] = [
+            ("fixed", absent) if x is None else ("given", n, tuple(x.shape))
+            for n, (x, (absent, *_)) in enumerate(zip(given if t.pool else (*given, *states), self.expected, strict=True))]
+        if t.pool:
+            of += [("given", n, tuple(_flat(name, x).shape))
+                   for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
+        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like) if absent is None else ("fixed", absent)
+               for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
+        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
+               for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
+        of += [("workspace", like) for like in self.kin[len(outs):]]
+        of += [("fixed", x) for x in self.unread]
+        if t.pool:
+            of.append(("given", first_buffer + len(buffers), (self.sequences,)))
+        return Pieces(of, self.launches, functools.partial(_filled, _equal_rows, self.batch, self.tokens, self.device))

@@ -1,0 +1,168 @@
+"""What a build tells the host of its module: `Tables` as Python text; the generated function's signature and docstring."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any
+
+from ..devices.part_cost import of_chunks
+from ..emit.base import KernelText, stride_unit
+from ..host.tables import Tables
+from ..ir.core import Kernel, Program, walk
+from ..ir.decays import log_decays
+from ..ir.types import Tensor
+
+if TYPE_CHECKING:
+    from .build import Build
+
+#: What a module says of an input that comes in another form than the page's.
+FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log.",
+            "raw": "{0} comes raw: the kernels take -exp(A_log) softplus({0} + dt_bias).",
+            "sigmoid": "{0} comes as it is before a sigmoid.", "twice_sigmoid": "{0} comes as it is before twice a sigmoid.",
+            "l2norm": "{0} comes as it is: the kernels divide its rows by their norms.",
+            "unit": "{0} has rows of norm 1: how far a walk begins early is worked out from gates and beta alone."}
+WIDTH = 120
+
+
+def named(p: Program, role: str, index: str) -> list[Tensor]:
+    """The program's tensors of a kind that the host passes: what lies over another is that one."""
+    return [t for t in p.role(role) if t.index == index and not t.over]
+
+
+def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
+    """The facts of a build, whose program is `p`, that its module's host works from.
+
+    check_chunks: more chunks than any ring has slots, and so many that some parts of one are summed up.
+    """
+    def rows(role: str, index: str, row: Callable[[Tensor], Any]) -> Any:
+        return tuple(map(row, named(p, role, index)))
+    def whole(t: Tensor) -> tuple[Any, ...]:
+        return t.name, tuple(p.shape(t))
+    def typed(t: Tensor) -> tuple[Any, ...]:
+        return *whole(t), t.dtype
+    c, traced = b.contract, b.page.trace()
+    outputs = [t for t in p.role("output") if t.index == "token"]
+    reaches = [o for k in p.kernels for o in walk(k.body) if o.kind == "reach"]
+    most = max((o.attr("most", 0) for o in reaches), default=0)
+    slots = max((x.slots for k in p.kernels for x in k.buffers), default=1)
+    return Tables(
+        name=b.name, function=b.function, chunk=b.chunk, layout=b.layout, dtype=b.dtype,
+        inputs=rows("input", "token", lambda t: (t.name, t.heads, tuple(p.shape(t)[1:]), t.dtype)),
+        outputs=tuple((t.name, tuple(p.shape(t)[1:]), t.dtype) for t in outputs),
+        kernels=tuple((k.name, k.grid, k.blocks, tuple(t.name for t in k.tensors), tuple(k.scalars)) for k in kernels),
+        ints={k.name: tuple(k.extra["ints"]) for k in kernels}, scalars=b.page.scalar_defaults(b.sizes),
+        head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, t.dtype)),
+        initial=rows("input", "sequence", whole), final=rows("output", "sequence", whole),
+        checkpoints=rows("output", "checkpoint", whole),
+        workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "slot"),
+        end_workspaces=rows("workspace", "sequence", typed),
+        part_workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "part"),
+        indices=rows("input", "number", lambda t: t.name),
+        heads=dict(zip(("H", "HV"), b.heads, strict=True)) if b.heads else {},
+        heads_together=max(k.lanes for k in p.kernels) if b.of.lanes_of_key_head else 1,
+        units={t.name: stride_unit(p, t) for t in p.tensors if t.strided} if b.of.stride_units else {},
+        state=c.state, state_dtype=c.state_dtype, pool=c.pool, in_place=c.in_place, strided=c.strided,
+        cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(reaches)) if b.plan.partition else {}),
+        forms=dict(c.inputs), decays=tuple(sorted(log_decays(traced))), tf32=b.of.tf32 and b.dtype == "float32",
+        check_chunks=max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1)
+
+
+def _parts(b: Build, p: Program, most: int, reaches: bool) -> dict[str, Any]:
+    """The fields of Tables that builds have that make parts."""
+    def those(kernels: Iterable[Kernel]) -> tuple[str, ...]:
+        return tuple(k.name for k in kernels)
+    assert b.device.part_cost is not None
+    totals = any(o.attr("tensor") for k in p.kernels for o in walk(k.body) if o.kind == "reach")
+    return {"part_cost": of_chunks(b.device.part_cost, b.chunk), "part_chunks": b.plan.part_chunks, "most": most,
+            "summaries": those(k for k in p.kernels if any(o.kind == "leave" for o in walk(k.body))),
+            "bounds": those(k for k in p.kernels if k.slices > 1), "reaches": reaches and totals}
+
+
+def literal(t: Tables) -> str:
+    """Python that makes the tables: fields that are not as by default, a row of a table a line."""
+    lines = []
+    for f in fields(t):
+        x, default = getattr(t, f.name), f.default if f.default_factory is MISSING else f.default_factory()
+        if x != default:
+            lines.append(f"    {f.name}={_text(x)},\n")
+    return f"Tables(\n{''.join(lines)})"
+
+
+def _text(x: Any) -> str:
+    """A field's value, with double quotes. Tuples of rows and long mappings take a line for each row."""
+    if isinstance(x, tuple) and x and isinstance(x[0], tuple):
+        return "(\n" + "".join(f"        {_quoted(row)},\n" for row in x) + "    )"
+    if isinstance(x, dict) and len(repr(x)) > WIDTH:
+        return "{\n" + "".join(f"        {_quoted(n)}: {_quoted(row)},\n" for n, row in x.items()) + "    }"
+    return _quoted(x)
+
+
+def _quoted(x: Any) -> str:
+    """As Python, with double quotes: no name holds any."""
+    return repr(x).replace("'", '"')
+
+
+# --- the generated function ------------------------------------------------------------------------------------------
+def signature(t: Tables) -> str:
+    """The generated function's parameters, in order."""
+    def absent(rows: Iterable[Any]) -> list[str]:
+        return [f"{n}=None" for n in rows]
+    def first(rows: Sequence[tuple[Any, ...]]) -> list[str]:
+        return absent(row[0] for row in rows)
+    return ", ".join((*(row[0] for row in t.inputs), *absent(t.scalars), *first(t.initial),
+                      *(["state_indices=None"] if t.pool else []), "output_final_state=False", "cu_seqlens=None", *first(t.final),
+                      *(["checkpoint_chunks=1"] if t.checkpoints else []), *first(t.checkpoints), *first(t.head_inputs),
+                      *absent(t.outs)))
+
+
+def arguments(t: Tables) -> str:
+    """What the generated function gives to its host."""
+    def group(names: Iterable[str]) -> str:
+        names = tuple(names)
+        return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+    def first(*tables: Sequence[tuple[Any, ...]]) -> str:
+        return group(row[0] for rows in tables for row in rows)
+    more = ["state_indices" if t.pool else "None", "checkpoint_chunks"] if t.checkpoints else ["state_indices"] if t.pool else []
+    return ", ".join((first(t.inputs, t.head_inputs), group(t.scalars), first(t.initial), group(t.outs), "cu_seqlens",
+                      first(t.final, t.checkpoints), "output_final_state", *more))
+
+
+def documentation(b: Build, p: Program, t: Tables) -> list[str]:
+    """Lines of the generated function's docstring after the summary."""
+    shape = {"bthd": "[B, T, {h}{d}]", "bhtd": "[B, {h}, T{d}]"}[b.layout]
+    shapes = ", ".join(f"{n} {shape.format(h=heads, d=''.join(f', {d}' for d in dims))} {dtype}"
+                       for n, heads, dims, dtype in t.inputs)
+    lines = [f"Shapes, layout {b.layout}: {shapes}.", *(FORM_DOC[form].format(n) for n, form in b.contract.inputs)]
+    lines += [f"{n}: [HV] {dtype}, one number a value head{'' if default is None else '; zero where None'}."
+              for n, default, dtype in t.head_inputs]
+    lines += [line for role, index in (("input", "sequence"), ("output", "sequence"), ("output", "checkpoint"))
+              for x in named(p, role, index) for line in _state_doc(b, x)]
+    if b.contract.pool:
+        lines += ["state_indices: int32 or int64 [N], a sequence's slot; -1 leaves it out: nothing of it is read, and nothing",
+                  "    written. Slots may lie apart; each is dense, and aligned to 16 bytes."]
+    devices = f"CUDA tensors only: built for {b.arch}." if b.arch else "CUDA tensors run on the GPU, CPU tensors on the CPU."
+    return [
+        *lines,
+        "cu_seqlens: int32 or int64 [N + 1], ends of sequences packed into a batch of 1; without it each row is a sequence.",
+        f"{', '.join(t.outs)}: where to write what is returned; rows of no sequence stay as they are, and are zero in what is",
+        "    made here. Its last dim is dense. It and a final state lie in memory that the call does not read; the package looks",
+        "    at that, this module does not.",
+        f"Returns (o, final state or None{', checkpoints' if t.checkpoints else ''}). {devices} ValueError on bad input."]
+
+
+def _state_doc(b: Build, t: Tensor) -> list[str]:
+    """What a generated function says of one of its states."""
+    c, dims = b.contract, ", ".join(str(b.sizes[str(d)]) for d in t.dims)
+    lead = "rows" if t.index == "checkpoint" else "slots" if c.pool else "N"
+    text = f"{t.name}: [{lead}, HV, {dims}] {t.dtype}"
+    if t.index == "checkpoint":
+        return [f"{text}, to be written to: the state after (i + 1) * checkpoint_chunks chunks of sequence n in row",
+                f"    cu_seqlens[n] // (checkpoint_chunks * {b.chunk}) + i; other rows are left as they are."]
+    if t.role == "output":
+        return [f"{text}, another pool; without it the final state is [N, ...], undefined where a sequence is left out." if c.pool
+                else f"{text}, to be written to."]
+    if c.in_place:
+        return [f"{text}; the final state takes its place."]
+    if c.pool:
+        return [f"{text}."]
+    return [f"{text}, or what widens to it; zero where absent." if t.dtype == "float32" else f"{text}; zero where absent."]

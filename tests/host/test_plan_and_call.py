@@ -1,0 +1,96 @@
+"""host/host.py and host/plan.py by themselves: what tables of a build make of a call, with launches recorded."""
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gdn_codegen.host.host import Host
+from gdn_codegen.host.tables import Tables
+from gdn_codegen.runtime.tables import arguments, literal, signature
+
+TABLES = Tables(
+    "small", "f", 4, "bthd", "float16", inputs=(("q", "H", (8,), "float16"), ("g", "HV", (), "float32")),
+    outputs=(("o", (8,), "float16"),), workspaces=(("W_ws", (4, 8), "float16"),), initial=(("S", (8, 8)),),
+    final=(("S_end", (8, 8)),), scalars={"scale": 0.5, "low": None}, ints={"W": (), "o": ("has_S", "has_S_end")},
+    kernels=(("W", "chunks", 1, ("q", "W_ws"), ()), ("o", "sequences", 2, ("g", "W_ws", "S", "o", "S_end"), ("scale",))))
+
+
+def hosted(tables=TABLES, **fields):
+    """A host, and what it launches: kernel, instances, whole numbers, tensors, ends, numbers."""
+    seen = []
+    host = Host(tables, lambda name, n, sizes, ints, device: lambda tensors, ends, numbers: seen.append(
+        (name, n, ints, tensors, ends.tolist(), numbers)))
+    for n, x in fields.items():
+        setattr(host, n, x)
+    return host, seen
+
+
+def called(host, tokens=6, state=None, out=None, ends=None, final=None, wanted=False, numbers=(None, 1.0)):
+    given = torch.zeros(1, tokens, 2, 8).half(), torch.zeros(1, tokens, 4)
+    return given, host(given, numbers, (state,), (out,), ends, (final,), wanted)
+
+
+def test_kernels_get_their_tensors_instances_and_numbers():
+    host, seen = hosted()
+    (q, g), (o, final) = called(host, wanted=True, numbers=(2, 1.0))
+    (w, w_count, w_ints, w_tensors, ends, w_numbers), (name, count, ints, tensors, _, numbers) = seen
+    assert (w, w_count, w_ints, w_numbers, ends) == ("W", 2 * 4, [], [], [0, 6]) and w_tensors[0] is q
+    assert (name, count, ints, numbers) == ("o", 1 * 4 * 2, [0, 1], [2.0]) and tensors[0] is g and tensors[1] is w_tensors[1]
+    assert w_tensors[1].shape == (2, 4, 4, 8) and tensors[2].shape == (0, 4, 8, 8)
+    assert o is tensors[3] and o.shape == (1, 6, 4, 8) and final is tensors[4] and final.shape == (1, 4, 8, 8)
+
+
+def test_a_kind_of_call_is_prepared_once_and_a_final_state_that_nobody_wants_is_none():
+    host, seen = hosted()
+    for tokens in (6, 6, 9):
+        assert called(host, tokens)[1][1] is None
+    assert len(host.plans) == 2 and [row[2] for row in seen if row[0] == "o"] == 3 * [[0, 0]]
+
+
+def test_memory_of_the_caller_is_written_where_it_lies_or_copied_back():
+    host, _ = hosted(replace(TABLES, kernels=TABLES.kernels[1:]))
+    host.launcher = lambda *about: lambda tensors, ends, numbers: (tensors[3].fill_(3), tensors[4].fill_(4))
+    for out, final in ((torch.zeros(1, 6, 4, 8).half(), torch.zeros(1, 4, 8, 8)),
+                       (torch.zeros(1, 6, 4, 9).half()[..., 1:], torch.zeros(1, 4, 9, 8)[:, :, 1:])):
+        _, (o, S) = called(host, out=out, final=final)
+        assert o is out and S is final and bool((out == 3).all()) and bool((final == 4).all())
+
+
+def test_rows_of_no_sequence_are_zero_and_the_rest_is_nan_for_tests():
+    host, seen = hosted(poison=True)
+    _, (o, _) = called(host, ends=torch.tensor([0, 2, 5]), wanted=True)
+    assert bool((o == 0).all()) and bool(seen[0][3][1].isnan().all()) and seen[0][4] == [0, 2, 5]
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"numbers": (None, None)}, "low: got None; accepted: a number"), ({"numbers": (True, 1.0)}, "scale: got bool"),
+    ({"numbers": (1e39, 1.0)}, "scale: got 1e\\+39"), ({"wanted": 1}, "output_final_state: got 1; accepted: True or False"),
+    ({"ends": torch.tensor([0, 7])}, "cu_seqlens: got .*at most at T = 6"), ({"state": torch.zeros(2, 4, 8, 8)}, "S: got "),
+    ({"out": torch.zeros(1, 6, 4, 8)}, "out: got torch.float32"), ({"final": torch.zeros(1, 4, 8, 7)}, "S_end: got "),
+    ({"state": torch.zeros(1, 4, 8, 8, requires_grad=True)}, "S: got a tensor that requires grad")])
+def test_what_is_bad_is_refused_by_name(change, said):
+    host, seen = hosted()
+    with pytest.raises(ValueError, match=said):
+        called(host, **change)
+    assert not seen
+
+
+def test_pieces_are_there_where_nothing_is_copied_or_looked_at():
+    host, _ = hosted()
+    about = (None,), (None,), None, (None,), True
+    given = torch.zeros(1, 6, 2, 8).half(), torch.zeros(1, 6, 4)
+    pieces = host.prepare(given, *about).pieces
+    assert [kind for kind, *_ in pieces.of] == ["given", "given", "fixed", "result", "result", "workspace"]
+    assert [at for _, at, _ in pieces.launches] == [[0, 5], [1, 5, 2, 4, 3]] and pieces.rows().tolist() == [0, 6]
+    assert host.prepare((given[0], given[1].half()), *about).pieces is None
+
+
+def test_workspaces_have_a_tile_a_chunk_and_one_a_sequence():
+    assert hosted()[0].workspace_bytes(tokens=8, sequences=3, value_heads=4) == (2 + 3) * 4 * 4 * 8 * 2
+
+
+def test_tables_are_printed_as_python_that_makes_them():
+    assert eval(literal(TABLES), {"Tables": Tables}) == TABLES
+    assert signature(TABLES) == ("q, g, scale=None, low=None, S=None, output_final_state=False, cu_seqlens=None, S_end=None, "
+                                 "out=None")
+    assert arguments(TABLES) == "(q, g), (scale, low), (S,), (out,), cu_seqlens, (S_end,), output_final_state"
