@@ -1148,152 +1148,6 @@ extern "C" int call_simple_gla_o_S_fp16(
 '''
 
 
-def compile_command(source, library):
-    """The command that builds the kernels for an Ascend A2 or A3."""
-    toolkit = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
-    headers = os.environ.get("PTO_LIB_PATH")
-    if not toolkit or not headers:
-        raise RuntimeError("NPU tensors need CANN and PTO-ISA: set ASCEND_TOOLKIT_HOME (CANN's set_env.sh does) and "
-                           "PTO_LIB_PATH to a checkout of PTO-ISA")
-    driver = os.environ.get("ASCEND_DRIVER_PATH", "/usr/local/Ascend/driver")
-    folders = [f"{headers}/include", f"{toolkit}/include", f"{toolkit}/pkg_inc", f"{toolkit}/pkg_inc/runtime",
-               f"{toolkit}/pkg_inc/profiling", f"{driver}/kernel/inc"]
-    tuning = ["-cce-aicore-stack-size=0x8000", "-cce-aicore-function-stack-size=0x8000",
-              "-cce-aicore-record-overflow=true", "-cce-aicore-dcci-insert-for-scalar=false"]
-    return ["bisheng", "-fPIC", "-shared", "-xcce", "-DMEMORY_BASE", "-O2", "-std=gnu++17", "--cce-aicore-arch=dav-c220",
-            *(word for t in tuning for word in ("-mllvm", t)), *(f"-I{f}" for f in folders), str(source), "-o", str(library)]
-
-
-def _compile_npu(source, library):
-    try:
-        done = subprocess.run(compile_command(source, library), capture_output=True, text=True)
-    except FileNotFoundError:
-        raise RuntimeError("NPU tensors need bisheng, the compiler of the CANN toolkit, on PATH") from None
-    if done.returncode:
-        raise RuntimeError(f"bisheng failed:\n{done.stderr}")
-
-
-def _compile_cpu(source, library):
-    from gdn_codegen import pto_sim
-    pto_sim.build(source, [symbol for symbol, *_ in SYMBOLS.values()], library)
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold path.lock against other processes and threads; a killed holder frees it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with open(f"{path}.lock", "a") as f:
-            fcntl.flock(f, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):  # removed while we waited
-                if os.stat(f.name).st_ino == os.fstat(f.fileno()).st_ino:
-                    yield
-                    return
-
-
-def _whole(path: Path) -> bool:
-    """Whether a file is there, and as it was when it was made: its size and digest stand beside it."""
-    try:
-        return Path(f"{path}.sum").read_text() == _sum(path)
-    except OSError:
-        return False
-
-
-def _sum(path: Path) -> str:
-    return f"{path.stat().st_size} {hashlib.sha256(path.read_bytes()).hexdigest()}"
-
-
-def _artefact(path: Path, make: Callable[[Path], None]) -> Path:
-    """`path`, made by make(temporary path) if it is not there, or damaged: once among processes, never half."""
-    if _whole(path):
-        return path
-    with _alone(path):
-        if not _whole(path):
-            folder = path.with_name(f".making.{path.name}")  # ours alone while we hold the lock
-            shutil.rmtree(folder, ignore_errors=True)  # a killed process's
-            folder.mkdir()
-            try:
-                built, sums = folder / path.name, folder / "sum"
-                make(built)
-                sums.write_text(_sum(built))
-                sums.replace(f"{path}.sum")
-                built.replace(path)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-    return path
-
-
-@functools.lru_cache(maxsize=None)
-def _library(kind):
-    """The compiled kernels, cached by content."""
-    compile_to = _compile_npu if kind == "npu" else _compile_cpu
-    if kind == "npu":
-        seed = SOURCE + " ".join(compile_command("", ""))
-    else:
-        from gdn_codegen import pto_sim
-        seed = SOURCE + str(pto_sim.runtime_object())
-    given = os.environ.get("GDN_CODEGEN_CACHE")
-    cache = (Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen") / "pto"
-
-    def make(built):
-        source = built.with_name("kernel.cpp")
-        source.write_text(SOURCE)
-        compile_to(source, built)
-
-    return ctypes.CDLL(str(_artefact(cache / f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so", make)))
-
-
-@functools.lru_cache(maxsize=64)
-def _constant(name, device):
-    """A mask of CONSTANTS."""
-    fill, side, dtype = CONSTANTS[name]
-    kind, kept, other = fill.split()
-    kind, _, size = kind.partition(":")
-    size = int(size or 1)
-    row = torch.arange(side, device="cpu")
-    i, j = row[:, None], row[None, :]
-    keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diag_blocks": i // size == j // size,
-            "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
-    return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype]).to(device)
-
-
-@functools.lru_cache(maxsize=None)
-def _core_groups(device):
-    """Cube cores of the NPU; a few in the simulator."""
-    if device.type == "cpu":
-        return 4
-    return getattr(torch.npu.get_device_properties(device), "cube_core_num", 24)
-
-
-def _launcher(name, instances, sizes, ints, device):
-    """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
-    symbol, own, kinds = SYMBOLS[name]
-    groups = min(instances, _core_groups(device))
-
-    def launch(tensors, cu, scalars):
-        arguments = [*tensors, *(_own(n, groups, device) for n in own), cu]
-        if device.type == "cpu":
-            from gdn_codegen import pto_sim
-            pto_sim.launch(_library("cpu"), symbol, groups, arguments, kinds, [*sizes, *ints], scalars)
-            return
-        stream = torch.npu.current_stream()._as_parameter_
-        failed = getattr(_library("npu"), f"call_{symbol}")(
-            ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
-            *(ctypes.c_int64(n) for n in (*sizes, *ints)), *(ctypes.c_float(x) for x in scalars))
-        if failed:
-            raise RuntimeError(f"{symbol}: the runtime gave no address for flags between cores")
-
-    return launch
-
-
-def _own(name, groups, device):
-    """A mask, or memory through which the cores of a group hand each other tiles."""
-    if name in CONSTANTS:
-        return _constant(name, device)
-    dims, dtype = CHANNELS[name]
-    return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
-
-
 # --- host: the same text in every generated module -------------------------------------------------------------------
 @dataclass(frozen=True)
 class PartCost:
@@ -2477,9 +2331,171 @@ def worst(errors: Any) -> float:
     return float(torch.stack(errors).max()) if errors else 0.0
 
 
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold path.lock against other processes and threads; a killed holder frees it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with open(f"{path}.lock", "a") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):  # removed while we waited
+                if os.stat(f.name).st_ino == os.fstat(f.fileno()).st_ino:
+                    yield
+                    return
+
+
+def _whole(path: Path) -> bool:
+    """Whether a file is there, and as it was when it was made: its size and digest stand beside it."""
+    try:
+        return Path(f"{path}.sum").read_text() == _sum(path)
+    except OSError:
+        return False
+
+
+def _sum(path: Path) -> str:
+    return f"{path.stat().st_size} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def _artefact(path: Path, make: Callable[[Path], None]) -> Path:
+    """`path`, made by make(temporary path) if it is not there, or damaged: once among processes, never half."""
+    if _whole(path):
+        return path
+    with _alone(path):
+        if not _whole(path):
+            folder = path.with_name(f".making.{path.name}")  # ours alone while we hold the lock
+            shutil.rmtree(folder, ignore_errors=True)  # a killed process's
+            folder.mkdir()
+            try:
+                built, sums = folder / path.name, folder / "sum"
+                make(built)
+                sums.write_text(_sum(built))
+                sums.replace(f"{path}.sum")
+                built.replace(path)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    return path
+
+
+def compile_command(source: str | Path, library: str | Path) -> list[str]:
+    """The command that builds the kernels for an Ascend A2 or A3. RuntimeError where CANN or PTO-ISA is not set up."""
+    toolkit = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
+    headers = os.environ.get("PTO_LIB_PATH")
+    if not toolkit or not headers:
+        raise RuntimeError("NPU tensors need CANN and PTO-ISA: set ASCEND_TOOLKIT_HOME (CANN's set_env.sh does) and "
+                           "PTO_LIB_PATH to a checkout of PTO-ISA")
+    driver = os.environ.get("ASCEND_DRIVER_PATH", "/usr/local/Ascend/driver")
+    folders = [f"{headers}/include", f"{toolkit}/include", f"{toolkit}/pkg_inc", f"{toolkit}/pkg_inc/runtime",
+               f"{toolkit}/pkg_inc/profiling", f"{driver}/kernel/inc"]
+    tuning = ["-cce-aicore-stack-size=0x8000", "-cce-aicore-function-stack-size=0x8000",
+              "-cce-aicore-record-overflow=true", "-cce-aicore-dcci-insert-for-scalar=false"]
+    return ["bisheng", "-fPIC", "-shared", "-xcce", "-DMEMORY_BASE", "-O2", "-std=gnu++17", "--cce-aicore-arch=dav-c220",
+            *(word for t in tuning for word in ("-mllvm", t)), *(f"-I{f}" for f in folders), str(source), "-o", str(library)]
+
+
+def _compile_for_npu(source: Path, library: Path) -> None:
+    try:
+        done = subprocess.run(compile_command(source, library), capture_output=True, text=True)
+    except FileNotFoundError:
+        raise RuntimeError("NPU tensors need bisheng, the compiler of the CANN toolkit, on PATH") from None
+    if done.returncode:
+        raise RuntimeError(f"bisheng failed:\n{done.stderr}")
+
+
+def _mask(fill: str, side: int, dtype: str) -> torch.Tensor:
+    """A mask [side, side] on the CPU. fill: kind[:size], value kept, value elsewhere."""
+    kind, kept, other = fill.split()
+    kind, _, digits = kind.partition(":")
+    size = int(digits or 1)
+    row = torch.arange(side, device="cpu")
+    i, j = row[:, None], row[None, :]
+    keep = {"lower": i >= j, "strictly_lower": i > j, "eye": i == j, "diag_blocks": i // size == j // size,
+            "pairs": (i // (2 * size) == j // (2 * size)) & (i // size > j // size)}[kind]
+    return torch.where(keep, float(kept), float(other)).to(_FLOATS[dtype])
+
+
+def _core_groups(device: torch.device) -> int:
+    """Cube cores of the NPU; a few in the simulator."""
+    if device.type == "cpu":
+        return 4
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    return getattr(npu.get_device_properties(device), "cube_core_num", 24)
+
+
+class PtoLauncher:
+    """Launches the kernels of one source: on an Ascend NPU, and for CPU tensors in the simulator of gdn_codegen.
+
+    symbols: of each kernel, its C name, the channels and constants that it is passed, and for the simulator the kinds of all
+      its tensors (0 read, 1 written, 2 between cores, 3 read and written).
+    channels: (dims, dtype) of memory through which the cores of a group pass tiles to each other, by name: one a group.
+    constants: (fill, side, dtype) of masks, by name, as `_mask` takes them.
+    heads: whether head counts are compiled in, so that kernels do not take them.
+    """
+
+    def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[str], list[int]]],
+                 channels: Mapping[str, tuple[list[int], str]], constants: Mapping[str, tuple[str, int, str]], heads: bool
+                 ) -> None:
+        self.source, self.symbols, self.channels, self.constants, self.heads = source, symbols, channels, constants, heads
+        self.library = functools.lru_cache(maxsize=None)(self._load)
+        self.mask = functools.lru_cache(maxsize=64)(lambda name, device: _mask(*constants[name]).to(device))
+
+    def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
+                 ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
+        """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
+        symbol, own, kinds = self.symbols[name]
+        numbers = (*((*sizes[:3], sizes[5]) if self.heads else sizes), *ints)
+        groups = min(instances, _core_groups(device))
+
+        def simulate(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
+            from gdn_codegen import pto_sim
+            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
+            pto_sim.launch(self.library("cpu"), symbol, groups, arguments, kinds, numbers, scalars)
+
+        def launch(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
+            arguments = [*tensors, *(self.made(n, groups, device) for n in own), cu]
+            stream = torch.npu.current_stream()._as_parameter_  # type: ignore[attr-defined]
+            failed = getattr(self.library("npu"), f"call_{symbol}")(
+                ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
+                *(ctypes.c_int64(n) for n in numbers), *(ctypes.c_float(x) for x in scalars))
+            if failed:
+                raise RuntimeError(f"{symbol}: the runtime gave no address for flags between cores")
+
+        return simulate if device.type == "cpu" else launch
+
+    def made(self, name: str, groups: int, device: torch.device) -> torch.Tensor:
+        """A mask, or new memory for a channel."""
+        if name in self.constants:
+            return self.mask(name, device)
+        dims, dtype = self.channels[name]
+        return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
+
+    def _load(self, kind: str) -> ctypes.CDLL:
+        """The compiled kernels for "npu" or "cpu", from the cache where they are there: files are named by their content."""
+        if kind == "npu":
+            seed = self.source + " ".join(compile_command("", ""))
+        else:
+            from gdn_codegen import pto_sim
+            seed = self.source + str(pto_sim.runtime_object())
+        given = os.environ.get("GDN_CODEGEN_CACHE")
+        folder = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen"
+        name = f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so"
+
+        def make(built: Path) -> None:
+            source = built.with_name("kernel.cpp")
+            source.write_text(self.source)
+            if kind == "npu":
+                _compile_for_npu(source, built)
+            else:
+                pto_sim.build(source, [symbol for symbol, *_ in self.symbols.values()], built)
+
+        return ctypes.CDLL(str(_artefact(folder / "pto" / name, make)))
+
+
 def _fits_transfers(t: Tables, name: str, x: torch.Tensor) -> bool:
     """Whether transfers reach a tensor where it lies: its rows, of gates too, are dense, and less than 2^16 elements apart."""
     return x.stride(-1) == 1 and 0 < _steps(x.stride(), t.layout)[1] < 1 << 16
+
+
+_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=False)
 
 
 # --- this module -----------------------------------------------------------------------------------------------------

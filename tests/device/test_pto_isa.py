@@ -295,7 +295,7 @@ def main(module, library, given, out):
             if t is not h and kind != pto_sim.INPUT:
                 t.copy_(h)
 
-    module._library, pto_sim.launch = lambda kind: lib, launch
+    module._launcher.library, pto_sim.launch = lambda kind: lib, launch
     torch.save([call(getattr(module, name), x, **options) for x, options in problems], out)
 
 

@@ -78,7 +78,7 @@ def test_command(fresh, toolchain):
 
 def test_bisheng_is_given_the_source_and_that_command(fresh, toolchain):
     module = fresh(text())
-    module._library("npu")
+    module._launcher.library("npu")
     ((words, source),) = toolchain()
     assert source == module.SOURCE and ["bisheng", *words] == module.compile_command(words[-3], words[-1])
 
@@ -88,10 +88,10 @@ def test_a_library_is_made_once_for_its_content(fresh, toolchain, tmp_path, monk
     first = text()
     for given, runs in ((first, 1), (first, 1), (text(layout="bhtd"), 2), (first, 2),
                         (first.replace('"-O2"', '"-O3"'), 3)):
-        fresh(given)._library("npu")
+        fresh(given)._launcher.library("npu")
         assert len(toolchain()) == runs
     monkeypatch.setenv("PTO_LIB_PATH", "/another")
-    fresh(first)._library("npu")
+    fresh(first)._launcher.library("npu")
     assert len(toolchain()) == 4
     names = libraries(tmp_path)
     assert len(names) == 4 and all(re.fullmatch(r"[0-9a-f]{24}_npu\.so", n) for n in names)
@@ -103,14 +103,14 @@ def test_without_toolkit_or_headers_it_says_what_to_set(fresh, toolchain, tmp_pa
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     monkeypatch.delenv(missing)
     with pytest.raises(RuntimeError, match=r"NPU tensors need CANN and PTO-ISA: set ASCEND_TOOLKIT_HOME .* and PTO_LIB_PATH"):
-        fresh(text())._library("npu")
+        fresh(text())._launcher.library("npu")
     assert not toolchain() and not libraries(tmp_path)
 
 
 def test_without_bisheng_it_names_it(fresh, toolchain, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="NPU tensors need bisheng, the compiler of the CANN toolkit, on PATH"):
-        fresh(text())._library("npu")
+        fresh(text())._launcher.library("npu")
     assert not libraries(tmp_path)
 
 
@@ -118,10 +118,10 @@ def test_a_failure_of_bisheng_is_shown_and_leaves_nothing(fresh, toolchain, tmp_
     monkeypatch.setenv("BISHENG_FAILS", "1")
     module = fresh(text())
     with pytest.raises(RuntimeError, match=r"bisheng failed:\nkernel.cpp:1: error: no such instruction"):
-        module._library("npu")
+        module._launcher.library("npu")
     assert not libraries(tmp_path)
     monkeypatch.delenv("BISHENG_FAILS")
-    module._library("npu")
+    module._launcher.library("npu")
     assert len(toolchain()) == 2 and len(libraries(tmp_path)) == 1
 
 
@@ -142,9 +142,9 @@ def test_launch_arguments(fresh, monkeypatch):
     fake = SimpleNamespace(current_stream=lambda: SimpleNamespace(_as_parameter_="stream"),
                            get_device_properties=lambda device: properties)
     monkeypatch.setattr(torch, "npu", fake, raising=False)
-    monkeypatch.setattr(module, "_library", lambda kind: Library())
+    monkeypatch.setattr(module._launcher, "library", lambda kind: Library())
     npu = Npu()
-    monkeypatch.setattr(module, "_own", lambda name, groups, device: torch.zeros(groups))
+    monkeypatch.setattr(module._launcher, "made", lambda name, groups, device: torch.zeros(groups))
     cu = torch.tensor([0, 40], dtype=torch.int32)
     for name, _, _, tensors, scalars in module.TABLES.kernels:
         launch = module._launcher(name, 100, (1, 40, 0, 1, 2, 2), [1], npu)

@@ -125,13 +125,13 @@ def test_the_simulators_engine_is_compiled_once_and_mended(folder, compiler):
 
 @pytest.fixture
 def library(folder, compiler, monkeypatch):
-    """What a PTO module's `_library` would load, in as many modules of one text as are asked for."""
+    """What a PTO module's launcher would load, in as many modules of one text as are asked for."""
     b = Build("pto", 16, head_dim_k=16, head_dim_v=16)
 
     def start():
         m = import_path(cached(b))
         monkeypatch.setattr(m.ctypes, "CDLL", cache.Path)
-        m._library.cache_clear()
+        m._launcher.library.cache_clear()
         return m
     return start
 
@@ -139,7 +139,7 @@ def library(folder, compiler, monkeypatch):
 def test_a_pto_library_is_mended_and_compiled_once_by_threads(library, compiler, folder):
     m = library()
     found = []
-    many = [threading.Thread(target=lambda: found.append(m._library("cpu"))) for _ in range(4)]
+    many = [threading.Thread(target=lambda: found.append(m._launcher.library("cpu"))) for _ in range(4)]
     [t.start() for t in many]
     [t.join() for t in many]
     (path,) = set(found)
@@ -147,8 +147,8 @@ def test_a_pto_library_is_mended_and_compiled_once_by_threads(library, compiler,
     stale = path.with_name(cache.MAKING + path.name)
     stale.mkdir()
     path.write_text("damaged")
-    assert library()._library("cpu").read_text() == "whole" and compiler() == 3 and not stale.exists()
-    library()._library("cpu")
+    assert library()._launcher.library("cpu").read_text() == "whole" and compiler() == 3 and not stale.exists()
+    library()._launcher.library("cpu")
     assert compiler() == 3 and [x.name for x in path.parent.iterdir() if x.name.startswith(".")] == []
 
 
