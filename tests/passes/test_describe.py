@@ -23,7 +23,7 @@ def described(p):
 
 
 def test_rows_as_wide_as_their_tensor_in_walks_alone():
-    assert described(lowered()) == {("o_S", "q"), ("o_S", "k")}  # v comes in blocks; [G Tb] has no walk
+    assert described(lowered()) == {("o_S", "q"), ("o_S", "k")}  # v comes in blocks; [G Tinv_scaled] has no walk
     assert described(lowered(v_block=128)) == {("o_S", "q"), ("o_S", "k"), ("o_S", "v")}
     assert described(lowered(partition="decay")) == {(k, "k") for k in ("S_offset", "S_factor", "o_S")} | {("o_S", "q")}
     assert described(lowered("prepared")) == {("S_U", "k")}  # the kernel of o has no walk
