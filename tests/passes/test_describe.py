@@ -37,7 +37,7 @@ def test_nobody_else():
 
 
 @pytest.mark.parametrize("lost, text", [
-    (("tensor", "Tb_ws"), "goes by a descriptor of Tb_ws"), (("transposed", True), "goes by a descriptor of q"),
+    (("tensor", "Tinv_scaled_ws"), "goes by a descriptor of Tinv_scaled_ws"), (("transposed", True), "goes by a descriptor of q"),
     (("ahead", 1), "goes by a descriptor of q")])
 def test_what_no_descriptor_serves_is_refused(lost, text):
     p = lowered()

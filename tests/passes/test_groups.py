@@ -133,7 +133,7 @@ def test_a_product_takes_the_place_of_a_summand_that_nobody_reads_later():
         S = exp(last(G)) * S + k.T @ U
         return o, S
 
-    plan = Schedule("own", (("G", "Tinv_below"), ("o", "S")), form="unit", state="vk")
+    plan = Schedule("own", (("G", "@inverse"), ("o", "S")), form="unit", state="vk")
     p = lower(kept.trace(), "tilelang", plan, SIZES, "float16", "sm_90a")
     (u,) = (o for o in inside(p) if o.out == "U")
     x = next(o for o in inside(p) if o.out == u.args[2])
