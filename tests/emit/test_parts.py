@@ -121,7 +121,7 @@ def test_how_early_walks_begin(target, span, monkeypatch):
         def launch(tensors, *rest):
             run(tensors, *rest)
             if name == "S_offset":
-                early["S"] = dict(zip(row[3], tensors, strict=True))["S_early"]
+                early["S"] = dict(zip(row[3], tensors, strict=True))["S_warm_up"]
         return launch
     monkeypatch.setattr(host, "launcher", first_kernels)
     lengths = [62 * 16 - 3, 30 * 16]

@@ -15,16 +15,17 @@ from ..base import EVERY, Kernel, Op, Program, Rules, Stmt, Writer, blocks, numb
 rule = Rules("pto", {
     "unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose", "diag_inverse": "decompose",
     "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise",
-    "eye": "vectorise", "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers",
+    "eye": "vectorise", "from_quarters": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers",
     "drain": "mbarriers",
-    "reach": "partition", "leave": "partition", "share": "partition", "diagonal": "norms_from_products"})
+    "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
+    "diagonal": "norms_from_products"})
 
 AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
 CTYPE = {"int32": "int32_t", "float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: Names of the kernels' own text, which no value may take.
 OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
-       "sub", "col", "heads", "turn", "t_next", "rows_next", "part_next", "slot_next", "block", "batched", "slots", "ffts",
+       "sub", "col", "heads", "iteration", "t_next", "rows_next", "part_next", "slot_next", "block", "batched", "slots", "ffts",
        "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do", "if", "for",
        EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short", "bool", "case", "catch", "char", "const",
        "constexpr", "default", "delete", "double", "else", "enum", "explicit", "export", "extern", "friend", "goto", "inline",
@@ -32,8 +33,8 @@ OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item"
        "template", "throw", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile"}
 
 
-#: What counts the turns of a loop.
-COUNT = {"item": "turn", "chunk": "c"}
+#: What counts the iterations of a loop.
+COUNT = {"item": "iteration", "chunk": "c"}
 
 
 def parameter(number: str) -> str:
@@ -110,10 +111,10 @@ class KernelWriter:
         return value if value in self.where else self.source(self.defs[value].args[0])
 
     def address(self, value: str, plus: int = 0) -> str:
-        """The byte address of a value, or of `plus` bytes further; of storage with slots, that of the turn's."""
+        """The byte address of a value, or of `plus` bytes further; of storage with slots, that of the iteration's."""
         b, (loop, ahead) = self.buffer(value), self.ring.get(self.source(value), ("", 0))
         start = hex(b.offset + plus)
-        return f"{start} + {self.turn(loop, ahead, b.slots)} * {prod(b.shape) * WIDTH[b.dtype]}" if loop else start
+        return f"{start} + {self.iteration(loop, ahead, b.slots)} * {prod(b.shape) * WIDTH[b.dtype]}" if loop else start
 
     def is_number(self, value: str) -> bool:
         return self.type[value].rank == 0
@@ -166,10 +167,10 @@ class KernelWriter:
         return Tile(f"{kind}<{ctype}, {shape}>", self.address(value))
 
     def declare(self) -> None:
-        """The agent's tiles. Those in storage with slots get their addresses in each turn."""
+        """The agent's tiles. Those in storage with slots get their addresses in each iteration."""
         for value, tile in self.tiles().items():
             self.w(f"{tile.type} {self.name(value)};")
-            if not self.turns(value):
+            if not self.iterations(value):
                 self.w(f"TASSIGN({self.name(value)}, {tile.address});")
         for b in self.k.buffers:
             if b.name.endswith("_scratch") and b.agent == self.agent:
@@ -185,8 +186,8 @@ class KernelWriter:
                 out[value] = tile
         return out
 
-    def turns(self, value: str) -> str:
-        """The loop whose turns move a value from slot to slot."""
+    def iterations(self, value: str) -> str:
+        """The loop whose iterations move a value from slot to slot."""
         return self.ring.get(self.source(value), ("", 0))[0]
 
     def declarations(self, body: tuple[Stmt, ...]) -> list[str]:
@@ -251,9 +252,9 @@ class KernelWriter:
         terms = [gm, base, "" if row == "0" else f"{row} * {step}" if step != 1 else row]
         return " + ".join(x for x in terms if x) + shift, str(step)
 
-    # --- turns ---
-    def turn(self, loop: str, ahead: int, slots: int) -> str:
-        """The slot that a turn of a loop takes, or one so many turns ahead."""
+    # --- iterations ---
+    def iteration(self, loop: str, ahead: int, slots: int) -> str:
+        """The slot that an iteration of a loop takes, or one so many iterations ahead."""
         count = COUNT[loop]
         return f"{f'({count} + {ahead})' if ahead else count} % {slots}"
 
@@ -261,18 +262,18 @@ class KernelWriter:
         """The tile of this core group in a workspace of so many tiles for each."""
         if slots == 1:
             return "get_block_idx()"
-        return f"(get_block_idx() * {slots} + {self.turn(self.inside[-1], ahead, slots)})"
+        return f"(get_block_idx() * {slots} + {self.iteration(self.inside[-1], ahead, slots)})"
 
     def event(self, o: Op) -> str:
-        """The id of a signal or wait; of two that take turns, the turn's."""
+        """The id of a signal or wait; of two that take turns, the iteration's."""
         flag = o.attr("id")
         if isinstance(flag, int):
             return f"EVENT_ID{flag}"
         even, odd = flag
-        return f"{self.turn(o.attr('loop'), o.attr('ahead', 0), 2)} ? EVENT_ID{odd} : EVENT_ID{even}"
+        return f"{self.iteration(o.attr('loop'), o.attr('ahead', 0), 2)} ? EVENT_ID{odd} : EVENT_ID{even}"
 
     def counts(self, s: Loop) -> bool:
-        """Whether some op must know how many turns of the instances' loop there were."""
+        """Whether some op must know how many iterations of the instances' loop there were."""
         here = {t.name for t in self.p.tensors if t.slots > 1}
         return any(o.attr("loop") == "item" for o in walk(self.k.body)) or any(
             isinstance(o, Op) and o.kind in ("load", "store") and o.attr("tensor") in here for o in s.body)
@@ -307,7 +308,7 @@ class KernelWriter:
         heads = "HV" if self.k.lanes == 1 else f"((HV + {self.k.lanes - 1}) / {self.k.lanes})"
         items = f"{over} * {heads}{f' * {n}' if n > 1 else ''}"
         if self.counts(s):
-            w("int64_t turn = 0;")
+            w("int64_t iteration = 0;")
         w(f"for (int64_t item = get_block_idx(); item < {items}; item += get_block_num()) {{")
         w.indent += 1
         one = "item" if n == 1 else f"item / {n}"
@@ -334,7 +335,7 @@ class KernelWriter:
                 self.chunk(size, "_next", "")
         self.body(s.body)
         if self.counts(s):
-            w("++turn;")
+            w("++iteration;")
         w.indent -= 1
         w("}")
         w.line = 0
@@ -350,7 +351,7 @@ class KernelWriter:
         self.chunk(size)
         if any(isinstance(o, Op) and o.attr("ahead") and o.kind not in ("signal", "wait") for o in s.body):
             self.chunk(size, "_next", "c + 1")
-        w(*(f"TASSIGN({self.name(v)}, {tile.address});" for v, tile in self.tiles().items() if self.turns(v) == s.index))
+        w(*(f"TASSIGN({self.name(v)}, {tile.address});" for v, tile in self.tiles().items() if self.iterations(v) == s.index))
         self.body(s.body)
         w.indent -= 1
         w("}")

@@ -20,21 +20,21 @@ ROWS = 64
 
 
 class GroupsWriter(KernelWriter):
-    """Writes one kernel. A buffer in shared memory is a ring that turns with the walk."""
+    """Writes one kernel. A buffer in shared memory is a ring that iterations with the walk."""
 
     rules = rule
-    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence", "drain", "share")
+    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence", "drain", "claim_part")
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        #: Barriers that count the turns of the walk's own part; others may have loads of that part among theirs.
+        #: Barriers that count the iterations of the walk's own part; others may have loads of that part among theirs.
         self.own = {o.attr("channel") for o in walk(self.k.body) if o.kind == "signal" and o.attr(OWN_PART)}
         home = {o.out: o.buffer for o in walk(self.k.body)}
         tiles = {x.name for x in self.k.buffers if x.space == "shared" and len(x.shape) == 2}
         self.crossing = {x for o in walk(self.k.body) if o.kind in ("move", "transpose")
                          for x in (o.buffer, home[o.args[0]]) if x in tiles}
         self.begun: list[str] = []  # fragments of products that run
-        self.whole_chunks = False  # in turns before those of the walk's own part
+        self.whole_chunks = False  # in iterations before those of the walk's own part
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
 
     def order(self, dims: tuple[Dim, ...]) -> str:
@@ -50,16 +50,16 @@ class GroupsWriter(KernelWriter):
         return f"tx - {self.agent.first}" if self.agent.first else "tx"
 
     @property
-    def turn(self) -> str:
-        """How many turns the walk has made."""
-        return "turn" if self.k.grid == "parts" else "chunk"
+    def iteration(self) -> str:
+        """How many iterations the walk has made."""
+        return "iteration" if self.k.grid == "parts" else "chunk"
 
     def slot(self, x: Buffer, own: bool = False) -> str:
-        """The slot of this turn; `own`: of the turns of the walk's own part."""
+        """The slot of this iteration; `own`: of the iterations of the walk's own part."""
         return f"{self.counted(own)} % {x.slots}" if x.slots > 1 else "0"
 
     def counted(self, own: bool) -> str:
-        return "(chunk - first)" if own else self.turn
+        return "(chunk - first)" if own else self.iteration
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
         x = self.buffers[buffer]
@@ -70,7 +70,7 @@ class GroupsWriter(KernelWriter):
         return Value(o_dims, x.dtype, lambda *index: Text(f"{name}[{', '.join([*ring, *(index or ('0',))])}]"), buffer)
 
     def whole(self, buffer: str) -> str:
-        """The storage of a buffer as an operand: its slot of this turn."""
+        """The storage of a buffer as an operand: its slot of this iteration."""
         x = self.buffers[buffer]
         name = self.name(buffer)
         return name if x.space != "shared" or x.slots == 1 else f"{name}[{', '.join([self.slot(x), *[':'] * len(x.shape)])}]"
@@ -95,27 +95,27 @@ class GroupsWriter(KernelWriter):
 
     def known(self, o: Op) -> bool:
         """Whether `o` stands before agents part: a number that all of them know, or what ends them all."""
-        return o in self.k.body and (o.kind == "share" or (o.type is not None and o.type.rank == 0))
+        return o in self.k.body and (o.kind == "claim_part" or (o.type is not None and o.type.rank == 0))
 
     def walk(self, lp: Loop) -> None:
         for c in lp.carried:
             self.env[c.name] = self.env[c.result] = self.stored(c.type.dims, c.name)
         self.use("length")
         if self.k.grid != "parts":
-            self.turns("for chunk in T.serial(T.ceildiv(length, C)):", lp.body)
+            self.iterations("for chunk in T.serial(T.ceildiv(length, C)):", lp.body)
             return
         begin = self.use("begin")
         always = tuple(s for s in lp.body if isinstance(s, Op) and not s.attr(OWN_PART))
         if len(always) < len(lp.body):
             if any(s.agent == self.agent.name for s in always):
                 self.whole_chunks = True
-                self.turns(f"for turn in T.serial(first - {begin}):", always)
+                self.iterations(f"for iteration in T.serial(first - {begin}):", always)
                 self.whole_chunks = False
-            self.turns(f"for turn in T.serial(first - {begin}, stop - {begin}):", lp.body)
+            self.iterations(f"for iteration in T.serial(first - {begin}, stop - {begin}):", lp.body)
         else:
-            self.turns(f"for turn in T.serial(stop - {begin}):", lp.body)
+            self.iterations(f"for iteration in T.serial(stop - {begin}):", lp.body)
 
-    def turns(self, head: str, body: tuple[Stmt, ...]) -> None:
+    def iterations(self, head: str, body: tuple[Stmt, ...]) -> None:
         """A loop over chunks."""
         self.w.line = 0
         first = len(self.w.lines)
@@ -125,7 +125,7 @@ class GroupsWriter(KernelWriter):
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         self.w(head)
         self.w.indent += 1
-        for text in (*(["chunk = begin + turn"] if self.k.grid == "parts" else []), *self.chunk()):
+        for text in (*(["chunk = begin + iteration"] if self.k.grid == "parts" else []), *self.chunk()):
             self.line(text)
         self.w.indent -= 1
         self.w.lines += after
@@ -173,7 +173,7 @@ class GroupsWriter(KernelWriter):
                 self.w(f"t.expect_swizzled({self.name(x.name)})")
         self.w.lines += clear
         self.open_block(*conditions)
-        if conditions and not self.early:
+        if conditions and not self.warm_up:
             self.w("begin = first")
         return self.finished(body)
 
@@ -195,8 +195,8 @@ class GroupsWriter(KernelWriter):
 def wait(w: GroupsWriter, o: Op) -> None:
     x = w.buffers[o.attr("channel")]
     own = o.attr(OWN_PART, False)
-    turns = f"{w.counted(own)} // {x.slots}" if x.slots > 1 else w.counted(own)
-    w.line(f"T.barrier_wait({x.name}[{w.slot(x, own)}], {f'({turns} + 1)' if o.attr('back') else turns} % 2)")
+    iterations = f"{w.counted(own)} // {x.slots}" if x.slots > 1 else w.counted(own)
+    w.line(f"T.barrier_wait({x.name}[{w.slot(x, own)}], {f'({iterations} + 1)' if o.attr('back') else iterations} % 2)")
 
 
 @rule("signal")
@@ -216,12 +216,12 @@ def drain(w: GroupsWriter, o: Op) -> None:
 @rule("diag_inverse")
 def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -> None:
     tiles = [w.whole(x.buffer), w.whole(o.buffer), str(o.attr("size")), *[f"scale={w.whole(y.buffer)}" for y in [scale] if y]]
-    w.line(f"t.diag_inverse({', '.join([*tiles, *strict(o)])}, thread={w.thread}, warp={w.turn} % {w.agent.threads // 32})")
+    w.line(f"t.diag_inverse({', '.join([*tiles, *strict(o)])}, thread={w.thread}, warp={w.iteration} % {w.agent.threads // 32})")
 
 
-@rule("share")
-def share(w: GroupsWriter, o: Op, early: Value) -> None:
-    w.line(f"if ({early.at()} * 2 > span) == (share == 0):")
+@rule("claim_part")
+def claim_part(w: GroupsWriter, o: Op, warm_up: Value) -> None:
+    w.line(f"if ({warm_up.at()} * 2 > span) == (half == 0):")
     w.w.indent += 1  # to the kernel's end
 
 
@@ -237,9 +237,9 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
         w.fill(w.stored(o.type.dims, o.buffer), acc)
     options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
     options += (["clear_accum=True"] if acc is None else []) + ["policy=T.GemmWarpPolicy.FullRow"]
-    if o.attr("later"):
+    if o.attr("asynchronous"):
         w.begun.append(o.buffer)
-    run = "T.wgmma_gemm" if o.attr("later") else "T.gemm"
+    run = "T.wgmma_gemm" if o.attr("asynchronous") else "T.gemm"
     w.line(f"{run}({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})")
 
 
@@ -307,9 +307,9 @@ def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
     if o.buffer in w.crossing:
         _store_tile(w, o, x)
     else:
-        w.line(f"t.load_turned({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread})")
+        w.line(f"t.load_transposed({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread})")
 
 
 def _store_tile(w: GroupsWriter, o: Op, x: Value) -> None:
-    turned = ", turned=True" if o.kind == "transpose" else ""
-    w.line(f"t.store_tile({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread}{turned})")
+    transposed = ", transposed=True" if o.kind == "transpose" else ""
+    w.line(f"t.store_tile({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread}{transposed})")

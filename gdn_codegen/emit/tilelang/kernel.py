@@ -37,9 +37,9 @@ from ..base import (
 from .addresses import Addresses
 
 rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
-                          "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
+                          "part": "vectorise", "join": "vectorise", "block": "decompose", "from_quarters": "decompose",
                           "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
-                          "transpose": "warp_groups", "share": "partition"})
+                          "transpose": "warp_groups", "claim_part": "partition"})
 
 WIDTH = 120
 #: Registers of a multiprocessor, and those that a thread of a small kernel gets; with four heads together it would spill.
@@ -47,11 +47,12 @@ SM_REGISTERS, SMALL, SMALL_TOGETHER = 64 * 1024, 64, 80
 #: Rows of a tile whose inverse is one call.
 WHOLE = 64
 #: Ops whose rules write lines; those of the others give an expression.
-STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move", "load", "store", "wait", "reach", "leave")
+STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move", "load", "store", "wait", "warm_up_length",
+              "return_unless_negative")
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "nth", "checkpoint", "both", "share", "group", "room", "low", "high", "rest", EVERY, SUMMED}
+       "begin", "stop", "nth", "checkpoint", "both", "half", "group", "room", "low", "high", "rest", EVERY, SUMMED}
 #: Words of C++, in which a kernel's parameters keep their names.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
 int long mutable namespace new operator private protected public register short signed sizeof static struct switch template this
@@ -172,8 +173,8 @@ class KernelWriter(Addresses):
             self.begins(s.out)
 
     def begins(self, value: str) -> None:
-        """Once it is known how early the walk of a part begins, say where."""
-        if value and value == self.early:
+        """Once the warm-up length of a part is known, say where its walk begins."""
+        if value and value == self.warm_up:
             self.line(f"begin = first - T.max(T.cast({self.env[value].at()}, T.int32), 0)")
 
     def walk(self, lp: Loop) -> None:
@@ -243,7 +244,7 @@ class KernelWriter(Addresses):
         self.w.lines += clear
         self.open_block(*conditions)
         if parts:
-            self.w(*(["begin = first"] if "begin" in self.uses and not self.early else []))
+            self.w(*(["begin = first"] if "begin" in self.uses and not self.warm_up else []))
         self.w(*at_chunk)
         return self.finished(body)
 
@@ -259,8 +260,8 @@ class KernelWriter(Addresses):
             begin = "length" if self.k.grid == "sequences" else f"T.max({low}, length)"
             if self.p.skips:
                 begin = f"T.if_then_else({self.p.skips}_n < 0, {low}, {begin})"
-            share = " and share == 0" if any(o.kind == "share" for o in walk(self.k.body)) else ""
-            self.w(f"if {CLEAR}{t.name} != 0{share}:",
+            half = " and half == 0" if any(o.kind == "claim_part" for o in walk(self.k.body)) else ""
+            self.w(f"if {CLEAR}{t.name} != 0{half}:",
                    "    room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)",
                    f"    low = T.alloc_var(T.int32, init={begin})",
                    f"    high = T.alloc_var(T.int32, init={high})",
@@ -331,8 +332,8 @@ class KernelWriter(Addresses):
         if self.k.slices > 1:
             grid.append(str(self.k.slices))
             index.append("nth")
-        shares = any(o.kind == "share" for o in walk(self.k.body))
-        if shares:  # blocks start in order of their last index
+        halves = any(o.kind == "claim_part" for o in walk(self.k.body))
+        if halves:  # blocks start in order of their last index
             last, many = index[-1], f"({grid[-1]})" if self.k.split else grid[-1]
             grid[-1], index[-1] = f"2 * {many}", "both"
         for x in touched(self.p, self.k):
@@ -340,9 +341,9 @@ class KernelWriter(Addresses):
                 self.line(f"{self.params[x.name]} = {self.view(x)}")
         self.w(f"with t.kernel({', '.join(grid)}, threads={self.threads()}) as ({', '.join(index)}):")
         self.w.indent += 1
-        if shares:
-            self.w(f"share = T.alloc_var(T.int32, init=T.truncdiv(both, {many}))",
-                   f"{last} = T.alloc_var(T.int32, init=both - share * {many})")
+        if halves:
+            self.w(f"half = T.alloc_var(T.int32, init=T.truncdiv(both, {many}))",
+                   f"{last} = T.alloc_var(T.int32, init=both - half * {many})")
         if self.k.lanes > 1:
             self.w(f"hv = group * {self.k.lanes}")
         if "h" in self.uses:

@@ -20,7 +20,7 @@ def async_copies(p: Program, device: Device) -> Program:
     """`p` with waits for copies, where `device` has them."""
     if not device.async_loads:
         return p
-    return p.map_kernels(lambda k: k if k.abreast > 1 else replace(k, body=_Arrive(p, k).body(k.body)))
+    return p.map_kernels(lambda k: k if k.heads_per_block > 1 else replace(k, body=_Arrive(p, k).body(k.body)))
 
 
 class _Arrive:
