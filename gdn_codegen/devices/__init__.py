@@ -117,4 +117,5 @@ class Groups(Device):
 
     @property
     def groups(self) -> tuple[str, ...]:
+        """The agents of a block, in the order of their warps."""
         return self.state, self.aux, self.loader, self.store, self.solve
