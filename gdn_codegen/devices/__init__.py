@@ -20,8 +20,8 @@ class Device:
     parts of a sequence cost, in chunks of 64 tokens; None where sequences have no parts. splits_warm_up: whether the warm-up
     of a walk may be a loop of its own, and parts with a long one may come first. v_block: columns of V that an instance of a
     walk computes where the schedule leaves it open, 0 for all. extents: those that tiles may have of K and V, in order.
-    heads_per_block: value heads that one thread block computes in kernels with one value per token and head. clears: whether
-    kernels clear rows of outputs that no sequence covers; else the host does.
+    heads_per_block: value heads that one thread block computes in kernels with one value per token and head. register_file:
+    registers of a multiprocessor. clears: whether kernels clear rows of outputs that no sequence covers; else the host does.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Device:
     v_block: int = 0
     extents: tuple[int, ...] = tuple(range(16, 257, 16))
     heads_per_block: int = 1
+    register_file: int = 0
     clears: bool = True
 
 
@@ -60,6 +61,7 @@ HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragm
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
                 solves_whole=64,
                 extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"), heads_per_block=16,
+                register_file=64 * 1024,
                 part_cost=PartCost(chunk_us=10.0, fold_us=4.0, launch_us=8.0, summary_us=10.0, warm_up_chunks=6,
                                    longest_warm_up_chunks=16, least_part_chunks=14, resident=1))
 

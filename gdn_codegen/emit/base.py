@@ -161,6 +161,27 @@ def numbers(k: Kernel) -> tuple[str, ...]:
     return tuple(dict.fromkeys(o.attr("param") for o in walk(k.body) if o.kind == "scalar" and o.attr("param")))
 
 
+def written(p: Program, k: Kernel) -> tuple[str, ...]:
+    """The tensors that a kernel stores to, in the program's order."""
+    names = {t.over or t.name for o in walk(k.body) if o.kind == "store" for t in [p.tensor(o.attr("tensor"))]}
+    return tuple(x.name for x in touched(p, k) if x.name in names)
+
+
+def halves(k: Kernel) -> bool:
+    """Whether a kernel's instances come twice, for parts with a long warm-up and for the others."""
+    return any(o.kind == "claim_part" for o in walk(k.body))
+
+
+def described(k: Kernel) -> bool:
+    """Whether a kernel makes descriptors of rows."""
+    return any(o.attr("described") for o in walk(k.body))
+
+
+def in_buffers(k: Kernel) -> list[Op]:
+    """The ops whose value has a buffer."""
+    return [o for o in walk(k.body) if o.buffer]
+
+
 def strides(t: Tensor) -> tuple[str, ...]:
     """What a kernel calls the strides of a tensor that is addressed by them: from batch to batch, token and head."""
     return tuple(f"{t.name}_stride_{x}" for x in ("b", "t", "h")) if t.strided else ()
@@ -213,7 +234,10 @@ __all__ = [
     "Text",
     "Writer",
     "blocks",
+    "described",
+    "halves",
     "heads_tag",
+    "in_buffers",
     "integers",
     "is_of_a_part",
     "no_heads",
@@ -223,4 +247,5 @@ __all__ = [
     "touched",
     "walk",
     "wrapped",
+    "written",
 ]

@@ -2,7 +2,7 @@
 
 On a device that has such copies, loads of tiles are some, and of a number a token where it has four bytes, the least that is
 copied: they are marked by a channel. Before the first op that reads one, or fills its buffer anew, a wait holds until all that
-were started have arrived. Kernels whose blocks take several heads abreast load them side by side, and have none.
+were started have arrived. Kernels whose blocks take several heads load them side by side, and have none.
 """
 from __future__ import annotations
 
