@@ -14,6 +14,8 @@ class ParseError(ValueError):
 
 
 def _value(n: ast.expr) -> Any:
+    if isinstance(n, ast.Constant):
+        return n.value
     if isinstance(n, ast.Name) and n.id == "inf":
         return float("inf")
     if isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.USub):

@@ -26,10 +26,10 @@ GROUP, ROWS = 128, 64
 @takes("placed")
 def layouts(p: Program, device: Device) -> Program:
     """`p` with layouts on buffers, and orders on the ops that fill or store tiles."""
-    return p.map_kernels(lambda k: _abreast(k, device) if k.heads_per_block > 1 else _kernel(p, k, device))
+    return p.map_kernels(lambda k: _heads(k, device) if k.heads_per_block > 1 else _kernel(p, k, device))
 
 
-def _abreast(k: Kernel, device: Device) -> Kernel:
+def _heads(k: Kernel, device: Device) -> Kernel:
     return replace(k, buffers=tuple(replace(b, space=device.vector, pad=PAD if b.shape else 0) for b in k.buffers))
 
 
