@@ -123,7 +123,7 @@ def test_how_early_walks_begin(target, span, monkeypatch):
         def launch(tensors, *rest):
             run(tensors, *rest)
             if name == "S_offset":
-                early["S"] = dict(zip(row[3], tensors, strict=True))["S_early"]
+                early["S"] = dict(zip(row[3], tensors, strict=True))["S_warm_up"]
         return launch
     monkeypatch.setattr(host, "launcher", first_kernels)
     lengths = [62 * 16 - 3, 30 * 16]
@@ -204,20 +204,20 @@ MUTATIONS = {
     },
     ("triton", "decay"): {
         "no fold": (r"S = tl\.dot\(M, .*\)", "S = N_"),
-        "a warm-up of a chunk less": (r"begin = first - tl\.maximum\(early, 0\)", "begin = first - tl.maximum(early - 1, 0)"),
+        "a warm-up of a chunk less": (r"begin = first - tl\.maximum\(warm_up, 0\)", "begin = first - tl.maximum(warm_up - 1, 0)"),
         "a warm-up that stores": (r"if t >= first:", "if True:"),
-        "no fallback": (r"if early < 0:", "if False:"),
+        "no fallback": (r"if warm_up < 0:", "if False:"),
         "no summaries": (r"if \(name in t\.summaries and not self\.summed\) or",
                          "self.ints['summed'] = 0\n            if name in t.summaries or"),
     },
     ("triton", "longest first"): {
-        "one share for two": (r"instances \*= .*", "pass"),
-        "long walks of no share": (r"(\(2 \* early > span\)) != \(share == 0\)", r"\1 | (share != 0)"),
-        "one turn of the warm-up for all": (r"range\(begin, first, C\)", "range(begin, first - C, C)"),
+        "one half for two": (r"instances \*= .*", "pass"),
+        "long walks of no half": (r"(\(2 \* warm_up > span\)) != \(half == 0\)", r"\1 | (half != 0)"),
+        "one iteration of the warm-up for all": (r"range\(begin, first, C\)", "range(begin, first - C, C)"),
     },
     ("tilelang", "decay"): {
         "a warm-up that stores": (r"if chunk >= first:", "if chunk >= 0:"),
-        "no fallback": (r"if early < 0:(?=\n.*\n +S\[i, j\] = S_start)", "if early < -5.0:"),
+        "no fallback": (r"if warm_up < 0:(?=\n.*\n +S\[i, j\] = S_start)", "if warm_up < -5.0:"),
     },
 }
 

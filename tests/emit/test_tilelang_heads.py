@@ -1,4 +1,4 @@
-"""TileLang: kernels whose blocks run several value heads abreast, on CPU tensors, and compiled for sm_90a."""
+"""TileLang: kernels whose blocks run several value heads, on CPU tensors, and compiled for sm_90a."""
 import re
 import shutil
 from dataclasses import replace
