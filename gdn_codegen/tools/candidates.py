@@ -29,7 +29,7 @@ class Space:
         """Choices as a table keeps them, with how many changes lead to each; what says how to split implies parts."""
         for chunk, name, *values in product(self.chunks, self.schedules, *self.fields.values()):
             changed = {f: v for (f, known), v in zip(self.fields.items(), values, strict=True) if v != known[0]}
-            split = bool(changed.keys() & {"part_chunks", "early", "longest_first"})
+            split = bool(changed.keys() & {"part_chunks", "warm_up", "longest_first"})
             how = changed.get("partition")
             fits = how == "decay" or "longest_first" not in changed and (how or not split)
             steps = len(changed.keys() - {"value_heads"}) - split + (chunk != self.chunks[0]) + (name != self.schedules[0])
@@ -55,7 +55,7 @@ SPACES: dict[str, tuple[Space, ...]] = {
 }
 
 #: Of decoding steps: by target, chunks with the columns of the state that an instance holds, and warps. TileLang has one warp
-#: where chunks are of 16 tokens, four where they are of 32 (`threads` of its emitter), which hold a state four times as large.
+#: where chunks are of 16 tokens, four where they are of 32 (`block_threads`), which hold a state four times as large.
 STEPS: dict[str, tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]] = {
     "triton": ((16, (16, 32, 64, 128), (1, 2, 4, 8)),),
     "tilelang": ((16, (16, 32), (0,)), (32, (32, 64, 128), (0,)), (64, (64, 128), (0,)))}

@@ -55,7 +55,7 @@ class _Kernel:
             for n, a in enumerate(o.args):
                 self.readers.setdefault(a, []).append((o, n))
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
-        self.begins = {lp.early for lp in loops(k.body)}
+        self.begins = {lp.warm_up for lp in loops(k.body)}
         self.carried |= {o.args[1] for o in self.ops if o.kind == "load" and o.args[1:] and o.out in self.carried}
 
     def run(self) -> Kernel:
@@ -76,7 +76,8 @@ class _Kernel:
         for value, name in owner.items():
             if name not in buffers:
                 t = self.type[value]
-                buffers[name] = Buffer(name, self.space(name if name in self.defs else value), t.shape(self.sizes), t.dtype)
+                space = self.space(name if name in self.defs else value)
+                buffers[name] = Buffer(name, space, t.shape(self.sizes), t.dtype, dims=t.dims)
         self.check_sizes(buffers.values())
         return replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values()))
 

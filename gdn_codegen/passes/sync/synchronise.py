@@ -3,12 +3,12 @@
 Two ops that touch the same bytes, one of them writing, must run in program order. Where the pipes and the waits so far
 do not see to it, a signal goes after the first and a wait before the second:
 - in the innermost body that holds both; an op inside a loop is represented there by its loop;
-- where the second is in a later turn of a loop than the first, the wait takes the signal of an earlier turn: of the turn
-  before, or of as many turns before as storage with slots leaves between them. As many signals before the loop prime it, as
+- where the second is in a later iteration of a loop than the first, the wait takes the signal of an earlier one: the one
+  before, or as many before as storage with slots leaves between them. As many signals before the loop prime it, as
   many waits after the loop take the last;
 - ops of one unordered pipe are parted by a barrier.
 The latest of several sources is waited for first, since it often covers the others (vector clocks, `machine`). What orders
-an op before a loop and one in it may be covered by what later turns need, and a barrier by one that was found later; they
+an op before a loop and one in it may be covered by what later iterations need, and a barrier by one that was found later; they
 go where the rest does without.
 
 Within an agent a signal goes from pipe to pipe by an event id. Between agents it goes from a pipe to an agent, whose
@@ -18,19 +18,18 @@ is free, a barrier over the agent makes one. On a device of one agent, whose com
 """
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 
 from ...devices import Cores, Device
 from ...ir.core import Kernel, Loop, Op, Program, Stmt
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
-from .accesses import Access, Clocks, Path, Step, Turn, accesses, pipe_of, trace
+from .accesses import Access, Clocks, Iteration, Path, Step, accesses, pipe_of, trace
 
 #: Where signals stand: "after" a statement, or primed "before" a loop.
 _Place = tuple[str, Path]
-#: Turns that show every kind of neighbour: three turns (of two slots the first is used again), two (the other slot is the
-#: last), none, one.
+#: Iterations that show every kind of neighbour: three iterations (of two slots the first is used again), two (the other slot
+#: is the last), none, one.
 TRIPS = {"item": [5], "chunk": [3, 2, 2, 0, 1]}
 
 
@@ -56,14 +55,14 @@ def _kernel(p: Program, k: Kernel, device: Cores) -> Kernel:
 
 @dataclass
 class _Pair:
-    """One signal with its wait, as places in the program. turn: the loop of which a later turn waits, or None; distance: how
-    many turns later. slots: of the storage that it is about. ids: they take turns, one signal each."""
+    """One signal with its wait, as places in the program. iteration: the loop of which a later iteration waits, or None;
+    distance: how many iterations later. slots: of the storage that it is about. ids: they take turns, one signal each."""
 
     src: int  # pipe that signals
     dst: int  # pipe that waits
     signal: Path  # after this statement
     wait: Path  # before this statement
-    turn: Path | None
+    iteration: Path | None
     why: str
     crosses: bool
     distance: int = 0
@@ -93,6 +92,10 @@ class _Wait:
     done: int  # its own number on the waiting pipe
 
 
+#: Bytes of a space, whether they are written, and the pipe that does it: low, high, write, pipe.
+_Range = tuple[int, int, bool, int]
+
+
 @dataclass(frozen=True)
 class _Record:
     access: Access
@@ -106,6 +109,7 @@ class _Derive:
     def __init__(self, p: Program, k: Kernel, device: Cores, drains: set[tuple[_Place, str]]) -> None:
         self.p, self.k, self.device, self.drains = p, k, device, drains
         self.access = accesses(p, k, device)
+        self.steps = [(s, pipe_of(device, s.op) if s.op else None) for s in trace(k, TRIPS)]
         self.pairs: list[_Pair] = []
         self.parted: set[Path] = set()  # ops with a barrier of their pipe before them
         self.places()
@@ -121,8 +125,8 @@ class _Derive:
     def file(self, x: _Pair) -> None:
         self.after.setdefault(x.signal, []).append(x)
         self.before.setdefault(x.wait, []).append(x)
-        if x.turn is not None:
-            self.primed.setdefault(x.turn, []).append(x)
+        if x.iteration is not None:
+            self.primed.setdefault(x.iteration, []).append(x)
 
     def run(self) -> None:
         while self.once():
@@ -140,7 +144,7 @@ class _Derive:
         if self.once():
             self.pairs, self.parted = kept
             self.places()
-        self.once()
+            self.once()
 
     def statement(self, path: Path) -> Stmt:
         body, s = self.k.body, self.k.body[path[0]]
@@ -152,7 +156,7 @@ class _Derive:
     def once(self) -> bool:
         """Walk the unrolled kernel; True if a pair or a barrier was added."""
         self.clocks = c = Clocks(self.device)
-        self.records: dict[str, list[_Record]] = {}
+        self.records: dict[str, dict[_Range, list[_Record]]] = {}  # by space; most ranges meet few others
         self.saved: dict[tuple[int, int], list[int]] = {}
         self.time = 0
         self.cuts: dict[int, list[tuple[int, Path]]] = {i: [] for i in c.loose}  # of a pipe: ops so far, and where
@@ -160,13 +164,13 @@ class _Derive:
         for x in self.pairs:
             x.queue, x.sets, x.waits = [], [], []
         added = False
-        entered: set[tuple[Path, Turn]] = set()
-        for step in trace(self.k, TRIPS):
+        entered: set[tuple[Path, Iteration]] = set()
+        for step, pipe in self.steps:
             self.counts = step.counts
             for depth in range(1, len(step.path) + (step.op is None)):  # loops met on the way: their waits and primes
-                loop, turn = step.path[:depth], step.turn[:depth - 1]
-                if (loop, turn) not in entered:
-                    entered.add((loop, turn))
+                loop, iteration = step.path[:depth], step.iteration[:depth - 1]
+                if (loop, iteration) not in entered:
+                    entered.add((loop, iteration))
                     self.wait_before(loop)
                     self.drain(("before", loop))
                     for x in self.primed.get(loop, []):
@@ -175,11 +179,10 @@ class _Derive:
             if step.op is None:
                 for x in self.primed.get(step.path, []):
                     for n in range(x.distance):
-                        self.wait(x, self.turn(x) + n)
+                        self.wait(x, self.iteration(x) + n)
                 self.signal_after(step.path)
                 continue
             self.wait_before(step.path)
-            pipe = pipe_of(self.device, step.op)
             if pipe is not None:
                 i = c.number[pipe]
                 added = self.order(step, i) or added
@@ -187,7 +190,10 @@ class _Derive:
                 self.time += 1
                 self.saved[i, n] = c.snapshot(i)
                 for a in self.access[step.path]:
-                    self.records.setdefault(a.space, []).append(_Record(a.at(step.counts), i, n, self.time, step))
+                    at = a.at(step.counts)
+                    records = self.records.setdefault(a.space, {}).setdefault((at.low, at.high, at.write, i), [])
+                    if not records or records[-1].time < self.time:  # an op may read a value twice
+                        records.append(_Record(at, i, n, self.time, step))
             self.signal_after(step.path)
         return added
 
@@ -198,7 +204,7 @@ class _Derive:
 
     def wait_before(self, path: Path) -> None:
         for x in self.before.get(path, []):
-            self.wait(x, self.turn(x))
+            self.wait(x, self.iteration(x))
         if path in self.parted:
             for i in self.clocks.loose:
                 self.clocks.barrier(i)
@@ -207,7 +213,7 @@ class _Derive:
     def signal_after(self, path: Path) -> None:
         self.drain(("after", path))
         for x in self.after.get(path, []):
-            self.signal(x, ("after", path), self.turn(x) + x.distance)
+            self.signal(x, ("after", path), self.iteration(x) + x.distance)
 
     def signal(self, x: _Pair, place: _Place, number: int) -> None:
         self.time += 1
@@ -221,8 +227,8 @@ class _Derive:
             self.clocks.learn(x.dst, x.queue.pop(0))
         x.waits.append(_Wait(self.time, number, self.clocks.run(x.dst)))
 
-    def turn(self, x: _Pair) -> int:
-        """The turn of the loop in which a pair stands."""
+    def iteration(self, x: _Pair) -> int:
+        """The iteration of the loop in which a pair stands."""
         return self.counts.get(self.loop(x), 0)
 
     def loop(self, x: _Pair) -> str:
@@ -235,24 +241,37 @@ class _Derive:
         """Make every earlier conflicting op known to pipe `i`, which is about to run `step`."""
         c, added = self.clocks, False
         assert step.op is not None
+        here = [a.at(step.counts) for a in self.access[step.path]]
         while True:
             known = c.start(i)
             open_: _Record | None = None
-            for a in (a.at(step.counts) for a in self.access[step.path]):
-                keep = []
-                for r in self.records.get(a.space, []):
-                    if r.pipe == i and i in c.loose and r.access.meets(a):
-                        between = self.cuts[i][bisect_left(self.cuts[i], (r.number,)):]
-                        self.needed |= {path for _, path in between} if len(between) == 1 else set()
-                    if r.access.meets(a) and known[r.pipe] < r.number and (open_ is None or r.time > open_.time):
-                        open_ = r
-                    if not (a.write and a.low <= r.access.low and r.access.high <= a.high and known[r.pipe] >= r.number):
-                        keep.append(r)
-                self.records[a.space] = keep
+            for a in here:
+                open_ = self.latest(a, i, known, open_)
             if open_ is None:
                 return added
             self.add(open_, step, i)
             added = True
+
+    def latest(self, a: Access, i: int, known: list[int], latest: _Record | None) -> _Record | None:
+        """The latest op that conflicts with `a`, on pipe `i`, and is not known to be complete: `latest`, or a later one.
+
+        Records that `a` overwrites and that are complete are dropped: whatever conflicts with them conflicts with `a`.
+        """
+        ranges, cuts = self.records.get(a.space, {}), self.cuts.get(i, [])
+        for at in [x for x in ranges if x[0] < a.high and a.low < x[1] and (x[2] or a.write)]:
+            low, high, _, pipe = at
+            records = ranges[at]
+            if pipe == i and cuts and cuts[-1][1] not in self.needed:
+                before, (last, path) = cuts[-2][0] if cuts[1:] else -1, cuts[-1]
+                if any(before < r.number <= last for r in records):
+                    self.needed.add(path)
+            if known[pipe] < records[-1].number and (latest is None or records[-1].time > latest.time):
+                latest = records[-1]
+            if a.write and a.low <= low and high <= a.high:
+                ranges[at] = [r for r in records if known[pipe] < r.number]
+                if not ranges[at]:
+                    del ranges[at]
+        return latest
 
     def add(self, r: _Record, step: Step, i: int) -> None:
         c = self.clocks
@@ -262,12 +281,12 @@ class _Derive:
             return
         depth = 0  # the innermost body that holds both
         x, y = r.step.path, step.path
-        turn: Path | None = None
+        iteration: Path | None = None
         distance = 0
         while x[depth] == y[depth] and depth < len(x) - 1 and depth < len(y) - 1:
-            if r.step.turn[depth] != step.turn[depth]:
-                turn = x[:depth + 1]  # from turn to turn of this loop
-                distance = step.turn[depth] - r.step.turn[depth]
+            if r.step.iteration[depth] != step.iteration[depth]:
+                iteration = x[:depth + 1]  # from iteration to iteration of this loop
+                distance = step.iteration[depth] - r.step.iteration[depth]
                 depth += 1
                 break
             depth += 1
@@ -275,15 +294,15 @@ class _Derive:
         dst = c.boss[i] if crosses else i
         signal, wait = x[:depth + 1], y[:depth + 1]
         why = f"{r.access.value} -> {step.op.out or step.op.kind}" if step.op else ""
-        pair = _Pair(r.pipe, dst, signal, wait, turn, why, crosses)
+        pair = _Pair(r.pipe, dst, signal, wait, iteration, why, crosses)
         pair.slots = r.access.slots if self.loop(pair) == r.access.loop else 1
         pair.distance = min(distance, pair.slots)
         self.pairs.append(pair)
         self.file(pair)
-        # Its earlier turns did not happen in this walk: join what the signal would have said. The next walk does it all.
+        # Its earlier iterations did not happen in this walk: join what the signal would have said. The next walk does it all.
         last = r.number
         if len(signal) < len(x):
-            last = max(q.number for v in self.records.values() for q in v if q.pipe == r.pipe and
+            last = max(q.number for ranges in self.records.values() for v in ranges.values() for q in v if q.pipe == r.pipe and
                        q.step.path[:len(signal)] == signal) if self.records else r.number
         c.learn(dst, self.saved[r.pipe, last])
         c.start(i)
@@ -294,16 +313,16 @@ class _Derive:
         c = self.clocks
         lanes: dict[tuple[int, int], list[_Pair]] = {}
         counters: list[list[_Part]] = []
-        shared: dict[tuple[int, int], int] = {}  # a counter that pairs of one turn and way share, while it has room
+        shared: dict[tuple[int, int], int] = {}  # a counter that pairs of one iteration and way share, while it has room
         for x in self.pairs:
             if x.crosses:
-                n = shared.get((x.src, x.dst), -1) if x.turn is None else -1
+                n = shared.get((x.src, x.dst), -1) if x.iteration is None else -1
                 if n < 0 or self.clash([*counters[n], (x, 1, 0)], x.dst, self.device.flag_limit):
                     n = len(counters)
                     counters.append([])
                 counters[n].append((x, 1, 0))
                 x.ids = (n,)
-                if x.turn is None:
+                if x.iteration is None:
                     shared[x.src, x.dst] = n
                 if n >= self.device.flags:
                     raise ScheduleError(f"{self.p.name}, kernel {self.k.name}: more than {self.device.flags} flags "
@@ -314,8 +333,8 @@ class _Derive:
             used: list[list[_Part]] = [[] for _ in range(self.device.events)]
             for x in sorted(pairs, key=lambda x: x.sets[0].time):
                 ways = x.slots if self.clash([(x, 1, 0)], dst) else 1
-                for turn in range(ways):
-                    part, clash = (x, ways, turn), None
+                for iteration in range(ways):
+                    part, clash = (x, ways, iteration), None
                     for e in sorted(range(self.device.events), key=lambda e: (len(used[e]), e)):
                         clash = self.clash([*used[e], part], dst)
                         if clash is None:
@@ -328,8 +347,8 @@ class _Derive:
 
     def clash(self, parts: list[_Part], dst: int, limit: int = 1) -> _Place | None:
         """Where more than `limit` sets may be without a wait."""
-        events: list[_Set | _Wait] = [s for x, ways, turn in parts for s in x.sets if s.number % ways == turn]
-        events += [w for x, ways, turn in parts for w in x.waits if w.number % ways == turn]
+        events: list[_Set | _Wait] = [s for x, ways, iteration in parts for s in x.sets if s.number % ways == iteration]
+        events += [w for x, ways, iteration in parts for w in x.waits if w.number % ways == iteration]
         done: list[int] = []
         sets = 0
         for e in sorted(events, key=lambda e: e.time):
@@ -343,12 +362,12 @@ class _Derive:
         return None
 
     # --- text --------------------------------------------------------------------------------------------------------
-    def op(self, kind: str, x: _Pair, number: int, turns: bool = True) -> Op:
-        """A signal or wait. number: of the first turn, or where no turns are meant its own."""
+    def op(self, kind: str, x: _Pair, number: int, iterations: bool = True) -> Op:
+        """A signal or wait. number: of the first iteration, or where no iterations are meant its own."""
         src, dst = self.clocks.names[x.src], self.clocks.names[x.dst]
         attrs: dict[str, object] = {"channel": self.pairs.index(x), "src": src[1], "dst": dst[0] if x.crosses else dst[1],
                                     "why": x.why}
-        if turns and len(x.ids) > 1:
+        if iterations and len(x.ids) > 1:
             attrs |= {"id": x.ids, "loop": self.loop(x), **({"ahead": number} if number else {})}
         else:
             attrs["id"] = x.ids[number % len(x.ids)]
@@ -369,7 +388,7 @@ class _Derive:
             if isinstance(s, Loop):
                 primed = [(x, n) for x in self.primed.get(at, []) for n in range(x.distance)]
                 out += self.barriers(("before", at))
-                out += [self.op("signal", x, n, turns=False) for x, n in primed]
+                out += [self.op("signal", x, n, iterations=False) for x, n in primed]
                 out.append(replace(s, body=self.insert(s.body, at)))
                 out += [self.op("wait", x, n) for x, n in primed]
             else:

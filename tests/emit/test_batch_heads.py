@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from reference import check, problem
 
-from gdn_codegen.emit.base import EmitError
 from gdn_codegen.ir.core import Op
 from gdn_codegen.passes.storage import place
+from gdn_codegen.prove.storage import OverwrittenError
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.roofline import costs
@@ -23,6 +23,7 @@ def build(name, heads, chunk=64, K=32, V=32, dtype="float16", **fields):
                  dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, heads, chunk, fields", [
     ("walk", 4, 64, {}), ("walk", 2, 64, {"partition": "decay"}), ("replay", 2, 32, {}), ("staged", 4, 16, {}),
     ("prepared", 2, 64, {"v_block": 16})])
@@ -34,6 +35,7 @@ def test_numbers(name, heads, chunk, fields):
             check(fn, problem(lengths, H, HV, 32, 32, gate=-0.1, seed=n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("H, HV", [(2, 2), (2, 4), (1, 6)])
 def test_value_heads_that_share_no_key_head_are_refused(H, HV):
     x = problem([70], H, HV, 32, 32)
@@ -59,7 +61,7 @@ def test_what_runs_side_by_side_overwrites_nothing_that_is_read_there(monkeypatc
     """Sums of one head may not take the place of what another warp still sums."""
     monkeypatch.setattr(place, "SIDE_BY_SIDE", ())
     lowered.cache_clear()
-    with pytest.raises(EmitError, match="overwrites what is read side by side"):
+    with pytest.raises(OverwrittenError, match=r"overwrites .* side by side with it"):
         render(build("walk", 4))
     lowered.cache_clear()
 
@@ -74,6 +76,7 @@ def test_other_numbers_of_heads_are_refused():
         build("walk", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("heads", [2, 4])
 def test_it_compiles_for_hopper_without_spills(heads, tmp_path):
