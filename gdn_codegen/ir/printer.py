@@ -63,7 +63,7 @@ def kernel_text(k: Kernel) -> str:
     if k.slices != 1:
         kw["slices"] = k.slices
     if k.agents:
-        kw["agents"] = {a.name: (a.first, a.threads, a.registers) for a in k.agents}
+        kw["agents"] = {a.name: (a.first, a.threads, a.registers, a.slots) for a in k.agents}
     out = [f"with {_call('kernel', [repr(k.name)], **kw)}:"]
     out += ["    " + _buffer(b) for b in k.buffers]
     _stmts(k.body, "    ", out)

@@ -45,13 +45,13 @@ LEGAL = {
     "decomposed..checked": "part join block expand load.heads store.heads Kernel.lanes index const",
     "decomposed..assigned placed..checked": "pairs diag_inverse load.last",
     "decomposed..assigned fed..checked": "*.ahead",
-    "assigned..checked": "Op.agent",
+    "assigned..checked": "Op.agent Kernel.agents",
     "assigned fed..checked": "move transpose load.lane store.lane scalar.lane",
     "assigned placed..checked": "*.own matmul.later load.described Kernel.abreast",
     "transferred..checked": "store.row store.col index block",
     "fed..checked": """
         load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item""",
-    "placed..checked": "wait load.channel Op.buffer Kernel.buffers Kernel.agents Buffer.offset Buffer.slots Buffer.agent",
+    "placed..checked": "wait load.channel Op.buffer Kernel.buffers Buffer.offset Buffer.slots Buffer.agent",
     "synchronised..checked": "signal fence drain barrier load.tail",
     "checked": "Program.launch",
 }
