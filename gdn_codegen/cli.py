@@ -29,6 +29,11 @@ def _import_line(path: Path, function: str) -> str:
 
 
 def build(a: argparse.Namespace) -> int:
+    """`gdn_codegen build`: write a module for each target; compile them with --check or --compile.
+
+    Returns the exit status: 1 where a kernel does not compile, or where --strict is given and a target could not be checked here.
+    ValueError for a wrong option, before anything is written.
+    """
     from .runtime import cache
     from .runtime.load import cached, write
     options.check_build(a)
@@ -68,6 +73,7 @@ def build(a: argparse.Namespace) -> int:
 
 
 def list_(a: argparse.Namespace) -> int:
+    """`gdn_codegen list`: print the algorithms, schedules and targets. Returns 0."""
     print("algorithms")
     for n in algorithms.names():
         page = algorithms.find(n)
@@ -80,6 +86,10 @@ def list_(a: argparse.Namespace) -> int:
 
 
 def show(a: argparse.Namespace) -> int:
+    """`gdn_codegen show`: print the views of one build that were asked for (schedule, kernels, IR, source, graph). Returns 0.
+
+    ValueError for a wrong option, or for a page that the schedule does not serve.
+    """
     from .ir.printer import program_text
     from .tools import graph
     from .tools.show import kernels_text, schedule_text
@@ -105,6 +115,11 @@ def _verdict(good: bool, ran: bool, left: dict[str, str], strict: bool) -> int:
 
 
 def verify(a: argparse.Namespace) -> int:
+    """`gdn_codegen verify`: run each target and compare it with the float64 recurrence, or write a report on many lengths.
+
+    Returns the exit status: 1 where an error is above what the dtype allows, where nothing ran, or where --strict is given and a
+    target did not run. ValueError for a wrong option, and for --device cuda without a GPU.
+    """
     from .runtime.targets import lacks, serves
     if a.target != "all" and not serves(a.target, a.device):
         raise ValueError(f"device: got {a.device!r}; accepted for {a.target}: cpu, for it has no kernels for {a.device} tensors")
@@ -138,6 +153,10 @@ def verify(a: argparse.Namespace) -> int:
 
 
 def bench(a: argparse.Namespace) -> int:
+    """`gdn_codegen bench`: simulated cycles of PTO kernels, or times or errors on a GPU. Returns the exit status.
+
+    ValueError for options that mean nothing together.
+    """
     way = options.check_bench(a)
     heads = options.bench_heads(a)
     return _bench_pto(a, heads) if way == "pto" else _bench_gpu(a, heads)
@@ -164,6 +183,7 @@ def _only(a: argparse.Namespace, default: Sequence[Shape]) -> list[Shape]:
 
 
 def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
+    """Times, or errors with --errors, of builds and peers on a GPU. heads: H and HV. Returns the exit status."""
     from .tools import bench_gpu
     from .tools.shapes import Shape
     todo = _only(a, [Shape(f"1 x {a.tokens}, {heads[0]}/{heads[1]}", (a.tokens,), *heads)])
@@ -195,6 +215,10 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
 
 
 def tune(a: argparse.Namespace) -> int:
+    """`gdn_codegen tune`: time candidates on this GPU and write tables; or list them, or only compile them.
+
+    Returns the exit status: 1 where nothing could be measured. ValueError for options that mean nothing together.
+    """
     from .runtime.call import tables as choices
     from .tools import tune as t
     from .tools.shapes import SHAPES
@@ -226,6 +250,7 @@ def tune(a: argparse.Namespace) -> int:
 
 
 def doctor(a: argparse.Namespace) -> int:
+    """`gdn_codegen doctor`: print which targets run on this machine, and what is missing for the others. Returns 0."""
     from .runtime.targets import findings
     for f in findings():
         print(f"{f.target:9} {f.what:16} {'yes' if f.ok else 'no':4} {f.detail}")
@@ -233,6 +258,7 @@ def doctor(a: argparse.Namespace) -> int:
 
 
 def cache_(a: argparse.Namespace) -> int:
+    """`gdn_codegen cache`: list or clear what the package keeps on disk. Returns 0."""
     from .tools.cache_command import command
     return command(a)
 
@@ -242,6 +268,11 @@ COMMANDS = {"build": build, "list": list_, "show": show, "verify": verify, "benc
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. argv: words after the program's name, None for those of sys.argv.
+
+    Returns the exit status: 0 where all went well, 1 where a check failed, 130 after an interrupt, and 2 for a wrong option or a
+    file that cannot be used; the message then goes to stderr.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     a = options.parser().parse_args(words)
     a.words = words

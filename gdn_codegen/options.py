@@ -83,6 +83,7 @@ def _heads_option(p: argparse.ArgumentParser) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
+    """The parser of all commands. It imports no torch, so that --help is quick."""
     from . import __version__
     from .tools import cache_command
     from .tools.shapes import SHAPES
@@ -173,6 +174,7 @@ def gpus(a: argparse.Namespace) -> tuple[str, ...]:
 
 
 def builds(a: argparse.Namespace) -> list[Build]:
+    """The builds that the options ask for, one for each target. ValueError for a wrong option."""
     return [c.build for c in choices(a)]
 
 
@@ -266,6 +268,7 @@ def refuse(a: argparse.Namespace, names: Iterable[str], where: str, accepted: st
 
 
 def check_numbers(a: argparse.Namespace) -> None:
+    """ValueError for a number that is below the least that its option takes, or not finite."""
     for name, least in LEAST.items():
         x = getattr(a, name, None)
         if x is not None and not least <= x < math.inf:  # which NaN is not, either
@@ -304,6 +307,7 @@ def check_tune(a: argparse.Namespace) -> None:
 
 
 def check_build(a: argparse.Namespace) -> None:
+    """ValueError for an option of `build` that would be ignored beside the others."""
     if not a.check:
         refuse(a, ["strict"], "without --check", "with --check")
     if a.cached:

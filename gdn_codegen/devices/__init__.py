@@ -21,7 +21,8 @@ class Device:
     may be a loop of its own, and parts with a long one may come first.
     v_block: columns of V that an instance of a walk computes where the schedule leaves it open, 0 for all.
     extents: those that tiles may have of K and V, in order. abreast: value heads whose instances a block runs side by side where
-    each has one value a token. clears: whether kernels clear rows of outputs that no sequence covers; else the host does.
+    each has one value a token. register_file: registers of a
+    multiprocessor. clears: whether kernels clear rows of outputs that no sequence covers; else the host does.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Device:
     v_block: int = 0
     extents: tuple[int, ...] = tuple(range(16, 257, 16))
     abreast: int = 1
+    register_file: int = 0
     clears: bool = True
 
 
@@ -60,6 +62,7 @@ HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragm
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
                 solves_whole=64,
                 extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"), abreast=16,
+                register_file=64 * 1024,
                 part_cost=PartCost(chunk_us=10.0, fold_us=4.0, launch_us=8.0, summary_us=10.0, warm_up_chunks=6,
                                    longest_warm_up_chunks=16, least_part_chunks=14, resident=1))
 
@@ -98,10 +101,9 @@ class Groups(Device):
     """A device whose thread block may be warp groups. Kernels over chunks keep one agent, `agents`.
 
     Which agents a walk has, a schedule says (schedule/agents.py). rows: of a tile that a warp group of four warps holds.
-    most: warp groups that share a carried value. threads, registers: of a block.
+    most: warp groups that share a carried value. threads: the most of a block.
     """
 
     rows: int = 0
     most: int = 0
     threads: int = 0
-    registers: int = 0

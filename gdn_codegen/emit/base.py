@@ -160,6 +160,27 @@ def numbers(k: Kernel) -> tuple[str, ...]:
     return tuple(dict.fromkeys(o.attr("param") for o in walk(k.body) if o.kind == "scalar" and o.attr("param")))
 
 
+def written(p: Program, k: Kernel) -> tuple[str, ...]:
+    """The tensors that a kernel stores to, in the program's order."""
+    names = {t.over or t.name for o in walk(k.body) if o.kind == "store" for t in [p.tensor(o.attr("tensor"))]}
+    return tuple(x.name for x in touched(p, k) if x.name in names)
+
+
+def shares(k: Kernel) -> bool:
+    """Whether a kernel's instances come twice, for parts with a long warm-up and for the others."""
+    return any(o.kind == "share" for o in walk(k.body))
+
+
+def described(k: Kernel) -> bool:
+    """Whether a kernel makes descriptors of rows."""
+    return any(o.attr("described") for o in walk(k.body))
+
+
+def in_buffers(k: Kernel) -> list[Op]:
+    """The ops whose value has a buffer."""
+    return [o for o in walk(k.body) if o.buffer]
+
+
 def strides(t: Tensor) -> tuple[str, ...]:
     """What a kernel calls the strides of a tensor that is addressed by them: from batch to batch, token and head."""
     return tuple(f"{t.name}_stride_{x}" for x in ("b", "t", "h")) if t.strided else ()
@@ -212,14 +233,18 @@ __all__ = [
     "Text",
     "Writer",
     "blocks",
+    "described",
     "heads_tag",
+    "in_buffers",
     "integers",
     "is_of_a_part",
     "no_heads",
     "numbers",
+    "shares",
     "stride_unit",
     "strides",
     "touched",
     "walk",
     "wrapped",
+    "written",
 ]

@@ -74,7 +74,13 @@ Stmt = Union[Op, Loop]
 
 @dataclass(frozen=True)
 class Buffer:
-    """Storage that `place` gave to values: `slots` copies of `shape` elements in `space`, at byte `offset`."""
+    """Storage that `place` gave to values: `slots` copies of `shape` elements in `space`, at byte `offset`.
+
+    dims: what `shape` has the sizes of. layout: "swizzled" (rows of 128 bytes, with the swizzle that helpers address), "rows"
+    (a fragment of which neighbouring threads have equal parts of a row), "" where the compiler chooses. pad: elements that
+    nobody reads after each row of a buffer with one row a value head. own: of a barrier, that it counts the iterations of the
+    walk's own part alone.
+    """
 
     name: str
     space: str
@@ -83,6 +89,10 @@ class Buffer:
     offset: int = 0
     slots: int = 1
     agent: str = ""
+    dims: tuple[Dim, ...] = ()
+    layout: str = ""
+    pad: int = 0
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,9 @@ class Kernel:
     the values of all of them ("heads"). `agents`: the threads of each, where they share a block. `abreast`: instances, of
     consecutive value heads, that a block runs side by side; no op knows of it. `slices`: instances that share the turns of a
     loop over chunks "before" a part, each of which takes every so-manieth.
+
+    The launch passes say: threads of a block, or of an instance, 0 before these passes; registers of a thread at launch and
+    blocks that share a multiprocessor, 0 where the compiler chooses.
     """
 
     name: str
@@ -118,6 +131,9 @@ class Kernel:
     agents: tuple[Agent, ...] = ()
     abreast: int = 1
     slices: int = 1
+    threads: int = 0
+    registers: int = 0
+    blocks_per_sm: int = 0
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -56,6 +56,12 @@ OPS: dict[str, OpDef] = {}
 AHEAD = "ahead"
 #: And: it does nothing in turns before those of the walk's own part.
 OWN_PART = "own"
+#: And: it is one of so many ops in a row that one statement does side by side.
+BESIDE = "beside"
+#: And: which thread has which entry of its tile. "sums": as the result of a product of a warp group lies.
+ORDER = "order"
+#: What any op may have.
+ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
 
 
 def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
@@ -71,7 +77,7 @@ def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
     """The result type of `kind` on operands of types `args`."""
     if kind not in OPS:
         raise TypeRuleError(f"op {kind!r} is unknown; the table ir/ops.py has {', '.join(OPS)}")
-    extra = set(attrs) - {*OPS[kind].attrs, AHEAD, OWN_PART}
+    extra = set(attrs) - {*OPS[kind].attrs, *ANY_OP}
     if extra:
         raise TypeRuleError(f"{kind}: attribute {', '.join(sorted(extra))} is unknown; it takes "
                             f"{', '.join(OPS[kind].attrs) or 'none'}")

@@ -26,7 +26,8 @@ def _tensor(t: Tensor) -> str:
 
 def _buffer(b: Buffer) -> str:
     kw: dict[str, object] = {"space": b.space, "shape": b.shape, "dtype": b.dtype}
-    kw |= {k: v for k, v, d in (("offset", b.offset, 0), ("slots", b.slots, 1), ("agent", b.agent, "")) if v != d}
+    kw |= {k: v for k, v, d in (("offset", b.offset, 0), ("slots", b.slots, 1), ("agent", b.agent, ""), ("dims", b.dims, ()),
+                                ("layout", b.layout, ""), ("pad", b.pad, 0), ("own", b.own, False)) if v != d}
     return _call("buffer", [repr(b.name)], **kw)
 
 
@@ -62,6 +63,7 @@ def kernel_text(k: Kernel) -> str:
         kw["abreast"] = k.abreast
     if k.slices != 1:
         kw["slices"] = k.slices
+    kw |= {n: v for n, v in (("threads", k.threads), ("registers", k.registers), ("blocks_per_sm", k.blocks_per_sm)) if v}
     if k.agents:
         kw["agents"] = {a.name: (a.first, a.threads, a.registers, a.slots) for a in k.agents}
     out = [f"with {_call('kernel', [repr(k.name)], **kw)}:"]

@@ -51,8 +51,10 @@ LEGAL = {
     "transferred..checked": "store.row store.col index block",
     "fed..checked": """
         load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item""",
-    "placed..checked": "wait load.channel Op.buffer Kernel.buffers Buffer.offset Buffer.slots Buffer.agent",
-    "synchronised..checked": "signal fence drain barrier load.tail",
+    "placed..checked": """
+        wait load.channel *.beside *.order Op.buffer Kernel.buffers Kernel.threads Kernel.registers
+        Kernel.blocks_per_sm Buffer.offset Buffer.slots Buffer.agent Buffer.dims Buffer.layout Buffer.pad""",
+    "synchronised..checked": "signal fence drain barrier load.tail Buffer.own",
     "checked": "Program.launch",
 }
 
@@ -83,8 +85,9 @@ _LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() i
 #: Annotations, by class of node, with their defaults.
 _PROGRAM = {"dims": (), "extents": (), "scales": (), "forgets": "", "launch": "kernels"}
 _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "cleared": False, "slots": 1}
-_KERNEL = {"split": "", "dims": (), "slices": 1, "lanes": 1, "abreast": 1, "buffers": (), "agents": ()}
-_BUFFER = {"offset": 0, "slots": 1, "agent": ""}
+_KERNEL = {"split": "", "dims": (), "slices": 1, "lanes": 1, "abreast": 1, "buffers": (), "agents": (),
+           "threads": 0, "registers": 0, "blocks_per_sm": 0}
+_BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad": 0, "own": False}
 
 
 def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:

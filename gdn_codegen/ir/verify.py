@@ -4,11 +4,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .core import Kernel, Loop, Op, Program, Stmt, loops, types
-from .ops import OPS, TypeRuleError, infer
+from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
 from .stages import illegal
 from .types import Tensor, Tile
 from .zeros import NONE, ROWS, Axes, transpose
+
+#: What Buffer.layout may be.
+LAYOUTS = ("", "swizzled", "rows")
 
 
 class VerifyError(ValueError):
@@ -71,8 +74,41 @@ class _Kernel:
         if self.k.abreast > 1 and (self.k.grid != "chunks" or self.k.split or tiles or any(loops(self.k.body))):
             raise self.fail(None, f"runs {self.k.abreast} instances abreast: a kernel over chunks does, without loops, blocks of "
                                   f"a dim or tiles; tiles are {', '.join(tiles) or 'none'}")
+        self.launch()
+        self.layouts()
         items = any(isinstance(s, Loop) and s.index == "item" for s in self.k.body)
         self.body(self.k.body, inside=self.k.grid == "chunks" and not items)
+
+    def launch(self) -> None:
+        """Threads are whole warps, as many as agents need; what is said of registers and blocks is said of threads."""
+        k, mine = self.k, sum(a.threads for a in self.k.agents)
+        if k.threads % 32 or (k.threads and k.threads < mine):
+            raise self.fail(None, f"has {k.threads} threads: a multiple of 32, no less than the {mine} of its agents, is wanted")
+        if (k.registers or k.blocks_per_sm) and not k.threads:
+            raise self.fail(None, "has registers or blocks of a multiprocessor, and no number of threads")
+
+    def layouts(self) -> None:
+        """Dims of buffers have the buffers' shapes; layouts are known, and for tiles."""
+        sizes = {**self.p.sizes, **self.k.sizes}
+        for b in self.k.buffers:
+            if b.dims and Tile(b.dims).shape(sizes) != b.shape:
+                raise self.fail(None, f"buffer {b.name} has the shape {b.shape} and the dims {b.dims}")
+            if b.layout not in LAYOUTS or (b.layout and len(b.shape) != 2):
+                raise self.fail(None, f"buffer {b.name}, {b.shape}, has the layout {b.layout!r}; of tiles there are "
+                                      f"{', '.join(filter(None, LAYOUTS))}")
+            if b.pad and self.k.abreast == 1:
+                raise self.fail(None, f"buffer {b.name} has padded rows, and the kernel no row a value head")
+
+    def beside(self, body: tuple[Stmt, ...]) -> None:
+        """Ops that one statement does stand in a row, as many as they say."""
+        left, first = 0, None
+        for s in body:
+            n = s.attr(BESIDE, 1) if isinstance(s, Op) else 1
+            if left and first is not None and (not isinstance(s, Op) or (s.kind, n) != (first.kind, first.attr(BESIDE))):
+                raise self.fail(first, f"is one of {first.attr(BESIDE)} ops side by side, and {left} of them do not follow")
+            left, first = (left - 1, first) if left else (n - 1, s if isinstance(s, Op) else None)
+        if left:
+            raise self.fail(first, f"is one of several ops side by side, and {left} of them do not follow")
 
     def define(self, o: Op | None, name: str, t: Tile, zero: Axes) -> None:
         if name in self.env:
@@ -80,6 +116,7 @@ class _Kernel:
         self.env[name], self.zero[name] = t, zero
 
     def body(self, body: tuple[Stmt, ...], inside: bool) -> None:
+        self.beside(body)
         for s in body:
             if isinstance(s, Loop):
                 self.loop(s, inside)

@@ -36,6 +36,9 @@ from .cut.kernels import cut
 from .cut.partition import partition
 from .cut.warm_up import warm_up
 from .cut.warm_up_bounds import warm_up_bounds
+from .launch.block_threads import block_threads
+from .launch.instance_warps import instance_warps
+from .launch.side_by_side import side_by_side
 from .loops.batch_head_sums import batch_head_sums
 from .loops.batch_heads import batch_heads
 from .loops.heads_per_block import heads_per_block
@@ -44,6 +47,7 @@ from .loops.transposition import transpose
 from .storage.arrange import arrange
 from .storage.channels import channels
 from .storage.descriptors import descriptors
+from .storage.layouts import layouts
 from .storage.pack import pack
 from .storage.place import place
 from .storage.rings import rings
@@ -103,6 +107,12 @@ FRONT: Passes = (
     ("fold_into_inverse", lambda p, c: fold_into_inverse(p, c.device.solves_whole)),
     ("accumulate", lambda p, c: accumulate(p)),
 )
+#: How a thread block runs what has buffers.
+BLOCKS: Passes = (
+    ("block_threads", lambda p, c: block_threads(p, c.device)),
+    ("side_by_side", lambda p, c: side_by_side(p, c.device)),
+    ("layouts", lambda p, c: layouts(p, c.device)),
+)
 ONE_AGENT: Passes = (
     *FRONT,
     ("transpose", lambda p, c: transpose(p, c.schedule)),
@@ -111,8 +121,9 @@ ONE_AGENT: Passes = (
     ("operands", lambda p, c: operands(p, c.device)),
     ("batch_heads", lambda p, c: batch_heads(p, c.schedule)),
     ("place", lambda p, c: place(p, c.device)),
-    ("check_storage", lambda p, c: check_storage(p)),
     ("async_copies", lambda p, c: async_copies(p, c.device)),
+    *BLOCKS,
+    ("check_storage", lambda p, c: check_storage(p)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
     ("check_waits", lambda p, c: check_waits(p, c.device)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
@@ -126,6 +137,7 @@ INSTANCES: Passes = (
     ("descriptors", lambda p, c: descriptors(p, c.schedule)),
     ("operands", lambda p, c: operands(p, c.device)),
     ("place", lambda p, c: place(p, c.device)),
+    ("instance_warps", lambda p, c: instance_warps(p, c.schedule)),
     ("check_storage", lambda p, c: check_storage(p)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
     ("check_waits", lambda p, c: check_waits(p, c.device)),
@@ -140,8 +152,9 @@ GROUPS: Passes = (
     ("operands", lambda p, c: _others(p, operands, c.device)),
     ("batch_heads", lambda p, c: batch_heads(p, c.schedule)),
     ("place", lambda p, c: rings(_others(p, place, c.device), c.schedule, c.groups)),
-    ("check_storage", lambda p, c: check_storage(p)),
     ("async_copies", lambda p, c: _others(p, async_copies, c.device)),
+    *BLOCKS,
+    ("check_storage", lambda p, c: check_storage(p)),
     ("synchronise", lambda p, c: mbarriers(p, c.groups)),
     ("check_waits", lambda p, c: check_rings(p, c.groups)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),

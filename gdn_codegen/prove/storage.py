@@ -1,11 +1,13 @@
 """check_storage: proves that every reader finds the value it means.
 
 Buffers are followed op by op, through two turns of a loop: a value that lies in a buffer must not have been overwritten
-when an op, or an expression inside it, reads it. For devices of one agent, where program order is the order of time.
+when an op, or an expression inside it, reads it. For devices of one agent, where program order is the order of time; but ops that
+run side by side overwrite nothing that another of them reads.
 """
 from __future__ import annotations
 
-from ..ir.core import Kernel, Loop, Program, Stmt, walk
+from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
+from ..ir.ops import BESIDE
 
 
 class OverwrittenError(ValueError):
@@ -37,7 +39,10 @@ class _Storage:
             raise OverwrittenError(f"{self.where}: {reader} reads {a}, but {buffer} holds {self.holds.get(buffer)} by then")
 
     def body(self, body: tuple[Stmt, ...]) -> None:
+        row: list[Op] = []  # ops side by side
         for s in body:
+            if isinstance(s, Op) and s.attr(BESIDE):
+                row = self.beside([*row, s])
             if isinstance(s, Loop):
                 self.loop(s)
             elif s.buffer or not s.out:
@@ -45,6 +50,18 @@ class _Storage:
                     self.read(a, s.out or s.kind)
                 if s.buffer:
                     self.holds[s.buffer] = s.out
+
+    def beside(self, row: list[Op]) -> list[Op]:
+        """The row, or an empty one once it is complete, and what its ops read is proved to stay."""
+        if len(row) < row[0].attr(BESIDE):
+            return row
+        for o in row:
+            for a in (x for arg in o.args for x in self.leaves(arg)):
+                for other in row:
+                    if other is not o and other.buffer == self.home.get(a):
+                        raise OverwrittenError(f"{self.where}: {other.out} (line {other.line}) overwrites {a}, which {o.out} "
+                                               "reads side by side with it")
+        return []
 
     def loop(self, lp: Loop) -> None:
         for c in lp.carried:

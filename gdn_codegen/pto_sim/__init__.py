@@ -39,6 +39,7 @@ def include_dir() -> Path:
 
 
 def source_dir() -> Path:
+    """The folder of the simulator's own C++ sources."""
     return Path(__file__).parent / "src"
 
 

@@ -77,6 +77,11 @@ def admit(b: Build, m: Any, device: torch.device, heads: tuple[int, int], call: 
 
 
 def _verdict(b: Build, m: Any, device: torch.device, kind: Any) -> dict[str, Any]:
+    """The verdict on a build's kernels on a device: the file's, or that of a small problem run now, which is then written.
+
+    m: the build's module. kind: (head counts, call) where the target checks each of these (Target.per_call), else ().
+    RuntimeError where the check ends this process's use of the GPU.
+    """
     about = {"build": f"{b.target} {b.name}", "module": Path(m.__file__).name, "device": name(device), "driver": driver(device),
              "versions": {n: v for n, v in (versions(b.target) | compilers(b.target, device)).items() if v}, "kind": repr(kind)}
     path = Path(m.__file__).with_suffix(".verdicts") / f"{cache.digest(json.dumps(about, sort_keys=True))}.json"

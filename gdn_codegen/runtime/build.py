@@ -71,6 +71,7 @@ class Build:
 
     @property
     def plan(self) -> Schedule:
+        """The schedule itself, where `schedule` may be a name."""
         return named(self.schedule) if isinstance(self.schedule, str) else self.schedule
 
     @property
@@ -80,14 +81,17 @@ class Build:
 
     @property
     def device(self) -> Device:
+        """What the device has for which the passes lower."""
         return self.of.lowered_for(self.arch).device
 
     @property
     def sizes(self) -> dict[str, int]:
+        """The extents of the page's dims: C tokens, K and V."""
         return {"C": self.chunk, "K": self.head_dim_k, "V": self.head_dim_v}
 
     @property
     def page(self) -> Algorithm:
+        """The algorithm itself, where `algorithm` may be a name or a file."""
         return algorithms.find(self.algorithm)
 
     @property
@@ -118,6 +122,7 @@ class Build:
 
     @property
     def function(self) -> str:
+        """The name of the generated module's function."""
         return f"chunk_{self.page.name}"
 
 
@@ -194,7 +199,7 @@ def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
             "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}}, "padded": bool(p.extents),
             "strided": b.contract.strided, "summary": summary, "documentation": documentation(b, p, t),
             "signature": signature(t), "arguments": arguments(t), "tables": literal(t), "page_text": page_text(b.page.trace()),
-            "partition": b.plan.partition or "", "warps": b.plan.warps, "stages": b.plan.stages, "reaches": t.reaches,
+            "partition": b.plan.partition or "", "stages": b.plan.stages, "reaches": t.reaches,
             "unspecialised": repr(tuple(sorted({n for k in kernels for n in k.extra.get("sizes", ())}))).replace("'", '"')}
 
 

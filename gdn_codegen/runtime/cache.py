@@ -118,6 +118,7 @@ def lock(path: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def lock_of(path: Path) -> Path:
+    """The lock file that goes with `path`."""
     return path.with_name(path.name + ".lock")
 
 

@@ -95,6 +95,7 @@ def wall_time(f: Callable[[], object], n: int) -> float:
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
 
     def queue(*works: Callable[[], object]) -> float:
+        """ms of `works`, called one after another, in a queue of n."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         for _ in range(3):  # so that the host is ahead
@@ -161,6 +162,7 @@ class Auto:
                          tables.UNIT if self.unit_keys else PLAIN)
 
     def called(self) -> Callable[..., Any]:
+        """The op, with the choice that this row is about."""
         return partial(self.op, target=self.target, chunk_size=self.chunk, layout=self.layout, unit_keys=self.unit_keys)
 
 
@@ -177,6 +179,7 @@ def ours(b: Build, x: Problem, op: Callable[..., Any] | None = None) -> Run:
 
 
 def our_costs(b: Build, s: Shape) -> dict[str, Cost]:
+    """Bytes and operations of each kernel of a build at a shape, without an initial state."""
     return costs(lowered(b), s.lens, s.H, s.HV, absent=["initial_state"])
 
 
@@ -195,6 +198,7 @@ def kernel_rows(times: dict[str, float], known: dict[str, Cost], top: Ceilings |
 
 
 def row(s: Shape, who: str, version: str, note: str = "") -> dict[str, Any]:
+    """A row before it has figures. who: the implementation. note: what a reader must know of it."""
     return {"shape": s.name, "lens": list(s.lens), "H": s.H, "HV": s.HV, "who": who, "version": version, "note": note}
 
 
@@ -223,6 +227,7 @@ def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, 
     """The outcome of a row. limit: the error that our own rows may reach. graphs: whether the call is captured in a graph, too;
     nobody says that peers' can be. host: whether the host is timed."""
     def work() -> dict[str, Any]:
+        """Run once and compare, then take the times."""
         started = time.perf_counter()
         run = prepare()
         o, state = run()

@@ -30,6 +30,7 @@ class Entry:
 
     @property
     def size(self) -> int:
+        """Bytes on disk; of a folder, those of its files."""
         files = [self.path] if not self.path.is_dir() else [x for x in self.path.rglob("*") if x.is_file()]
         return sum(x.lstat().st_size for x in files)
 
@@ -112,6 +113,7 @@ def facts() -> tuple[bool, str]:
 
 
 def command(a: argparse.Namespace) -> int:
+    """`gdn_codegen cache`, of parsed words. Returns 0; ValueError for a kind that there is not."""
     if a.action == "list" and a.kinds:
         raise ValueError(f"kinds: got {' '.join(a.kinds)} with list; accepted: with clear")
     for kind in a.kinds:
@@ -124,6 +126,7 @@ def command(a: argparse.Namespace) -> int:
 
 
 def options(p: argparse.ArgumentParser) -> None:
+    """Give the parser the options of `cache`."""
     p.add_argument("action", choices=("list", "clear"), help="what lies there, with sizes; or remove it")
     p.add_argument("kinds", nargs="*", metavar="KIND",
                    help=f"with clear, of {', '.join(known())} (default: all but {KEPT}, which tune measured)")

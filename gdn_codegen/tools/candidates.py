@@ -55,7 +55,7 @@ SPACES: dict[str, tuple[Space, ...]] = {
 }
 
 #: Of decoding steps: by target, chunks with the columns of the state that an instance holds, and warps. TileLang has one warp
-#: where chunks are of 16 tokens, four where they are of 32 (`threads` of its emitter), which hold a state four times as large.
+#: where chunks are of 16 tokens, four where they are of 32 (`block_threads`), which hold a state four times as large.
 STEPS: dict[str, tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]] = {
     "triton": ((16, (16, 32, 64, 128), (1, 2, 4, 8)),),
     "tilelang": ((16, (16, 32), (0,)), (32, (32, 64, 128), (0,)), (64, (64, 128), (0,)))}

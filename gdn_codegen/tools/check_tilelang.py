@@ -66,6 +66,7 @@ def compiled(path: Path, kernels: Sequence[str] = (), arch: str = "sm_90a") -> l
 
 
 def _compile(module: Any, name: str, arch: str) -> Compiled:
+    """Lower one kernel of a module to CUDA and compile it with nvcc. What fails is in the result's `error`."""
     import tilelang
     from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 

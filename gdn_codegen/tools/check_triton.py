@@ -119,6 +119,10 @@ def dtypes(t: Tables) -> dict[str, str]:
 
 
 def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, value_heads: int) -> Compiled:
+    """Compile one kernel for `arch` with these head counts. What fails is in the result's `error`.
+
+    row: the kernel's, of Tables.kernels.
+    """
     import triton
     import triton.language as tl
     from triton.backends.compiler import GPUTarget

@@ -48,6 +48,9 @@ def boxes(b: Build) -> list[Box]:
 
 
 def _box(p: Program, k: Kernel, named: set[str], writer: dict[str, int]) -> Box:
+    """The picture's content of one kernel. named: values with a name on the page. writer: workspace -> number of the kernel that
+    stores it.
+    """
     ops = {o.out: o for o in walk(k.body) if o.out}
     carried = {c.name: c for loop in loops(k.body) for c in loop.carried}
     after = {c.next: c.name for c in carried.values()} | {c.result: c.name for c in carried.values()}
@@ -118,6 +121,10 @@ def _columns(box: Box) -> dict[str, int]:
 
 
 def _placed(box: Box) -> _Placed:
+    """Where the nodes and edges of a kernel lie, in pixels.
+
+    Nodes are in columns by `_columns`. Eight sweeps sort each column by the mean height of what its nodes are joined to.
+    """
     column = _columns(box)
     # an edge over several columns has a place in each, so that it passes between nodes; edges from one node share theirs
     via = {(a, z): [a, *(f"{a}>{c}" for c in range(column[a] + 1, column[z])), z] for a, z in box.edges}
@@ -156,6 +163,7 @@ def _text(x: int, y: int, text: str, more: str = "") -> str:
 
 
 def _drawn(i: int, box: Box, placed: _Placed, x: int, y: int, height: int) -> list[str]:
+    """SVG elements of a kernel. i: its number. x, y: its left upper corner; height: of its frame, all in pixels."""
     out = [f'<g transform="translate({x} {y})">',
            f'<rect width="{placed.width}" height="{height}" rx="8" fill="#ffffff" stroke="#8c959f"/>',
            _text(MARGIN, 19, f"{i}. {box.name}", 'font-weight="bold"'), _text(MARGIN, 34, box.grid, 'fill="#57606a"')]

@@ -41,6 +41,7 @@ class Problem:
 
     @property
     def sizes(self) -> dict[str, int]:
+        """Extents by the names that Peer.takes uses."""
         return {"T": self.q.shape[1], "H": self.q.shape[2], "HV": self.v.shape[2], "K": self.q.shape[3], "V": self.v.shape[3],
                 "N": len(self.lengths), "N + 1": len(self.lengths) + 1}
 
@@ -65,6 +66,7 @@ class Peer:
 
     @property
     def version(self) -> str:
+        """The version that is installed, of the first distribution found."""
         for name in self.distributions:
             try:
                 return importlib.metadata.version(name)
@@ -153,6 +155,7 @@ def _tileops(x: Problem, check: Callable[..., None]) -> Run:
 
 
 def _flashinfer(x: Problem, check: Callable[..., None]) -> Run:
+    """FlashInfer's kernels for Hopper: without a batch dim, decay as exp(g), states [N, HV, V, K]."""
     package = "flashinfer.gdn_kernels.delta_rule_dsl"
     parts = importlib.import_module(f"{package}.delta_rule_cp_sm90").cp_delta_rule_dsl_sm90
     whole = importlib.import_module(f"{package}.delta_rule_sm90").delta_rule_prefill_dsl_sm90

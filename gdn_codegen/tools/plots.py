@@ -8,6 +8,7 @@ from ..runtime import cache
 
 
 def pyplot() -> Any:
+    """matplotlib.pyplot, drawing to files. ValueError where matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:

@@ -32,6 +32,7 @@ COLUMN = 26  # spreading 64 column values to blocks, the most TROWEXPANDMUL take
 
 
 def table_path() -> Path:
+    """The table of cycles that was measured on an Ascend A2."""
     return Path(__file__).parents[1] / "devices" / "ascend_a2_cycles.csv"
 
 
@@ -198,6 +199,7 @@ class _Core:
         return self.at > start
 
     def step(self, s: Step) -> None:
+        """Replay one instruction: a flag, a barrier, a signal to other cores, or work of a pipe."""
         if s.name == "set_flag":
             self.flags[s.extra] = self.ready(s.pipe)
         elif s.name == "wait_flag":
@@ -215,6 +217,7 @@ class _Core:
             self.work(s)
 
     def work(self, s: Step) -> None:
+        """Replay an instruction that keeps a pipe busy, and record when."""
         length = cost(s)
         if s.name not in self.used and s.pipe == "V":
             self.used.add(s.name)

@@ -6,6 +6,7 @@ from ..runtime.build import Build, lowered
 
 
 def schedule_text(b: Build) -> str:
+    """The fields of the schedule as it serves this page, a line each."""
     s = b.plan.adapted(b.page.trace(), b.device.joined)
     groups = " ".join(f"[{' '.join(g)}]" for g in s.kernels)
     return "\n".join([f"schedule {s.name}", f"  kernels        {groups}", f"  form           {s.form}",

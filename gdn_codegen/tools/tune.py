@@ -69,15 +69,18 @@ class Job:
 
     @property
     def shape(self) -> Shape:
+        """The shape, named by its lengths and head counts."""
         each = f"{len(self.lens)} x {self.lens[0]}" if len(set(self.lens)) == 1 else " + ".join(map(str, self.lens))
         return Shape(f"{each}, {self.H}/{self.HV}", self.lens, self.H, self.HV)
 
     @property
     def extent(self) -> Extent:
+        """The size of a call at this shape."""
         return Extent(self.H, self.HV, len(self.lens), sum(self.lens))
 
     @property
     def inputs(self) -> dict[str, Any]:
+        """The inputs as the log has them."""
         about = {n: getattr(self.build, n) for n in tables.ABOUT}
         return {**about, "accept": str(self.build.contract), "H": self.H, "HV": self.HV, "lens": list(self.lens)}
 
@@ -219,11 +222,14 @@ class DeviceLost(RuntimeError):
 
 
 class Meter(Protocol):
-    """What can be found out about a build: why its kernels are wrong ("" if they are not), the bytes between them, its time."""
+    """What can be found out about a build."""
 
-    def wrong(self, b: Build) -> str: ...
-    def workspace(self, b: Build, s: Shape) -> int: ...
-    def time(self, b: Build, s: Shape) -> dict[str, Any]: ...
+    def wrong(self, b: Build) -> str:
+        """Why its kernels are wrong; "" if they are not."""
+    def workspace(self, b: Build, s: Shape) -> int:
+        """Bytes that a call holds between its kernels."""
+    def time(self, b: Build, s: Shape) -> dict[str, Any]:
+        """{"ms", "wall_ms"}, or {"dropped": why there is no time}."""
 
 
 @dataclass
@@ -251,10 +257,12 @@ class Gpu:
                      for (of, beta), e in each.items() if not e <= accepted[of, beta]), "")
 
     def workspace(self, b: Build, s: Shape) -> int:
+        """Bytes that a call holds between its kernels."""
         host: Host = module(b).HOST
         return host.workspace_bytes(sum(s.lens), len(s.lens), s.HV, "cuda")
 
     def time(self, b: Build, s: Shape) -> dict[str, Any]:
+        """ms of a call on the device and in a queue, or why the build is dropped."""
         about = s, b.dtype, b.head_dim_k, b.head_dim_v
         x, want = _inputs(*about), _reference(*about)
         row = bench_gpu.measured({}, lambda: bench_gpu.ours(b, x), want, self.runs, {}, None, TOLERANCE[b.dtype], host=False)
@@ -262,6 +270,7 @@ class Gpu:
         return {"dropped": row["error"]} if "error" in row else {"ms": row["device_ms"], "wall_ms": row["wall_ms"]}
 
     def alive(self) -> None:
+        """DeviceLost where the GPU does not answer any more."""
         try:
             torch.cuda.synchronize()
             torch.zeros(1, device="cuda").item()
@@ -351,10 +360,12 @@ class Tuner:
         return pending
 
     def left(self, seconds: float, start: float) -> str:
+        """What a line says of the time to go. seconds: an estimate. start: when the run began, by the tuner's clock."""
         budget = f", {max(0.0, self.budget - (self.clock() - start)):.0f} s of the budget" if self.budget is not None else ""
         return f"about {seconds:.0f} s left{budget}"
 
     def told(self, j: Job, result: dict[str, Any]) -> str:
+        """What a line says of a job's result; it keeps the best time of these inputs."""
         if "dropped" in result:
             return f"dropped: {result['dropped']}"
         ms, name = min(self._best.get(j.about, (math.inf, "")), (result["ms"], j.build.name))

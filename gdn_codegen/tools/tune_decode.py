@@ -131,12 +131,15 @@ class Steps(Gpu):
     device: str = "cuda"
 
     def wrong(self, b: Build) -> str:
+        """Why the build's results are wrong at CHECKED; "" where they are not."""
         return self._said(lambda: off(b, step(b, CHECKED, self.device)))
 
     def workspace(self, b: Build, s: Shape) -> int:
+        """0 bytes: a step is one kernel."""
         return 0  # one kernel
 
     def time(self, b: Build, s: Shape) -> dict[str, Any]:
+        """ms of a step in a queue, or why the build is dropped."""
         x, found = step(b, s, self.device), {}
 
         def work() -> str:

@@ -916,6 +916,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     first_out, first_final = t.place("outputs").start, host.final.start
 
     def call(given: Any, numbers: Any, states: Any, outs: Any, cu_seqlens: Any, buffers: Any, indices: Any = None) -> list[Any]:
+        """Launch the plan's kernels on these arguments."""
         if _is_elsewhere(device):
             with torch.cuda.device(device):
                 return call(given, numbers, states, outs, cu_seqlens, buffers, indices)

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from reference import check, problem
 
-from gdn_codegen.emit.base import EmitError
 from gdn_codegen.ir.core import Op
 from gdn_codegen.passes.storage import place
+from gdn_codegen.prove.storage import OverwrittenError
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.roofline import costs
@@ -58,7 +58,7 @@ def test_what_runs_side_by_side_overwrites_nothing_that_is_read_there(monkeypatc
     """Sums of one head may not take the place of what another warp still sums."""
     monkeypatch.setattr(place, "SIDE_BY_SIDE", ())
     lowered.cache_clear()
-    with pytest.raises(EmitError, match="overwrites what is read side by side"):
+    with pytest.raises(OverwrittenError, match=r"overwrites .* side by side with it"):
         render(build("walk", 4))
     lowered.cache_clear()
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from ..base import Heads, KernelText, Program, no_heads
+from . import group_rules  # noqa: F401  which fills the table of warp groups
 from .groups import GroupsWriter
 from .heads import HeadsWriter
 from .kernel import KernelWriter

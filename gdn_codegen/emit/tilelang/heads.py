@@ -5,16 +5,12 @@ from __future__ import annotations
 from ...ir.core import Buffer
 from ...ir.types import Dim, Tensor
 from ..base import Op, Rules, Text
-from .kernel import KernelWriter, Value
+from .kernel import KernelWriter
 from .rules import least
 from .rules import rule as base
+from .tiles import Value
 
 rule = Rules("tilelang", {}, base)
-#: Threads of a block: few entries for each, whose loads nvcc begins together. Of a row, elements that nobody reads: with them
-#: the heads of a token lie in other banks, and rows begin where four elements are moved at once.
-THREADS, APART = 256, 4
-#: Of a thread: eight blocks share a multiprocessor.
-REGISTERS = 32
 
 
 class HeadsWriter(KernelWriter):
@@ -51,17 +47,8 @@ class HeadsWriter(KernelWriter):
         return [*super().inside(t, index), self.there]
 
     def allocation(self, x: Buffer) -> str:
-        dims = [str(self.k.abreast), *(f"{self.dim(d)} + {APART}" for d in self.buffer_dims(x.name))]
-        return f"{self.name(x.name)} = t.shared(({', '.join(dims)}{',' if len(dims) == 1 else ''}), {self.dtype(x.dtype)})"
-
-    def threads(self) -> int:
-        return THREADS
-
-    def registers(self) -> int:
-        return REGISTERS
-
-    def small(self) -> bool:
-        return True
+        dims = [str(self.k.abreast), *(f"{self.dim(d)} + {x.pad}" for d in x.dims)]
+        return f"{self.name(x.name)} = t.{x.space}(({', '.join(dims)}{',' if len(dims) == 1 else ''}), {self.dtype(x.dtype)})"
 
 
 @rule("load")

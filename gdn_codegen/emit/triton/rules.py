@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 
-from ..base import ATOM, PRODUCT, SUM, SUMMED, UNARY, Op, Text, walk
+from ..base import ATOM, PRODUCT, SUM, SUMMED, UNARY, Op, Text
 from .kernel import KernelWriter, rule
 
 __all__ = ["rule"]
@@ -51,12 +51,8 @@ for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", 
 
 @rule("maximum", "minimum")
 def extreme(w: KernelWriter, o: Op, a: Text, b: Text) -> Text:
-    nan = ", propagate_nan=tl.PropagateNan.ALL" if any(_is_const(w, x) for x in o.args) else ""  # a bound keeps it
+    nan = ", propagate_nan=tl.PropagateNan.ALL" if w.literals & set(o.args) else ""  # a bound keeps it
     return Text(f"tl.{o.kind}({a}, {b}{nan})")
-
-
-def _is_const(w: KernelWriter, value: str) -> bool:
-    return any(x.kind == "const" and x.out == value for x in walk(w.k.body))
 
 
 @rule("neg")

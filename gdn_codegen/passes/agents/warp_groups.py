@@ -93,10 +93,10 @@ class _Assign:
         group = WARP * WARPS_OF_GROUP
         for n in range(0, first, group):  # registers are set for a whole warp group
             total += group * max((a.registers for a in out if a.first < n + group and n < a.first + a.threads), default=0)
-        if first > d.threads or total > d.registers:
+        if first > d.threads or total > d.register_file:
             each = ", ".join(f"{a.name} {a.threads} threads of {a.registers} registers" for a in out)
             raise self.error(f"agents={self.plan.name} takes {first} threads and {total} registers ({each}); a block has "
-                             f"{d.threads} and {d.registers}; v_block={d.rows} has one warp group for the state")
+                             f"{d.threads} and {d.register_file}; v_block={d.rows} has one warp group for the state")
         return tuple(out)
 
     def body(self, s: Loop, b: Body) -> tuple[Op | Loop, ...]:

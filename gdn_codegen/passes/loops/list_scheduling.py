@@ -66,7 +66,8 @@ class _List:
             for a in o.args:
                 readers.setdefault(self.storage(a), []).append(n)
         self.left = {r: len(set(ns)) for r, ns in readers.items()}  # readers to come
-        outside = {a for o in walk(k.body) if o not in ops for a in o.args} | set(next_of)
+        mine = set(ops)
+        outside = {a for o in walk(k.body) if o not in mine for a in o.args} | set(next_of)
         self.kept = {self.storage(a) for a in outside}
         homes = {o.out: o.agent for o in walk(k.body) if o.kind == "load"}
         self.here_before = {a: (device.home[homes.get(a, device.agents[0])], self.elements(a, homes.get(a, device.agents[0]))
@@ -144,10 +145,14 @@ class _List:
         self.free: dict[tuple[str, str], float] = {}
         self.issue = dict.fromkeys(self.device.agents, 0.0)
         self.done: dict[int, float] = {}
+        self.pending = [len(s) for s in self.before]  # of what must be done before each op, how many are not
+        self.then: list[list[int]] = [[] for _ in self.ops]  # the ops that each op must be done before
+        for n, s in enumerate(self.before):
+            for m in s:
+                self.then[m].append(n)
         out: list[Op] = []
         while len(self.done) < len(self.ops):
-            ready = [n for n in range(len(self.ops)) if n not in self.done and n not in self.follows
-                     and self.done.keys() >= self.before[n]]
+            ready = [n for n, count in enumerate(self.pending) if not count and n not in self.done and n not in self.follows]
             able = [n for n in ready if self.fits(n)]
             n = min(able, key=lambda n: (self.start(n), -self.way[n], n)) if able else min(ready)
             for m in [m for m in self.glued.get(n, []) if m not in self.done]:
@@ -173,5 +178,7 @@ class _List:
             at = max(at, self.free.get(pipe, 0.0))
             self.free[pipe] = at + self.cost[n]
         self.done[n] = at + self.cost[n]
+        for m in self.then[n]:
+            self.pending[m] -= 1
         self.occupy(n)
         return o

@@ -78,12 +78,12 @@ class _Early:
         return [o for o in self.ops if o in self.early and o.out in need and not self.light(o)]
 
     def drop(self) -> bool:
-        """Take out one op that cannot be early; False where there is none."""
+        """Take out what reads late values, then one op more that cannot be early; False where there is none."""
         late = {o for o in self.ops if o not in self.early and o.kind not in ("const", "scalar")}
-        for o in self.ops:
-            if o in self.early and (any(x in late for x in self.before(o)) or self.carried & set(o.args)):
-                self.early.remove(o)
-                return True
+        while found := [o for o in self.ops if o in self.early and (any(x in late for x in self.before(o))
+                                                                    or self.carried & set(o.args))]:
+            self.early.difference_update(found)
+            late.update(o for o in found if o.kind not in ("const", "scalar"))
         crossing = self.crossing()
         for o in crossing:
             if o.kind == "matmul" or (o.kind == "move" and o.attr("space") in self.device.feeds) or self.smaller(o, crossing):

@@ -163,6 +163,8 @@ class _Kernel:
 
     def run(self) -> Kernel:
         self.lifetimes(self.k.body)
+        self.nexts = {c.next: c.name for lp in loops(self.k.body) for c in lp.carried}
+        self.nexts |= {self.defs[n].args[0]: c for n, c in self.nexts.items() if n in self.defs and self.defs[n].kind == "valid"}
         self.at = 0
         self.buffers(self.k.body)
         places: list[_Place] = [*{x.name: x for x in self.home.values()}.values(), *self.scratch]
@@ -239,8 +241,6 @@ class _Kernel:
     def op(self, o: Op) -> None:
         if not o.out or self.view(o):
             return
-        nexts = {c.next: c.name for lp in loops(self.k.body) for c in lp.carried}
-        nexts |= {self.defs[n].args[0]: c for n, c in nexts.items() if n in self.defs and self.defs[n].kind == "valid"}
         x = o.args[0] if o.args else ""
         if (o.kind == "valid" and x in self.wide) or (o.kind == "load" and o.attr("tensor") in self.token):
             if self.type[o.out].rank == 1:
@@ -253,8 +253,8 @@ class _Kernel:
         shape, space = self.shape(o), self.space(o)
         if o.kind == "valid" or (o.kind == "matmul" and len(o.args) == 3):
             place = self.home[o.args[-1]]
-        elif o.out in nexts:
-            place = self.home[nexts[o.out]]
+        elif o.out in self.nexts:
+            place = self.home[self.nexts[o.out]]
         else:
             place = self.reuse(o, space, shape) or _Place(o.out, space, shape, self.type[o.out].dtype, o.agent,
                                                            self.at, self.at)

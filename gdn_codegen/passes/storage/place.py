@@ -76,7 +76,8 @@ class _Kernel:
         for value, name in owner.items():
             if name not in buffers:
                 t = self.type[value]
-                buffers[name] = Buffer(name, self.space(name if name in self.defs else value), t.shape(self.sizes), t.dtype)
+                space = self.space(name if name in self.defs else value)
+                buffers[name] = Buffer(name, space, t.shape(self.sizes), t.dtype, dims=t.dims)
         self.check_sizes(buffers.values())
         return replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values()))
 

@@ -73,7 +73,7 @@ class _Kernel:
 
     def buffer(self, name: str, value: str, space: str) -> Buffer:
         t = self.type[value]
-        return Buffer(name, space, t.shape(self.sizes) or (1,), t.dtype)
+        return Buffer(name, space, t.shape(self.sizes) or (1,), t.dtype, dims=t.dims)
 
     def grown(self, o: Op) -> bool:
         """Whether a product may overwrite its accumulator: made in the same turn, and read before by what keeps its own value."""

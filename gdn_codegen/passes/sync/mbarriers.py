@@ -68,7 +68,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
     for writes in groups.values():
         producer, n, own = writes[0].agent, slots[writes[0].buffer], _own(writes)
         ready, free = (f"{writes[0].out}_{x}" for x in ("ready", "free"))
-        barriers.append(Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n))
+        barriers.append(Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n, own=bool(own)))
         for o in writes:
             if o.kind == "load":
                 copied[o] = {"channel": ready}
@@ -81,7 +81,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
             before.setdefault(writes[0], []).append(_sync("wait", producer, channel=free, back=n, **own))
             done.sort(key=lambda r: order[drained.get(r, r)])
             ends = {r.agent: r for r in done}
-            barriers.append(Buffer(free, BARRIER, (sum(count[c] for c in ends),), "uint64", slots=n))
+            barriers.append(Buffer(free, BARRIER, (sum(count[c] for c in ends),), "uint64", slots=n, own=bool(own)))
             for c, r in ends.items():
                 place, at = (before, drained[r]) if r in drained else (after, r)
                 place.setdefault(at, []).append(_sync("signal", c, channel=free, **own))

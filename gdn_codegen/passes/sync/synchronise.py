@@ -18,7 +18,6 @@ is free, a barrier over the agent makes one. On a device of one agent, whose com
 """
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 
 from ...devices import Cores, Device
@@ -93,6 +92,10 @@ class _Wait:
     done: int  # its own number on the waiting pipe
 
 
+#: Bytes of a space, whether they are written, and the pipe that does it: low, high, write, pipe.
+_Range = tuple[int, int, bool, int]
+
+
 @dataclass(frozen=True)
 class _Record:
     access: Access
@@ -106,6 +109,7 @@ class _Derive:
     def __init__(self, p: Program, k: Kernel, device: Cores, drains: set[tuple[_Place, str]]) -> None:
         self.p, self.k, self.device, self.drains = p, k, device, drains
         self.access = accesses(p, k, device)
+        self.steps = [(s, pipe_of(device, s.op) if s.op else None) for s in trace(k, TRIPS)]
         self.pairs: list[_Pair] = []
         self.parted: set[Path] = set()  # ops with a barrier of their pipe before them
         self.places()
@@ -140,7 +144,7 @@ class _Derive:
         if self.once():
             self.pairs, self.parted = kept
             self.places()
-        self.once()
+            self.once()
 
     def statement(self, path: Path) -> Stmt:
         body, s = self.k.body, self.k.body[path[0]]
@@ -152,7 +156,7 @@ class _Derive:
     def once(self) -> bool:
         """Walk the unrolled kernel; True if a pair or a barrier was added."""
         self.clocks = c = Clocks(self.device)
-        self.records: dict[str, list[_Record]] = {}
+        self.records: dict[str, dict[_Range, list[_Record]]] = {}  # by space; most ranges meet few others
         self.saved: dict[tuple[int, int], list[int]] = {}
         self.time = 0
         self.cuts: dict[int, list[tuple[int, Path]]] = {i: [] for i in c.loose}  # of a pipe: ops so far, and where
@@ -161,7 +165,7 @@ class _Derive:
             x.queue, x.sets, x.waits = [], [], []
         added = False
         entered: set[tuple[Path, Turn]] = set()
-        for step in trace(self.k, TRIPS):
+        for step, pipe in self.steps:
             self.counts = step.counts
             for depth in range(1, len(step.path) + (step.op is None)):  # loops met on the way: their waits and primes
                 loop, turn = step.path[:depth], step.turn[:depth - 1]
@@ -179,7 +183,6 @@ class _Derive:
                 self.signal_after(step.path)
                 continue
             self.wait_before(step.path)
-            pipe = pipe_of(self.device, step.op)
             if pipe is not None:
                 i = c.number[pipe]
                 added = self.order(step, i) or added
@@ -187,7 +190,10 @@ class _Derive:
                 self.time += 1
                 self.saved[i, n] = c.snapshot(i)
                 for a in self.access[step.path]:
-                    self.records.setdefault(a.space, []).append(_Record(a.at(step.counts), i, n, self.time, step))
+                    at = a.at(step.counts)
+                    records = self.records.setdefault(a.space, {}).setdefault((at.low, at.high, at.write, i), [])
+                    if not records or records[-1].time < self.time:  # an op may read a value twice
+                        records.append(_Record(at, i, n, self.time, step))
             self.signal_after(step.path)
         return added
 
@@ -235,24 +241,37 @@ class _Derive:
         """Make every earlier conflicting op known to pipe `i`, which is about to run `step`."""
         c, added = self.clocks, False
         assert step.op is not None
+        here = [a.at(step.counts) for a in self.access[step.path]]
         while True:
             known = c.start(i)
             open_: _Record | None = None
-            for a in (a.at(step.counts) for a in self.access[step.path]):
-                keep = []
-                for r in self.records.get(a.space, []):
-                    if r.pipe == i and i in c.loose and r.access.meets(a):
-                        between = self.cuts[i][bisect_left(self.cuts[i], (r.number,)):]
-                        self.needed |= {path for _, path in between} if len(between) == 1 else set()
-                    if r.access.meets(a) and known[r.pipe] < r.number and (open_ is None or r.time > open_.time):
-                        open_ = r
-                    if not (a.write and a.low <= r.access.low and r.access.high <= a.high and known[r.pipe] >= r.number):
-                        keep.append(r)
-                self.records[a.space] = keep
+            for a in here:
+                open_ = self.latest(a, i, known, open_)
             if open_ is None:
                 return added
             self.add(open_, step, i)
             added = True
+
+    def latest(self, a: Access, i: int, known: list[int], latest: _Record | None) -> _Record | None:
+        """The latest op that conflicts with `a`, on pipe `i`, and is not known to be complete: `latest`, or a later one.
+
+        Records that `a` overwrites and that are complete are dropped: whatever conflicts with them conflicts with `a`.
+        """
+        ranges, cuts = self.records.get(a.space, {}), self.cuts.get(i, [])
+        for at in [x for x in ranges if x[0] < a.high and a.low < x[1] and (x[2] or a.write)]:
+            low, high, _, pipe = at
+            records = ranges[at]
+            if pipe == i and cuts and cuts[-1][1] not in self.needed:
+                before, (last, path) = cuts[-2][0] if cuts[1:] else -1, cuts[-1]
+                if any(before < r.number <= last for r in records):
+                    self.needed.add(path)
+            if known[pipe] < records[-1].number and (latest is None or records[-1].time > latest.time):
+                latest = records[-1]
+            if a.write and a.low <= low and high <= a.high:
+                ranges[at] = [r for r in records if known[pipe] < r.number]
+                if not ranges[at]:
+                    del ranges[at]
+        return latest
 
     def add(self, r: _Record, step: Step, i: int) -> None:
         c = self.clocks
@@ -283,7 +302,7 @@ class _Derive:
         # Its earlier turns did not happen in this walk: join what the signal would have said. The next walk does it all.
         last = r.number
         if len(signal) < len(x):
-            last = max(q.number for v in self.records.values() for q in v if q.pipe == r.pipe and
+            last = max(q.number for ranges in self.records.values() for v in ranges.values() for q in v if q.pipe == r.pipe and
                        q.step.path[:len(signal)] == signal) if self.records else r.number
         c.learn(dst, self.saved[r.pipe, last])
         c.start(i)

@@ -116,6 +116,10 @@ def _same_slots(own: dict[str, Any], x: Any, _: int) -> None:
 
 
 def _every(own: dict[str, Any], x: Any, chunk: int) -> None:
+    """FlashInfer's distance between checkpoints, in tokens.
+
+    chunk: tokens of a chunk where the op fixes it, 0 where it does not, -1 in a decoding step, which has no checkpoints.
+    """
     if x is None or (type(x) is int and x == 0):
         return
     if chunk < 0:

@@ -24,6 +24,7 @@ ARGUMENT, WORKSPACE, FIXED = range(3)
 
 
 def file_name() -> str:
+    """The library's file name. It changes with the source, the version of TVM's FFI and the machine's architecture."""
     import tvm_ffi
     return f"native_launcher_{cache.digest(SOURCE.read_bytes(), tvm_ffi.__version__, platform.machine())}.so"
 

@@ -84,6 +84,7 @@ class Words(NamedTuple):
 
 
 def fail(argument: str, got: Any, accepted: Any) -> NoReturn:
+    """Raise the ValueError that all arguments share: its name, what came, what is accepted."""
     raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
 
 
@@ -105,6 +106,7 @@ def _check_memory(name: str, x: Tensor) -> None:
 
 
 def check_tensor(name: str, x: Any) -> None:
+    """ValueError unless `x` is a dense torch.Tensor without a transform. name: the argument's."""
     if not isinstance(x, Tensor):
         fail(name, type(x).__name__, "a torch.Tensor")
     if x.layout != torch.strided or x.is_nested:
@@ -115,6 +117,7 @@ def check_tensor(name: str, x: Any) -> None:
 
 
 def check_ends(x: Any) -> None:
+    """ValueError unless `x`, the cu_seqlens of a call, is None or a dense int32 or int64 tensor."""
     if x is not None and not isinstance(x, Tensor):
         fail("cu_seqlens", repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
     if x is not None and (x.dtype not in _INTEGERS or x.layout != torch.strided):
@@ -149,6 +152,7 @@ def number(name: str, x: Any) -> float | None:
 
 
 def flag(name: str, x: Any) -> bool:
+    """`x`, which must be True or False. name: the argument's."""
     if x is not True and x is not False:
         fail(name, type(x).__name__ if isinstance(x, Tensor) else repr(x), "True or False")
     return bool(x)
@@ -168,6 +172,10 @@ def reads(*tensors: Tensor | None) -> bool:
 
 
 def check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
+    """ValueError unless `x`, a cu_seqlens_cpu, is None or a copy of cu_seqlens on the CPU.
+
+    Values are compared where `reads` allows it.
+    """
     if x is None:
         return
     if not isinstance(x, Tensor) or x.device.type != "cpu":
@@ -281,6 +289,11 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
 
 
 def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, final: Any, same: bool, indices: bool) -> Words:
+    """The options in one spelling.
+
+    a_log, dt_bias, indices: whether these tensors are given. initial, final: dtypes of the states, None where they are not given.
+    same: whether initial and final state are the same tensor. ValueError names the option at fault.
+    """
     for name in ("output_final_state", "use_qk_l2norm_in_kernel", "head_first", "state_v_first", "allow_neg_eigval", "unit_keys"):
         flag(name, getattr(x, name))
     n = x.checkpoint_chunks
@@ -304,6 +317,7 @@ def _kind(x: Any) -> Any:
 
 
 def requires_grad(x: Any) -> bool:
+    """Whether `x` is a tensor that requires grad."""
     return x is not None and getattr(x, "requires_grad", False)
 
 

@@ -41,6 +41,7 @@ class Extent:
 
     @property
     def walks(self) -> int:
+        """Instances that walk over chunks: one for each sequence and value head."""
         return self.sequences * self.HV
 
     @property
@@ -79,6 +80,8 @@ class Row:
         return next((i for i, d in enumerate(devices) if d in (self.device, self.kind)), len(devices))
 
     def serves(self, b: Build, contract: Contract) -> bool:
+        """Whether the row was measured for inputs as `b` has them: target, layout, algorithm, bytes of the dtype, K and V; and
+        for this contract."""
         a = self.about
         return (a.target, a.layout, a.algorithm, SIZE[a.dtype], a.head_dim_k, a.head_dim_v, a.contract) == (
             b.target, b.layout, b.algorithm, SIZE[b.dtype], b.head_dim_k, b.head_dim_v, contract)
@@ -98,6 +101,7 @@ ABOUT = ("algorithm", "dtype", "layout", "head_dim_k", "head_dim_v")
 
 
 def as_json(r: Row) -> dict[str, Any]:
+    """A row of a table's JSON."""
     b, x = r.about, r.extent
     return {**{n: getattr(b, n) for n in ABOUT}, "accept": str(b.contract), "H": x.H, "HV": x.HV, "sequences": x.sequences,
             "tokens": x.tokens, "build": choice_json(b, r.table), "ms": r.ms, "model_ms": r.model_ms}
@@ -120,6 +124,10 @@ def chosen(about: dict[str, Any], choice: dict[str, Any], table: str) -> Build:
 
 
 def from_json(table: dict[str, Any], source: str) -> tuple[Row, ...]:
+    """The rows of a table. source: whose it is, PACKAGE or USER.
+
+    ValueError, KeyError or TypeError where a row lacks a field or a number is not above 0.
+    """
     rows, kind, name = [], table.get("kind", ""), table["target"]
     for r in table["rows"]:
         about = {n: r[n] for n in ABOUT} | {"contract": Contract.parse(r["accept"])}
@@ -163,6 +171,7 @@ def read(path: Path, source: str) -> tuple[Row, ...]:
 
 @lru_cache(maxsize=1)
 def packaged() -> tuple[Row, ...]:
+    """The rows of the tables that come with the package."""
     return tuple(r for path in sorted(PACKAGED.glob("*.json")) for r in read(path, PACKAGE))
 
 

@@ -1,0 +1,134 @@
+"""Rules of expressions: (kernel, op, operands) -> the element at some indices."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ..base import ATOM, PRODUCT, SUM, UNARY, Op, Text
+from .kernel import KernelWriter, rule
+from .tiles import Value, element
+
+At = Callable[..., Text]
+
+
+def _number(x: float) -> Text:
+    if math.isinf(x):
+        return Text("T.infinity(T.float32)" if x > 0 else "-T.infinity(T.float32)", ATOM if x > 0 else UNARY)
+    return Text(repr(float(x)), ATOM if x >= 0 else UNARY)
+
+
+@rule("const")
+def const(w: KernelWriter, o: Op) -> At:
+    return lambda: _number(o.attr("value"))
+
+
+@rule("scalar")
+def scalar(w: KernelWriter, o: Op) -> At:
+    if o.attr("tensor"):
+        text = f"{w.params[o.attr('tensor')]}[{w.hv}]"
+        return lambda: Text(text)
+    return lambda: Text(w.name(o.attr("param")))
+
+
+@rule("full")
+def full(w: KernelWriter, o: Op) -> At:
+    return lambda *index: _number(o.attr("value"))
+
+
+@rule("expand")
+def expand(w: KernelWriter, o: Op, x: Value) -> At:
+    assert o.type is not None
+    dims = o.type.dims
+    return lambda *index: element(x, dims, index)
+
+
+def _binary(kind: str, sign: str, level: int) -> None:
+    # The right operand keeps its parentheses at equal level: sums are not reassociated.
+    @rule(kind)
+    def write(w: KernelWriter, o: Op, a: Value, b: Value) -> At:
+        assert o.type is not None
+        dims = o.type.dims
+
+        def at(*index: str) -> Text:
+            return Text(f"{element(a, dims, index).at(level)} {sign} {element(b, dims, index).at(level + 1)}", level)
+        return at
+
+
+for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", PRODUCT), ("div", "/", PRODUCT)):
+    _binary(_kind, _sign, _level)
+
+
+@rule("maximum", "minimum")
+def extreme(w: KernelWriter, o: Op, a: Value, b: Value) -> At:
+    assert o.type is not None
+    dims = o.type.dims
+    if a.literal or b.literal:  # a bound, which keeps NaN
+        x, y = (b, a) if a.literal else (a, b)
+        sign = "<" if o.kind == "maximum" else ">"
+
+        def bounded(*index: str) -> Text:
+            value, bound = element(x, dims, index), element(y, dims, index)
+            return Text(f"T.if_then_else({value.at(SUM)} {sign} {bound}, {bound}, {value})")
+        return bounded
+    return lambda *index: Text(f"T.{o.kind[:3]}({element(a, dims, index)}, {element(b, dims, index)})")
+
+
+@rule("neg")
+def neg(w: KernelWriter, o: Op, x: Value) -> At:
+    return lambda *index: Text(f"-{x.at(*index).at(UNARY + 1)}", UNARY)
+
+
+@rule("exp", "log", "rsqrt", "sigmoid")
+def function(w: KernelWriter, o: Op, x: Value) -> At:
+    return lambda *index: Text(f"T.{o.kind}({x.at(*index)})")
+
+
+@rule("cast")
+def cast(w: KernelWriter, o: Op, x: Value) -> At:
+    if o.buffer:
+        return x.at  # storing into the buffer rounds
+    return lambda *index: Text(f"T.cast({x.at(*index)}, {w.dtype(o.attr('to'))})")
+
+
+@rule("col")
+def col(w: KernelWriter, o: Op, x: Value) -> At:
+    return lambda i, j: x.at(i)
+
+
+@rule("row")
+def row(w: KernelWriter, o: Op, x: Value) -> At:
+    return lambda i, j: x.at(j)
+
+
+@rule("last")
+def last(w: KernelWriter, o: Op, x: Value) -> At:
+    end = f"{w.dim(x.dims[0])} - 1"
+    return lambda *index: x.at(end, *index[1:])
+
+
+def _keep(kind: str, size: int, i: str, j: str) -> str:
+    if kind in ("lower", "strictly_lower", "eye"):
+        return f"{i} { {'lower': '>=', 'strictly_lower': '>', 'eye': '=='}[kind]} {j}"
+    below = f"{i} // {size} > {j} // {size}" if size > 1 else f"{i} > {j}"
+    return f"T.And({i} // {2 * size} == {j} // {2 * size}, {below})"
+
+
+@rule("lower", "strictly_lower", "pairs")
+def masked(w: KernelWriter, o: Op, x: Value) -> At:
+    fill = _number(o.attr("fill", 0.0))
+    return lambda i, j: Text(f"T.if_then_else({_keep(o.kind, o.attr('size', 0), i, j)}, {x.at(i, j)}, {fill})")
+
+
+@rule("eye")
+def eye(w: KernelWriter, o: Op) -> At:
+    def at(i: str, j: str) -> Text:
+        here = _keep("eye", 0, i, j)
+        return Text(f"T.if_then_else({f'T.And({here}, {i} < {within})' if within else here}, 1.0, 0.0)")
+    within = o.attr("within")
+    return at
+
+
+@rule("valid")
+def valid(w: KernelWriter, o: Op, x: Value) -> At:
+    rows = w.use("rows")
+    return lambda i, *rest: Text(f"T.if_then_else({i} < {rows}, {x.at(i, *rest)}, 0.0)")

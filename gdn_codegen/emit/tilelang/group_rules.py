@@ -1,0 +1,138 @@
+"""Rules of ops of warp groups: waits, products, copies by TMA, moves between registers and shared memory."""
+from __future__ import annotations
+
+import math
+
+from ...ir.ops import OWN_PART
+from ..base import Op
+from .groups import GroupsWriter, rule
+from .rules import fill, strict
+from .rules import rule as base
+from .tiles import Value
+
+__all__ = ["rule"]
+
+
+@rule("wait")
+def wait(w: GroupsWriter, o: Op) -> None:
+    x = w.buffers[o.attr("channel")]
+    own = o.attr(OWN_PART, False)
+    turns = f"{w.counted(own)} // {x.slots}" if x.slots > 1 else w.counted(own)
+    w.line(f"T.barrier_wait({x.name}[{w.slot(x, own)}], {f'({turns} + 1)' if o.attr('back') else turns} % 2)")
+
+
+@rule("signal")
+def signal(w: GroupsWriter, o: Op) -> None:
+    x = w.buffers[o.attr("channel")]
+    w.line(f"T.barrier_arrive({x.name}[{w.slot(x, o.attr(OWN_PART, False))}])")
+
+
+@rule("drain")
+def drain(w: GroupsWriter, o: Op) -> None:
+    w.line("T.wait_wgmma(0)")
+    for x in w.begun:  # lest nvcc reads it before the wait
+        w.line(f"T.warpgroup_fence_operand({w.name(x)}, num_regs={math.prod(w.buffers[x].shape) // w.agent.threads})")
+    w.begun.clear()
+
+
+@rule("diag_inverse")
+def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -> None:
+    w.inverts_whole |= o.buffer == x.buffer
+    tiles = [w.whole(x.buffer), w.whole(o.buffer), str(o.attr("size")), *[f"scale={w.whole(y.buffer)}" for y in [scale] if y]]
+    w.line(f"t.diag_inverse({', '.join([*tiles, *strict(o)])}, thread={w.thread}, warp={w.turn} % {w.agent.threads // 32})")
+
+
+@rule("share")
+def share(w: GroupsWriter, o: Op, early: Value) -> None:
+    w.line(f"if ({early.at()} * 2 > span) == (share == 0):")
+    w.w.indent += 1  # to the kernel's end
+
+
+@rule("fence")
+def fence(w: GroupsWriter, o: Op) -> None:
+    w.line("T.fence_proxy_async()")
+
+
+@rule("matmul")
+def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None) -> None:
+    assert o.type is not None
+    if acc is not None and acc.buffer != o.buffer:
+        w.fill(w.stored(o.type.dims, o.buffer), acc)
+    options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
+    options += (["clear_accum=True"] if acc is None else []) + ["policy=T.GemmWarpPolicy.FullRow"]
+    if o.attr("later"):
+        w.begun.append(o.buffer)
+    run = "T.wgmma_gemm" if o.attr("later") else "T.gemm"
+    w.line(f"{run}({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})")
+
+
+@rule("load")
+def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
+    t, channel, tail = w.p.tensor(o.attr("tensor")), o.attr("channel"), o.attr("tail")
+    if channel is None or (t.index == "token" and not tail):
+        fill(w, o, *operands)
+        return
+    x = w.buffers[channel]
+    arrives = f"{x.name}[{w.slot(x, x.own)}]"
+    copy = f"T.tma_copy({w.tile(t)}, {w.whole(o.buffer)}, barrier="
+    if not tail or w.whole_chunks:
+        w.line(f"{copy}{arrives})")
+        return
+    w.line(f"if {w.use('rows')} >= C:")
+    w.inner(f"{copy}{arrives})")
+    # Once a sequence: what was copied of other sequences' rows becomes zero.
+    w.line("else:")
+    w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], 0)",
+            "for i in T.serial(C - rows):", f"    for j in T.Parallel({w.dim(t.dims[1])}):",
+            f"        {w.stored(t.dims, o.buffer).at('rows + i', 'j')} = 0")
+
+
+@rule("store")
+def store(w: GroupsWriter, o: Op, x: Value) -> None:
+    t = w.p.tensor(o.attr("tensor"))
+    if t.index != "token" or len(t.dims) < 2:
+        base.of(o)(w, o, x)
+        return
+    when = w.when(t, o)
+    for condition in when:
+        w.line(f"if {condition}:")
+        w.w.indent += 1
+    w.line(f"if {w.use('rows')} >= C:")
+    w.inner(f"T.copy({w.whole(x.buffer)}, {w.tile(t)})")
+    w.line("else:")
+    # Where one instance stores all columns, the loop ends where memory does: Python nests 20 blocks at most, and TileLang
+    # makes two blocks of an `if`.
+    split = t.dims[1] == w.k.split
+    inside = [f"if {y}:" for y in w.inside(t, ("i", "j"))[1:]] if split else []
+    w.inner("for i in T.serial(rows):", f"    for j in T.Parallel({w.dim(t.dims[1]) if split else w.extents(t)[1]}):",
+            *(f"        {y}" for y in inside), f"        {'    ' * len(inside)}{w.address(t, ('i', 'j'))} = {x.at('i', 'j')}")
+    w.w.indent -= len(when)
+
+
+@rule("move")
+def move(w: GroupsWriter, o: Op, x: Value) -> None:
+    assert o.type is not None
+    if w.buffers[o.buffer].layout == "swizzled":
+        _store_tile(w, o, x)
+    elif x.buffer and x.dims:
+        w.line(f"T.copy({w.whole(x.buffer)}, {w.whole(o.buffer)})")
+    elif x.dims:
+        w.fill(w.stored(o.type.dims, o.buffer), x)
+    else:
+        w.line("for i in t.parallel(1):")
+        w.w.indent += 1
+        w.line(f"{w.stored((1,), o.buffer).at('i')} = {x.at()}")
+        w.w.indent -= 1
+
+
+@rule("transpose")
+def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
+    if w.buffers[o.buffer].layout == "swizzled":
+        _store_tile(w, o, x)
+    else:
+        w.line(f"t.load_turned({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread})")
+
+
+def _store_tile(w: GroupsWriter, o: Op, x: Value) -> None:
+    turned = ", turned=True" if o.kind == "transpose" else ""
+    w.line(f"t.store_tile({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread}{turned})")

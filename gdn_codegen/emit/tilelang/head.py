@@ -1,0 +1,137 @@
+"""The head of a kernel: parameters, grid, where a block stands; and the rows that it clears."""
+from __future__ import annotations
+
+import re
+
+from ...ir.types import Tensor
+from ..base import (
+    CLEAR,
+    KernelText,
+    Writer,
+    blocks,
+    integers,
+    numbers,
+    shares,
+    touched,
+    written,
+)
+from .tiles import Tiles
+
+
+class Head(Tiles):
+    """Of one kernel."""
+
+    inverts_whole = False  # whether some inverse is of a whole tile, which has text of its own
+
+    def head(self) -> None:
+        """From the block's indices to its head, its sequence and, in a grid over chunks, its chunk."""
+        extent, instance = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
+        grid, index = [extent, self.across[0]], [instance, self.across[1]]
+        if self.k.split:
+            grid.append(f"{self.tiled(self.k.split)} // {self.dim(self.k.split)}")
+            index.append("block")
+        if self.k.slices > 1:
+            grid.append(str(self.k.slices))
+            index.append("nth")
+        apart = shares(self.k)
+        if apart:  # blocks start in order of their last index
+            last, many = index[-1], f"({grid[-1]})" if self.k.split else grid[-1]
+            grid[-1], index[-1] = f"2 * {many}", "both"
+        for x in touched(self.p, self.k):
+            if x.strided:
+                self.line(f"{self.params[x.name]} = {self.view(x)}")
+        self.w(f"with t.kernel({', '.join(grid)}, threads={self.k.threads}) as ({', '.join(index)}):")
+        self.w.indent += 1
+        if apart:
+            self.w(f"share = T.alloc_var(T.int32, init=T.truncdiv(both, {many}))",
+                   f"{last} = T.alloc_var(T.int32, init=both - share * {many})")
+        if self.k.lanes > 1:
+            self.w(f"hv = group * {self.k.lanes}")
+        if "h" in self.uses:
+            # a variable, lest each address divide anew, in 64 bits
+            self.w("h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))")
+        if self.k.grid == "chunks":
+            self.w("n = t.find_sequence(cu_seqlens, slot, ends - 1, C)")
+        if self.k.grid == "parts":
+            self.w("size = C * span", "n = t.find_sequence(cu_seqlens, part, ends - 1, size)")
+        for x in touched(self.p, self.k):
+            if x.index == "number":
+                self.w(f"{x.name}_n = T.cast({self.params[x.name]}[n], T.int64)")
+        if "b" in self.uses:
+            self.w("b = n * batched")
+        if "length" in self.uses or self.k.grid != "sequences":
+            self.w("start = cu_seqlens[n]", "length = cu_seqlens[n + 1] - start")
+        if self.k.grid == "chunks":
+            self.w("chunk = slot - (start // C + n)")
+        if self.k.grid == "parts":
+            self.w("first = (part - (T.truncdiv(start, size) + n)) * span", "stop = T.min(first + span, T.ceildiv(length, C))")
+
+    def clear(self) -> list[str]:
+        """Zeros into this instance's part of the rows that no sequence covers. A sequence's instances have the tokens from its
+        first on; those past the last sequence's end are that one's."""
+        self.w = Writer(self.p, "#", 3)
+        for t in self.p.clears(self.k):
+            for name in ("b", "length"):
+                self.use(name)
+            low, high = {"sequences": ("0", "room"), "chunks": ("chunk * C", "T.min(chunk * C + C, room)"),
+                         "parts": ("first * C", "T.min((first + span) * C, room)")}[self.k.grid]
+            begin = "length" if self.k.grid == "sequences" else f"T.max({low}, length)"
+            if self.p.skips:
+                begin = f"T.if_then_else({self.p.skips}_n < 0, {low}, {begin})"
+            share = " and share == 0" if shares(self.k) else ""
+            self.w(f"if {CLEAR}{t.name} != 0{share}:",
+                   "    room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)",
+                   f"    low = T.alloc_var(T.int32, init={begin})",
+                   f"    high = T.alloc_var(T.int32, init={high})",
+                   "    for rest in T.serial(T.ceildiv(T.max(high - low, 0), C)):",
+                   "        row = start - b * L + low + rest * C",
+                   "        rows = high - low - rest * C")
+            self.w.indent += 2
+            for lane in range(self.k.lanes):
+                self.zeros(t, lane)
+            self.w.indent -= 2
+        return self.w.lines
+
+    def zeros(self, t: Tensor, lane: int) -> None:
+        """Zeros into the rows of the tile at hand that are below `rows`."""
+        self.hv, self.order = f"hv + {lane}" if lane else type(self).hv, "parallel"
+        index = self.loop(t.dims)
+        inside = self.inside(t, index)
+        for n, x in enumerate(inside):
+            self.line(f"{'    ' * n}if {x}:")
+        self.line(f"{'    ' * len(inside)}{self.address(t, index)} = 0")
+        self.end(t.dims)
+
+    def open_block(self, *conditions: str) -> None:
+        """Open the block of what is done where the sequence is not left out and `conditions` hold. One `if`, since Python
+        nests 20 blocks at most and TileLang makes two of each `if`."""
+        kept = [f"{self.p.skips}_n >= 0"] if self.p.skips else []
+        if kept or conditions:
+            self.w(f"if {' and '.join([*kept, *conditions])}:")
+            self.w.indent += 1
+
+    def finished(self, body: list[str]) -> KernelText:
+        """The kernel's head, which is written, and its body, with what a template is told."""
+        tensors = touched(self.p, self.k)
+        params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
+        params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32",
+                   *(["parts: T.int32", "span: T.int32"] if self.k.grid == "parts" else [])]
+        ints = integers(self.p, self.k)
+        params += [f"{x}: {'T.int64' if '_stride' in x else 'T.int32'}" for x in ints]
+        params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]
+        bare = [*dict.fromkeys(d for x in tensors for d in self.shape(x)[1:-1].rstrip(",").split(", ")), "ends"]
+        long = [f"n_{x.name}" for x in tensors if x.at]  # elements of a pool
+        fixed = [x for x in ("B", "L", "H", "HV", "slots", "ends") if x in bare]
+        parts = [f"n_{x.name}" for x in tensors if x.index == "part"]
+        own = [x for x in bare if x.startswith("n_") and x not in (*long, *parts)]
+        dynamic = [", ".join(names) for names in (fixed, own, parts) if names]
+        text = "\n".join([*self.w.lines, *body])
+        sizes = {f"B{d}": str(n) for d, n in self.k.dims}
+        if self.k.grid == "chunks" and "slots" not in bare:  # which no tensor's shape says
+            sizes["slots"] = "B * L // C + ends - 1"
+        extra = {"params": params, "dynamic": dynamic, "block": sizes,
+                 "long": long,
+                 "written": written(self.p, self.k), "agents": self.k.agents, "ints": ints, "whole": self.inverts_whole,
+                 "rows": any(x.layout == "rows" for x in self.k.buffers),
+                 "calls": sorted(set(re.findall(r"\bt\.(\w+)\(", text)))}
+        return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k), text, extra)

@@ -1,0 +1,147 @@
+"""Where a kernel's tensors lie: pointers, masks and descriptors of an instance's tiles; names of the kernel's own."""
+from __future__ import annotations
+
+import keyword
+
+from ...ir.core import Loop
+from ...ir.types import Dim, Tensor, Tile
+from ..base import CLEAR, EVERY, SUMMED, EmitError, Kernel, Op, Program, is_of_a_part, strides, touched
+
+#: Names of the kernels' own text, which no value may take.
+OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
+       "cu_seqlens", "row_next", "valid_next", "slot_next", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded",
+       "reach", "span", "size", "part", "earlier", "first", "begin", "stop", "nth", "checkpoint", "share", "rest", "row_rest",
+       "valid_rest", "room", "low", "high", EVERY, SUMMED}
+
+
+class Addresses:
+    """Of one kernel. `uses` collects the names of the kernel's own that rules ask for."""
+
+    def __init__(self, p: Program, k: Kernel, layout: str) -> None:
+        self.p, self.k, self.layout = p, k, layout
+        self.uses: dict[str, None] = {}
+        self.part = "part"  # the part slot of what is loaded now
+        self.which = ""  # "_next" for the chunk that follows, "_rest" for rows that no sequence covers
+        self.own_alone = False  # whether a loop has no turns but those of the walk's own part
+        self.described: dict[str, Tensor] = {}  # tensors whose rows a descriptor stands for
+        self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
+        self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
+        marks = (("", "_ptr"), ("has_", ""), (CLEAR, ""), ("", "_stride"), ("", "_n"), ("", "_rows"))
+        self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in marks}
+        self.taken |= {x for t in touched(p, k) for x in strides(t)}
+
+    def use(self, name: str) -> str:
+        self.uses[name] = None
+        return name
+
+    def name(self, value: str) -> str:
+        """The variable of a value or buffer, out of the way of the kernel's own names."""
+        return f"{value}_" if value in self.taken or keyword.iskeyword(value) else value
+
+    def dim(self, d: Dim) -> str:
+        """The size of a dim as a tile sees it."""
+        if isinstance(d, int):
+            return str(d)
+        return self.use(f"B{d}" if d == self.k.split else self.tiled(d))
+
+    def tiled(self, d: Dim) -> str:
+        """The size of a dim of tiles, blocks of a split dim taken together."""
+        return f"P{d}" if d in dict(self.p.extents) else str(d)
+
+    def extent(self, t: Tensor, d: Dim) -> str:
+        """The size of a dim of `t` in memory."""
+        if isinstance(d, int):
+            return str(d)
+        return self.use(self.tiled(d) if t.role == "workspace" else d)
+
+    def index(self, d: Dim, axis: int, rank: int) -> str:
+        """Indices along a dim in the whole tensor, shaped for axis `axis` of `rank`."""
+        if isinstance(d, int):
+            self_index = f"tl.arange(0, {d})"
+        else:
+            self_index = self.use(f"i_{d}")
+        return self_index + ("" if rank == 1 else ("[:, None]", "[None, :]")[axis])
+
+    def shape(self, t: Tile) -> str:
+        return f"[{', '.join(self.dim(d) for d in t.dims)}]"
+
+    def pointers(self, t: Tensor, turned: bool, ahead: int = 0, last: bool = False) -> str:
+        """Pointers to this instance's tile of `t`, or to that of the next part; or to its transpose, or its last row."""
+        parts = [f"{t.over or t.name}_ptr"]
+        head, heads = (self.use("h"), self.use("H")) if t.heads == "H" else ("hv", "HV")
+        if t.strided:
+            batch, token, far = (self.use(x) for x in strides(t))
+            row = self.use(f"row{self.which}")
+            parts.append(f"({self.use('b')} * {batch} + {row} * {token} + {head}.to(tl.int64) * {far})")
+            parts.append(f"{self.index(t.dims[0], int(turned), len(t.dims))}.to(tl.int64) * {token}")
+            parts += [self.index(d, 1 - turned, 2) for d in t.dims[1:]]
+        elif t.index == "token":
+            row, width = self.use(f"row{self.which}"), [self.extent(t, d) for d in t.dims[1:]]
+            at = f"({row} * {heads} + {head})" if self.layout == "bthd" else f"(({self.use('b')} * {heads} + {head}) * T + {row})"
+            parts.append(" * ".join([at, *width]))
+            stride = ([heads] if self.layout == "bthd" else []) + width
+            rows = self.index(t.dims[0], int(turned), len(t.dims))
+            parts.append(" * ".join([rows, f"({' * '.join(stride)})" if len(stride) > 1 else stride[0]]) if stride else rows)
+            parts += [self.index(d, 1 - turned, 2) for d in t.dims[1:]]
+        elif t.index in ("slot", "part", "sequence", "checkpoint"):
+            size = [self.extent(t, d) for d in t.dims]
+            at = {"slot": f"slot{self.which}", "part": f"({self.part} + 1)" if ahead else self.part, "sequence": "n.to(tl.int64)",
+                  "checkpoint": "checkpoint"}[t.index]
+            if t.index in ("slot", "checkpoint"):
+                self.use(at)
+            if t.at:
+                parts.append(f"{t.at}_n * {t.over or t.name}_stride")
+            at = "hv" if t.at else f"({at} * HV + hv)"
+            parts.append(" * ".join([at, f"({' * '.join(size)})"] if len(size) > 1 else [at, *size]))
+            for axis, d in enumerate(t.dims):
+                i = f"({self.dim(d)} - 1)" if last else self.index(d, axis ^ turned, len(t.dims))
+                parts.append(f"{i} * {size[1]}" if axis == 0 and len(size) == 2 else i)
+        else:
+            raise EmitError(f"triton has no address for tensor {t.name}: index {t.index}")
+        return " + ".join(parts)
+
+    def rows(self, t: Tensor) -> str:
+        """The descriptor of the sequence's rows of `t`."""
+        for name in ("length", *(["b"] if self.layout == "bhtd" else []), *(("h", "H") if t.heads == "H" else ())):
+            self.use(name)
+        self.descriptor(t)  # which uses more
+        self.described[t.name] = t
+        return f"{t.name}_rows"
+
+    def descriptor(self, t: Tensor) -> str:
+        head, heads = ("h", "H") if t.heads == "H" else ("hv", "HV")
+        width = self.extent(t, t.dims[1])
+        at = f"(start * {heads} + {head})" if self.layout == "bthd" else f"((b * {heads} + {head}) * T + {self.origin()})"
+        far = f"{heads} * {width}" if self.layout == "bthd" else width
+        tile = ", ".join(self.dim(d) for d in t.dims)
+        base = f"{t.name}_ptr + {at} * {width}"
+        return f"{t.name}_rows = tl.make_tensor_descriptor({base}, [length, {width}], [{far}, 1], [{tile}])"
+
+    def mask(self, t: Tensor, turned: bool) -> str:
+        """The rows of a sequence, where `t` holds tokens; less than a tile, where memory has less."""
+        out = []
+        for n, (d, padded) in enumerate(zip(t.dims, self.p.padded(t), strict=True)):
+            along = ("[:, None]", "[None, :]")[n ^ turned] if len(t.dims) > 1 else ""
+            if padded:
+                out.append(f"({self.use(f'i_{d}')} < {self.use(str(d))}){along}")
+            elif n == 0 and t.index == "token":
+                out.append(self.use(f"valid{self.which}") + along)
+        return " & ".join(out)
+
+    def when(self, t: Tensor, o: Op) -> list[str]:
+        """On what it depends whether a tile of `t` is moved at all, beside a load's operand."""
+        out = [f"has_{t.name}"] if t.optional else []
+        if self.k.grid == "parts":
+            if t.index == "sequence":
+                out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "first + size >= length")
+            if o.attr("later") and self.part == "part":
+                out.append("first + size < length")
+            if is_of_a_part(self.k, t, o) and not self.own_alone:
+                out.append("t >= first")
+        if t.index == "checkpoint":
+            out += [f"(t // {self.use('C')} + 1) % {self.use(EVERY)} == 0", f"t + C <= {self.use('length')}"]
+        return out
+
+    def origin(self) -> str:
+        """The row of a sequence's first token."""
+        return "start - b * T" if "b" in self.uses else "start"

@@ -1,0 +1,90 @@
+"""The head of a kernel: from the program id to where an instance stands; and the rows that it clears."""
+from __future__ import annotations
+
+from ..base import CLEAR, shares, touched, wrapped
+from .addresses import Addresses
+
+WIDTH = 120
+
+
+class Head(Addresses):
+    """Of one kernel."""
+
+    def clear(self) -> list[str]:
+        """Zeros into this instance's part of the rows that no sequence covers. A sequence's instances have the tokens from its
+        first on; those past the last sequence's end are that one's."""
+        out: list[str] = []
+        for t in self.p.clears(self.k):
+            for name in ("N", "T", "batched", "C", "length"):
+                self.use(name)
+            self.which = "_rest"
+            at, mask = self.pointers(t, False), self.mask(t, False)
+            self.which = ""
+            low, size = {"sequences": ("0", ""), "chunks": ("t", "C"), "parts": ("first", "size")}[self.k.grid]
+            left_out = f"tl.where({self.p.skips}_n < 0, {low}, {{}})" if self.p.skips else "{}"
+            wanted = f"{CLEAR}{t.name} != 0"
+            out += [f"if ({wanted}) & (share == 0):" if shares(self.k) else f"if {wanted}:",
+                    "    room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)",
+                    f"    low = {left_out.format(f'tl.maximum({low}, length)' if size else 'length')}",
+                    f"    high = {f'tl.minimum({low} + {size}, room)' if size else 'room'}",
+                    "    for rest in range(low, high, C):",
+                    f"        row_rest = {self.origin()} + rest",
+                    f"        valid_rest = {self.index('C', 0, 1)} < high - rest",
+                    *(f"        {x}" for x in wrapped(f"tl.store({at}, 0.0, mask={mask})", WIDTH - 12))]
+        return out
+
+    def head(self, clear: list[str]) -> list[str]:
+        """From the program id to the head, the sequence and, in a grid over chunks, the chunk. clear: what an instance does
+        before it may end."""
+        out = self.instance_of_grid()
+        ends: list[str] = [] if clear else out  # where an instance ends that has nothing else to do
+        ragged = {"row", "valid", "slot", "length", "checkpoint", "row_next", "slot_next"} & set(self.uses)
+        if self.k.grid != "sequences":
+            ragged = {"length"}
+        for t in touched(self.p, self.k):
+            if t.index == "number":
+                out.append(f"{t.name}_n = tl.load({t.name}_ptr + n).to(tl.int64)")
+                ends += [f"if {t.name}_n < 0:", "    return"] if t.name == self.p.skips else []
+        if "b" in self.uses:
+            out.append(f"b = (n * {self.use('batched')}).to(tl.int64)")
+            self.use("T")
+        if ragged:
+            out += ["start = tl.load(cu_seqlens + n).to(tl.int64)",
+                    "length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)"]
+        if self.k.grid == "chunks":
+            out.append("t = ((slot - start // C - n) * C).to(tl.int32)")
+            ends += ["if t >= length:", "    return"]
+        if self.k.grid == "parts":
+            out.append("first = ((part - start // size - n) * size).to(tl.int32)")
+            ends += ["if first >= tl.maximum(length, 1):", "    return"]
+            out += ["stop = tl.minimum(first + size, length)"] if "stop" in self.uses else []
+            out += ["begin = first"] if "begin" in self.uses and not self.early else []
+        if {"valid", "valid_next"} & set(self.uses):
+            self.use("i_C")
+        for d in self.p.sizes:
+            if f"i_{d}" in self.uses:
+                out.append(f"i_{d} = block * B{d} + tl.arange(0, B{d})" if d == self.k.split
+                           else f"i_{d} = tl.arange(0, {self.dim(d)})")
+        return [*out, *clear, *ends] if clear else out
+
+    def instance_of_grid(self) -> list[str]:
+        """From the program id to the block of a split dim, the head, and the chunk, part or sequence."""
+        split = self.k.split
+        out = ["pid = tl.program_id(0)"]
+        if shares(self.k):
+            out += ["share = pid // (tl.num_programs(0) // 2)", "pid = pid % (tl.num_programs(0) // 2)"]
+        if split:
+            count = f"({self.use(self.tiled(split))} // {self.use(f'B{split}')})"
+            out += [f"block = pid % {count}", f"pid = pid // {count}"]
+        if self.k.slices > 1:
+            out += [f"nth = pid % {self.k.slices}", f"pid = pid // {self.k.slices}"]
+        out.append(f"hv = pid % {self.use('HV')}")
+        if "h" in self.uses:
+            out.append(f"h = hv // (HV // {self.use('H')})")
+        if self.k.grid == "chunks":
+            return [*out, "slot = (pid // HV).to(tl.int64)",
+                    f"n = find_sequence(cu_seqlens, slot, {self.use('N')}, {self.use('C')})"]
+        if self.k.grid == "parts":
+            return [*out, f"size = {self.use('C')} * {self.use('span')}", "part = (pid // HV).to(tl.int64)",
+                    f"n = find_sequence(cu_seqlens, part, {self.use('N')}, size)"]
+        return [*out, "n = pid // HV"]

@@ -1,0 +1,1 @@
+"""How a kernel is launched: threads, registers, blocks that share a multiprocessor. Emitters print these numbers."""

@@ -1,0 +1,69 @@
+"""layouts: how tiles lie, where a compiler has no choice (TileLang).
+
+- The inverse of a whole tile, and moves of warps between registers and shared memory, address shared tiles themselves: rows of
+  128 bytes, swizzled. Such a buffer has the layout "swizzled".
+- Where warps carry tiles, registers are in the order of a product's sum. Loops over tiles of that shape have the order "sums".
+- A fragment whose rows are summed, and whose length is no power of two, has the layout "rows": TileLang finds none by itself.
+- In a block that runs several heads abreast all values lie in shared memory, a row a head. A few elements that nobody reads keep
+  the heads of a token in banks of their own, and rows begin where four elements are moved at once.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...devices import Device
+from ...ir.core import Kernel, Op, Program, Stmt, map_ops, types, walk
+from ...ir.ops import ORDER
+from ..stage import takes
+from .place import over
+
+#: Elements after each row of a buffer with a row a head.
+PAD = 4
+#: Threads of a warp group, and the rows that it holds of a product's sum; the columns of a tile that it carries.
+GROUP, ROWS = 128, 64
+
+
+@takes("placed")
+def layouts(p: Program, device: Device) -> Program:
+    """`p` with layouts on buffers, and orders on the ops that fill or store tiles."""
+    return p.map_kernels(lambda k: _abreast(k, device) if k.abreast > 1 else _kernel(p, k, device))
+
+
+def _abreast(k: Kernel, device: Device) -> Kernel:
+    return replace(k, buffers=tuple(replace(b, space=device.vector, pad=PAD if b.shape else 0) for b in k.buffers))
+
+
+def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
+    home = {o.out: o.buffer for o in walk(k.body)}
+    fixed = {b for o in walk(k.body) if over(o, device) for b in (o.buffer, home[o.args[0]])}
+    crossing = _crossing(k, home, device) if k.agents else set()
+    summed = {home.get(o.args[0], "") for o in walk(k.body) if o.kind == "row_sum"}
+    shape = {b.name: b.shape for b in k.buffers}
+
+    def layout(name: str, space: str) -> str:
+        if name in fixed | crossing:
+            return "swizzled"
+        return "rows" if name in summed and space == device.tile and shape[name][1] & (shape[name][1] - 1) else ""
+
+    buffers = tuple(replace(b, layout=layout(b.name, b.space)) for b in k.buffers)
+    return replace(k, buffers=buffers, body=_ordered(p, k) if crossing else k.body)
+
+
+def _crossing(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
+    """The tiles in shared memory that warps store from, or load to, fragments."""
+    tiles = {b.name for b in k.buffers if b.space == device.operand and len(b.shape) == 2}
+    return {b for o in walk(k.body) if o.kind in ("move", "transpose") for b in (o.buffer, home.get(o.args[0])) if b in tiles}
+
+
+def _ordered(p: Program, k: Kernel) -> tuple[Stmt, ...]:
+    """The body whose loops over tiles with the rows of their agent's warp groups are in the order of sums."""
+    sizes, type_of = {**p.sizes, **k.sizes}, types(k.body)
+    rows = {a.name: a.threads // GROUP * ROWS for a in k.agents}
+
+    def each(o: Op) -> Op:
+        t = type_of[o.args[0]] if o.kind == "store" else o.type if o.buffer else None
+        if t is None or o.agent not in rows or t.shape(sizes) != (rows[o.agent], ROWS):
+            return o
+        return o.with_attrs(**{ORDER: "sums"})
+
+    return map_ops(k.body, lambda o: [each(o)])
