@@ -3,6 +3,7 @@ import os
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 # Outputs and workspaces of generated modules start as NaN, and nothing is shared with a user's cache.
@@ -18,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import torch
 
-from gdn_codegen.ir.core import Program, walk
+from gdn_codegen.ir.core import Loop, Program, walk
 from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.ir.ops import OPS
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.passes import pipelines
@@ -49,11 +51,24 @@ def _small(p, parts):
     return problem, x
 
 
+def computed(p):
+    """`p` without what the interpreter does not read: waits, storage, agents, lines. Programs that are equal then compute the
+    same, so one of them is interpreted (tests/ir/test_ir.py holds the interpreter to that)."""
+    def of(body):
+        return tuple(replace(s, carried=tuple(replace(c, slots=1) for c in s.carried), body=of(s.body)) if isinstance(s, Loop)
+                     else replace(s, line=0, agent="", buffer="")
+                     for s in body if isinstance(s, Loop) or s.out or OPS[s.kind].effect != "sync")
+    kernels = (replace(k, name="", body=of(k.body), buffers=(), agents=(), heads_per_block=1, slices=1, threads=0, registers=0,
+                       blocks_per_sm=0) for k in p.kernels)
+    return replace(p, name="", stage="traced", kernels=tuple(kernels), source=(), launch="kernels", forgets="", scales=())
+
+
 def _run(p, parts):
-    if (p, parts) not in _outputs:
+    key = computed(p), parts
+    if key not in _outputs:
         problem, x = _small(p, parts)
-        _outputs[p, parts] = interpret(p, problem, x, dict.fromkeys(p.scalars, 0.5))
-    return _outputs[p, parts]
+        _outputs[key] = interpret(p, problem, x, dict.fromkeys(p.scalars, 0.5))
+    return _outputs[key]
 
 
 def _interface(p):
@@ -67,7 +82,8 @@ def check_pass(name, before, after, context):
     if before == after or (before, after) in _seen:
         return
     _seen.add((before, after))
-    assert parse_program(program_text(after)) == after, f"{name}: the program does not survive print and parse"
+    changed = replace(after, kernels=tuple(k for k in after.kernels if k not in before.kernels))
+    assert parse_program(program_text(changed)) == changed, f"{name}: the program does not survive print and parse"
     if name == "caller_inputs" or _interface(before) != _interface(after):
         return
     parts = context.schedule.partition is not None

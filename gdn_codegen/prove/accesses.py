@@ -18,8 +18,8 @@ from ..devices import Cores
 from ..ir.core import Buffer, Kernel, Op, Program, Stmt, loops, rings, walk
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-#: The turn of each loop, by index; after a loop the number of its turns.
-Turns = dict[str, int]
+#: The iteration of each loop, by index; after a loop the number of its iterations.
+Iterations = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,20 @@ class Memory:
                 self.home[c.name] = self.home[c.result] = self.home[c.init]
         self.rotation = rings(k)
 
-    def used(self, o: Op, loop: str, turns: Turns) -> list[Range]:
-        """What the instruction `o`, in the innermost loop `loop`, uses in that turn."""
-        out = [self.tile(self.buffers[self.home[x]], x, turns, False) for a in o.args for x in self.parts(a)]
+    def used(self, o: Op, loop: str, at: Iterations) -> list[Range]:
+        """What the instruction `o`, in the innermost loop `loop`, uses in that iteration."""
+        out = [self.tile(self.buffers[self.home[x]], x, at, False) for a in o.args for x in self.parts(a)]
         if o.buffer:
-            out.append(self.tile(self.buffers[o.buffer], o.out, turns, True))
+            out.append(self.tile(self.buffers[o.buffer], o.out, at, True))
         scratch = self.buffers.get(f"{o.out}_scratch")
         if scratch is not None:
-            out.append(self.tile(scratch, scratch.name, turns, True))
+            out.append(self.tile(scratch, scratch.name, at, True))
         if any(a in self.made and self.made[a].kind == "col" for a in o.args):
             out.append(Range(*self.column, write=True, value="scratch of a column"))
         tensor = o.attr("tensor") if o.kind in ("load", "store") else None
         if tensor in self.channels:
-            at = (turns.get(loop, 0) + o.attr("ahead", 0)) % self.channels[tensor]
-            out.append(Range(tensor, at, at + 1, o.kind == "store", tensor))
+            slot = (at.get(loop, 0) + o.attr("ahead", 0)) % self.channels[tensor]
+            out.append(Range(tensor, slot, slot + 1, o.kind == "store", tensor))
         return out
 
     def parts(self, a: str) -> Iterator[str]:
@@ -89,31 +89,31 @@ class Memory:
             for x in self.made[a].args:
                 yield from self.parts(x)
 
-    def tile(self, b: Buffer, value: str, turns: Turns, write: bool) -> Range:
+    def tile(self, b: Buffer, value: str, at: Iterations, write: bool) -> Range:
         size, low = prod(b.shape) * BYTES[b.dtype], b.offset
         if b.slots > 1 and value in self.rotation:
             loop, ahead = self.rotation[value]
-            low += (turns.get(loop, 0) + ahead) % b.slots * size
+            low += (at.get(loop, 0) + ahead) % b.slots * size
         return Range(b.space, low, low + size, write, value)
 
 
-def unrolled(k: Kernel, trips: Mapping[str, Sequence[int]]) -> Iterator[tuple[Op, str, Turns]]:
-    """The ops of `k` in program order with their innermost loop and its turns. trips: how often a loop runs, by index, each time
-    that it is met."""
+def unrolled(k: Kernel, trips: Mapping[str, Sequence[int]]) -> Iterator[tuple[Op, str, Iterations]]:
+    """The ops of `k` in program order with their innermost loop and the iterations. trips: how often a loop runs, by index, each
+    time that it is met."""
     met: dict[str, int] = {}
-    turns: Turns = {}
+    at: Iterations = {}
 
-    def each(body: tuple[Stmt, ...], loop: str) -> Iterator[tuple[Op, str, Turns]]:
+    def each(body: tuple[Stmt, ...], loop: str) -> Iterator[tuple[Op, str, Iterations]]:
         for s in body:
             if isinstance(s, Op):
-                yield s, loop, turns
+                yield s, loop, at
                 continue
             n = met[s.index] = met.get(s.index, -1) + 1
             times = trips[s.index][n % len(trips[s.index])]
             for t in range(times):
-                turns[s.index] = t
+                at[s.index] = t
                 yield from each(s.body, s.index)
-            turns[s.index] = times
+            at[s.index] = times
     return each(k.body, "")
 
 

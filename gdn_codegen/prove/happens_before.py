@@ -12,7 +12,7 @@ from itertools import count
 from ..devices import Cores, Device
 from ..ir.core import Kernel, Op, Program, map_ops, walk
 from ..ir.printer import op_text
-from .accesses import Memory, Range, Turns, is_instruction, pipe, unrolled
+from .accesses import Iterations, Memory, Range, is_instruction, pipe, unrolled
 from .clocks import Clocks
 
 TRIPS = {"item": [7], "chunk": [5, 4, 0, 1, 0, 2, 3]}
@@ -85,24 +85,24 @@ class _Check:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
-        for o, loop, turns in unrolled(self.k, TRIPS):
+        for o, loop, at in unrolled(self.k, TRIPS):
             if o.kind == "signal":
-                self.signal(o, self.flag(o, turns))
+                self.signal(o, self.flag(o, at))
             elif o.kind == "wait":
-                self.wait(o, self.flag(o, turns))
+                self.wait(o, self.flag(o, at))
             elif o.kind == "barrier":
                 self.barrier(o)
             elif is_instruction(o):
-                self.instruction(o, loop, turns)
+                self.instruction(o, loop, at)
         left = [flag.name for flag, sets in self.raised.items() if sets]
         if left:
             raise self.error(f"flags are left set: {left}")
 
-    def flag(self, o: Op, turns: Turns) -> _Flag:
-        """The flag that a signal or a wait is about, in that turn."""
+    def flag(self, o: Op, at: Iterations) -> _Flag:
+        """The flag that a signal or a wait is about, in that iteration."""
         src, dst, n, number = str(o.attr("src")), str(o.attr("dst")), o.attr("id"), self.clocks.number
         if isinstance(n, tuple):
-            n = n[(turns[o.attr("loop")] + o.attr("ahead", 0)) % len(n)]
+            n = n[(at[o.attr("loop")] + o.attr("ahead", 0)) % len(n)]
         if "." in src:  # from a pipe of one agent to another agent
             agent, name = src.split(".")
             return _Flag(("flag", str(n), dst), number[agent, name] if o.kind == "signal" else -1,
@@ -138,9 +138,9 @@ class _Check:
             if agent == o.agent:
                 c.learn(issuer, c.after(n))
 
-    def instruction(self, o: Op, loop: str, turns: Turns) -> None:
+    def instruction(self, o: Op, loop: str, at: Iterations) -> None:
         c, n = self.clocks, self.clocks.number[pipe(self.device, o)]
-        known, mine = c.known(n), self.memory.used(o, loop, turns)
+        known, mine = c.known(n), self.memory.used(o, loop, at)
         for a in mine:
             kept = []
             for u in self.uses.get(a.space, []):

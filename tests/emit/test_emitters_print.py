@@ -23,7 +23,7 @@ NAMES = lambda p: str(p.relative_to(EMIT))
 SEARCHES = {
     "base.py": {"touched", "numbers", "integers", "written", "shares", "described", "in_buffers"},
     "pto/__init__.py": {"_launched"},
-    "pto/kernel.py": {"__init__", "counts", "items", "chunks", "run"},
+    "pto/values.py": {"__init__", "counted", "heads_together", "agents"},
 }
 
 
@@ -51,9 +51,22 @@ def test_a_rule_reads_no_op_but_its_own(path):
     assert searches(path.read_text()) <= SEARCHES.get(NAMES(path), set())
 
 
+def lengths(text):
+    """The lines of a file, and of its longest function."""
+    functions = [n.end_lineno - n.lineno + 1 for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
+    return len(text.splitlines()), max(functions, default=0)
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_files_and_functions_are_short(path):
+    lines, longest = lengths(path.read_text())
+    assert lines < 300 and longest < 60
+
+
 def test_the_checks_see_what_they_forbid():
     assert imported("from ...devices import Cores\nimport gdn_codegen.passes.common") == {"devices", "gdn_codegen.passes.common"}
     assert searches("def rule(w, o):\n    return [x for x in walk(w.k.body) if x.kind == o.kind]") == {"rule"}
+    assert lengths("x = 1\ndef f():\n    return x") == (3, 2)
 
 
 def changed(b, kernel):

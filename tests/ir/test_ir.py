@@ -1,5 +1,7 @@
 """The IR: type rules, verifier, printer and parser, interpreter."""
+import ast
 import cProfile
+import inspect
 import sys
 from dataclasses import replace
 
@@ -8,6 +10,7 @@ import torch
 from reference import expected, problem, rms_error
 
 from gdn_codegen.algorithms import find, names
+from gdn_codegen.ir import interpret as interpreter
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, valid
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.ops import OPS, TypeRuleError, infer
@@ -128,6 +131,14 @@ def test_diag_inverse_takes_each_block_alone(size):
     assert torch.allclose(got, torch.linalg.inv(torch.eye(16, dtype=torch.float64) + a.where(blocks, 0.0)))
     assert OPS["diag_inverse"].evaluate({"size": size, "strict": True}, a).equal(got - torch.eye(16, dtype=torch.float64))
     assert got.where(blocks, 0.0).equal(got) and OPS["diag_inverse"].evaluate({"size": size}, a.half()).dtype == torch.float16
+
+
+def test_the_interpreter_reads_no_annotation():
+    """conftest interprets one of several programs that differ only in these."""
+    read = {n.attr if n.attr != "slots" else ast.unparse(n) for n in ast.walk(ast.parse(inspect.getsource(interpreter)))
+            if isinstance(n, ast.Attribute)}
+    assert not read & {"line", "agent", "agents", "buffer", "buffers", "heads_per_block", "slices", "threads", "registers",
+                       "blocks_per_sm", "stage", "source", "launch", "forgets", "scales", "c.slots"}
 
 
 def test_outputs_start_as_nan():

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 from ..base import Heads, Kernel, KernelText, Program, blocks, heads_tag, integers, numbers, touched, walk
-from .kernel import CTYPE, KernelWriter, parameter
+from .kernel import KernelWriter
 from .rules import rule
+from .values import CTYPE, parameter
 
 __all__ = ["emit", "rule"]
 

@@ -1,152 +1,12 @@
-"""The rule table: op -> the lines of C++ that do it, for the agent that it runs on."""
+"""The rule table: op -> the lines that it writes."""
 from __future__ import annotations
 
-from ...ir.types import Tensor
-from ..base import EVERY, EmitError, Op, strides
-from .kernel import CTYPE, WIDTH, KernelWriter, braces, literal, rule
+from ..base import EmitError, Op
+from . import global_memory  # noqa: F401  which has the rules of loads and stores
+from .kernel import KernelWriter, braces, rule
+from .values import CTYPE, literal
 
 __all__ = ["rule"]
-
-
-STRIDE = 65535  # elements from row to row that a load to L1 takes at most
-
-
-# --- rules: global memory ---
-@rule("load")
-def _load(k: KernelWriter, o: Op) -> list[str]:
-    t, b, name = k.p.tensor(o.attr("tensor")), k.buffer(o.out), k.name(o.out)
-    ctype = CTYPE[b.dtype]
-    if o.attr("heads") and (k.agent != "cube" or t.index != "token"):
-        raise EmitError(f"pto loads several heads of a caller's tensor with the cube core only, and {o.out} is another's")
-    if k.by_head(o.out):  # from a head to the next may be more than the DMA takes as a stride
-        tile = f"L1Part<{ctype}, {b.shape[1]}, {b.shape[0]}>"
-        far = strides(t)[2] if t.strided else "T"
-        return [f"{tile} {name}(heads, rows);", f"TASSIGN({name}, {k.address(o.out)});", f"if ({far} <= {STRIDE}) {{",
-                f"    auto from = view({k.at(o, '0')[0]}, heads, rows, {far});", f"    TLOAD({name}, from);", "} else {",
-                "    for (int64_t i = 0; i < heads; ++i) {",
-                f"        {tile} row(1, rows);", f"        TASSIGN(row, {k.address(o.out)} + i * 32);",
-                f"        auto from = view({k.at(o, '0', ' + i')[0]}, 1, rows, rows);", "        TLOAD(row, from);", "    }", "}"]
-    if t.index == "token":
-        rows, part = f"rows{k.which}", f"part{k.which}"
-        last = f"TLOAD({name}, {name}_from);"
-        if k.which:
-            last = f"if ({rows} > 0) {last}"
-        if k.agent == "cube":
-            cols = "heads" if o.attr("heads") else k.cols(t)
-            return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({rows}, {cols});",
-                    f"TASSIGN({name}, {k.address(o.out)});",
-                    f"auto {name}_from = {k.view(o, '0', rows, cols)};", last]
-        if len(t.dims) == 1:
-            return [f"UbWidePart<{ctype}, {b.shape[0]}> {name}({rows});", f"TASSIGN({name}, {k.address(o.out)});",
-                    f"auto {name}_from = {k.view(o, '0', rows, 1)};", last]
-        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({part}, {k.cols(t)});",
-                f"TASSIGN({name}, {k.address(o.out)});",
-                f"if ({part} > 0) {{", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', part, k.cols(t))};",
-                f"    TLOAD({name}, from);", "}"]
-    if len(t.dims) == 1:
-        pointer, _ = k.at(o, "0")
-        text = [f"auto from = view({pointer}, 1, {b.shape[0]}, {b.shape[0]});", f"TLOAD({name}, from);"]
-    else:
-        row = "0" if b.shape[0] == t.tile.shape(k.sizes)[0] else f"sub * {b.shape[0]}"
-        view, (rows, cols) = _mine(k, o, o.out, t, row)
-        text, to = [], name
-        if any(k.p.padded(t)):
-            to = "some"
-            text = [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(o.out)});"]
-        text += [f"auto from = {view};", f"TLOAD({to}, from);"]
-    return braces(text, f"if (has_{t.name}) " if t.optional else "")
-
-
-@rule("store")
-def _store(k: KernelWriter, o: Op) -> list[str]:
-    t, value = k.p.tensor(o.attr("tensor")), o.args[0]
-    b, name = k.buffer(value), k.name(value)
-    ctype = CTYPE[b.dtype]
-    if t.index == "token":
-        if len(t.dims) == 1:
-            raise EmitError(f"pto stores no caller's tensor of one value a token, and {t.name} is one")
-        if k.agent == "cube":
-            return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {k.cols(t)});",
-                           f"TASSIGN(valid, {k.address(value)});",
-                           f"auto to = {k.view(o, '0', 'rows', k.cols(t))};", "TSTORE(to, valid);"])
-        return braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {k.cols(t)});",
-                       f"TASSIGN(valid, {k.address(value)});",
-                       f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', k.cols(t))};", "TSTORE(to, valid);"],
-                       "if (part > 0) ")
-    if o.attr("heads"):
-        if k.agent != "cube":
-            raise EmitError(f"pto stores several heads with the cube core only, and {value} is another's")
-        return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(heads, {b.shape[1]});",
-                       f"TASSIGN(valid, {k.address(value)});",
-                       f"auto to = view({k.at(o, '0')[0]}, heads, {b.shape[1]}, {b.shape[1]});", "TSTORE(to, valid);"])
-    if len(t.dims) == 1:  # each core stores its part
-        n = b.shape[0] // 2 if k.whole(value) else b.shape[0]
-        address = k.address(value) + (f" + sub * {n * WIDTH[b.dtype]}" if k.whole(value) else "")
-        pointer, _ = k.at(o, f"sub * {n}")
-        return braces([f"UbTile<{ctype}, 1, {n}> mine;", f"TASSIGN(mine, {address});",
-                       f"auto to = view({pointer}, 1, {n}, {n});", "TSTORE(to, mine);"])
-    when = [f"has_{t.name}"] if t.optional else []
-    if t.index == "checkpoint":
-        when += [f"(c + 1) % {EVERY} == 0", f"rows == {k.p.sizes['C']}"]
-    row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
-    view, (rows, cols) = _mine(k, o, value, t, row)
-    text, to = [], name
-    if any(k.p.padded(t)):
-        kind, to = "AccPart" if k.agent == "cube" else "UbPart", "some"
-        text = [f"{kind}<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(value)});"]
-    return braces([*text, f"auto to = {view};", f"TSTORE(to, {to});"], f"if ({' && '.join(when)}) " if when else "")
-
-
-def _mine(k: KernelWriter, o: Op, value: str, t: Tensor, row: str) -> tuple[str, tuple[str, str]]:
-    """The view of what this core has of a tile in memory, its rows from `row` on or its columns; how many rows and columns."""
-    b = k.buffer(value)
-    some = k.some(value, t, bool(o.attr("columns"))) if any(k.p.padded(t)) else (str(b.shape[0]), str(b.shape[1]))
-    if not o.attr("columns"):
-        return k.view(o, row, *some), some
-    pointer, stride = k.at(o, "0")
-    return f"view({pointer} + sub * {b.shape[1]}, {', '.join(some)}, {stride})", some
-
-
-@rule("transpose")
-def _transpose(k: KernelWriter, o: Op) -> list[str]:
-    return [f"TTRANS({k.name(o.out)}, {k.name(o.args[0])}, {o.out}_scratch);"]
-
-
-@rule("valid")
-def _valid(k: KernelWriter, o: Op) -> list[str]:
-    raw, name, b = k.name(o.args[0]), k.name(o.out), k.buffer(o.out)
-    rows, part = f"rows{k.which}", f"part{k.which}"
-    if o.attr("given"):
-        if k.agent != "vector":
-            raise EmitError(f"pto reads the optional {o.attr('given')} with vector cores only")
-        t = k.p.tensor(o.attr("given"))
-        if any(k.p.padded(t)):
-            rows, cols = k.some(o.out, t, bool(k.defs[o.args[0]].attr("columns")))
-            lines = [f"UbPart<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});",
-                     f"TASSIGN(some, {k.address(o.out)});", f"TFILLPAD_INPLACE({name}, some);"]
-            if not t.optional:
-                return braces(lines)
-            return [f"if (has_{t.name}) {{", *(f"    {x}" for x in lines), "} else {", f"    TEXPANDS({name}, 0);", "}"]
-        return [f"if (!has_{o.attr('given')}) TEXPANDS({name}, 0);"]
-    if k.agent == "cube":
-        source = k.defs.get(o.args[0])
-        few = f" || heads < {b.shape[1]}" if source is not None and source.attr("heads") else ""
-        from_ = k.p.tensor(source.attr("tensor")) if source is not None and source.kind == "load" else None
-        block = 32 // WIDTH[b.dtype]  # the load fills the last one of a row
-        if from_ and k.p.padded(from_)[-1] and -(-k.p.shape(from_)[-1] // block) * block < k.p.sizes[str(from_.dims[-1])]:
-            return [f"TFILLPAD({raw}, {raw});"]
-        return [f"if ({rows} < {b.shape[0]}{few}) TFILLPAD({raw}, {raw});"]
-    if k.is_wide(o.out):
-        return [f"fill_wide({raw}, {rows}, {k.address(o.out)});"]
-    source = k.defs.get(o.args[0])
-    if source is None or source.kind != "load":  # a computed value: name its valid part
-        flat = len(b.shape) == 1
-        some = rows if flat and k.whole(o.out) else part
-        shape, sizes = (f"1, {b.shape[0]}", f"1, {some}") if flat else (f"{b.shape[0]}, {b.shape[1]}", f"{some}, {b.shape[1]}")
-        fill = f"fill_row({name}, valid, {some});" if flat else f"fill_rows({name}, valid, {some}, {k.address(o.out)});"
-        return braces([f"UbPart<float, {shape}> valid({sizes});", f"TASSIGN(valid, {k.address(o.out)});", fill])
-    fill = "fill_tile" if k.p.padded(k.p.tensor(source.attr("tensor")))[-1] else "fill_rows"
-    return [f"{fill}({name}, {raw}, {part}, {k.address(o.out)});"]
 
 
 # --- rules: vector cores ---
@@ -163,7 +23,7 @@ def _binary(k: KernelWriter, o: Op) -> list[str]:
             return [f"const float {out} = {a} {OPERATORS[o.kind]} {b};"]
         return [f"const float {out} = {a} {'>' if o.kind == 'maximum' else '<'} {b} ? {a} : {b};"]
     if k.is_number(x):
-        raise EmitError(f"pto takes a number as second operand only, and {o.out} has it first; vectorise turns it")
+        raise EmitError(f"pto takes a number as second operand only, and {o.out} has it first; vectorise swaps them")
     if k.is_number(y):
         if o.kind == "sub":
             return [f"TADDS({out}, {a}, {b[1:] if b.startswith('-') else '-' + b});"]
@@ -255,9 +115,9 @@ def _move(k: KernelWriter, o: Op) -> list[str]:
             return [f"TEXTRACT({out}, {k.name(part.args[0])}, {part.attr('row')}, {part.attr('col')});"]
         if bool(o.attr("transposed")) == k.by_head(x):
             return [f"TEXTRACT({out}, {k.name(x)}, 0, 0);"]
-        turned = f"{out}_from"
-        return [f"L1View<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {turned};", f"TRESHAPE({turned}, {k.name(x)});",
-                f"TEXTRACT({out}, {turned}, 0, 0);"]
+        transposed = f"{out}_from"
+        return [f"L1View<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {transposed};", f"TRESHAPE({transposed}, {k.name(x)});",
+                f"TEXTRACT({out}, {transposed}, 0, 0);"]
     if k.is_wide(x) and not k.is_wide(o.out):
         return [f"TTRANS({out}, {k.name(x)}, {o.out}_scratch);"]
     if k.is_wide(o.out) and not k.is_wide(x):

@@ -26,7 +26,7 @@ def leads(ops: list[Op], kind: str) -> set[str]:
     return out
 
 
-def is_turned(o: Op | None) -> bool:
+def is_transposed(o: Op | None) -> bool:
     """Whether `o` loads a tile that is read transposed."""
     return o is not None and o.kind == "load" and bool(o.attr("transposed"))
 
@@ -34,7 +34,7 @@ def is_turned(o: Op | None) -> bool:
 class Roles:
     """The roles of a kernel that walks the chunks. rows: of a tile that one warp group holds.
 
-    of: each op's role; readers make views (columns, rows, masks, casts of turned loads) each for itself, so these have none.
+    of: each op's role; readers make views (columns, rows, masks, casts of transposed loads) each for itself, so these have none.
     first: values that lead to the next carried one, or read the present one.
     """
 
@@ -48,7 +48,7 @@ class Roles:
 
     def view(self, o: Op) -> bool:
         """Whether each reader of `o` makes its own."""
-        return o.kind in VIEWS or (o.kind == "cast" and is_turned(self.defs.get(o.args[0])))
+        return o.kind in VIEWS or (o.kind == "cast" and is_transposed(self.defs.get(o.args[0])))
 
     def tall(self, o: Op) -> bool:
         """Whether `o` computes a tile with the rows of a carried value, which are more than one warp group holds."""

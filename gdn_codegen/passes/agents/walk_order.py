@@ -26,7 +26,8 @@ def by_role(r: Roles) -> list[Op]:
 
 def begun_early(ops: list[Op], role: Callable[[Op], str]) -> list[Op]:
     """`ops` in which the agent that computes what an inverse takes begins its other products once it has handed that over, and
-    reads them last (`later`). It moves tiles and computes vectors meanwhile. `ops` themselves where one agent does both."""
+    reads them last (`asynchronous`). It moves tiles and computes vectors meanwhile. `ops` themselves where one agent does
+    both."""
     early = leads(ops, INVERSE)
     solver = {a: o.agent for o in ops if o.kind == INVERSE for a in o.args}
     given = next((o for o in ops if o.kind != "load" and o.out in solver and o.agent != solver[o.out]), None)
@@ -49,7 +50,7 @@ def begun_early(ops: list[Op], role: Callable[[Op], str]) -> list[Op]:
     last = max(n for n, o in enumerate(rest) if o.agent == given.agent) + 1
     rest[last:last] = after
     at = rest.index(given) + 1
-    rest[at:at] = [o.with_attrs(later=True) for o in ops if o.out in late]
+    rest[at:at] = [o.with_attrs(asynchronous=True) for o in ops if o.out in late]
     return rest
 
 

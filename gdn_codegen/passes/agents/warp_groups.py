@@ -22,7 +22,7 @@ from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code, walks
 from ..stage import takes
 from .order import Cycle
-from .roles import INVERSE, Roles, is_turned
+from .roles import INVERSE, Roles, is_transposed
 from .walk_order import by_role, in_order
 
 WARP = 32
@@ -150,7 +150,7 @@ class _Assign:
             out, maker = a, self.agent[o]
             if (maker != agent or shared) and self.roles.of[o] not in ("load", "inverse"):
                 out = self.names[a, "", ""] = self.names.get((a, "", "")) or self.move(a, f"{a}_s", maker, self.device.operand, b)
-            if is_turned(o):
+            if is_transposed(o):
                 out = self.move(a, f"{a}_T", agent, self.device.tile, b, "transpose")
             elif view and maker != agent:
                 out = self.move(out, f"{a}_{view}", agent, self.device.tile, b)

@@ -1,0 +1,81 @@
+"""Where a kernel's tensors lie: pointers and views of the tiles of an instance, and the slots of this iteration."""
+from __future__ import annotations
+
+from math import prod
+
+from ...ir.types import Tensor
+from ..base import EVERY, Op, strides
+from .values import Values
+
+
+class Addresses(Values):
+    """Of one kernel."""
+
+    # --- addresses in global memory ---
+    def cols(self, t: Tensor) -> str:
+        """How many columns of this instance's tile memory has."""
+        n, mine = self.p.shape(t)[-1], t.tile.shape(self.sizes)[-1]
+        if not self.p.padded(t)[-1]:
+            return str(mine)
+        return f"part_of({n}, col / {mine}, {mine})" if t.dims[-1] == self.k.split else str(n)
+
+    def some(self, value: str, t: Tensor, columns: bool = False) -> tuple[str, str]:
+        """Rows and columns that memory has of a tile of `t` with one tile a sequence: of this core's part, on a vector core,
+        which is rows, or `columns`."""
+        if columns:
+            rows, all_of_them = self.p.shape(t)
+            mine = self.buffer(value).shape[1]
+            return str(rows), f"part_of({all_of_them}, sub, {mine})" if self.p.padded(t)[1] else str(mine)
+        rows, mine = self.p.shape(t)[0], self.buffer(value).shape[0]
+        if not self.p.padded(t)[0]:
+            return str(mine), self.cols(t)
+        return f"part_of({rows}, sub, {mine})" if self.agent == "vector" else str(rows), self.cols(t)
+
+    def at(self, o: Op, row: str, more: str = "") -> tuple[str, str]:
+        """Pointer to row `row` of the tile that `o` loads or stores, and elements from row to row. more: heads further."""
+        t, lane = self.p.tensor(o.attr("tensor")), f"_{o.attr('lane')}" if o.attr("lane") else ""
+        shape = self.p.shape(t)
+        last = shape[-1] if len(shape) > 1 else 1
+        shift = " + col" if self.k.split and t.dims[-1] == self.k.split else ""
+        if self.k.split and len(t.dims) > 1 and t.dims[0] == self.k.split:
+            shift = f" + col * {last}"
+        if t.index == "token":
+            heads, head = (t.heads, f"hv{lane}{more}" if t.heads == "HV" else f"h{lane}{more}")
+            if t.strided:
+                batch, token, far = strides(t)
+                there = f"t{self.which}{f' + {row}' if row != '0' else ''}"
+                place = f"b * {batch} + ({there}) * {token} + ({head}) * {far}"
+                return f"{t.name}_gm + {place}{shift}", token
+            place = f"token_at({heads}, {head}, {last}, b, T, t{self.which}{f' + {row}' if row != '0' else ''})"
+            return f"{t.name}_gm + {place}{shift}", f"token_stride({heads}, {last})"
+        size, c, every = prod(shape), self.p.sizes["C"], EVERY
+        base = {"slot": f"(slot{self.which} * HV + hv{lane}) * {size}", "sequence": f"(n * HV + hv) * {size}",
+                "checkpoint": f"((first / ({c} * {every}) + (c + 1) / {every} - 1) * HV + hv) * {size}",
+                "block": f"{self.channel(t.slots, o.attr('ahead', 0))} * {size}", "const": ""}[t.index]
+        if t.at:
+            base = f"{t.at}_gm[n] * {t.over or t.name}_stride + hv * {size}"
+        gm = f"{t.over or t.name}_gm"
+        step = last if len(t.dims) > 1 else 1
+        if o.attr("row") or o.attr("col"):
+            row = str(o.attr("row") * step + o.attr("col"))
+            return f"{gm} + {base} + {row}{shift}", str(step)
+        terms = [gm, base, "" if row == "0" else f"{row} * {step}" if step != 1 else row]
+        return " + ".join(x for x in terms if x) + shift, str(step)
+
+    def view(self, o: Op, row: str, rows: str, cols: int | str) -> str:
+        pointer, stride = self.at(o, row)
+        return f"view({pointer}, {rows}, {cols}, {stride})"
+
+    def channel(self, slots: int, ahead: int) -> str:
+        """The tile of this core group in a workspace of so many tiles for each."""
+        if slots == 1:
+            return "get_block_idx()"
+        return f"(get_block_idx() * {slots} + {self.iteration(self.inside[-1], ahead, slots)})"
+
+    def event(self, o: Op) -> str:
+        """The id of a signal or wait; of two that take turns, the iteration's."""
+        flag = o.attr("id")
+        if isinstance(flag, int):
+            return f"EVENT_ID{flag}"
+        even, odd = flag
+        return f"{self.iteration(o.attr('loop'), o.attr('ahead', 0), 2)} ? EVENT_ID{odd} : EVENT_ID{even}"

@@ -1,0 +1,194 @@
+"""What a kernel's values are to its text: their names, buffers, addresses and tiles.
+
+A value's tile is declared once, at the address of its buffer, as a view of one of the layouts in the template.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ...ir.core import Buffer, Loop, loops, rings, types
+from ..base import EVERY, Kernel, Op, Program, Stmt, numbers, strides, touched, walk
+
+CTYPE = {"int32": "int32_t", "float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
+WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
+#: Names of the kernels' own text, which no value may take.
+OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
+       "sub", "col", "heads", "iteration", "t_next", "rows_next", "part_next", "slot_next", "block", "batched", "slots", "ffts",
+       "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do", "if", "for",
+       EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short", "bool", "case", "catch", "char", "const",
+       "constexpr", "default", "delete", "double", "else", "enum", "explicit", "export", "extern", "friend", "goto", "inline",
+       "mutable", "namespace", "operator", "private", "protected", "public", "register", "sizeof", "static", "struct", "switch",
+       "template", "throw", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile"}
+#: What counts the iterations of a loop.
+COUNT = {"item": "iteration", "chunk": "c"}
+
+
+def parameter(number: str) -> str:
+    """A caller's number among a kernel's parameters, out of the way of its own names."""
+    return f"{number}_" if number in OWN else number
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A value's tile: its C++ type and byte address; `half` of the cores' rows where it is a view of a whole vector."""
+
+    type: str
+    address: str
+
+
+def literal(x: float) -> str:
+    if x in (float("inf"), float("-inf")):
+        return "__builtin_inff()" if x > 0 else "-__builtin_inff()"
+    return f"{x!r}f"
+
+
+def counted(p: Program, k: Kernel) -> set[str]:
+    """The loops whose iterations are counted: signals or tiles of workspaces take turns."""
+    slots = {t.name for t in p.tensors if t.slots > 1}
+    here = {lp.index for lp in loops(k.body) for o in lp.body
+            if isinstance(o, Op) and o.kind in ("load", "store") and o.attr("tensor") in slots}
+    return {o.attr("loop") for o in walk(k.body) if o.attr("loop")} | (here & {"item"})
+
+
+def heads_together(k: Kernel) -> bool:
+    """Whether loads or stores move the values of all lanes at once."""
+    return any(o.attr("heads") for o in walk(k.body))
+
+
+def agents(k: Kernel) -> set[str]:
+    """The agents that have something to do."""
+    return {o.agent for o in walk(k.body) if o.kind not in ("const", "scalar")}
+
+
+class Values:
+    """Of one kernel."""
+
+    def __init__(self, p: Program, k: Kernel, layout: str) -> None:
+        self.p, self.k, self.layout = p, k, layout
+        self.sizes = {**p.sizes, **k.sizes}
+        self.buffers = {b.name: b for b in k.buffers}
+        self.type = types(k.body)
+        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.where: dict[str, str] = {o.out: o.buffer for o in walk(k.body) if o.buffer}
+        self.results: dict[str, str] = {}  # what a carried value is called after its loop -> in the loop
+        for lp in loops(k.body):
+            for c in lp.carried:
+                self.where[c.name] = self.where[c.result] = self.where[c.init]
+                self.results[c.result] = c.name
+        ragged = {t.name for t in p.tensors if t.index == "token"}
+        #: What is loaded from callers' tensors: its tile is declared where it is loaded, with as many rows as there are.
+        self.raw = {o.out for o in walk(k.body) if o.kind == "load" and o.attr("tensor") in ragged}
+        self.agent = ""
+        self.inside: list[str] = []  # loops around the statement being written
+        self.which = ""  # the chunk that it works for: this one, or "_next"
+        self.ring = rings(k)
+        self.taken = OWN | {parameter(n) for n in numbers(k)}
+        self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in (("", "_gm"), ("has_", ""), ("", "_stride"))}
+        self.taken |= {x for t in touched(p, k) for x in strides(t)}
+
+    def name(self, value: str) -> str:
+        value = self.results.get(value, value)
+        o = self.defs.get(value)
+        if o is not None and o.kind == "const":
+            return literal(o.attr("value"))
+        if o is not None and o.kind == "scalar":
+            lane = f"_{o.attr('lane')}" if o.attr("lane") else ""
+            return f"{o.attr('tensor')}_gm[hv{lane}]" if o.attr("tensor") else parameter(o.attr("param"))
+        if (o is not None and o.kind == "row") or (o is not None and o.kind == "cast" and not o.buffer):
+            return self.name(o.args[0])
+        return f"{value}_" if value in self.taken else value
+
+    def buffer(self, value: str) -> Buffer:
+        o = self.defs.get(value)
+        if value not in self.where and o is not None:
+            return self.buffer(o.args[0])
+        return self.buffers[self.where[value]]
+
+    def source(self, value: str) -> str:
+        """The value whose buffer `value` is read from."""
+        return value if value in self.where else self.source(self.defs[value].args[0])
+
+    def address(self, value: str, plus: int = 0) -> str:
+        """The byte address of a value, or of `plus` bytes further; of storage with slots, that of the iteration's."""
+        b, (loop, ahead) = self.buffer(value), self.ring.get(self.source(value), ("", 0))
+        start = hex(b.offset + plus)
+        return f"{start} + {self.iteration(loop, ahead, b.slots)} * {prod(b.shape) * WIDTH[b.dtype]}" if loop else start
+
+    def iteration(self, loop: str, ahead: int, slots: int) -> str:
+        """The slot that a iteration of a loop takes, or one so many iterations ahead."""
+        count = COUNT[loop]
+        return f"{f'({count} + {ahead})' if ahead else count} % {slots}"
+
+    def is_number(self, value: str) -> bool:
+        return self.type[value].rank == 0
+
+    def is_col(self, value: str) -> bool:
+        return self.defs[value].kind == "col" if value in self.defs else False
+
+    def is_wide(self, value: str) -> bool:
+        return self.type[value].rank == 1 and len(self.buffer(value).shape) == 2
+
+    def whole(self, value: str) -> bool:
+        """Whether a vector is whole on each core."""
+        return self.buffer(value).shape[0] == self.type[value].shape(self.sizes)[0] if self.type[value].rank == 1 \
+            else self.whole(self.defs[value].args[0])
+
+    def by_head(self, value: str) -> bool:
+        """Whether a tile of several heads, a column each, lies as the caller's rows do: a row a head."""
+        o = self.defs.get(value)
+        if o is not None and o.kind == "valid":
+            return self.by_head(o.args[0])
+        return self.layout == "bhtd" and o is not None and bool(o.attr("heads")) and value in self.raw
+
+    def parts(self, value: str) -> int:
+        """Rows of a tile that this core holds."""
+        return self.buffer(value).shape[0]
+
+    def tile(self, value: str) -> Tile | None:
+        """The tile that is declared for a value of the current agent."""
+        o = self.defs.get(value)
+        if value not in self.where:
+            if o is not None and o.kind == "col":
+                source = self.buffer(value)
+                n = source.shape[0] // 2 if self.whole(value) else source.shape[0]
+                address = self.address(value) + (f" + sub * {n * 4}" if self.whole(value) else "")
+                return Tile(f"UbCol<float, {n}>", address)
+            if o is not None and o.kind == "part":
+                return Tile(f"UbTile<float, 1, {o.attr('size')}>", self.address(value, 4 * o.attr("start")))
+            return None
+        b = self.buffers[self.where[value]]
+        ctype, shape = CTYPE[b.dtype], ", ".join(map(str, b.shape))
+        if b.space == "UB":
+            if self.type[value].rank == 1:
+                kind = f"UbWide<{ctype}, {b.shape[0]}>" if len(b.shape) == 2 else f"UbTile<{ctype}, 1, {b.shape[0]}>"
+                return Tile(kind, self.address(value))
+            return Tile(f"UbTile<{ctype}, {shape}>", self.address(value))
+        if self.by_head(value):
+            shape = ", ".join(map(str, b.shape[::-1]))
+        kind = {"L1": "L1Tile", "L0A": "TileLeft", "L0B": "TileRight", "L0C": "TileAcc"}[b.space]
+        return Tile(f"{kind}<{ctype}, {shape}>", self.address(value))
+
+    def tiles(self) -> dict[str, Tile]:
+        """The agent's values with tiles that are declared once."""
+        out = {}
+        for value in self.declarations(self.k.body):
+            tile = self.tile(value)
+            if tile is not None and value not in self.raw:
+                out[value] = tile
+        return out
+
+    def iterations(self, value: str) -> str:
+        """The loop whose iterations move a value from slot to slot."""
+        return self.ring.get(self.source(value), ("", 0))[0]
+
+    def declarations(self, body: tuple[Stmt, ...]) -> list[str]:
+        """Values of the agent, but a carried value goes by the name it has in the loop."""
+        out: list[str] = []
+        for s in body:
+            if isinstance(s, Loop):
+                out += [c.name for c in s.carried if self.buffer(c.name).agent == self.agent]
+                out += self.declarations(s.body)
+            elif s.out and s.agent == self.agent and s.kind not in ("const", "scalar", "last", "row"):
+                out.append(s.out)
+        return out
