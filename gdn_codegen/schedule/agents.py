@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: The roles of a walk's values, in the order in which an iteration computes them.
-ROLES = {
+WALK_ROLES = {
     "load": "what is loaded in the walk",
     "rest": "what depends on no carried value and on no inverse",
     "inverse": "inverses",
@@ -24,7 +24,7 @@ WARPS_OF_GROUP = 4
 class AgentPlan:
     """What one agent does, and with what.
 
-    name: an identifier. roles: those of ROLES that it computes.
+    name: an identifier. roles: those of WALK_ROLES that it computes.
     warps: of 32 threads: 4, 8, ..., of which each four hold 64 rows of a tile; 1 to 3 for an agent that only loads, stores and
       inverts. 0 is four for each 64 rows of the carried value.
     registers: of each thread: a multiple of 8 from 24 to 240.
@@ -70,9 +70,9 @@ class Assignment:
                 raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the roles {', '.join(few)}; accepted: 0, 4, 8, "
                                  "...: fewer load, store and invert")
         given = [r for a in self.agents for r in a.roles]
-        wrong = [r for r in given if r not in ROLES or given.count(r) > 1]
+        wrong = [r for r in given if r not in WALK_ROLES or given.count(r) > 1]
         if wrong or not {"state", "output"} <= set(given):
-            raise ValueError(f"{where}: got the roles {', '.join(given)}; accepted: each of {', '.join(ROLES)} once at most, and "
+            raise ValueError(f"{where}: got the roles {', '.join(given)}; accepted: each of {', '.join(WALK_ROLES)} once at most, and "
                              "state and output")
         small = [a for a in self.agents if a.warps in (1, 2, 3)]
         if list(self.agents[len(self.agents) - len(small):]) != small or len({a.registers for a in small}) > 1:

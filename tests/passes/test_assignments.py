@@ -14,7 +14,7 @@ from gdn_codegen.emit import tilelang
 from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.agents.roles import Roles
 from gdn_codegen.schedule import Schedule, ScheduleError, named
-from gdn_codegen.schedule.agents import ASSIGNMENTS, ROLES, SOLVING_WALK, WALK, AgentPlan, Assignment, register
+from gdn_codegen.schedule.agents import ASSIGNMENTS, WALK_ROLES, SOLVING_WALK, WALK, AgentPlan, Assignment, register
 
 #: One warp group that computes, and a warp that copies.
 TWO = Assignment("two", (AgentPlan("compute", ("state", "output", "rest", "solved"), 0, 232),
@@ -84,17 +84,17 @@ def test_roles_come_from_the_graph():
                         upto="accumulate")
     r = Roles(p, p.kernels[1], 64)
     of = {o.out or f"{o.kind} {o.attr('tensor')}": role for o, role in r.of.items()}
-    assert set(of.values()) == set(ROLES) - {"solved"}
+    assert set(of.values()) == set(WALK_ROLES) - {"solved"}
     assert {n for n, x in of.items() if x == "load"} == {"q", "k", "v", "G", "beta"}
     assert [n for n, x in of.items() if x == "store"] == ["store o"]
     assert of["k_k"] == of["q_k"] == "rest" and of["k_S"] == of["delta"] == of["S_next"] == "state" and of["q_S"] == "output"
 
 
 def test_what_is_computed_from_an_inverse_alone_has_a_place():
-    """Form wy: W and U0 do not wait for the state."""
+    """Form wy: W and the offset of U do not wait for the state."""
     means_the_page(find("gated_delta_rule"), replace(named("fused_walk"), form="wy"), "tilelang", "sm_90a")
     p = lowered(replace(named("fused_walk"), form="wy"))
-    assert {o.agent for o in inside(p) if o.out == "U0"} == {"state"}
+    assert {o.agent for o in inside(p) if o.out == "U_offset"} == {"state"}
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ...ir.core import Op
-from ...schedule.agents import ROLES
+from ...schedule.agents import WALK_ROLES
 from .order import needs_in_place, topological
 from .roles import INVERSE, Roles, leads
 
 
 def by_role(r: Roles) -> list[Op]:
-    """The ops that have a role, in the order of ROLES. Of those with the role "state", what leads to no next carried value comes
+    """The ops that have a role, in the order of WALK_ROLES. Of those with the role "state", what leads to no next carried value comes
     with the outputs. Cycle where no such order has values before their readers."""
-    order = list(ROLES)
+    order = list(WALK_ROLES)
 
     def rank(o: Op) -> int:
         role = r.of[o]

@@ -1,12 +1,12 @@
 """rewrite: algebra on the algorithm's graph, by `form`.
 
-"wy": a product M @ Y of a Y affine in the carried state S, Y = Y0 + F S, becomes U0 - W S with U0 = M Y0 and W = -M F.
-"split": a product M @ (b * (Y0 - Z)) of a state-free M and column b, with Z of the carried state, becomes
-Tb @ Y0 + Tb @ -Z with Tb = M * b^T.
-"unit": a product of an inverse M, which has ones on its diagonal, with X becomes X + Toff @ X, Toff what M has below them:
-as an operand X is rounded to 16 bit, as a summand it is not.
+"wy": a product M @ Y of a Y affine in the carried state S, Y = Y0 + F S, becomes an offset M Y0 and a weight M F: M Y0 + (M F) S.
+"split": a product M @ (b * (Y0 - Z)) of a state-free M and column b, with Z of the carried state, becomes M' @ Y0 + M' @ -Z with
+M' = M * b^T.
+"unit": a product of an inverse M, which has ones on its diagonal, with X becomes X + M' @ X, M' what M has below them: as an
+operand X is rounded to 16 bit, as a summand it is not.
 In both, (I + b * N)^-1 @ (b * Y) of a column b is b times delta = (I + N * b^T)^-1 @ Y: what reads the product reads delta, and b
-multiplies what does not wait for the state. So Tb is the inverse itself: rounded to 16 bit it is still nearly the inverse of
+multiplies what does not wait for the state. So M' is the inverse itself: rounded to 16 bit it is still nearly the inverse of
 something near, which M * b^T is not, and keys that are alike tell.
 "gate-free": decay D[i, j] = exp(x_i - x_j) is a conjugation by diag(exp(x)), so the inverse of I + (B * D) is the
 inverse of I + B, times D.
@@ -136,8 +136,8 @@ def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
             except _NotAffine:
                 y0, f = None, None
             if y0 is not None and f is not None:
-                offset = b.op("matmul", o.args[0], y0, name=b.fresh(f"{o.out}0"), line=o.line)
-                weight = b.op("matmul", o.args[0], f[0], name=b.fresh("W"), line=o.line)
+                offset = b.op("matmul", o.args[0], y0, name=b.fresh(f"{o.out}_offset"), line=o.line)
+                weight = b.op("matmul", o.args[0], f[0], name=b.fresh(f"{o.out}_weight"), line=o.line)
                 b.op("sub" if f[2] else "add", offset, b.op("matmul", weight, f[1], line=o.line), name=o.out, line=o.line)
                 done += 1
                 continue
@@ -215,15 +215,17 @@ def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     names: dict[str, str] = {}
     for o in _ops(loop):
         if o.out in inverses:
-            names[o.out] = b.op(o.kind, *o.args, line=o.line, name=b.fresh("Tb"))
+            names[o.out] = b.op(o.kind, *o.args, line=o.line, name=b.fresh(f"{o.out}_scaled"))
         elif o.out in found:
             column, rest = found[o.out]
             weight = names.get(o.args[0])
             if weight is None:
-                weight = b.op("mul", o.args[0], b.op("row", column, line=o.line), name=b.fresh("Tb"), line=o.line)
-            start = b.op("matmul", weight, rest.args[0], name=b.fresh(f"{o.out}0"), line=o.line)
+                weight = b.op("mul", o.args[0], b.op("row", column, line=o.line), name=b.fresh(f"{o.args[0]}_scaled"),
+                              line=o.line)
+            start = b.op("matmul", weight, rest.args[0], name=b.fresh(f"{o.out}_offset"), line=o.line)
             more = b.op("matmul", weight, b.op("neg", rest.args[1], line=o.line), line=o.line)
-            both = b.op("add", start, more, name=b.fresh("delta") if o.out in columns else o.out, line=o.line)
+            name = b.fresh(f"{o.out}_unscaled") if o.out in columns else o.out
+            both = b.op("add", start, more, name=name, line=o.line)
             if o.out in columns:
                 through.multiplied(o, both)
         else:
@@ -240,8 +242,9 @@ def _unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
             through.copy(o)
             continue
         y = _product(b, columns[o.out][1] if o.out in columns else [o.args[1]], o.line)
-        off = b.op("strictly_lower", o.args[0], line=o.line, name=b.fresh("Toff"))
-        z = b.op("add", y, b.op("matmul", off, y, line=o.line), line=o.line, name=b.fresh("delta") if o.out in columns else o.out)
+        off = b.op("strictly_lower", o.args[0], line=o.line, name=b.fresh(f"{o.args[0]}_below"))
+        name = b.fresh(f"{o.out}_unscaled") if o.out in columns else o.out
+        z = b.op("add", y, b.op("matmul", off, y, line=o.line), line=o.line, name=name)
         if o.out in columns:
             through.multiplied(o, z)
         done += 1
