@@ -72,8 +72,8 @@ class Assignment:
         given = [r for a in self.agents for r in a.roles]
         wrong = [r for r in given if r not in WALK_ROLES or given.count(r) > 1]
         if wrong or not {"state", "output"} <= set(given):
-            raise ValueError(f"{where}: got the roles {', '.join(given)}; accepted: each of {', '.join(WALK_ROLES)} once at most, and "
-                             "state and output")
+            raise ValueError(f"{where}: got the roles {', '.join(given)}; accepted: each of {', '.join(WALK_ROLES)} "
+                             "once at most, and state and output")
         small = [a for a in self.agents if a.warps in (1, 2, 3)]
         if list(self.agents[len(self.agents) - len(small):]) != small or len({a.registers for a in small}) > 1:
             got = ", ".join(f"{a.name} (warps={a.warps}, registers={a.registers})" for a in self.agents)

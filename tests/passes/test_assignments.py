@@ -14,7 +14,7 @@ from gdn_codegen.emit import tilelang
 from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.agents.roles import Roles
 from gdn_codegen.schedule import Schedule, ScheduleError, named
-from gdn_codegen.schedule.agents import ASSIGNMENTS, WALK_ROLES, SOLVING_WALK, WALK, AgentPlan, Assignment, register
+from gdn_codegen.schedule.agents import ASSIGNMENTS, SOLVING_WALK, WALK, WALK_ROLES, AgentPlan, Assignment, register
 
 #: One warp group that computes, and a warp that copies.
 TWO = Assignment("two", (AgentPlan("compute", ("state", "output", "rest", "solved"), 0, 232),
@@ -87,7 +87,7 @@ def test_roles_come_from_the_graph():
     assert set(of.values()) == set(WALK_ROLES) - {"solved"}
     assert {n for n, x in of.items() if x == "load"} == {"q", "k", "v", "G", "beta"}
     assert [n for n, x in of.items() if x == "store"] == ["store o"]
-    assert of["k_k"] == of["q_k"] == "rest" and of["k_S"] == of["delta"] == of["S_next"] == "state" and of["q_S"] == "output"
+    assert of["k_k"] == of["q_k"] == "rest" and of["k_S"] == of["sub_v"] == of["S_next"] == "state" and of["q_S"] == "output"
 
 
 def test_what_is_computed_from_an_inverse_alone_has_a_place():
@@ -106,8 +106,8 @@ def _unchecked():
 
 @pytest.mark.usefixtures("_unchecked")
 @pytest.mark.parametrize("agents, sizes, message", [
-    ("two", {}, r"agents=two has no agent for Toff_h \(inverse\); accepted: an assignment with these roles"),
-    ("walk", {}, r"agents=walk has no agent for Toff_h \(inverse\)"),
+    ("two", {}, r"agents=two has no agent for Tinv_h \(inverse\); accepted: an assignment with these roles"),
+    ("walk", {}, r"agents=walk has no agent for Tinv_h \(inverse\)"),
     ("three", {"V": 128}, "product k_k is 64 x 64 over 64; compute takes 128 rows"),
     ("six", {"V": 128}, "agents=six takes 768 threads and 81920 registers .*state 256 threads of 152 registers, .*; "
                         "a block has 1024 and 65536; v_block=64 has one warp group for the state")])

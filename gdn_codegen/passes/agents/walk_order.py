@@ -14,8 +14,8 @@ from .roles import INVERSE, Roles, leads
 
 
 def by_role(r: Roles) -> list[Op]:
-    """The ops that have a role, in the order of WALK_ROLES. Of those with the role "state", what leads to no next carried value comes
-    with the outputs. Cycle where no such order has values before their readers."""
+    """The ops that have a role, in the order of WALK_ROLES. Of those with the role "state", what leads to no next carried value
+    comes with the outputs. Cycle where no such order has values before their readers."""
     order = list(WALK_ROLES)
 
     def rank(o: Op) -> int:
