@@ -4,6 +4,8 @@ Every value is made again, operands first, and rules (`rules`) are applied to it
 ops are put in an order that follows from what they compute: decays, inverses, what inverses multiply, outputs, states; each after
 its operands. Nothing in this depends on names or on the order of statements. A value that a schedule names stays as it is, and
 rules do not look into it.
+
+Last, products of columns become columns of products (`JOINING`), which is less work and what every target takes.
 """
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from ...schedule.schedule import Schedule
 from ..common import walk_body, with_walk_body
 from ..match import Found, matched
 from ..stage import takes
-from .rules import RULES
+from .rules import JOINING, RULES, Rule
 
 #: Ops in the order in which their values stand in sums and products; others stand before the first.
 ORDER = ("const", "scalar", "load", "last", "cumsum", "row_sum", "col", "row", "div", "mul", "sub", "add", "neg", "matmul",
@@ -31,13 +33,17 @@ Attrs = tuple[tuple[str, Any], ...]
 @takes("traced")
 def canonical(p: Program, s: Schedule) -> Program:
     """`p` in canonical form, but for the values that groups of `s` name."""
-    return _Canonical(p, {n for g in s.kernels for n in g}).run()
+    named = {n for g in s.kernels for n in g}
+    for rules in (RULES, JOINING):
+        p = _Canonical(p, named, rules).run()
+    return p
 
 
 class Terms:
     """Values made so far, each once. `defs`: the ops that rules may look into."""
 
-    def __init__(self, states: Iterable[str], types: dict[str, Tile]) -> None:
+    def __init__(self, states: Iterable[str], types: dict[str, Tile], rules: list[Rule]) -> None:
+        self.rules = rules
         self.states: tuple[str, ...] = tuple(states)
         self.type: dict[str, Tile] = dict(types)
         self.defs: dict[str, Op] = {}
@@ -47,7 +53,7 @@ class Terms:
     def make(self, kind: str, args: tuple[str, ...], attrs: Attrs = (), line: int = 0, type: Tile | None = None) -> str:
         """The value of an op on values, in canonical form."""
         o = Op(kind, "", args, attrs, None, line)
-        for rule in RULES:
+        for rule in self.rules:
             if kind in rule.kinds and (new := rule.apply(self, o)) is not None:
                 return new
         key = (kind, args, attrs)
@@ -113,10 +119,10 @@ class Terms:
 
 
 class _Canonical:
-    def __init__(self, p: Program, named: set[str]) -> None:
+    def __init__(self, p: Program, named: set[str], rules: list[Rule]) -> None:
         self.p, self.named, loop = p, named, p.walk
         self.ops = [o for o in loop.body if isinstance(o, Op)]
-        self.terms = Terms([c.name for c in loop.carried], {c.name: c.type for c in loop.carried})
+        self.terms = Terms([c.name for c in loop.carried], {c.name: c.type for c in loop.carried}, rules)
         self.made = {c.name: c.name for c in loop.carried}  # value of the page -> term
         self.opaque: dict[str, Op] = {}  # terms that rules do not look into
         self.nexts = [c.next for c in loop.carried]

@@ -28,15 +28,19 @@ class Rule:
     apply: Apply
 
 
+#: Applied until none fits; then the others, which make columns and rows of one vector where `RULES` have them apart.
 RULES: list[Rule] = []
+JOINING: list[Rule] = []
+BOTH = (RULES, JOINING)
 
 
 def _rule(name: str, old: str, new: str, kind: str, when: Callable[[Terms, Found], bool] = lambda t, x: True,
-          ordered: bool = False) -> None:
+          ordered: bool = False, into: tuple[list[Rule], ...] = (RULES,)) -> None:
     def apply(t: Terms, o: Op) -> str | None:
         found = next((x for x in matches(old, o, t.defs, ordered) if when(t, x)), None)
         return None if found is None else build(new, found, lambda kind, args, attrs: t.make(kind, args, attrs, o.line))
-    RULES.append(Rule(name, (kind,), apply))
+    for rules in into:
+        rules.append(Rule(name, (kind,), apply))
 
 
 def _written(name: str, *kinds: str) -> Callable[[Apply], Apply]:
@@ -68,18 +72,18 @@ for _x, _y in (("x", "y"), ("x.T", "y"), ("x", "y.T"), ("x.T", "y.T")):
 
 # --- columns and rows of computed vectors: of factors each, else computed as vectors -----------------------------------
 for _f in ("exp", "log", "sigmoid"):
-    _rule(f"{_f} of a column", f"{_f}(x[:, None])", f"{_f}(x)[:, None]", _f)
-    _rule(f"{_f} of a row", f"{_f}(x[None, :])", f"{_f}(x)[None, :]", _f)
+    _rule(f"{_f} of a column", f"{_f}(x[:, None])", f"{_f}(x)[:, None]", _f, into=BOTH)
+    _rule(f"{_f} of a row", f"{_f}(x[None, :])", f"{_f}(x)[None, :]", _f, into=BOTH)
     _rule(f"{_f} before the last one", f"last({_f}(x))", f"{_f}(last(x))", "last")
 for _v in ("[:, None]", "[None, :]"):
     _kind = "col" if _v == "[:, None]" else "row"
     _rule(f"a {_kind} of a product", f"(x * y){_v}", f"x{_v} * y{_v}", _kind, lambda t, x: t.ranks(x, "xy") == (1, 1))
     _rule(f"a {_kind} of a multiple", f"(x * y){_v}", f"x * y{_v}", _kind, lambda t, x: t.ranks(x, "xy") == (0, 1))
     for _op, _name in (("+", "add"), ("-", "sub")):
-        _rule(f"{_name} of {_kind}s", f"x{_v} {_op} y{_v}", f"(x {_op} y){_v}", _name)
+        _rule(f"{_name} of {_kind}s", f"x{_v} {_op} y{_v}", f"(x {_op} y){_v}", _name, into=BOTH)
         _rule(f"{_name} of a {_kind} and a number", f"x{_v} {_op} y", f"(x {_op} y){_v}", _name,
-              lambda t, x: t.ranks(x, "y") == (0,))
-    _rule(f"a number less a {_kind}", f"y - x{_v}", f"(y - x){_v}", "sub", lambda t, x: t.ranks(x, "y") == (0,))
+              lambda t, x: t.ranks(x, "y") == (0,), into=BOTH)
+    _rule(f"a number less a {_kind}", f"y - x{_v}", f"(y - x){_v}", "sub", lambda t, x: t.ranks(x, "y") == (0,), into=BOTH)
     _rule(f"two exponentials as {_kind}s", f"exp(x){_v} * exp(y){_v}", f"exp(x + y){_v}", "mul")
     _rule(f"two more exponentials as {_kind}s", f"(z * exp(x){_v}) * exp(y){_v}", f"z * exp(x + y){_v}", "mul")
 
@@ -162,3 +166,11 @@ for _x, _y, _z in ((a, b, c) for a in ("x", "x.T") for b, c in (("y", "z"), ("y.
         _rule(f"{_kind} of products {_x} @ {_y}", f"{_x} @ {_y} {_op} {_x} @ {_z}", _to, _kind)
 _rule("a product with a state first", "(x @ y) @ s", "x @ (y @ s)", "matmul",
       lambda t, x: x["s"] in t.states and t.type[x["x"]].dims == ("C", "C"))
+
+# --- joining: what has one number a token is computed as a vector -------------------------------------------------------------
+for _v, _kind in (("[:, None]", "col"), ("[None, :]", "row")):
+    for _op, _name in (("*", "mul"), ("/", "div")):
+        _rule(f"{_name} of {_kind}s", f"x{_v} {_op} y{_v}", f"(x {_op} y){_v}", _name, into=(JOINING,))
+        _rule(f"{_name} of a {_kind} and a number", f"x{_v} {_op} y", f"(x {_op} y){_v}", _name,
+              lambda t, x: t.ranks(x, "y") == (0,), into=(JOINING,))
+    _rule(f"a number by a {_kind}", f"y / x{_v}", f"(y / x){_v}", "div", lambda t, x: t.ranks(x, "y") == (0,), into=(JOINING,))
