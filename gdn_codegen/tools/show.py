@@ -10,7 +10,7 @@ def schedule_text(b: Build) -> str:
     s = b.plan.adapted(b.page.trace(), b.device.joined)
     groups = " ".join(f"[{' '.join(g)}]" for g in s.kernels)
     return "\n".join([f"schedule {s.name}", f"  kernels        {groups}", f"  form           {s.form}",
-                      f"  inverse        {s.inverse}", f"  inverse_dtype  {s.inverse_dtype}",
+                      f"  inverse        {s.inverse}",
                       f"  v_block        {s.v_block or 'as the device has it'}", f"  partition      {s.partition or 'none'}"])
 
 
