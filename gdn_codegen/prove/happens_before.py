@@ -69,6 +69,7 @@ class _Check:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
+        """Walk the unrolled kernel. RaceError for an access that is not ordered, and for a flag that is left set."""
         c = self.clocks = Clocks(self.device)
         self.seen: dict[str, dict[tuple[int, int, int, bool], _Last]] = {}
         self.flags: dict[tuple[str, ...], list[list[int]]] = {}
@@ -109,6 +110,9 @@ class _Check:
         return ("event", o.agent, src, dst, str(flag)), acts, False
 
     def signal(self, o: Op, counts: Counts) -> None:
+        """A signal: RaceError where it may be set before the wait for the set before it, or more often than the counter
+        counts.
+        """
         key, pipe, crosses = self.key(o, counts)
         c, queue = self.clocks, self.flags.setdefault(key, [])
         known = c.start(pipe)
@@ -137,6 +141,7 @@ class _Check:
         self.waited.setdefault(key, []).append(c.run(pipe))
 
     def op(self, o: Op, pipe: int, step: Step) -> None:
+        """An op: RaceError names an earlier op on common bytes that it does not wait for."""
         c = self.clocks
         known = c.start(pipe)
         mine = [a.at(step.counts) for a in self.access[step.path]]

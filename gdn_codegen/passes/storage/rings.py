@@ -37,6 +37,7 @@ def moves(o: Op, device: Groups) -> bool:
 
 
 class _Kernel:
+    """The buffers of a walk that agents share."""
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
         self.p, self.k, self.s, self.device = p, k, s, device
         self.sizes = {**p.sizes, **k.sizes}
@@ -51,6 +52,7 @@ class _Kernel:
         self.own = device.solving if self.solves else {"registers": device.registers, "slots": device.slots}
 
     def run(self) -> Kernel:
+        """The kernel with a ring of slots for each value that one agent hands to another, and fragments for the others."""
         buffers: dict[str, Buffer] = {}
         owner: dict[str, str] = {}
         for c in self.loop.carried:

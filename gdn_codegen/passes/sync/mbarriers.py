@@ -32,6 +32,7 @@ def mbarriers(p: Program, device: Groups) -> Program:
 
 
 def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
+    """The kernel with a pair of barriers, "ready" and "free", for each ring, and the waits and signals on them."""
     (loop,) = loops(k.body)
     ops = [o for o in loop.body if isinstance(o, Op)]
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
