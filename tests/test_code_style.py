@@ -107,7 +107,7 @@ def undocumented(node, of=None, public=True, name=""):
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_functions_say_what_they_do(path):
-    found = [n for n in undocumented(TREES[path]) if NAMES(path) != "passes/agents/warp_groups.py"]
+    found = list(undocumented(TREES[path]))
     assert not found, f"{NAMES(path)}: without a docstring: {', '.join(found)}"
 
 
@@ -145,7 +145,7 @@ LONG = {
     ("passes/pipelines.py", ""): "the order of all passes, a line for each",
     ("passes/storage/pack.py", ""): "lifetimes and places of one kernel",
     ("passes/storage/place.py", ""): "which values share a buffer, one rule for each case",
-    ("passes/storage/rings.py", ""): "which values have rings, and what refuses a walk that cannot have them",
+    ("passes/sync/mbarriers.py", ""): "one derivation, and the removal of what its proof does without",
     ("passes/sync/accesses.py", ""): "the model that `synchronise` and its checker share",
     ("passes/sync/synchronise.py", ""): "one derivation with its clocks",
 }

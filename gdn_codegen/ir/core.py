@@ -98,12 +98,13 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Agent:
-    """Threads of a block that run ops of their own, `first` and the next; registers: of each."""
+    """Threads of a block that run ops of their own, `first` and the next; registers: of each; slots: of rings that they fill."""
 
     name: str
     first: int
     threads: int
     registers: int
+    slots: int = 1
 
 
 @dataclass(frozen=True)

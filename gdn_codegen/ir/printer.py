@@ -67,7 +67,7 @@ def kernel_text(k: Kernel) -> str:
         kw["slices"] = k.slices
     kw |= {n: v for n, v in (("threads", k.threads), ("registers", k.registers), ("blocks_per_sm", k.blocks_per_sm)) if v}
     if k.agents:
-        kw["agents"] = {a.name: (a.first, a.threads, a.registers) for a in k.agents}
+        kw["agents"] = {a.name: (a.first, a.threads, a.registers, a.slots) for a in k.agents}
     out = [f"with {_call('kernel', [repr(k.name)], **kw)}:"]
     out += ["    " + _buffer(b) for b in k.buffers]
     _stmts(k.body, "    ", out)

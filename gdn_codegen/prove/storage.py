@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..ir.ops import BESIDE
-from ..passes.stage import takes
 
 
 class OverwrittenError(ValueError):
     """A buffer was given to a second value while the first is still read."""
 
 
-@takes("placed")
 def check_storage(p: Program) -> Program:
-    """`p` itself."""
+    """`p` itself; OverwrittenError where a buffer holds another value than the one that an op reads."""
     for k in p.kernels:
         _Storage(p, k).body(k.body)
     return p

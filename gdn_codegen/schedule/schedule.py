@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..ir.core import Op, Program
+from .agents import ASSIGNMENTS
 
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles that a value of a page may have; groups of values name them with an @ (`passes/cut/roles.py` says what they are).
@@ -70,6 +71,8 @@ class Schedule:
     longest_first: start parts whose warm-up is longer than half a part before the others.
     value_heads: value heads of one key head per instance of a chunk-parallel kernel with products; it divides HV / H (TileLang).
     warps: warps per instance, counted in 32 threads; 0 chooses by the largest tile (Triton).
+    agents: the assignment that says which warp group computes what (`gdn_codegen.schedule.agents`): walk, solving_walk, or one
+      that you registered. "" takes the first of these two that has an agent for all of a walk's values.
     descriptors: walks read whole rows, such as those of q, by tensor descriptors (Triton; TMA on Hopper).
 
     Raises ScheduleError, a ValueError.
@@ -97,6 +100,7 @@ class Schedule:
     longest_first: bool = False
     warps: int = 0
     value_heads: int = 1
+    agents: str = ""
     descriptors: bool = False
 
     def __post_init__(self) -> None:
@@ -121,6 +125,9 @@ class Schedule:
                                 "more")
         if self.longest_first and self.partition != "decay":
             raise ScheduleError(f"schedule {self.name}: longest_first=True; accepted with partition='decay' alone")
+        if self.agents != "" and self.agents not in ASSIGNMENTS:
+            raise ScheduleError(f"schedule {self.name}: agents={self.agents!r}; accepted are {', '.join(ASSIGNMENTS)}, or '' for "
+                                "one that fits")
         names = [n for group in self.kernels for n in group]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:

@@ -1301,7 +1301,7 @@ def o_S_kernel(t):
                         T.barrier_arrive(mul_h_3_s_ready[iteration % 3])
                         T.barrier_wait(q_ready[(chunk - first) % 3], (chunk - first) // 3 % 2)
                         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                        T.gemm(
+                        T.wgmma_gemm(
                             q[iteration % 3, :, :],
                             k[iteration % 3, :, :],
                             q_k,
@@ -1321,6 +1321,7 @@ def o_S_kernel(t):
                                 G[iteration % 3, C - 1] - G[iteration % 3, i],
                             ) * beta[iteration % 3, i]
                         T.wait_wgmma(0)
+                        T.warpgroup_fence_operand(q_k, num_regs=32)
                         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                         for i, j in t.as_sums(C, C):
                             mul_h[i, j] = q_k[i, j] * mul_D[i, j]

@@ -793,7 +793,7 @@ def o_S_kernel(t):
                     T.barrier_arrive(mul_h_3_s_ready[chunk % 3])
                     T.barrier_wait(q_ready[chunk % 3], chunk // 3 % 2)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                    T.gemm(
+                    T.wgmma_gemm(
                         q[chunk % 3, :, :],
                         k[chunk % 3, :, :],
                         q_k,
@@ -811,6 +811,7 @@ def o_S_kernel(t):
                     for i in t.parallel(C):
                         mul_exp_5_s[chunk % 3, i] = T.exp(G[chunk % 3, C - 1] - G[chunk % 3, i]) * beta[chunk % 3, i]
                     T.wait_wgmma(0)
+                    T.warpgroup_fence_operand(q_k, num_regs=32)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                     for i, j in t.as_sums(C, C):
                         mul_h[i, j] = q_k[i, j] * mul_D[i, j]

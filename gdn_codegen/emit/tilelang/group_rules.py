@@ -60,9 +60,9 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
         w.fill(w.stored(o.type.dims, o.buffer), acc)
     options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
     options += (["clear_accum=True"] if acc is None else []) + ["policy=T.GemmWarpPolicy.FullRow"]
-    if o.attr("parts_ahead"):
+    if o.attr("asynchronous"):
         w.begun.append(o.buffer)
-    run = "T.wgmma_gemm" if o.attr("parts_ahead") else "T.gemm"
+    run = "T.wgmma_gemm" if o.attr("asynchronous") else "T.gemm"
     w.line(f"{run}({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})")
 
 
