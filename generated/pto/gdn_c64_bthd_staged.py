@@ -28,8 +28,8 @@ SYMBOLS = {
     "G": ("gated_delta_rule_G_fp16", ["lower_64_mask"], [0, 1, 0, 0]),
     "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_k_x"], [0, 0, 0, 1, 0, 2, 0]),
     "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "pairs_h_x1", "Tinv_1_h_x1", "pairs_h_2_x1", "pairs_h_3_x1", "pairs_h_4_x1", "pairs_h_5_x1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
-    "W_U0": ("gated_delta_rule_W_U0_fp16", ["mul_h_x", "mul_h_2_x"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
-    "S_U": ("gated_delta_rule_S_U_fp16", ["mul_h_x", "S_h_x", "W_S_x", "S_next_part_x"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
+    "U_weight_U_offset": ("gated_delta_rule_U_weight_U_offset_fp16", ["mul_h_x", "mul_h_2_x"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
+    "S_U": ("gated_delta_rule_S_U_fp16", ["mul_h_x", "S_h_x", "U_S_x", "S_next_part_x"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
     "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_x", "q_k_x", "mul_h_xx", "add_mul_part_x", "q_S_x1", "q_k_x1", "mul_h_xx1", "add_mul_part_x1"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
@@ -51,7 +51,7 @@ CHANNELS = {
     "mul_h_2_x": ([64, 128], "float16"),
     "mul_h_x": ([64, 128], "float16"),
     "S_h_x": ([128, 128], "float16"),
-    "W_S_x": ([64, 128], "float32"),
+    "U_S_x": ([64, 128], "float32"),
     "S_next_part_x": ([128, 128], "float32"),
     "q_S_x": ([64, 128], "float32"),
     "q_k_x": ([64, 64], "float32"),
@@ -1488,25 +1488,25 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
 }
 
 /**
- * @brief W_U0 over chunks.
+ * @brief U_weight_U_offset over chunks.
  * k: input, token, [C, K] float16
  * v: input, token, [C, V] float16
  * beta: input, token, [C] float32
  * G_ws: workspace, slot, [C] float32
  * Tinv_ws: workspace, slot, [C, C] float16
- * W_ws: workspace, slot, [C, K] float16
- * U0_ws: workspace, slot, [C, V] float32
+ * U_weight_ws: workspace, slot, [C, K] float16
+ * U_offset_ws: workspace, slot, [C, V] float32
  * mul_h_x: workspace, block, [C, V] float16
  * mul_h_2_x: workspace, block, [C, K] float16
  */
-PTO_ENTRY void gated_delta_rule_W_U0_fp16(
+PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ uint8_t *k_bytes,
     __gm__ uint8_t *v_bytes,
     __gm__ uint8_t *beta_bytes,
     __gm__ uint8_t *G_ws_bytes,
     __gm__ uint8_t *Tinv_ws_bytes,
-    __gm__ uint8_t *W_ws_bytes,
-    __gm__ uint8_t *U0_ws_bytes,
+    __gm__ uint8_t *U_weight_ws_bytes,
+    __gm__ uint8_t *U_offset_ws_bytes,
     __gm__ uint8_t *mul_h_x_bytes,
     __gm__ uint8_t *mul_h_2_x_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
@@ -1525,8 +1525,8 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
     __gm__ float *beta_gm = reinterpret_cast<__gm__ float *>(beta_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
     __gm__ half *Tinv_ws_gm = reinterpret_cast<__gm__ half *>(Tinv_ws_bytes);
-    __gm__ half *W_ws_gm = reinterpret_cast<__gm__ half *>(W_ws_bytes);
-    __gm__ float *U0_ws_gm = reinterpret_cast<__gm__ float *>(U0_ws_bytes);
+    __gm__ half *U_weight_ws_gm = reinterpret_cast<__gm__ half *>(U_weight_ws_bytes);
+    __gm__ float *U_offset_ws_gm = reinterpret_cast<__gm__ float *>(U_offset_ws_bytes);
     __gm__ half *mul_h_x_gm = reinterpret_cast<__gm__ half *>(mul_h_x_bytes);
     __gm__ half *mul_h_2_x_gm = reinterpret_cast<__gm__ half *>(mul_h_2_x_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
@@ -1539,24 +1539,24 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
     TASSIGN(Tinv_left, 0x0);
     TileRight<half, 64, 128> mul_h_in_right;
     TASSIGN(mul_h_in_right, 0x0);
-    TileAcc<float, 64, 128> U0;
-    TASSIGN(U0, 0x0);
+    TileAcc<float, 64, 128> U_offset;
+    TASSIGN(U_offset, 0x0);
     L1Tile<half, 64, 128> mul_h_2_in;
     TASSIGN(mul_h_2_in, 0x6000);
     TileLeft<half, 64, 64> Tinv_left_2;
     TASSIGN(Tinv_left_2, 0x8000);
     TileRight<half, 64, 128> mul_h_2_in_right;
     TASSIGN(mul_h_2_in_right, 0x8000);
-    TileAcc<float, 64, 128> W;
-    TASSIGN(W, 0x8000);
+    TileAcc<float, 64, 128> U_weight;
+    TASSIGN(U_weight, 0x8000);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // mul_h_x -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // mul_h_2_x -> store
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
-    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U0 -> U0
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
-    set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // W_h -> W
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_h -> U_weight
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
@@ -1584,11 +1584,11 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
         TEXTRACT(Tinv_left, Tinv, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // mul_h_in -> mul_h_in_right
         TEXTRACT(mul_h_in_right, mul_h_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // mul_h_in_right -> U0
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // mul_h_in_right -> U0
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U0 -> U0
-        TMATMUL(U0, Tinv_left, mul_h_in_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U0 -> store
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // mul_h_in_right -> U_offset
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // mul_h_in_right -> U_offset
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
+        TMATMUL(U_offset, Tinv_left, mul_h_in_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_offset -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
         wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
@@ -1598,37 +1598,37 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in -> mul_h_2_in_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // mul_h_2_x -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U0 -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_offset -> store
         {
-            auto to = view(U0_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
-            TSTORE(to, U0);
+            auto to = view(U_offset_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
+            TSTORE(to, U_offset);
         }
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U0 -> U0
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
         TEXTRACT(Tinv_left_2, Tinv, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in -> mul_h_2_in_right
         TEXTRACT(mul_h_2_in_right, mul_h_2_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right -> W
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right -> U_weight
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right -> W
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // W_h -> W
-        TMATMUL(W, Tinv_left_2, mul_h_2_in_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W -> store
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right -> U_weight
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_h -> U_weight
+        TMATMUL(U_weight, Tinv_left_2, mul_h_2_in_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight -> store
         {
-            auto to = view(W_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
-            TSTORE(to, W);
+            auto to = view(U_weight_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
+            TSTORE(to, U_weight);
         }
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // W_h -> W
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_h -> U_weight
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
     wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
-    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U0 -> U0
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
     wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
-    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // W_h -> W
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_h -> U_weight
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
@@ -1777,13 +1777,13 @@ PTO_ENTRY void gated_delta_rule_W_U0_fp16(
  * initial_state: input, sequence, [K, V] float32 (optional)
  * final_state: output, sequence, [K, V] float32 (optional)
  * G_ws: workspace, slot, [C] float32
- * W_ws: workspace, slot, [C, K] float16
- * U0_ws: workspace, slot, [C, V] float32
+ * U_weight_ws: workspace, slot, [C, K] float16
+ * U_offset_ws: workspace, slot, [C, V] float32
  * S_ws: workspace, slot, [K, V] float16
  * U_ws: workspace, slot, [C, V] float16
  * mul_h_x: workspace, block, [C, V] float16
  * S_h_x: workspace, block, [K, V] float16
- * W_S_x: workspace, block, [C, V] float32
+ * U_S_x: workspace, block, [C, V] float32
  * S_next_part_x: workspace, block, [K, V] float32
  */
 PTO_ENTRY void gated_delta_rule_S_U_fp16(
@@ -1791,13 +1791,13 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ uint8_t *initial_state_bytes,
     __gm__ uint8_t *final_state_bytes,
     __gm__ uint8_t *G_ws_bytes,
-    __gm__ uint8_t *W_ws_bytes,
-    __gm__ uint8_t *U0_ws_bytes,
+    __gm__ uint8_t *U_weight_ws_bytes,
+    __gm__ uint8_t *U_offset_ws_bytes,
     __gm__ uint8_t *S_ws_bytes,
     __gm__ uint8_t *U_ws_bytes,
     __gm__ uint8_t *mul_h_x_bytes,
     __gm__ uint8_t *S_h_x_bytes,
-    __gm__ uint8_t *W_S_x_bytes,
+    __gm__ uint8_t *U_S_x_bytes,
     __gm__ uint8_t *S_next_part_x_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -1816,28 +1816,28 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ float *initial_state_gm = reinterpret_cast<__gm__ float *>(initial_state_bytes);
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
-    __gm__ half *W_ws_gm = reinterpret_cast<__gm__ half *>(W_ws_bytes);
-    __gm__ float *U0_ws_gm = reinterpret_cast<__gm__ float *>(U0_ws_bytes);
+    __gm__ half *U_weight_ws_gm = reinterpret_cast<__gm__ half *>(U_weight_ws_bytes);
+    __gm__ float *U_offset_ws_gm = reinterpret_cast<__gm__ float *>(U_offset_ws_bytes);
     __gm__ half *S_ws_gm = reinterpret_cast<__gm__ half *>(S_ws_bytes);
     __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(U_ws_bytes);
     __gm__ half *mul_h_x_gm = reinterpret_cast<__gm__ half *>(mul_h_x_bytes);
     __gm__ half *S_h_x_gm = reinterpret_cast<__gm__ half *>(S_h_x_bytes);
-    __gm__ float *W_S_x_gm = reinterpret_cast<__gm__ float *>(W_S_x_bytes);
+    __gm__ float *U_S_x_gm = reinterpret_cast<__gm__ float *>(U_S_x_bytes);
     __gm__ float *S_next_part_x_gm = reinterpret_cast<__gm__ float *>(S_next_part_x_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
-    L1Tile<half, 64, 128> W;
-    TASSIGN(W, 0x0);
+    L1Tile<half, 64, 128> U_weight;
+    TASSIGN(U_weight, 0x0);
     L1Tile<half, 64, 128> k;
     TASSIGN(k, 0x4000);
     L1Tile<half, 128, 128> S_h_in;
     TASSIGN(S_h_in, 0x8000);
-    TileLeft<half, 64, 128> W_left;
-    TASSIGN(W_left, 0x0);
+    TileLeft<half, 64, 128> U_weight_left;
+    TASSIGN(U_weight_left, 0x0);
     TileRight<half, 128, 128> S_h_in_right;
     TASSIGN(S_h_in_right, 0x0);
-    TileAcc<float, 64, 128> W_S;
-    TASSIGN(W_S, 0x0);
+    TileAcc<float, 64, 128> U_S;
+    TASSIGN(U_S, 0x0);
     L1Tile<half, 64, 128> mul_h_in;
     TASSIGN(mul_h_in, 0x10000);
     TileLeft<half, 128, 64> k_left;
@@ -1857,10 +1857,10 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             {
-                auto from = view(W_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
-                TLOAD(W, from);
+                auto from = view(U_weight_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
+                TLOAD(U_weight, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // W -> W_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_left
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
             L1Part<half, 64, 128> k_raw(rows, 128);
             TASSIGN(k_raw, 0x4000);
@@ -1873,21 +1873,21 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
                 TLOAD(S_h_in, from);
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_h_in -> S_h_in_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // W -> W_left
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_left
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TEXTRACT(W_left, W, 0, 0);
+            TEXTRACT(U_weight_left, U_weight, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_h_in -> S_h_in_right
             TEXTRACT(S_h_in_right, S_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> W_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> W_S
-            TMATMUL(W_S, W_left, S_h_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W_S -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W_S -> store
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> U_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> U_S
+            TMATMUL(U_S, U_weight_left, S_h_in_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_S -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_S -> store
             {
-                auto to = view(W_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_S);
+                auto to = view(U_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, U_S);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_S_x -> W_S_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_S_x -> U_S_in
             wait_flag_dev(0);  // mul_h_x -> mul_h_in
             {
                 auto from = view(mul_h_x_gm + get_block_idx() * 8192, 64, 128, 128);
@@ -1927,8 +1927,8 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     TASSIGN(S, 0x0);
     UbTile<half, 64, 128> S_h;
     TASSIGN(S_h, 0x8000);
-    UbTile<float, 32, 128> U0;
-    TASSIGN(U0, 0xc000);
+    UbTile<float, 32, 128> U_offset;
+    TASSIGN(U_offset, 0xc000);
     UbTile<float, 1, 64> G;
     TASSIGN(G, 0x10000);
     UbTile<float, 1, 64> mul_G;
@@ -1943,8 +1943,8 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     TASSIGN(exp_G, 0x10000);
     UbTile<float, 64, 128> mul_exp_3;
     TASSIGN(mul_exp_3, 0x10200);
-    UbTile<float, 32, 128> W_S_in;
-    TASSIGN(W_S_in, 0x18200);
+    UbTile<float, 32, 128> U_S_in;
+    TASSIGN(U_S_in, 0x18200);
     UbTile<float, 32, 128> U;
     TASSIGN(U, 0xc000);
     UbTile<float, 32, 128> mul_exp_4;
@@ -1970,7 +1970,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U0
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -1979,10 +1979,10 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             pipe_barrier(PIPE_V);
             TCVT(S_h, S, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U0
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
             {
-                auto from = view(U0_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(U0, from);
+                auto from = view(U_offset_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(U_offset, from);
             }
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
             {
@@ -2014,15 +2014,15 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
                 auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
                 TSTORE(to, S_h);
             }
-            wait_flag_dev(1);  // W_S_x -> W_S_in
+            wait_flag_dev(1);  // U_S_x -> U_S_in
             {
-                auto from = view(W_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_S_in, from);
+                auto from = view(U_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(U_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_S_in -> U
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_S_in -> U
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_S_in -> U
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_S_in -> U
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TSUB(U, U0, W_S_in);
+            TSUB(U, U_offset, U_S_in);
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TROWEXPANDMUL(mul_exp_4, U, exp_sub_col);
@@ -2037,7 +2037,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
             TCVT(U_h, U, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_h -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U0
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_h -> store
             {
                 auto to = view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
@@ -2052,7 +2052,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
             TADD(S_next, mul_exp_3, S_next_part_in);
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U0
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
         if (has_final_state) {
@@ -2696,7 +2696,7 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, pairs_h_x1_bytes, Tinv_1_h_x1_bytes, pairs_h_2_x1_bytes, pairs_h_3_x1_bytes, pairs_h_4_x1_bytes, pairs_h_5_x1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
-extern "C" int call_gated_delta_rule_W_U0_fp16(
+extern "C" int call_gated_delta_rule_U_weight_U_offset_fp16(
     uint32_t block_dim,
     void *stream,
     uint8_t *k_bytes,
@@ -2704,8 +2704,8 @@ extern "C" int call_gated_delta_rule_W_U0_fp16(
     uint8_t *beta_bytes,
     uint8_t *G_ws_bytes,
     uint8_t *Tinv_ws_bytes,
-    uint8_t *W_ws_bytes,
-    uint8_t *U0_ws_bytes,
+    uint8_t *U_weight_ws_bytes,
+    uint8_t *U_offset_ws_bytes,
     uint8_t *mul_h_x_bytes,
     uint8_t *mul_h_2_x_bytes,
     uint8_t *cu_seqlens_bytes,
@@ -2719,7 +2719,7 @@ extern "C" int call_gated_delta_rule_W_U0_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_W_U0_fp16<<<block_dim, nullptr, stream>>>(k_bytes, v_bytes, beta_bytes, G_ws_bytes, Tinv_ws_bytes, W_ws_bytes, U0_ws_bytes, mul_h_x_bytes, mul_h_2_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_U_weight_U_offset_fp16<<<block_dim, nullptr, stream>>>(k_bytes, v_bytes, beta_bytes, G_ws_bytes, Tinv_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, mul_h_x_bytes, mul_h_2_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_S_U_fp16(
@@ -2729,13 +2729,13 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint8_t *initial_state_bytes,
     uint8_t *final_state_bytes,
     uint8_t *G_ws_bytes,
-    uint8_t *W_ws_bytes,
-    uint8_t *U0_ws_bytes,
+    uint8_t *U_weight_ws_bytes,
+    uint8_t *U_offset_ws_bytes,
     uint8_t *S_ws_bytes,
     uint8_t *U_ws_bytes,
     uint8_t *mul_h_x_bytes,
     uint8_t *S_h_x_bytes,
-    uint8_t *W_S_x_bytes,
+    uint8_t *U_S_x_bytes,
     uint8_t *S_next_part_x_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
@@ -2750,7 +2750,7 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, W_ws_bytes, U0_ws_bytes, S_ws_bytes, U_ws_bytes, mul_h_x_bytes, S_h_x_bytes, W_S_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
+    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, S_ws_bytes, U_ws_bytes, mul_h_x_bytes, S_h_x_bytes, U_S_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_o_fp16(
@@ -4162,11 +4162,11 @@ TABLES = Tables(
         ("G", "chunks", 1, ("g", "G_ws"), ()),
         ("A", "chunks", 1, ("k", "beta", "G_ws", "A_ws"), ()),
         ("Tinv", "chunks", 1, ("A_ws", "Tinv_ws"), ()),
-        ("W_U0", "chunks", 1, ("k", "v", "beta", "G_ws", "Tinv_ws", "W_ws", "U0_ws"), ()),
-        ("S_U", "sequences", 1, ("k", "initial_state", "final_state", "G_ws", "W_ws", "U0_ws", "S_ws", "U_ws"), ()),
+        ("U_weight_U_offset", "chunks", 1, ("k", "v", "beta", "G_ws", "Tinv_ws", "U_weight_ws", "U_offset_ws"), ()),
+        ("S_U", "sequences", 1, ("k", "initial_state", "final_state", "G_ws", "U_weight_ws", "U_offset_ws", "S_ws", "U_ws"), ()),
         ("o", "chunks", 1, ("q", "k", "o", "G_ws", "S_ws", "U_ws"), ("scale",)),
     ),
-    ints={"G": (), "A": (), "Tinv": (), "W_U0": (), "S_U": ("has_initial_state", "has_final_state"), "o": ()},
+    ints={"G": (), "A": (), "Tinv": (), "U_weight_U_offset": (), "S_U": ("has_initial_state", "has_final_state"), "o": ()},
     scalars={"scale": 0.08838834764831845},
     initial=(
         ("initial_state", (128, 128)),
@@ -4178,8 +4178,8 @@ TABLES = Tables(
         ("G_ws", (64,), "float32"),
         ("A_ws", (64, 64), "float32"),
         ("Tinv_ws", (64, 64), "float16"),
-        ("W_ws", (64, 128), "float16"),
-        ("U0_ws", (64, 128), "float32"),
+        ("U_weight_ws", (64, 128), "float16"),
+        ("U_offset_ws", (64, 128), "float32"),
         ("S_ws", (128, 128), "float16"),
         ("U_ws", (64, 128), "float16"),
     ),

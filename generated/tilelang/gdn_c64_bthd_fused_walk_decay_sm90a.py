@@ -772,8 +772,8 @@ def S_offset_kernel(t):
             exp_G = t.shared((C,), T.float32)
             S_h = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
-            delta = t.fragment((C, V), T.float32)
-            Toff_h = t.staged((C, C), T.float16)
+            U_unscaled = t.fragment((C, V), T.float32)
+            Tinv_h = t.staged((C, C), T.float16)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
             mul_h = t.fragment((C, V), T.float16)
@@ -825,19 +825,19 @@ def S_offset_kernel(t):
                         t.copy(S, S_h)
                         t.gemm(k, S_h, k_S)
                         for i, j in t.parallel(C, V):
-                            delta[i, j] = T.cast(v[i, j], T.float32) - exp_G[i] * k_S[i, j]
-                        t.copy(mul_h_3, Toff_h)
-                        t.expect_swizzled(Toff_h)
-                        t.diag_inverse(Toff_h, Toff_h, 64, strict=True)
-                        t.copy(delta, v)
-                        t.gemm(Toff_h, v, delta, clear_accum=False)
+                            U_unscaled[i, j] = T.cast(v[i, j], T.float32) - exp_G[i] * k_S[i, j]
+                        t.copy(mul_h_3, Tinv_h)
+                        t.expect_swizzled(Tinv_h)
+                        t.diag_inverse(Tinv_h, Tinv_h, 64, strict=True)
+                        t.copy(U_unscaled, v)
+                        t.gemm(Tinv_h, v, U_unscaled, clear_accum=False)
                         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, V):
-                            mul_h[i, j] = exp_G[i] * delta[i, j]
+                            mul_h[i, j] = exp_G[i] * U_unscaled[i, j]
                         t.copy(mul_h, v)
                         for i, j in t.parallel(K, V):
                             S[i, j] = exp_last_G * S[i, j]
@@ -886,8 +886,8 @@ def S_factor_kernel(t):
             exp_G = t.shared((C,), T.float32)
             S_h = t.shared((K, K), T.float16)
             k_S = t.fragment((C, K), T.float32)
-            delta = t.fragment((C, K), T.float32)
-            Toff_h = t.staged((C, C), T.float16)
+            U_unscaled = t.fragment((C, K), T.float32)
+            Tinv_h = t.staged((C, C), T.float16)
             sub_v_h = t.shared((C, K), T.float16)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
@@ -928,19 +928,19 @@ def S_factor_kernel(t):
                         t.copy(S, S_h)
                         t.gemm(k, S_h, k_S)
                         for i, j in t.parallel(C, K):
-                            delta[i, j] = -(exp_G[i] * k_S[i, j])
-                        t.copy(mul_h_3, Toff_h)
-                        t.expect_swizzled(Toff_h)
-                        t.diag_inverse(Toff_h, Toff_h, 64, strict=True)
-                        t.copy(delta, sub_v_h)
-                        t.gemm(Toff_h, sub_v_h, delta, clear_accum=False)
+                            U_unscaled[i, j] = -(exp_G[i] * k_S[i, j])
+                        t.copy(mul_h_3, Tinv_h)
+                        t.expect_swizzled(Tinv_h)
+                        t.diag_inverse(Tinv_h, Tinv_h, 64, strict=True)
+                        t.copy(U_unscaled, sub_v_h)
+                        t.gemm(Tinv_h, sub_v_h, U_unscaled, clear_accum=False)
                         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, K):
-                            mul_h[i, j] = exp_G[i] * delta[i, j]
+                            mul_h[i, j] = exp_G[i] * U_unscaled[i, j]
                         t.copy(mul_h, sub_v_h)
                         for i, j in t.parallel(K, K):
                             S[i, j] = exp_last_G * S[i, j]
@@ -1076,7 +1076,7 @@ def o_S_kernel(t):
             mul_exp_5_row = t.fragment((C,), T.float32)
             mul_h_2 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
-            delta_h = t.fragment((V, C), T.float16)
+            U_h = t.fragment((V, C), T.float16)
             add_mul = t.fragment((V, C), T.float32)
             o_h = t.fragment((V, C), T.float16)
             o_h_s = t.staged((C, V), T.float16)
@@ -1090,7 +1090,7 @@ def o_S_kernel(t):
             v_ready = T.alloc_barrier(arrive_count=[32] * 3)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
             mul_h_3_s_ready = T.alloc_barrier(arrive_count=[128] * 3)
-            Toff_h_ready = T.alloc_barrier(arrive_count=[64] * 3)
+            Tinv_h_ready = T.alloc_barrier(arrive_count=[64] * 3)
             exp_G_s_ready = T.alloc_barrier(arrive_count=[128] * 3)
             exp_G_s_free = T.alloc_barrier(arrive_count=[256] * 3)
             o_h_s_ready = T.alloc_barrier(arrive_count=[256] * 1)
@@ -1148,7 +1148,7 @@ def o_S_kernel(t):
                             sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                         for i, j in t.as_sums(V, C):
                             sub_v_h[i, j] = sub_v[i, j]
-                        T.barrier_wait(Toff_h_ready[iteration % 3], iteration // 3 % 2)
+                        T.barrier_wait(Tinv_h_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
                             sub_v_h,
                             mul_h_3_s[iteration % 3, :, :],
@@ -1186,7 +1186,7 @@ def o_S_kernel(t):
                             sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                         for i, j in t.as_sums(V, C):
                             sub_v_h[i, j] = sub_v[i, j]
-                        T.barrier_wait(Toff_h_ready[iteration % 3], iteration // 3 % 2)
+                        T.barrier_wait(Tinv_h_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
                             sub_v_h,
                             mul_h_3_s[iteration % 3, :, :],
@@ -1213,11 +1213,11 @@ def o_S_kernel(t):
                         )
                         T.barrier_arrive(q_free[(chunk - first) % 3])
                         for i, j in t.as_sums(V, C):
-                            delta_h[i, j] = sub_v[i, j]
+                            U_h[i, j] = sub_v[i, j]
                         for i, j in t.as_sums(V, C):
                             add_mul[i, j] = exp_G_row[j] * q_S[i, j]
                         T.gemm(
-                            delta_h,
+                            U_h,
                             mul_h_s[iteration % 3, :, :],
                             add_mul,
                             transpose_B=True,
@@ -1301,7 +1301,7 @@ def o_S_kernel(t):
                         T.barrier_arrive(mul_h_3_s_ready[iteration % 3])
                         T.barrier_wait(q_ready[(chunk - first) % 3], (chunk - first) // 3 % 2)
                         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                        T.gemm(
+                        T.wgmma_gemm(
                             q[iteration % 3, :, :],
                             k[iteration % 3, :, :],
                             q_k,
@@ -1321,6 +1321,7 @@ def o_S_kernel(t):
                                 G[iteration % 3, C - 1] - G[iteration % 3, i],
                             ) * beta[iteration % 3, i]
                         T.wait_wgmma(0)
+                        T.warpgroup_fence_operand(q_k, num_regs=32)
                         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                         for i, j in t.as_sums(C, C):
                             mul_h[i, j] = q_k[i, j] * mul_D[i, j]
@@ -1432,7 +1433,7 @@ def o_S_kernel(t):
                                 warp=iteration % 2,
                             )
                             T.fence_proxy_async()
-                            T.barrier_arrive(Toff_h_ready[iteration % 3])
+                            T.barrier_arrive(Tinv_h_ready[iteration % 3])
                         for iteration in T.serial(first - begin, stop - begin):
                             chunk = begin + iteration
                             T.barrier_wait(mul_h_3_s_ready[iteration % 3], iteration // 3 % 2)
@@ -1446,7 +1447,7 @@ def o_S_kernel(t):
                                 warp=iteration % 2,
                             )
                             T.fence_proxy_async()
-                            T.barrier_arrive(Toff_h_ready[iteration % 3])
+                            T.barrier_arrive(Tinv_h_ready[iteration % 3])
 
     return o_S_kernel
 

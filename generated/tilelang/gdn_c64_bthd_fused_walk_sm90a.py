@@ -666,7 +666,7 @@ def o_S_kernel(t):
             mul_exp_5_row = t.fragment((C,), T.float32)
             mul_h_2 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
-            delta_h = t.fragment((V, C), T.float16)
+            U_h = t.fragment((V, C), T.float16)
             add_mul = t.fragment((V, C), T.float32)
             o_h = t.fragment((V, C), T.float16)
             o_h_s = t.staged((C, V), T.float16)
@@ -680,7 +680,7 @@ def o_S_kernel(t):
             v_ready = T.alloc_barrier(arrive_count=[32] * 3)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
             mul_h_3_s_ready = T.alloc_barrier(arrive_count=[128] * 3)
-            Toff_h_ready = T.alloc_barrier(arrive_count=[64] * 3)
+            Tinv_h_ready = T.alloc_barrier(arrive_count=[64] * 3)
             exp_G_s_ready = T.alloc_barrier(arrive_count=[128] * 3)
             exp_G_s_free = T.alloc_barrier(arrive_count=[256] * 3)
             o_h_s_ready = T.alloc_barrier(arrive_count=[256] * 1)
@@ -724,7 +724,7 @@ def o_S_kernel(t):
                         sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     for i, j in t.as_sums(V, C):
                         sub_v_h[i, j] = sub_v[i, j]
-                    T.barrier_wait(Toff_h_ready[chunk % 3], chunk // 3 % 2)
+                    T.barrier_wait(Tinv_h_ready[chunk % 3], chunk // 3 % 2)
                     T.gemm(
                         sub_v_h,
                         mul_h_3_s[chunk % 3, :, :],
@@ -751,16 +751,10 @@ def o_S_kernel(t):
                     )
                     T.barrier_arrive(q_free[chunk % 3])
                     for i, j in t.as_sums(V, C):
-                        delta_h[i, j] = sub_v[i, j]
+                        U_h[i, j] = sub_v[i, j]
                     for i, j in t.as_sums(V, C):
                         add_mul[i, j] = exp_G_row[j] * q_S[i, j]
-                    T.gemm(
-                        delta_h,
-                        mul_h_s[chunk % 3, :, :],
-                        add_mul,
-                        transpose_B=True,
-                        policy=T.GemmWarpPolicy.FullRow,
-                    )
+                    T.gemm(U_h, mul_h_s[chunk % 3, :, :], add_mul, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                     T.barrier_arrive(exp_G_s_free[chunk % 3])
                     for i, j in t.as_sums(V, C):
                         o_h[i, j] = scale * add_mul[i, j]
@@ -799,7 +793,7 @@ def o_S_kernel(t):
                     T.barrier_arrive(mul_h_3_s_ready[chunk % 3])
                     T.barrier_wait(q_ready[chunk % 3], chunk // 3 % 2)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                    T.gemm(
+                    T.wgmma_gemm(
                         q[chunk % 3, :, :],
                         k[chunk % 3, :, :],
                         q_k,
@@ -817,6 +811,7 @@ def o_S_kernel(t):
                     for i in t.parallel(C):
                         mul_exp_5_s[chunk % 3, i] = T.exp(G[chunk % 3, C - 1] - G[chunk % 3, i]) * beta[chunk % 3, i]
                     T.wait_wgmma(0)
+                    T.warpgroup_fence_operand(q_k, num_regs=32)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                     for i, j in t.as_sums(C, C):
                         mul_h[i, j] = q_k[i, j] * mul_D[i, j]
@@ -892,7 +887,7 @@ def o_S_kernel(t):
                             warp=chunk % 2,
                         )
                         T.fence_proxy_async()
-                        T.barrier_arrive(Toff_h_ready[chunk % 3])
+                        T.barrier_arrive(Tinv_h_ready[chunk % 3])
 
     return o_S_kernel
 

@@ -316,7 +316,7 @@ template <bool transposed> static __device__ __forceinline__ void store_tile(voi
 """
 # tensors that a kernel stores to
 WRITTEN = {
-    "G_Toff_beta": ["G_ws", "Toff_ws", "beta_ws"],
+    "G_Tinv_below_beta": ["G_ws", "Tinv_below_ws", "beta_ws"],
     "o_S": ["o", "final_state"],
 }
 
@@ -543,16 +543,16 @@ def _prelude(cpu):
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
-def G_Toff_beta_kernel(t):
+def G_Tinv_below_beta_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
 
     @T.prim_func
-    def G_Toff_beta_kernel(
+    def G_Tinv_below_beta_kernel(
         k_in: T.Tensor((B, L, H, K), T.float16),
         g_in: T.Tensor((B, L, HV), T.float32),
         beta_in: T.Tensor((B, L, HV), T.float32),
         G_ws: T.Tensor((slots, HV, C), T.float32),
-        Toff_ws: T.Tensor((slots, HV, C, C), T.float16),
+        Tinv_below_ws: T.Tensor((slots, HV, C, C), T.float16),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
@@ -570,7 +570,7 @@ def G_Toff_beta_kernel(t):
             G = t.shared((C,), T.float32)
             k_k = t.fragment((C, C), T.float32)
             mul_h_2 = t.fragment((C, C), T.float16)
-            Toff_h = t.staged((C, C), T.float16)
+            Tinv_h = t.staged((C, C), T.float16)
             t.blocks_at_least(8)
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -598,13 +598,13 @@ def G_Toff_beta_kernel(t):
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
                     mul_h_2[i, j] = k_k[i, j] * (T.exp(G[i] - G[j]) * beta[j])
-                t.copy(mul_h_2, Toff_h)
-                t.expect_swizzled(Toff_h)
-                t.diag_inverse(Toff_h, Toff_h, 64, strict=True)
+                t.copy(mul_h_2, Tinv_h)
+                t.expect_swizzled(Tinv_h)
+                t.diag_inverse(Tinv_h, Tinv_h, 64, strict=True)
                 for i, j in t.parallel(C, C):
-                    Toff_ws[slot, hv, i, j] = Toff_h[i, j]
+                    Tinv_below_ws[slot, hv, i, j] = Tinv_h[i, j]
 
-    return G_Toff_beta_kernel
+    return G_Tinv_below_beta_kernel
 
 
 def o_S_kernel(t):
@@ -620,7 +620,7 @@ def o_S_kernel(t):
         initial_state_in: T.Tensor((n_initial_state, HV, K, V), T.float32),
         final_state_out: T.Tensor((n_final_state, HV, K, V), T.float32),
         G_ws: T.Tensor((slots, HV, C), T.float32),
-        Toff_ws: T.Tensor((slots, HV, C, C), T.float16),
+        Tinv_below_ws: T.Tensor((slots, HV, C, C), T.float16),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
@@ -638,7 +638,7 @@ def o_S_kernel(t):
             k = T.alloc_shared((2, C, K), T.float16)
             q = T.alloc_shared((2, C, K), T.float16)
             v = t.staged((2, C, V), T.float16)
-            Toff = T.alloc_shared((2, C, C), T.float16)
+            Tinv_below = T.alloc_shared((2, C, C), T.float16)
             G = T.alloc_shared((2, C), T.float32)
             beta = T.alloc_shared((2, C), T.float32)
             G_col = t.fragment((C,), T.float32)
@@ -658,7 +658,7 @@ def o_S_kernel(t):
             mul_exp_5_row = t.fragment((C,), T.float32)
             mul_h_2 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
-            delta_h = t.fragment((V, C), T.float16)
+            U_h = t.fragment((V, C), T.float16)
             mul_h_s = t.staged((2, C, C), T.float16)
             add_mul = t.fragment((V, C), T.float32)
             o_h = t.fragment((V, C), T.float16)
@@ -712,7 +712,13 @@ def o_S_kernel(t):
                         sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     for i, j in t.as_sums(V, C):
                         sub_v_h[i, j] = sub_v[i, j]
-                    T.gemm(sub_v_h, Toff[chunk % 2, :, :], sub_v, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(
+                        sub_v_h,
+                        Tinv_below[chunk % 2, :, :],
+                        sub_v,
+                        transpose_B=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
                     T.copy(mul_exp_5_s[chunk % 2, :], mul_exp_5_row)
                     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                     for i, j in t.as_sums(V, C):
@@ -731,16 +737,10 @@ def o_S_kernel(t):
                     )
                     T.barrier_arrive(k_free[chunk % 2])
                     for i, j in t.as_sums(V, C):
-                        delta_h[i, j] = sub_v[i, j]
+                        U_h[i, j] = sub_v[i, j]
                     for i, j in t.as_sums(V, C):
                         add_mul[i, j] = exp_G_row[j] * q_S[i, j]
-                    T.gemm(
-                        delta_h,
-                        mul_h_s[chunk % 2, :, :],
-                        add_mul,
-                        transpose_B=True,
-                        policy=T.GemmWarpPolicy.FullRow,
-                    )
+                    T.gemm(U_h, mul_h_s[chunk % 2, :, :], add_mul, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                     T.barrier_arrive(exp_G_s_free[chunk % 2])
                     for i, j in t.as_sums(V, C):
                         o_h[i, j] = scale * add_mul[i, j]
@@ -822,7 +822,11 @@ def o_S_kernel(t):
                             for i in T.serial(C - rows):
                                 for j in T.Parallel(V):
                                     v[chunk % 2, rows + i, j] = 0
-                        T.tma_copy(Toff_ws[slot, hv, 0:C, 0:C], Toff[chunk % 2, :, :], barrier=v_ready[chunk % 2])
+                        T.tma_copy(
+                            Tinv_below_ws[slot, hv, 0:C, 0:C],
+                            Tinv_below[chunk % 2, :, :],
+                            barrier=v_ready[chunk % 2],
+                        )
                         T.barrier_arrive(v_ready[chunk % 2])
                         T.tma_copy(G_ws[slot, hv, 0:C], G[chunk % 2, :], barrier=G_ready[chunk % 2])
                         T.tma_copy(beta_ws[slot, hv, 0:C], beta[chunk % 2, :], barrier=G_ready[chunk % 2])
@@ -844,12 +848,12 @@ def o_S_kernel(t):
 
 
 # --- launching --------------------------------------------------------------------------------------------------------
-_KERNELS = {"G_Toff_beta": G_Toff_beta_kernel, "o_S": o_S_kernel}
+_KERNELS = {"G_Tinv_below_beta": G_Tinv_below_beta_kernel, "o_S": o_S_kernel}
 # every access is in bounds by itself
 _COMMON = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
 # warp groups wait for each other by themselves
 _GROUPS = {**_COMMON, "tl.disable_thread_storage_sync": True}
-_PASSES = {"G_Toff_beta": _COMMON, "o_S": _GROUPS}
+_PASSES = {"G_Tinv_below_beta": _COMMON, "o_S": _GROUPS}
 _compiling = threading.Lock()
 
 
@@ -2130,10 +2134,10 @@ TABLES = Tables(
         ("o", (128,), "float16"),
     ),
     kernels=(
-        ("G_Toff_beta", "chunks", 1, ("k", "g", "beta", "G_ws", "Toff_ws", "beta_ws"), ()),
-        ("o_S", "sequences", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Toff_ws", "beta_ws"), ("scale",)),
+        ("G_Tinv_below_beta", "chunks", 1, ("k", "g", "beta", "G_ws", "Tinv_below_ws", "beta_ws"), ()),
+        ("o_S", "sequences", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Tinv_below_ws", "beta_ws"), ("scale",)),
     ),
-    ints={"G_Toff_beta": (), "o_S": ("has_initial_state", "has_final_state", "clear_o")},
+    ints={"G_Tinv_below_beta": (), "o_S": ("has_initial_state", "has_final_state", "clear_o")},
     scalars={"scale": 0.08838834764831845},
     initial=(
         ("initial_state", (128, 128)),
@@ -2143,7 +2147,7 @@ TABLES = Tables(
     ),
     workspaces=(
         ("G_ws", (64,), "float32"),
-        ("Toff_ws", (64, 64), "float16"),
+        ("Tinv_below_ws", (64, 64), "float16"),
         ("beta_ws", (64,), "float32"),
     ),
     cleared=True,

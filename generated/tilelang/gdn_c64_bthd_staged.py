@@ -290,7 +290,7 @@ WRITTEN = {
     "G": ["G_ws"],
     "A": ["A_ws"],
     "Tinv": ["Tinv_ws"],
-    "W_U0": ["W_ws", "U0_ws"],
+    "U_weight_U_offset": ["U_weight_ws", "U_offset_ws"],
     "S_U": ["final_state", "S_ws", "U_ws"],
     "o": ["o"],
 }
@@ -639,18 +639,18 @@ def Tinv_kernel(t):
     return Tinv_kernel
 
 
-def W_U0_kernel(t):
+def U_weight_U_offset_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
 
     @T.prim_func
-    def W_U0_kernel(
+    def U_weight_U_offset_kernel(
         k_in: T.Tensor((B, L, H, K), T.float16),
         v_in: T.Tensor((B, L, HV, V), T.float16),
         beta_in: T.Tensor((B, L, HV), T.float32),
         G_ws: T.Tensor((slots, HV, C), T.float32),
         Tinv_ws: T.Tensor((slots, HV, C, C), T.float16),
-        W_ws: T.Tensor((slots, HV, C, K), T.float16),
-        U0_ws: T.Tensor((slots, HV, C, V), T.float32),
+        U_weight_ws: T.Tensor((slots, HV, C, K), T.float16),
+        U_offset_ws: T.Tensor((slots, HV, C, V), T.float32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
@@ -668,11 +668,11 @@ def W_U0_kernel(t):
             beta = t.shared((C,), T.float32)
             exp_G = t.shared((C,), T.float32)
             mul_h = t.fragment((C, V), T.float16)
-            U0 = t.fragment((C, V), T.float32)
+            U_offset = t.fragment((C, V), T.float32)
             mul_h_2 = t.fragment((C, K), T.float16)
-            W = t.fragment((C, K), T.float32)
-            W_h = t.fragment((C, K), T.float16)
-            W_h_out = t.staged((C, K), T.float16)
+            U_weight = t.fragment((C, K), T.float32)
+            U_h = t.fragment((C, K), T.float16)
+            U_h_out = t.staged((C, K), T.float16)
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
@@ -697,19 +697,19 @@ def W_U0_kernel(t):
                 for i, j in t.parallel(C, V):
                     mul_h[i, j] = beta[i] * T.cast(v[i, j], T.float32)
                 t.copy(mul_h, v)
-                t.gemm(Tinv, v, U0)
+                t.gemm(Tinv, v, U_offset)
                 for i, j in t.parallel(C, V):
-                    U0_ws[slot, hv, i, j] = U0[i, j]
+                    U_offset_ws[slot, hv, i, j] = U_offset[i, j]
                 for i, j in t.parallel(C, K):
                     mul_h_2[i, j] = beta[i] * (exp_G[i] * T.cast(k[i, j], T.float32))
                 t.copy(mul_h_2, k)
-                t.gemm(Tinv, k, W)
-                t.copy(W, W_h)
-                t.copy(W_h, W_h_out)
+                t.gemm(Tinv, k, U_weight)
+                t.copy(U_weight, U_h)
+                t.copy(U_h, U_h_out)
                 for i, j in t.parallel(C, K):
-                    W_ws[slot, hv, i, j] = W_h_out[i, j]
+                    U_weight_ws[slot, hv, i, j] = U_h_out[i, j]
 
-    return W_U0_kernel
+    return U_weight_U_offset_kernel
 
 
 def S_U_kernel(t):
@@ -722,8 +722,8 @@ def S_U_kernel(t):
         initial_state_in: T.Tensor((n_initial_state, HV, K, V), T.float32),
         final_state_out: T.Tensor((n_final_state, HV, K, V), T.float32),
         G_ws: T.Tensor((slots, HV, C), T.float32),
-        W_ws: T.Tensor((slots, HV, C, K), T.float16),
-        U0_ws: T.Tensor((slots, HV, C, V), T.float32),
+        U_weight_ws: T.Tensor((slots, HV, C, K), T.float16),
+        U_offset_ws: T.Tensor((slots, HV, C, V), T.float32),
         S_ws: T.Tensor((slots, HV, K, V), T.float16),
         U_ws: T.Tensor((slots, HV, C, V), T.float16),
         cu_seqlens: T.Tensor((ends,), T.int32),
@@ -738,11 +738,11 @@ def S_U_kernel(t):
             length = cu_seqlens[n + 1] - start
             S = t.fragment((K, V), T.float32)
             G = t.shared((C,), T.float32)
-            U0 = t.shared((C, V), T.float32)
-            W = t.shared((C, K), T.float16)
+            U_offset = t.shared((C, V), T.float32)
+            U_weight = t.shared((C, K), T.float16)
             S_h = t.shared((K, V), T.float16)
             k = t.shared((C, K), T.float16)
-            W_S = t.fragment((C, V), T.float32)
+            U_S = t.fragment((C, V), T.float32)
             U = t.fragment((C, V), T.float32)
             U_h = t.fragment((C, V), T.float16)
             U_h_out = t.staged((C, V), T.float16)
@@ -758,8 +758,8 @@ def S_U_kernel(t):
                 slot = start // C + n + chunk
                 for i in t.parallel(C):
                     G[i] = G_ws[slot, hv, i]
-                t.start_copy(U0_ws[slot, hv, 0:C, 0:V], U0)
-                t.start_copy(W_ws[slot, hv, 0:C, 0:K], W)
+                t.start_copy(U_offset_ws[slot, hv, 0:C, 0:V], U_offset)
+                t.start_copy(U_weight_ws[slot, hv, 0:C, 0:K], U_weight)
                 t.copy(S, S_h)
                 for i, j in t.parallel(K, V):
                     S_ws[slot, hv, i, j] = S_h[i, j]
@@ -770,9 +770,9 @@ def S_U_kernel(t):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                 t.wait_copies()
                 # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-                t.gemm(W, S_h, W_S)
+                t.gemm(U_weight, S_h, U_S)
                 for i, j in t.parallel(C, V):
-                    U[i, j] = U0[i, j] - W_S[i, j]
+                    U[i, j] = U_offset[i, j] - U_S[i, j]
                 t.copy(U, U_h)
                 t.copy(U_h, U_h_out)
                 for i, j in t.parallel(C, V):
@@ -784,10 +784,10 @@ def S_U_kernel(t):
                     exp_sub[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
                     mul_h[i, j] = exp_sub[i] * U[i, j]
-                t.copy(mul_h, W)
+                t.copy(mul_h, U_weight)
                 for i, j in t.parallel(K, V):
                     S[i, j] = exp_last_G * S[i, j]
-                t.gemm(k, W, S, transpose_A=True, clear_accum=False)
+                t.gemm(k, U_weight, S, transpose_A=True, clear_accum=False)
             if has_final_state != 0:
                 for i, j in t.parallel(K, V):
                     final_state_out[n, hv, i, j] = S[i, j]
@@ -880,10 +880,10 @@ def o_kernel(t):
 
 
 # --- launching --------------------------------------------------------------------------------------------------------
-_KERNELS = {"G": G_kernel, "A": A_kernel, "Tinv": Tinv_kernel, "W_U0": W_U0_kernel, "S_U": S_U_kernel, "o": o_kernel}
+_KERNELS = {"G": G_kernel, "A": A_kernel, "Tinv": Tinv_kernel, "U_weight_U_offset": U_weight_U_offset_kernel, "S_U": S_U_kernel, "o": o_kernel}
 # every access is in bounds by itself
 _COMMON = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
-_PASSES = {"G": _COMMON, "A": _COMMON, "Tinv": _COMMON, "W_U0": _COMMON, "S_U": _COMMON, "o": _COMMON}
+_PASSES = {"G": _COMMON, "A": _COMMON, "Tinv": _COMMON, "U_weight_U_offset": _COMMON, "S_U": _COMMON, "o": _COMMON}
 _compiling = threading.Lock()
 
 
@@ -2194,11 +2194,18 @@ TABLES = Tables(
         ("G", "chunks", 1, ("g", "G_ws"), ()),
         ("A", "chunks", 1, ("k", "beta", "G_ws", "A_ws"), ()),
         ("Tinv", "chunks", 1, ("A_ws", "Tinv_ws"), ()),
-        ("W_U0", "chunks", 1, ("k", "v", "beta", "G_ws", "Tinv_ws", "W_ws", "U0_ws"), ()),
-        ("S_U", "sequences", 1, ("k", "initial_state", "final_state", "G_ws", "W_ws", "U0_ws", "S_ws", "U_ws"), ()),
+        ("U_weight_U_offset", "chunks", 1, ("k", "v", "beta", "G_ws", "Tinv_ws", "U_weight_ws", "U_offset_ws"), ()),
+        ("S_U", "sequences", 1, ("k", "initial_state", "final_state", "G_ws", "U_weight_ws", "U_offset_ws", "S_ws", "U_ws"), ()),
         ("o", "chunks", 1, ("q", "k", "o", "G_ws", "S_ws", "U_ws"), ("scale",)),
     ),
-    ints={"G": (), "A": (), "Tinv": (), "W_U0": (), "S_U": ("has_initial_state", "has_final_state"), "o": ("clear_o",)},
+    ints={
+        "G": (),
+        "A": (),
+        "Tinv": (),
+        "U_weight_U_offset": (),
+        "S_U": ("has_initial_state", "has_final_state"),
+        "o": ("clear_o",),
+    },
     scalars={"scale": 0.08838834764831845},
     initial=(
         ("initial_state", (128, 128)),
@@ -2210,8 +2217,8 @@ TABLES = Tables(
         ("G_ws", (64,), "float32"),
         ("A_ws", (64, 64), "float32"),
         ("Tinv_ws", (64, 64), "float16"),
-        ("W_ws", (64, 128), "float16"),
-        ("U0_ws", (64, 128), "float32"),
+        ("U_weight_ws", (64, 128), "float16"),
+        ("U_offset_ws", (64, 128), "float32"),
         ("S_ws", (128, 128), "float16"),
         ("U_ws", (64, 128), "float16"),
     ),

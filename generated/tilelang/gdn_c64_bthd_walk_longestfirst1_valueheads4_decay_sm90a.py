@@ -340,7 +340,7 @@ template <bool transposed> static __device__ __forceinline__ void store_tile(voi
 """
 # tensors that a kernel stores to
 WRITTEN = {
-    "G_Toff_beta_F_chunk": ["G_ws", "Toff_ws", "beta_ws", "F_chunk_ws"],
+    "G_Tinv_below_beta_F_chunk": ["G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws"],
     "S_offset": ["S_warm_up", "S_offset"],
     "S_factor": ["S_factor"],
     "S_start": ["S_start"],
@@ -615,16 +615,16 @@ def _prelude(cpu):
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
-def G_Toff_beta_F_chunk_kernel(t):
+def G_Tinv_below_beta_F_chunk_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
 
     @T.prim_func
-    def G_Toff_beta_F_chunk_kernel(
+    def G_Tinv_below_beta_F_chunk_kernel(
         k_in: T.Tensor((B, L, H, K), T.float16),
         g_in: T.Tensor((B, L, HV), T.float32),
         beta_in: T.Tensor((B, L, HV), T.float32),
         G_ws: T.Tensor((slots, HV, C), T.float32),
-        Toff_ws: T.Tensor((slots, HV, C, C), T.float16),
+        Tinv_below_ws: T.Tensor((slots, HV, C, C), T.float16),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         F_chunk_ws: T.Tensor((slots, HV), T.float32),
         cu_seqlens: T.Tensor((ends,), T.int32),
@@ -653,13 +653,13 @@ def G_Toff_beta_F_chunk_kernel(t):
             G_d = t.shared((C,), T.float32)
             k_k = t.fragment((C, C), T.float32)
             mul_h_2 = t.fragment((C, C), T.float16)
-            Toff_h = t.staged((C, C), T.float16)
+            Tinv_h = t.staged((C, C), T.float16)
             mul_h_2_b = t.fragment((C, C), T.float16)
-            Toff_h_b = t.staged((C, C), T.float16)
+            Tinv_h_b = t.staged((C, C), T.float16)
             mul_h_2_c = t.fragment((C, C), T.float16)
-            Toff_h_c = t.staged((C, C), T.float16)
+            Tinv_h_c = t.staged((C, C), T.float16)
             mul_h_2_d = t.fragment((C, C), T.float16)
-            Toff_h_d = t.staged((C, C), T.float16)
+            Tinv_h_d = t.staged((C, C), T.float16)
             F_chunk = T.alloc_var(T.float32)
             F_chunk_b = T.alloc_var(T.float32)
             F_chunk_c = T.alloc_var(T.float32)
@@ -721,29 +721,29 @@ def G_Toff_beta_F_chunk_kernel(t):
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
                     mul_h_2[i, j] = k_k[i, j] * (T.exp(G[i] - G[j]) * beta[j])
-                t.copy(mul_h_2, Toff_h)
+                t.copy(mul_h_2, Tinv_h)
                 for i, j in t.parallel(C, C):
                     mul_h_2_b[i, j] = k_k[i, j] * (T.exp(G_b[i] - G_b[j]) * beta_b[j])
-                t.copy(mul_h_2_b, Toff_h_b)
+                t.copy(mul_h_2_b, Tinv_h_b)
                 for i, j in t.parallel(C, C):
                     mul_h_2_c[i, j] = k_k[i, j] * (T.exp(G_c[i] - G_c[j]) * beta_c[j])
-                t.copy(mul_h_2_c, Toff_h_c)
+                t.copy(mul_h_2_c, Tinv_h_c)
                 for i, j in t.parallel(C, C):
                     mul_h_2_d[i, j] = k_k[i, j] * (T.exp(G_d[i] - G_d[j]) * beta_d[j])
-                t.copy(mul_h_2_d, Toff_h_d)
-                t.expect_swizzled(Toff_h)
-                t.expect_swizzled(Toff_h_b)
-                t.expect_swizzled(Toff_h_c)
-                t.expect_swizzled(Toff_h_d)
-                t.diag_inverses((Toff_h, Toff_h_b, Toff_h_c, Toff_h_d), (None, None, None, None), strict=True)
+                t.copy(mul_h_2_d, Tinv_h_d)
+                t.expect_swizzled(Tinv_h)
+                t.expect_swizzled(Tinv_h_b)
+                t.expect_swizzled(Tinv_h_c)
+                t.expect_swizzled(Tinv_h_d)
+                t.diag_inverses((Tinv_h, Tinv_h_b, Tinv_h_c, Tinv_h_d), (None, None, None, None), strict=True)
                 for i, j in t.parallel(C, C):
-                    Toff_ws[slot, hv, i, j] = Toff_h[i, j]
+                    Tinv_below_ws[slot, hv, i, j] = Tinv_h[i, j]
                 for i, j in t.parallel(C, C):
-                    Toff_ws[slot, hv + 1, i, j] = Toff_h_b[i, j]
+                    Tinv_below_ws[slot, hv + 1, i, j] = Tinv_h_b[i, j]
                 for i, j in t.parallel(C, C):
-                    Toff_ws[slot, hv + 2, i, j] = Toff_h_c[i, j]
+                    Tinv_below_ws[slot, hv + 2, i, j] = Tinv_h_c[i, j]
                 for i, j in t.parallel(C, C):
-                    Toff_ws[slot, hv + 3, i, j] = Toff_h_d[i, j]
+                    Tinv_below_ws[slot, hv + 3, i, j] = Tinv_h_d[i, j]
                 # F = g + log(maximum(1, abs(1 - beta * row_sum(k * k))))
                 for i, j in t.parallel(C, C):
                     if i == j:
@@ -788,7 +788,7 @@ def G_Toff_beta_F_chunk_kernel(t):
                 F_chunk_d = beta_d[C - 1]
                 F_chunk_ws[slot, hv + 3] = F_chunk_d
 
-    return G_Toff_beta_F_chunk_kernel
+    return G_Tinv_below_beta_F_chunk_kernel
 
 
 def S_offset_kernel(t):
@@ -802,7 +802,7 @@ def S_offset_kernel(t):
         v_in: T.Tensor((B, L, HV, V), T.float16),
         initial_state_in: T.Tensor((n_initial_state, HV, K, V), T.float32),
         G_ws: T.Tensor((slots, HV, C), T.float32),
-        Toff_ws: T.Tensor((slots, HV, C, C), T.float16),
+        Tinv_below_ws: T.Tensor((slots, HV, C, C), T.float16),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         F_chunk_ws: T.Tensor((slots, HV), T.float32),
         S_warm_up: T.Tensor((n_S_warm_up, HV), T.float32),
@@ -826,14 +826,14 @@ def S_offset_kernel(t):
             warm_up = T.alloc_var(T.float32)
             S = t.fragment((K, V), T.float32)
             G = t.shared((C,), T.float32)
-            Toff = t.shared((C, C), T.float16)
+            Tinv_below = t.shared((C, C), T.float16)
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
             v = t.shared((C, V), T.float16)
             exp_G = t.shared((C,), T.float32)
             S_h = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
-            delta = t.fragment((C, V), T.float32)
+            U_unscaled = t.fragment((C, V), T.float32)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
             mul_h = t.fragment((C, V), T.float16)
@@ -863,7 +863,7 @@ def S_offset_kernel(t):
                         slot = start // C + n + chunk
                         for i in t.parallel(C):
                             G[i] = G_ws[slot, hv, i]
-                        t.start_copy(Toff_ws[slot, hv, 0:C, 0:C], Toff)
+                        t.start_copy(Tinv_below_ws[slot, hv, 0:C, 0:C], Tinv_below)
                         for i in t.parallel(C):
                             beta[i] = beta_ws[slot, hv, i]
                         if rows >= C:
@@ -881,16 +881,16 @@ def S_offset_kernel(t):
                         t.wait_copies()
                         t.gemm(k, S_h, k_S)
                         for i, j in t.parallel(C, V):
-                            delta[i, j] = T.cast(v[i, j], T.float32) - exp_G[i] * k_S[i, j]
-                        t.copy(delta, v)
-                        t.gemm(Toff, v, delta, clear_accum=False)
+                            U_unscaled[i, j] = T.cast(v[i, j], T.float32) - exp_G[i] * k_S[i, j]
+                        t.copy(U_unscaled, v)
+                        t.gemm(Tinv_below, v, U_unscaled, clear_accum=False)
                         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, V):
-                            mul_h[i, j] = exp_G[i] * delta[i, j]
+                            mul_h[i, j] = exp_G[i] * U_unscaled[i, j]
                         t.copy(mul_h, v)
                         for i, j in t.parallel(K, V):
                             S[i, j] = exp_last_G * S[i, j]
@@ -909,7 +909,7 @@ def S_factor_kernel(t):
     def S_factor_kernel(
         k_in: T.Tensor((B, L, H, K), T.float16),
         G_ws: T.Tensor((slots, HV, C), T.float32),
-        Toff_ws: T.Tensor((slots, HV, C, C), T.float16),
+        Tinv_below_ws: T.Tensor((slots, HV, C, C), T.float16),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         S_warm_up: T.Tensor((n_S_warm_up, HV), T.float32),
         S_factor: T.Tensor((n_S_factor, HV, K, K), T.float16),
@@ -933,13 +933,13 @@ def S_factor_kernel(t):
             maximum_warm = T.alloc_var(T.float32)
             S = t.fragment((K, K), T.float32)
             G = t.shared((C,), T.float32)
-            Toff = t.shared((C, C), T.float16)
+            Tinv_below = t.shared((C, C), T.float16)
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
             exp_G = t.shared((C,), T.float32)
             S_h = t.shared((K, K), T.float16)
             k_S = t.fragment((C, K), T.float32)
-            delta = t.fragment((C, K), T.float32)
+            U_unscaled = t.fragment((C, K), T.float32)
             sub_v_h = t.shared((C, K), T.float16)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
@@ -961,7 +961,7 @@ def S_factor_kernel(t):
                         slot = start // C + n + chunk
                         for i in t.parallel(C):
                             G[i] = G_ws[slot, hv, i]
-                        t.start_copy(Toff_ws[slot, hv, 0:C, 0:C], Toff)
+                        t.start_copy(Tinv_below_ws[slot, hv, 0:C, 0:C], Tinv_below)
                         for i in t.parallel(C):
                             beta[i] = beta_ws[slot, hv, i]
                         if rows >= C:
@@ -976,16 +976,16 @@ def S_factor_kernel(t):
                         t.wait_copies()
                         t.gemm(k, S_h, k_S)
                         for i, j in t.parallel(C, K):
-                            delta[i, j] = -(exp_G[i] * k_S[i, j])
-                        t.copy(delta, sub_v_h)
-                        t.gemm(Toff, sub_v_h, delta, clear_accum=False)
+                            U_unscaled[i, j] = -(exp_G[i] * k_S[i, j])
+                        t.copy(U_unscaled, sub_v_h)
+                        t.gemm(Tinv_below, sub_v_h, U_unscaled, clear_accum=False)
                         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, K):
-                            mul_h[i, j] = exp_G[i] * delta[i, j]
+                            mul_h[i, j] = exp_G[i] * U_unscaled[i, j]
                         t.copy(mul_h, sub_v_h)
                         for i, j in t.parallel(K, K):
                             S[i, j] = exp_last_G * S[i, j]
@@ -1069,7 +1069,7 @@ def o_S_kernel(t):
         initial_state_in: T.Tensor((n_initial_state, HV, K, V), T.float32),
         final_state_out: T.Tensor((n_final_state, HV, K, V), T.float32),
         G_ws: T.Tensor((slots, HV, C), T.float32),
-        Toff_ws: T.Tensor((slots, HV, C, C), T.float16),
+        Tinv_below_ws: T.Tensor((slots, HV, C, C), T.float16),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         F_chunk_ws: T.Tensor((slots, HV), T.float32),
         S_warm_up: T.Tensor((n_S_warm_up, HV), T.float32),
@@ -1100,7 +1100,7 @@ def o_S_kernel(t):
             k = T.alloc_shared((2, C, K), T.float16)
             q = T.alloc_shared((2, C, K), T.float16)
             v = t.staged((2, C, V), T.float16)
-            Toff = T.alloc_shared((2, C, C), T.float16)
+            Tinv_below = T.alloc_shared((2, C, C), T.float16)
             G = T.alloc_shared((2, C), T.float32)
             beta = T.alloc_shared((2, C), T.float32)
             G_col = t.fragment((C,), T.float32)
@@ -1120,7 +1120,7 @@ def o_S_kernel(t):
             mul_exp_5_row = t.fragment((C,), T.float32)
             mul_h_2 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
-            delta_h = t.fragment((V, C), T.float16)
+            U_h = t.fragment((V, C), T.float16)
             mul_h_s = t.staged((2, C, C), T.float16)
             add_mul = t.fragment((V, C), T.float32)
             o_h = t.fragment((V, C), T.float16)
@@ -1191,7 +1191,7 @@ def o_S_kernel(t):
                                 sub_v_h[i, j] = sub_v[i, j]
                             T.gemm(
                                 sub_v_h,
-                                Toff[iteration % 2, :, :],
+                                Tinv_below[iteration % 2, :, :],
                                 sub_v,
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
@@ -1228,7 +1228,7 @@ def o_S_kernel(t):
                                 sub_v_h[i, j] = sub_v[i, j]
                             T.gemm(
                                 sub_v_h,
-                                Toff[iteration % 2, :, :],
+                                Tinv_below[iteration % 2, :, :],
                                 sub_v,
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
@@ -1251,11 +1251,11 @@ def o_S_kernel(t):
                             )
                             T.barrier_arrive(k_free[iteration % 2])
                             for i, j in t.as_sums(V, C):
-                                delta_h[i, j] = sub_v[i, j]
+                                U_h[i, j] = sub_v[i, j]
                             for i, j in t.as_sums(V, C):
                                 add_mul[i, j] = exp_G_row[j] * q_S[i, j]
                             T.gemm(
-                                delta_h,
+                                U_h,
                                 mul_h_s[iteration % 2, :, :],
                                 add_mul,
                                 transpose_B=True,
@@ -1349,8 +1349,8 @@ def o_S_kernel(t):
                                     barrier=v_ready[iteration % 2],
                                 )
                                 T.tma_copy(
-                                    Toff_ws[slot, hv, 0:C, 0:C],
-                                    Toff[iteration % 2, :, :],
+                                    Tinv_below_ws[slot, hv, 0:C, 0:C],
+                                    Tinv_below[iteration % 2, :, :],
                                     barrier=v_ready[iteration % 2],
                                 )
                                 T.barrier_arrive(v_ready[iteration % 2])
@@ -1409,8 +1409,8 @@ def o_S_kernel(t):
                                         for j in T.Parallel(V):
                                             v[iteration % 2, rows + i, j] = 0
                                 T.tma_copy(
-                                    Toff_ws[slot, hv, 0:C, 0:C],
-                                    Toff[iteration % 2, :, :],
+                                    Tinv_below_ws[slot, hv, 0:C, 0:C],
+                                    Tinv_below[iteration % 2, :, :],
                                     barrier=v_ready[iteration % 2],
                                 )
                                 T.barrier_arrive(v_ready[iteration % 2])
@@ -1439,12 +1439,12 @@ def o_S_kernel(t):
 
 
 # --- launching --------------------------------------------------------------------------------------------------------
-_KERNELS = {"G_Toff_beta_F_chunk": G_Toff_beta_F_chunk_kernel, "S_offset": S_offset_kernel, "S_factor": S_factor_kernel, "S_start": S_start_kernel, "o_S": o_S_kernel}
+_KERNELS = {"G_Tinv_below_beta_F_chunk": G_Tinv_below_beta_F_chunk_kernel, "S_offset": S_offset_kernel, "S_factor": S_factor_kernel, "S_start": S_start_kernel, "o_S": o_S_kernel}
 # every access is in bounds by itself
 _COMMON = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
 # warp groups wait for each other by themselves
 _GROUPS = {**_COMMON, "tl.disable_thread_storage_sync": True}
-_PASSES = {"G_Toff_beta_F_chunk": _COMMON, "S_offset": _COMMON, "S_factor": _COMMON, "S_start": _COMMON, "o_S": _GROUPS}
+_PASSES = {"G_Tinv_below_beta_F_chunk": _COMMON, "S_offset": _COMMON, "S_factor": _COMMON, "S_start": _COMMON, "o_S": _GROUPS}
 _compiling = threading.Lock()
 
 
@@ -2726,14 +2726,14 @@ TABLES = Tables(
         ("o", (128,), "float16"),
     ),
     kernels=(
-        ("G_Toff_beta_F_chunk", "chunks", 1, ("k", "g", "beta", "G_ws", "Toff_ws", "beta_ws", "F_chunk_ws"), ()),
-        ("S_offset", "parts", 1, ("k", "v", "initial_state", "G_ws", "Toff_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_offset"), ()),
-        ("S_factor", "parts", 1, ("k", "G_ws", "Toff_ws", "beta_ws", "S_warm_up", "S_factor"), ()),
+        ("G_Tinv_below_beta_F_chunk", "chunks", 1, ("k", "g", "beta", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws"), ()),
+        ("S_offset", "parts", 1, ("k", "v", "initial_state", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_offset"), ()),
+        ("S_factor", "parts", 1, ("k", "G_ws", "Tinv_below_ws", "beta_ws", "S_warm_up", "S_factor"), ()),
         ("S_start", "parts", 1, ("S_warm_up", "S_offset", "S_factor", "S_start"), ()),
-        ("o_S", "parts", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Toff_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_start"), ("scale",)),
+        ("o_S", "parts", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_start"), ("scale",)),
     ),
     ints={
-        "G_Toff_beta_F_chunk": (),
+        "G_Tinv_below_beta_F_chunk": (),
         "S_offset": ("has_initial_state",),
         "S_factor": (),
         "S_start": (),
@@ -2748,7 +2748,7 @@ TABLES = Tables(
     ),
     workspaces=(
         ("G_ws", (64,), "float32"),
-        ("Toff_ws", (64, 64), "float16"),
+        ("Tinv_below_ws", (64, 64), "float16"),
         ("beta_ws", (64,), "float32"),
         ("F_chunk_ws", (), "float32"),
     ),

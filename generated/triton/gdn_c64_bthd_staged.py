@@ -29,7 +29,7 @@ SCHEDULE = "staged"
 SIZES = {"C": 64, "K": 128, "V": 128}
 # columns a program computes of a split dim, and warps of 32 threads, by kernel; how far ahead loops load
 BLOCKS = {"S_U": {"BV": 64}}
-NUM_WARPS = {"G": 2, "A": 4, "Tinv": 4, "W_U0": 4, "S_U": 4, "o": 4}
+NUM_WARPS = {"G": 2, "A": 4, "Tinv": 4, "U_weight_U_offset": 4, "S_U": 4, "o": 4}
 NUM_STAGES = 2
 # numbers that kernels are not compiled for
 UNSPECIALISED = ("N", "T", "batched", "clear_o")
@@ -198,14 +198,14 @@ def Tinv_kernel(
 
 
 @triton.jit(do_not_specialize=["N"])
-def W_U0_kernel(
+def U_weight_U_offset_kernel(
     k_ptr,
     v_ptr,
     beta_ptr,
     G_ws_ptr,
     Tinv_ws_ptr,
-    W_ws_ptr,
-    U0_ws_ptr,
+    U_weight_ws_ptr,
+    U_offset_ws_ptr,
     cu_seqlens,
     N,
     H: tl.constexpr,
@@ -235,10 +235,10 @@ def W_U0_kernel(
     v = tl.load(v_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :], mask=valid[:, None], other=0.0)
     beta = tl.load(beta_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-    U0 = tl.dot(Tinv, (beta[:, None] * v.to(tl.float32)).to(tl.float16))
-    tl.store(U0_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :], U0)
-    W = tl.dot(Tinv, (beta[:, None] * (tl.exp(G)[:, None] * k.to(tl.float32))).to(tl.float16))
-    tl.store(W_ws_ptr + (slot * HV + hv) * (C * K) + i_C[:, None] * K + i_K[None, :], W.to(tl.float16))
+    U_offset = tl.dot(Tinv, (beta[:, None] * v.to(tl.float32)).to(tl.float16))
+    tl.store(U_offset_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :], U_offset)
+    U_weight = tl.dot(Tinv, (beta[:, None] * (tl.exp(G)[:, None] * k.to(tl.float32))).to(tl.float16))
+    tl.store(U_weight_ws_ptr + (slot * HV + hv) * (C * K) + i_C[:, None] * K + i_K[None, :], U_weight.to(tl.float16))
 
 
 @triton.jit
@@ -247,8 +247,8 @@ def S_U_kernel(
     initial_state_ptr,
     final_state_ptr,
     G_ws_ptr,
-    W_ws_ptr,
-    U0_ws_ptr,
+    U_weight_ws_ptr,
+    U_offset_ws_ptr,
     S_ws_ptr,
     U_ws_ptr,
     cu_seqlens,
@@ -285,14 +285,14 @@ def S_U_kernel(
         slot_next = start // C + n + tl.minimum(t + C, tl.maximum(length - 1, 0)) // C
         G_next = tl.load(G_ws_ptr + (slot_next * HV + hv) * C + i_C)
         last_G_next = tl.load(G_ws_ptr + (slot_next * HV + hv) * C + (C - 1))
-        U0 = tl.load(U0_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :])
-        W = tl.load(W_ws_ptr + (slot * HV + hv) * (C * K) + i_C[:, None] * K + i_K[None, :])
+        U_offset = tl.load(U_offset_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :])
+        U_weight = tl.load(U_weight_ws_ptr + (slot * HV + hv) * (C * K) + i_C[:, None] * K + i_K[None, :])
         S_h = S.to(tl.float16)
         tl.store(S_ws_ptr + (slot * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S_h)
         k = tl.load(k_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-        W_S = tl.dot(W, S_h)
-        U = U0 - W_S
+        U_S = tl.dot(U_weight, S_h)
+        U = U_offset - U_S
         tl.store(U_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :], U.to(tl.float16))
         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
         S = tl.dot(tl.trans(k), (tl.exp(last_G - G)[:, None] * U).to(tl.float16), acc=tl.exp(last_G) * S)
@@ -369,7 +369,7 @@ def o_kernel(
     )
 
 
-_KERNELS = {"G": G_kernel, "A": A_kernel, "Tinv": Tinv_kernel, "W_U0": W_U0_kernel, "S_U": S_U_kernel, "o": o_kernel}
+_KERNELS = {"G": G_kernel, "A": A_kernel, "Tinv": Tinv_kernel, "U_weight_U_offset": U_weight_U_offset_kernel, "S_U": S_U_kernel, "o": o_kernel}
 # one for all generated modules of a process: the interpreter's state is global
 _interpreting = vars(interpreter).setdefault("_one_launch_at_a_time", threading.Lock())
 
@@ -1658,11 +1658,18 @@ TABLES = Tables(
         ("G", "chunks", 1, ("g", "G_ws"), ()),
         ("A", "chunks", 1, ("k", "beta", "G_ws", "A_ws"), ()),
         ("Tinv", "chunks", 1, ("A_ws", "Tinv_ws"), ()),
-        ("W_U0", "chunks", 1, ("k", "v", "beta", "G_ws", "Tinv_ws", "W_ws", "U0_ws"), ()),
-        ("S_U", "sequences", 2, ("k", "initial_state", "final_state", "G_ws", "W_ws", "U0_ws", "S_ws", "U_ws"), ()),
+        ("U_weight_U_offset", "chunks", 1, ("k", "v", "beta", "G_ws", "Tinv_ws", "U_weight_ws", "U_offset_ws"), ()),
+        ("S_U", "sequences", 2, ("k", "initial_state", "final_state", "G_ws", "U_weight_ws", "U_offset_ws", "S_ws", "U_ws"), ()),
         ("o", "chunks", 1, ("q", "k", "o", "G_ws", "S_ws", "U_ws"), ("scale",)),
     ),
-    ints={"G": (), "A": (), "Tinv": (), "W_U0": (), "S_U": ("has_initial_state", "has_final_state"), "o": ("clear_o",)},
+    ints={
+        "G": (),
+        "A": (),
+        "Tinv": (),
+        "U_weight_U_offset": (),
+        "S_U": ("has_initial_state", "has_final_state"),
+        "o": ("clear_o",),
+    },
     scalars={"scale": 0.08838834764831845},
     initial=(
         ("initial_state", (128, 128)),
@@ -1674,8 +1681,8 @@ TABLES = Tables(
         ("G_ws", (64,), "float32"),
         ("A_ws", (64, 64), "float32"),
         ("Tinv_ws", (64, 64), "float16"),
-        ("W_ws", (64, 128), "float16"),
-        ("U0_ws", (64, 128), "float32"),
+        ("U_weight_ws", (64, 128), "float16"),
+        ("U_offset_ws", (64, 128), "float32"),
         ("S_ws", (128, 128), "float16"),
         ("U_ws", (64, 128), "float16"),
     ),

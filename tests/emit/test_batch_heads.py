@@ -23,6 +23,7 @@ def build(name, heads, chunk=64, K=32, V=32, dtype="float16", **fields):
                  dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, heads, chunk, fields", [
     ("walk", 4, 64, {}), ("walk", 2, 64, {"partition": "decay"}), ("replay", 2, 32, {}), ("staged", 4, 16, {}),
     ("prepared", 2, 64, {"v_block": 16})])
@@ -34,6 +35,7 @@ def test_numbers(name, heads, chunk, fields):
             check(fn, problem(lengths, H, HV, 32, 32, gate=-0.1, seed=n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("H, HV", [(2, 2), (2, 4), (1, 6)])
 def test_value_heads_that_share_no_key_head_are_refused(H, HV):
     x = problem([70], H, HV, 32, 32)
@@ -51,7 +53,8 @@ def test_what_is_of_the_key_head_is_loaded_and_multiplied_once():
     one, four = (costs(lowered(x), [256], 1, 4)[k.name] for x in (build("walk", 1), b))
     assert four.bytes == one.bytes and four.flops * 4 == one.flops and four.asked < one.asked
     text = render(b)
-    assert re.search(r"t\.diag_inverses\((\(\w+(?:, \w+){3}\)), \(\w+(?:, \w+){3}\)\)", text) and "t.cumsums(" in text
+    four_each = r"t\.diag_inverses\(\s*\(\w+(?:, \w+){3}\),\s*\(\w+(?:, \w+){3}\),?\s*\)"
+    assert re.search(four_each, text) and "t.cumsums(" in text
 
 
 def test_what_runs_side_by_side_overwrites_nothing_that_is_read_there(monkeypatch):
@@ -73,10 +76,11 @@ def test_other_numbers_of_heads_are_refused():
         build("walk", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("heads", [2, 4])
 def test_it_compiles_for_hopper_without_spills(heads, tmp_path):
     b = build("walk", heads, K=128, V=128)
     (tmp_path / f"{b.name}.py").write_text(render(b))
-    (found,) = check_tilelang.compiled(tmp_path / f"{b.name}.py", ["G_Tb"])
+    (found,) = check_tilelang.compiled(tmp_path / f"{b.name}.py", ["G_Tinv_scaled"])
     assert not found.error and not found.spills and found.wgmma and found.registers <= {2: 64, 4: 80}[heads]

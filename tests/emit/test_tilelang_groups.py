@@ -28,6 +28,7 @@ BUILDS = {b.name: b for b in (
 )}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("name", BUILDS)
 def test_compiles_with_few_spills_and_products_side_by_side(name, tmp_path):
@@ -71,6 +72,7 @@ PARTED = {f"{name}{i}": Build("tilelang", schedule=replace(SCHEDULES[name], name
               {"partition": "decay", "warm_up": "state", "longest_first": True}))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTED)
 def test_a_copy_arrives_where_its_ring_is_waited_for(name):
     """A copy counts bytes on the barrier that its threads arrive on next, by that name: a slot of another count of turns hangs,

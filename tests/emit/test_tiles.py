@@ -78,6 +78,7 @@ def cuda_of(text):
     return cuda(module(text), "o_S")
 
 
+@pytest.mark.slow
 def test_loops_that_say_so_run_as_products_lie():
     """TileLang lays out what products make by itself, and refuses a loop that says otherwise."""
     text = render(Build("tilelang", schedule="fused_walk", arch="sm_90a"))
@@ -87,6 +88,7 @@ def test_loops_that_say_so_run_as_products_lie():
         cuda_of(text.replace("i % 8 * 4 + j % 8 // 2,", "i % 8 + j % 8 // 2 * 8,"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels, made", [((("G", "Tinv"), ("o", "S")), "Tb_h"), ((("G", "A"), ("o", "S")), "A_h")])
 def test_a_tile_that_no_product_made_lies_as_one_too(kernels, made):
     """It is filled from shared memory: without a word each thread has a column, or what else suits that, maybe twice."""

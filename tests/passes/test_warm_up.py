@@ -21,7 +21,7 @@ from gdn_codegen.schedule import ScheduleError, named
 def test_warm_ups_leave_out_what_leads_to_no_state():
     own = {o.out or (o.kind, o.attr("channel")) for o in inside(lowered("warm_up")) if o.attr(OWN_PART)}
     assert {"q", "q_k", "q_S", "add_mul", "mul_h_s", "o_h_s"} <= own
-    needed = {"k", "v", "Toff", "beta", "G", "k_S", "v_T", "delta", "S_next", "exp_G_s", ("wait", "k_ready"),
+    needed = {"k", "v", "Tinv_below", "beta", "G", "k_S", "v_T", "U_unscaled", "S_next", "exp_G_s", ("wait", "k_ready"),
               ("signal", "k_free")}
     assert not own & needed
     assert {c for o in own if isinstance(o, tuple) and (c := o[1])} == {"o_h_s_ready", "o_h_s_free"}
