@@ -94,6 +94,9 @@ class _Write:
 
 
 class _Check:
+    """A run of all agents of a walk, with phases of barriers and vector clocks. warm_up: iterations before the walk's own
+    part.
+    """
     def __init__(self, p: Program, k: Kernel, device: Groups, warm_up: int) -> None:
         self.p, self.k, self.device, self.warm_up = p, k, device, warm_up
         self.reads, self.buffers = reads(k), {b.name: b for b in k.buffers}
@@ -115,6 +118,7 @@ class _Check:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
+        """Run all agents, each as far as its waits allow. RaceError for a deadlock, or for a phase that arrivals do not fill."""
         todo = {a: [(i, o) for i in range(self.warm_up + ITERATIONS) for o in self.loop.body
                     if isinstance(o, Op) and o.agent == a and not (i < self.warm_up and o.attr(OWN_PART))]
                 for a in self.threads}
@@ -160,6 +164,7 @@ class _Check:
         return self.phases[x.name, i % x.slots], i // x.slots
 
     def wait(self, i: int, o: Op, pipe: int) -> bool:
+        """Whether the wait of an op in iteration i ends. RaceError where an older phase of the same parity could end it."""
         x, before = self.phase(i, o)
         wanted = before + (not o.attr("back"))  # phases to be complete
         if len(x.full) % 2 != wanted % 2:
@@ -173,6 +178,9 @@ class _Check:
         return True
 
     def signal(self, i: int, o: Op, pipe: int) -> None:
+        """Arrivals of an agent's threads. RaceError where they could count for the phase before, or complete a phase unseen by
+        a waiter.
+        """
         x, before = self.phase(i, o)
         c = self.clocks
         if before and (len(x.full) < before or not self.covers(c.known(pipe), x.full[before - 1])):

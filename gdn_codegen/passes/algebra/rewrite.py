@@ -42,6 +42,11 @@ def _is_plain(o: Op) -> bool:
 
 
 def _gate_free(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    """The walk with decay moved out of inverses: that of A * D is that of A, times D entry by entry, for D = exp(x[:, None] -
+    x[None, :]).
+
+    ScheduleError where no inverted tile has a decay as a factor.
+    """
     defs = {o.out: o for o in _ops(loop)}
     count, tile = uses(loop.body), types(loop.body)
     b, decays = walk_body(p), {}
@@ -92,6 +97,10 @@ def _is_decay(name: str, defs: dict[str, Op]) -> bool:
 
 
 def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    """The walk with T @ (y - W @ S) as T @ y - (T @ W) @ S: then two of the products need no state.
+
+    ScheduleError where no state-free tile is multiplied with what is affine in a state.
+    """
     defs = {o.out: o for o in _ops(loop)}
     states = {c.name for c in loop.carried}
     b, tile = walk_body(p), types(loop.body)
@@ -169,6 +178,7 @@ class _Through:
         self.b.op("mul", self.b.op("col", x, line=o.line), z, line=o.line, name=o.out)
 
     def copy(self, o: Op) -> None:
+        """Copy an op; a column that goes through an inverse is applied where the product is read."""
         b, defs, tile = self.b, self.defs, self.tile
         if o.kind == "strictly_lower" and o.out in self.columns:
             x, factors = self.columns[o.out]
@@ -188,6 +198,11 @@ class _Through:
 
 
 def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    """The walk with T @ (b[:, None] * (y - z)), where z alone waits for the state, as (T * b[None, :]) @ y - (T * b[None, :]) @
+    z.
+
+    ScheduleError where there is no such product.
+    """
     defs, b = {o.out: o for o in _ops(loop)}, walk_body(p)
     waits = {c.name for c in loop.carried}
     for o in _ops(loop):
@@ -234,6 +249,10 @@ def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
 
 
 def _unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    """The walk with T @ y as y + strictly_lower(T) @ y, as the diagonal of the inverse T is 1.
+
+    ScheduleError where no inverse is multiplied.
+    """
     inverses = {o.out for o in _ops(loop) if o.kind == "unit_lower_inverse"}
     columns, b, done = _columns(s, loop), walk_body(p), 0
     through = _Through(b, loop, columns)

@@ -43,6 +43,7 @@ def _derived(p: Program, k: Kernel, device: Groups) -> Kernel:
 
 
 def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
+    """The kernel with a pair of barriers for each ring, or for all with the same agents and slots if they share them."""
     (loop,) = loops(k.body)
     ops = [o for o in loop.body if isinstance(o, Op)]
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
