@@ -31,7 +31,8 @@ CONTRACTS = tuple(Contract.parse(f"beta=sigmoid/bfloat16,g=raw/bfloat16,k=l2norm
                   for dtype in ("/bfloat16", ""))
 SHAPES = tuple(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv)
                for h, hv in ((16, 32), (4, 8)) for n in (1, 8, 64, 256) for t in (1, 4))
-#: At which a candidate is held against float64 before it is timed: heads of one of the shapes, so that it is compiled for them.
+#: The shape at which a candidate is compared with float64 before it is timed. Its head counts are those of one of SHAPES, so that
+#: kernels that have them compiled in serve both.
 CHECKED = Shape("3 x 5, 4/8", (5,) * 3, 4, 8)
 #: The same heads where keys are alike: as many tokens as a step may have, since errors of the inverse grow with them.
 ALIKE = Shape("2 x 16, 4/8", (choose_decode.CHUNK,) * 2, 4, 8)
@@ -49,7 +50,7 @@ def jobs(about: Build, contracts: Sequence[Contract], shapes: Sequence[Shape], u
 
 
 def check_shapes(shapes: Sequence[Shape]) -> None:
-    """A step has as many tokens in each sequence, 16 at most."""
+    """ValueError for a shape whose sequences differ in length, or have more than 16 tokens."""
     for s in shapes:
         if len(set(s.lens)) > 1 or max(s.lens) > choose_decode.CHUNK:
             raise ValueError(f"shapes: got {s.name} of {sorted(set(s.lens))} tokens; accepted with --decode: as many in each "
@@ -67,7 +68,7 @@ class Step:
 
 
 def step(b: Build, s: Shape, device: str = "cuda", seed: int = 0) -> Step:
-    """Seeded tensors of a build's contract. Slots are in no order, and one of the pool is nobody's."""
+    """Seeded tensors of a build's contract. Slots are shuffled, and one slot of the pool is unused."""
     gen = torch.Generator(device=device).manual_seed(seed)
     N, T, K, V, c = len(s.lens), s.lens[0], b.head_dim_k, b.head_dim_v, b.contract
 
@@ -129,7 +130,7 @@ def call(b: Build, x: Step, pool: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def off(b: Build, x: Step, accepted: float) -> str:
-    """Why the build's results are wrong, held against float64; "" where no error is above `accepted`, RMSE over RMS."""
+    """Why the build's results differ from float64 by more than `accepted`, RMSE over RMS; "" where they do not."""
     heads = (0, x.given["v"].shape[2] - 1)
     o, final = call(b, x, x.pool.clone())
     if x.slots is not None and b.contract.in_place:

@@ -48,6 +48,7 @@ def error(target, name, changes, chunk, dtype, beta, noise, draws=2):
     return [s ** 0.5 for s in squares]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk, dtype", [(32, "float16"), (64, "bfloat16")])
 @pytest.mark.parametrize("target, name, changes", BUILDS,
                          ids=lambda x: "-".join(map(str, x.values())) if isinstance(x, dict) else x)

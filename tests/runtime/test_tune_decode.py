@@ -110,6 +110,7 @@ def test_the_float64_recurrence_is_that_of_the_tests(accept):
     assert rms_error(got_o.flatten(0, 1), o[:, [1, 3]]) < 1e-12 and rms_error(got, S[:, [1, 3]]) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [t for t in ("triton", "tilelang") if runs(t, "cpu")])
 def test_a_candidate_is_held_against_float64(target, monkeypatch):
     b = Build(target, contract=tune_decode.CONTRACTS[0], schedule=varied("fused", v_block=16, state="vk"), **SMALL)

@@ -84,7 +84,7 @@ def _beta(own: dict[str, Any], x: Any, _: int) -> None:
 
 
 def _state(own: dict[str, Any], x: Any, _: int) -> None:
-    """FlashInfer's: a state a sequence, read and written."""
+    """FlashInfer's keyword: one state for each sequence, read and then written."""
     if x is not None:
         for ours in ("initial_state", "inplace_final_state"):
             if own[ours] is not None:
@@ -100,7 +100,7 @@ def _no_update(own: dict[str, Any], x: Any, _: int) -> None:
 
 
 def _first_rows(own: dict[str, Any], x: Any, _: int) -> None:
-    """vLLM's buffer is of any shape, with room for o: it lies at its beginning."""
+    """vLLM's buffer for o: it has any shape, and o takes its first elements."""
     if x is None:
         return
     if own["out"] is not None:
@@ -154,8 +154,11 @@ def _unknown(name: str, own: dict[str, Any]) -> None:
 
 
 def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict[str, Any]:
-    """Keywords of other libraries put among ours, names first. What would change the result and is not done here is refused, and
-    so is what nobody knows. chunk: tokens of one where the op decides, -1 where it keeps no checkpoints."""
+    """`own`, our arguments by name, with what keywords of other libraries say of them; synonyms of our names come first.
+
+    chunk: tokens of a chunk where the op fixes it, 0 where it does not, -1 where it keeps no checkpoints. ValueError for a
+    keyword that asks for what this op does not do, and for one that no library has.
+    """
     for name in sorted(others, key=lambda name: name not in ALIASES):
         x = others[name]
         if name in ALIASES:
