@@ -40,7 +40,7 @@ BROKEN = {
     "a wait for o to be stored": ("walk", r"^( +T\.barrier_wait\(o_h_s_ready.*\n)((?:.*\n)*?)(?= +T\.barrier_arrive\(o_h_s_free)",
                                   r"\2\1"),
     "a stride": ("walk", r"final_state_out\[n, hv, j, i\]", "final_state_out[n, hv, i, j]"),
-    "a slot of a ring": ("walk", r"sub_v_h, Tinv_below\[chunk % 2, :, :\]", "sub_v_h, Tinv_below[0, :, :]"),
+    "a slot of a ring": ("walk", r"(sub_v_h,\s+Tinv_below)\[chunk % 2, :, :\]", r"\1[0, :, :]"),
     "a mask": ("walk", r"T\.if_then_else\(i >= j, (G_col\[i\] - G_row\[j\]), -T\.infinity\(T\.float32\)\)", r"\1"),
     "a tail": ("walk", r"T\.if_then_else\(i < rows, (k_in\[b, row \+ i, h, j\]), 0\)", r"\1"),
     "a wrong dot": ("walk", r"(T\.gemm\(mul_h_2, k\[chunk % 2, :, :\], S), ", r"\1, clear_accum=True, "),
