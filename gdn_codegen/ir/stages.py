@@ -116,6 +116,7 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
 
 
 def _of_op(o: Op) -> Iterator[str]:
+    """The rows of RANGES that an op falls under: its kind, its attributes, and annotations that passes set."""
     yield o.kind
     for name, _ in o.attrs:
         of = f"{o.kind}.{name}" if f"{o.kind}.{name}" in RANGES else f"*.{name}"

@@ -71,11 +71,13 @@ class Context:
 
     @property
     def cores(self) -> Cores:
+        """The device, which has cores that share no memory."""
         assert isinstance(self.device, Cores), f"{self.device.name} has one agent"
         return self.device
 
     @property
     def groups(self) -> Groups:
+        """The device, which has warp groups."""
         assert isinstance(self.device, Groups), f"{self.device.name} has no warp groups"
         return self.device
 

@@ -37,6 +37,7 @@ class Range:
         return (self.write or other.write) and self.space == other.space and self.low < other.high and other.low < self.high
 
     def covers(self, other: Range) -> bool:
+        """Whether the other's bytes are all among these."""
         return self.low <= other.low and other.high <= self.high
 
 
@@ -90,6 +91,7 @@ class Memory:
                 yield from self.parts(x)
 
     def tile(self, b: Buffer, value: str, at: Iterations, write: bool) -> Range:
+        """The bytes of a buffer; of one with several slots, those of the slot that `value` has in this iteration."""
         size, low = prod(b.shape) * BYTES[b.dtype], b.offset
         if b.slots > 1 and value in self.rotation:
             loop, ahead = self.rotation[value]
@@ -104,6 +106,7 @@ def unrolled(k: Kernel, trips: Mapping[str, Sequence[int]]) -> Iterator[tuple[Op
     at: Iterations = {}
 
     def each(body: tuple[Stmt, ...], loop: str) -> Iterator[tuple[Op, str, Iterations]]:
+        """The ops of a body, loops entered."""
         for s in body:
             if isinstance(s, Op):
                 yield s, loop, at

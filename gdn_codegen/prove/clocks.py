@@ -36,6 +36,7 @@ class Clocks(Generic[Pipe]):
         return self.clock[pipe]
 
     def learn(self, pipe: int, what: Clock) -> None:
+        """Let the next op of `pipe` rely on what is complete according to `what`."""
         self.clock[pipe] = joined(self.clock[pipe], what)
 
     def issue(self, pipe: int) -> int:

@@ -85,6 +85,7 @@ class _Check:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
+        """Walk the unrolled kernel. RaceError for an access that is not ordered, and for a flag that is left set."""
         for o, loop, at in unrolled(self.k, TRIPS):
             if o.kind == "signal":
                 self.signal(o, self.flag(o, at))
@@ -139,6 +140,7 @@ class _Check:
                 c.learn(issuer, c.after(n))
 
     def instruction(self, o: Op, loop: str, at: Iterations) -> None:
+        """An op: RaceError where it does not wait for an earlier op on common bytes, one of them writing."""
         c, n = self.clocks, self.clocks.number[pipe(self.device, o)]
         known, mine = c.known(n), self.memory.used(o, loop, at)
         for a in mine:

@@ -45,24 +45,32 @@ def check_ring(p: Program, k: Kernel, device: Groups) -> None:
 
 
 def reads(k: Kernel) -> Callable[[Op], set[str]]:
-    """Of each op of `k`, the values with storage that it reads, itself or through expressions inside it."""
-    defs = {o.out: o for o in walk(k.body) if o.out}
+    """Of each op of `k`, the values with storage that it reads. An op without any is an expression: its reader reads its
+    operands."""
+    under: dict[str, set[str]] = {}
+    for o in walk(k.body):
+        if o.out:
+            under[o.out] = {o.out} if o.buffer else set().union(*(under.get(a, {a}) for a in o.args))
 
-    def leaves(a: str) -> set[str]:
-        o = defs.get(a)
-        return {a} if o is None or o.buffer else {x for y in o.args for x in leaves(y)}
-    known = {a: leaves(a) for o in walk(k.body) for a in o.args}
-    return lambda o: {x for a in o.args for x in known[a]} if o.buffer or not o.out else set()
-
-
-def by_threads(p: Program, o: Op) -> bool:
-    """Whether threads may write what `o` puts into a ring: those of a load fill up a sequence's last chunk."""
-    return o.kind != "load" or p.tensor(o.attr("tensor")).index == "token"
+    def of(o: Op) -> set[str]:
+        computes = o.buffer or not o.out
+        return set().union(*(under.get(a, {a}) for a in o.args)) if computes else set()
+    return of
 
 
-def by_units(p: Program, o: Op) -> bool:
-    """Whether a unit of its own, for products or copies, may read what `o` reads from a ring."""
-    return o.kind == "matmul" or (o.kind == "store" and p.tensor(o.attr("tensor")).index == "token")
+def is_of_tokens(p: Program, o: Op) -> bool:
+    """Whether a load or store moves rows of tokens, of which a sequence's last chunk has fewer."""
+    return p.tensor(o.attr("tensor")).index == "token"
+
+
+def threads_write(p: Program, o: Op) -> bool:
+    """Whether threads write some of what `o` puts into a ring: all but what a unit copies whole."""
+    return not (o.kind == "load" and not is_of_tokens(p, o))
+
+
+def unit_reads(p: Program, o: Op) -> bool:
+    """Whether a unit beside the threads reads what `o` reads from a ring: tensor cores, or the unit that copies tiles."""
+    return is_of_tokens(p, o) if o.kind == "store" else o.kind == "matmul"
 
 
 @dataclass
@@ -86,6 +94,9 @@ class _Write:
 
 
 class _Check:
+    """A run of all agents of a walk, with phases of barriers and vector clocks. warm_up: iterations before the walk's own
+    part.
+    """
     def __init__(self, p: Program, k: Kernel, device: Groups, warm_up: int) -> None:
         self.p, self.k, self.device, self.warm_up = p, k, device, warm_up
         self.reads, self.buffers = reads(k), {b.name: b for b in k.buffers}
@@ -107,6 +118,7 @@ class _Check:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
+        """Run all agents, each as far as its waits allow. RaceError for a deadlock, or for a phase that arrivals do not fill."""
         todo = {a: [(i, o) for i in range(self.warm_up + ITERATIONS) for o in self.loop.body
                     if isinstance(o, Op) and o.agent == a and not (i < self.warm_up and o.attr(OWN_PART))]
                 for a in self.threads}
@@ -152,6 +164,7 @@ class _Check:
         return self.phases[x.name, i % x.slots], i // x.slots
 
     def wait(self, i: int, o: Op, pipe: int) -> bool:
+        """Whether the wait of an op in iteration i ends. RaceError where an older phase of the same parity could end it."""
         x, before = self.phase(i, o)
         wanted = before + (not o.attr("back"))  # phases to be complete
         if len(x.full) % 2 != wanted % 2:
@@ -165,6 +178,9 @@ class _Check:
         return True
 
     def signal(self, i: int, o: Op, pipe: int) -> None:
+        """Arrivals of an agent's threads. RaceError where they could count for the phase before, or complete a phase unseen by
+        a waiter.
+        """
         x, before = self.phase(i, o)
         c = self.clocks
         if before and (len(x.full) < before or not self.covers(c.known(pipe), x.full[before - 1])):
@@ -207,7 +223,7 @@ class _Check:
             if w is None or w.op.out != value or known[w.pipe] < w.number:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i} without waiting for it")
             maker = c.number[w.op.agent, SHARED]
-            if w.threads and by_units(self.p, o) and not 0 < w.fence <= known[maker]:
+            if w.threads and unit_reads(self.p, o) and not 0 < w.fence <= known[maker]:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; threads of {w.op.agent} "
                                  "wrote it, and no fence stands between")
         c.issue(pipe)
@@ -238,4 +254,4 @@ class _Check:
                                  "with its slot")
         if units is not None:
             shared, number = units, c.issue(units)
-        self.written[slot] = _Write(o, shared, number, by_threads(self.p, o))
+        self.written[slot] = _Write(o, shared, number, threads_write(self.p, o))

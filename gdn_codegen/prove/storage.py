@@ -39,6 +39,7 @@ class _Storage:
             raise OverwrittenError(f"{self.where}: {reader} reads {a}, but {buffer} holds {self.holds.get(buffer)} by then")
 
     def body(self, body: tuple[Stmt, ...]) -> None:
+        """Follow which value each buffer holds. OverwrittenError where a value is read after another took its place."""
         row: list[Op] = []  # ops side by side
         for s in body:
             if isinstance(s, Op) and s.attr(BESIDE):
@@ -64,6 +65,7 @@ class _Storage:
         return []
 
     def loop(self, lp: Loop) -> None:
+        """Follow a loop for two iterations, the second with what the first leaves."""
         for c in lp.carried:
             self.home[c.name] = self.home[c.result] = self.home.get(c.init, "")
         for iteration in range(2):

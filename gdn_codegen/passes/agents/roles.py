@@ -66,6 +66,7 @@ class Roles:
         return first
 
     def _roles(self) -> dict[Op, str]:
+        """The role of each op in the loop, from what it depends on: carried values, an inverse, or neither."""
         depends = {c.name for c in self.loop.carried}
         solved: set[str] = set()
         sums: dict[str, Op] = {}  # accumulator -> the product onto it

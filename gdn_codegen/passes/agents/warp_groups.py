@@ -63,6 +63,9 @@ class _Assign:
         raise self.error(f"agents={options[-1].name} has no agent for {values}; accepted: an assignment with these roles")
 
     def run(self) -> Kernel:
+        """The kernel with an agent for each op, and copies of values that cross to another. ScheduleError where no order serves
+        all agents.
+        """
         b = Body({t.name: t for t in self.p.tensors})
         b.taken = {o.out for o in walk(self.k.body) if not self.roles.view(o)}
         b.taken |= {x for c in self.loop.carried for x in (c.name, c.result)}
@@ -109,6 +112,9 @@ class _Assign:
         return tuple(in_order(ops, roles, self.hub, [a.name for a in self.plan.agents]))
 
     def op(self, o: Op, b: Body) -> None:
+        """Rebuild an op for its agent, with its operands as that agent reads them. ScheduleError for an op that warp groups
+        have no rule for.
+        """
         agent, role = self.agent[o], self.roles.of[o]
         if o.kind not in ("load", "store", "matmul", "last", INVERSE) and not OPS[o.kind].elementwise:
             raise self.error(f"{o.kind} ({o.out}, line {o.line}) has no rule for warp groups; let an earlier kernel compute it")

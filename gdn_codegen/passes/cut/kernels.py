@@ -88,6 +88,7 @@ class _Slice:
 
 
 class _Graph:
+    """The graph of a walk's values. ScheduleError where the schedule's groups name a value that there is not, or one twice."""
     def __init__(self, p: Program, s: Schedule, whole: Kernel, loop: Loop) -> None:
         self.p, self.s, self.whole, self.loop = p, s, whole, loop
         self.defs = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
@@ -136,6 +137,7 @@ class _Graph:
                                     "where cores share no memory: tiles and vectors")
 
     def slice(self, i: int) -> _Slice:
+        """What group i computes: the ops that its values depend on, up to values of earlier groups, which it reads."""
         out, earlier = _Slice(), {n for group in self.s.kernels[:i] for n in group}
         todo = [self.states[n].next if n in self.states else n for n in self.s.kernels[i]]
         out.walks = any(n in self.states for n in self.s.kernels[i])
@@ -179,6 +181,7 @@ class _Graph:
         return Tensor(f"{n}_ws", "workspace", "slot", "HV", t.dims, t.dtype)
 
     def kernel(self, i: int, part: _Slice, read_later: set[str]) -> tuple[Kernel, list[Tensor]]:
+        """The kernel of group i, and the workspaces that it writes. read_later: values that later groups read."""
         group = self.s.kernels[i]
         made = [self.workspace(n) for n in group if n in read_later]
         kept = {t.name[:-3] for t in made}

@@ -41,6 +41,7 @@ def roles(p: Program) -> dict[str, tuple[str, ...]]:
 
 
 class _Roles:
+    """The graph of a walk's values: which wait for a state, and which lead to what callers get."""
     def __init__(self, p: Program) -> None:
         self.p, loop = p, p.walk
         self.ops = [o for o in loop.body if isinstance(o, Op)]
@@ -60,6 +61,7 @@ class _Roles:
                 self.wanted |= set(o.args)
 
     def of(self) -> dict[str, tuple[str, ...]]:
+        """The values of each role, in the order of their definition."""
         inverses = self.inverses()
         operands = {a for o in self.products(inverses) for a in o.args if a in inverses}
         free = [o.out for o in self.products(inverses) if o.out not in self.waits

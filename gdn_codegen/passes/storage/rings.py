@@ -25,6 +25,7 @@ def rings(p: Program, s: Schedule, device: Groups) -> Program:
 
 
 class _Kernel:
+    """The buffers of a walk that agents share."""
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
         self.p, self.k, self.s, self.device = p, k, s, device
         self.sizes = {**p.sizes, **k.sizes}
@@ -38,6 +39,7 @@ class _Kernel:
         self.agents = {a.name: a for a in k.agents}
 
     def run(self) -> Kernel:
+        """The kernel with a ring of slots for each value that one agent hands to another, and fragments for the others."""
         buffers: dict[str, Buffer] = {}
         owner: dict[str, str] = {}
         for c in self.loop.carried:

@@ -84,6 +84,7 @@ class _Limits:
                              f"in {held.dtype}; tiles of {d.rows} columns in 16 bit do, of {can}{hint}")
 
     def product(self, o: Op) -> None:
+        """ScheduleError where the matrix units cannot take a product: its dtype, where its operands lie, or its size."""
         a, rows = self.type[o.args[0]], self.height[o.agent]
         if WIDTH[a.dtype] != 2:
             raise self.error(f"product {o.out} has operands in {a.dtype}; float16 and bfloat16 fit")
@@ -97,6 +98,7 @@ class _Limits:
 
 
 def _room(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
+    """ScheduleError where the rings need more than the device's space; it names the values, their bytes and what would fit."""
     loaded = {o.buffer for o in walk(k.body) if o.kind == "load"}
     rings = [b for b in k.buffers if b.space == device.operand]
 

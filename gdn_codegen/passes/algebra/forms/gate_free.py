@@ -15,7 +15,7 @@ NEEDS = f"unit_lower_inverse(strictly_lower(... * {DECAY}))"
 
 
 def gate_free(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
-    """The walk's ops in this form."""
+    """The walk's ops with decay moved out of inverses, or None where no inverted tile has a decay as a factor."""
     defs = {o.out: o for o in ops(loop)}
     count, tile = uses(loop.body), types(loop.body)
     b, decays = walk_body(p), {}

@@ -22,7 +22,7 @@ SUMS = (("m @ (b[:, None] * (y - z))", False, True), ("m @ (b[:, None] * (z - y)
 
 
 def split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
-    """The walk's ops in this form."""
+    """The walk's ops with T @ (y - z), where z alone waits for the state, as T @ y + T @ -z, or None where there is none."""
     defs, b, waits = {o.out: o for o in ops(loop)}, walk_body(p), waiting(loop)
     found = {o.out: x for o in ops(loop) if (x := _sum(o, defs, waits))}
     if not found:

@@ -15,7 +15,7 @@ NEEDS = "a product of a unit_lower_inverse"
 
 
 def unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
-    """The walk's ops in this form."""
+    """The walk's ops with T @ y as y + strictly_lower(T) @ y, or None where no inverse is multiplied."""
     inverses = {o.out for o in ops(loop) if o.kind == "unit_lower_inverse"}
     moved, b, done = columns(s, loop), walk_body(p), 0
     through = Through(b, loop, moved)

@@ -17,7 +17,8 @@ class _NotAffine(Exception):
 
 
 def wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
-    """The walk's ops in this form."""
+    """The walk's ops with T @ (y - F @ S) as T @ y - (T @ F) @ S, or None where no state-free tile is multiplied with what is
+    affine in a state."""
     defs = {o.out: o for o in ops(loop)}
     states = {c.name for c in loop.carried}
     b, tile = walk_body(p), types(loop.body)
