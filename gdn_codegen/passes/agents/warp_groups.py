@@ -198,7 +198,7 @@ class _Assign:
             (a,) = o.args
             maker = self.agent[self.defs[a]]
             turned = o.attr("transposed")
-            x = self.move(a, f"{a}_s", maker, d.operand, b, "transpose" if turned else "move")
+            x = self.move(a, f"{a}_{d.operand}", maker, d.operand, b, "transpose" if turned else "move")
             b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})
             return
         args = [self.read(a, agent, b) for a in o.args]
@@ -224,7 +224,8 @@ class _Assign:
                 if (maker, agent) not in ((d.aux, d.state), (d.aux, d.solve), (d.solve, d.state)):
                     raise self.error(f"{a} would go from {maker} to {agent}")
                 if o.kind != INVERSE:
-                    out = self.names[a, "", ""] = self.names.get((a, "", "")) or self.move(a, f"{a}_s", maker, d.operand, b)
+                    there = self.names.get((a, "", ""))
+                    out = self.names[a, "", ""] = there or self.move(a, f"{a}_{d.operand}", maker, d.operand, b)
             if self.turned(a):
                 out = self.move(a, f"{a}_T", agent, d.tile, b, "transpose")
             elif view and maker != agent:
