@@ -14,15 +14,14 @@ class Device:
     loaded, a vector, another tile, a number. agents: who can run ops; the first also runs what no rule assigns.
     in_place: an accumulator and a carried value may share the storage of what they become. solves: rows of the blocks that
     a `diag_inverse` takes, 0 where there is none; solves_whole: rows of a whole tile that one takes in 16 bit, and overwrites.
-    async_loads: whether loads of tiles run by themselves. joined: whether tiles of tokens turn on their way from shared memory,
-    so that threads subtract from them what waits for the state; else products read them as they lie.
+    async_loads: whether loads of tiles are asynchronous. joined: whether a tile of tokens is transposed as it is read from shared
+    memory, so that threads subtract from it what waits for the state; else products read it in its own layout.
     staged: dtypes whose tiles pass through the space "staged" on their way to memory, a row at a time there. part_cost: what
-    parts of a sequence cost, in chunks of 64 tokens; None where sequences have no parts. shares: whether the warm-up of a walk
-    may be a loop of its own, and parts with a long one may come first.
-    v_block: columns of V that an instance of a walk computes where the schedule leaves it open, 0 for all.
-    extents: those that tiles may have of K and V, in order. abreast: value heads whose instances a block runs side by side where
-    each has one value a token. register_file: registers of a
-    multiprocessor. clears: whether kernels clear rows of outputs that no sequence covers; else the host does.
+    parts of a sequence cost, in chunks of 64 tokens; None where sequences have no parts. splits_warm_up: whether the warm-up
+    of a walk may be a loop of its own, and parts with a long one may come first. v_block: columns of V that an instance of a
+    walk computes where the schedule leaves it open, 0 for all. extents: those that tiles may have of K and V, in order.
+    heads_per_block: value heads that one thread block computes in kernels with one value per token and head. register_file:
+    registers of a multiprocessor. clears: whether kernels clear rows of outputs that no sequence covers; else the host does.
     """
 
     name: str
@@ -42,17 +41,17 @@ class Device:
     joined: bool = False
     staged: tuple[str, ...] = ()
     part_cost: PartCost | None = None
-    shares: bool = False
+    splits_warm_up: bool = False
     v_block: int = 0
     extents: tuple[int, ...] = tuple(range(16, 257, 16))
-    abreast: int = 1
+    heads_per_block: int = 1
     register_file: int = 0
     clears: bool = True
 
 
 #: Triton's compiler allocates registers and shared memory itself.
 TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32, 64, 128, 256),
-                shares=True,
+                splits_warm_up=True,
                 part_cost=PartCost(chunk_us=3.9, fold_us=10.0, launch_us=3.0, summary_us=15.0, warm_up_chunks=7,
                                    longest_warm_up_chunks=16, least_part_chunks=4, resident=2))
 
@@ -61,7 +60,7 @@ TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32
 HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragment": 0, "local": 0}, operand="shared",
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
                 solves_whole=64,
-                extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"), abreast=16,
+                extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"), heads_per_block=16,
                 register_file=64 * 1024,
                 part_cost=PartCost(chunk_us=10.0, fold_us=4.0, launch_us=8.0, summary_us=10.0, warm_up_chunks=6,
                                    longest_warm_up_chunks=16, least_part_chunks=14, resident=1))

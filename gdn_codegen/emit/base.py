@@ -149,7 +149,8 @@ def no_heads(target: str, heads: Heads) -> None:
 def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
     """The tensors that a kernel loads or stores, and the numbers that say where they lie and what is left out, in the program's
     order: its pointer parameters."""
-    named = {o.attr(x) for o in walk(k.body) if o.kind in ("load", "store", "reach", "scalar") for x in ("tensor", "kept")}
+    reads = ("load", "store", "warm_up_length", "scalar")
+    named = {o.attr(x) for o in walk(k.body) if o.kind in reads for x in ("tensor", "kept")}
     used = [t for t in p.tensors if t.name in named]
     names = {t.over or t.name for t in used} | {t.at for t in used} | {p.skips}
     return tuple(t for t in p.tensors if t.name in names)
@@ -166,9 +167,9 @@ def written(p: Program, k: Kernel) -> tuple[str, ...]:
     return tuple(x.name for x in touched(p, k) if x.name in names)
 
 
-def shares(k: Kernel) -> bool:
+def halves(k: Kernel) -> bool:
     """Whether a kernel's instances come twice, for parts with a long warm-up and for the others."""
-    return any(o.kind == "share" for o in walk(k.body))
+    return any(o.kind == "claim_part" for o in walk(k.body))
 
 
 def described(k: Kernel) -> bool:
@@ -205,7 +206,7 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
 
 def is_of_a_part(k: Kernel, t: Tensor, o: Op) -> bool:
     """Whether `o` stores a chunk's tile in a walk that may begin before its part, and that of the part's own chunks alone."""
-    begins = any(isinstance(s, Loop) and s.early and s.index == "chunk" for s in k.body)
+    begins = any(isinstance(s, Loop) and s.warm_up and s.index == "chunk" for s in k.body)
     return begins and o.kind == "store" and t.index in ("token", "slot", "checkpoint")
 
 
@@ -234,13 +235,13 @@ __all__ = [
     "Writer",
     "blocks",
     "described",
+    "halves",
     "heads_tag",
     "in_buffers",
     "integers",
     "is_of_a_part",
     "no_heads",
     "numbers",
-    "shares",
     "stride_unit",
     "strides",
     "touched",

@@ -23,7 +23,7 @@ def _unit_lower_inverse(x: Any) -> Any:
 class Check:
     """A module's kernels beside its page in float64, on a small problem that exercises them: sequences of one token, of a chunk,
     of none, and of more chunks than are under way at once, with a tail; a token that comes again and again; heads that forget
-    nothing, little and much; initial states; in parts, where the build has them, some that begin early and some that need all
+    nothing, little and much; initial states; in parts, where the build has them, some with a warm-up and some that need all
     before them summed up.
     """
 
@@ -161,7 +161,7 @@ class Check:
             return {"sigmoid": 1, "twice_sigmoid": 2}[form] * torch.sigmoid(y)
         return y
 
-    def turned(self, state: Any, dims: Any) -> Any:
+    def kv_order(self, state: Any, dims: Any) -> Any:
         """States of callers as the page has them."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
@@ -172,7 +172,7 @@ class Check:
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
         numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
-        initial = [self.turned(x[n].double(), dims) * given for n, dims in tables.initial]
+        initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start = len(tables.outputs), 0
         outs: Any = [[] for _ in range(count)]
         finals: Any = [[] for _ in initial]
@@ -280,11 +280,11 @@ class Check:
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
         for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
             if got is not None:
-                got = self.turned(got.cpu() if slots is None else got.cpu()[slots], dims)
+                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
                 each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
                 found[name.replace("initial", "final")] = worst(each), accepted
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
-            got = self.turned(got.cpu(), dims)
+            got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in mine for i in range(lengths[n] // tables.chunk)]), accepted
         for name, (now, before) in lent.items():

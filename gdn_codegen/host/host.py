@@ -142,7 +142,7 @@ class Host:
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
         instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
-        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.reaches) or every
+        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make

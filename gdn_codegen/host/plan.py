@@ -88,7 +88,7 @@ class Plan:
         self.indices_as_they_are = t.pool and _is_plain(indices, torch.int32)
         looks = host.check or self.device.type == "cpu"
         self.check_ends, self.check_slots = self.packed and looks, t.pool and looks
-        self.pieces = self.taken_apart(given, states, outs, buffers)
+        self.native = self.native_arguments(given, states, outs, buffers)
 
     # --- arguments ---
     def expect_inputs(self, given: Sequence[Any]) -> None:
@@ -210,7 +210,7 @@ class Plan:
         return found
 
     # --- as data ---
-    def taken_apart(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
+    def native_arguments(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
                     ) -> Pieces | None:
         """The call as data. None where some tensor is copied, filled or looked at on the way."""
         t = self.tables

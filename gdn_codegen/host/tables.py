@@ -36,7 +36,7 @@ class Tables:
 
     part_cost: costs from which the number of parts follows; None for a build that makes no parts. part_chunks: chunks of a part,
     0 to choose. most: parts that a warm-up may reach back. summaries: kernels that sum up parts. bounds: kernels that bound the
-    length of a warm-up. reaches: whether a warm-up's length is found at run time.
+    length of a warm-up. warm_ups: whether a warm-up's length is found at run time.
 
     forms: inputs that come in another form than the page's, and which. decays: inputs that are logs of decays. state: "kv" or
     "vk", the order of a state's dims. tf32: whether a GPU multiplies float32 as tf32. check_chunks: chunks of the longest
@@ -79,7 +79,7 @@ class Tables:
     most: int = 0
     summaries: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
-    reaches: bool = False
+    warm_ups: bool = False
     forms: Mapping[str, str] = field(default_factory=dict)
     decays: tuple[str, ...] = ()
     tf32: bool = False

@@ -43,7 +43,7 @@ class Op:
 class Carry:
     """A loop-carried value: `name` inside the body starts as `init`, becomes `next`, and is `result` after.
 
-    slots: turns it keeps storage for. With 1, `next` takes the place of `name`; with 2, that of the turn before.
+    slots: iterations it keeps storage for. With 1, `next` takes the place of `name`; with 2, that of the iteration before.
     """
 
     name: str
@@ -59,14 +59,14 @@ class Loop:
     """A walk in order over the chunks of a sequence; of a part, in a grid over parts. Index "part": over the parts of the
     sequence before this one. Index "item": over the instances that one core group takes.
 
-    early: the value that says how many chunks before its own a part's walk begins, none where it is negative. What a body
-    stores in them is not stored.
+    warm_up: the value with the warm-up length: how many chunks before its part a walk begins, none where it is negative.
+    Stores of the body do nothing in these iterations.
     """
 
     index: str
     carried: tuple[Carry, ...]
     body: tuple[Stmt, ...]
-    early: str = ""
+    warm_up: str = ""
 
 
 Stmt = Union[Op, Loop]
@@ -112,9 +112,9 @@ class Kernel:
 
     `split` names a dim that the grid cuts into blocks: inside the kernel that dim has the block's size.
     `lanes` instances, of consecutive value heads, are one item: a load or store says which it belongs to, or that it moves
-    the values of all of them ("heads"). `agents`: the threads of each, where they share a block. `abreast`: instances, of
-    consecutive value heads, that a block runs side by side; no op knows of it. `slices`: instances that share the turns of a
-    loop over chunks "before" a part, each of which takes every so-manieth.
+    the values of all of them ("heads"). `agents`: the threads of each, where they share a block. `heads_per_block`: instances, of
+    consecutive value heads, that one thread block runs; no op knows of it. `slices`: instances that share the iterations of a
+    loop over chunks "before" a part: of n, instance i handles chunks i, i + n, i + 2 n and so on.
 
     The launch passes say: threads of a block, or of an instance, 0 before these passes; registers of a thread at launch and
     blocks that share a multiprocessor, 0 where the compiler chooses.
@@ -128,7 +128,7 @@ class Kernel:
     buffers: tuple[Buffer, ...] = ()
     lanes: int = 1
     agents: tuple[Agent, ...] = ()
-    abreast: int = 1
+    heads_per_block: int = 1
     slices: int = 1
     threads: int = 0
     registers: int = 0
@@ -247,8 +247,8 @@ def loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
 
 
 def rings(k: Kernel) -> dict[str, tuple[str, int]]:
-    """Values whose buffer has several slots: the loop whose turns take them one after the other, "" before it, and how
-    many turns ahead of the current one the value's slot is."""
+    """Values whose buffer has several slots: the loop whose iterations take them one after the other, "" before it, and how
+    many iterations ahead of the current one the value's slot is."""
     ring = {b.name for b in k.buffers if b.slots > 1}
     out: dict[str, tuple[str, int]] = {}
 
@@ -265,13 +265,13 @@ def rings(k: Kernel) -> dict[str, tuple[str, int]]:
 
 
 def uses(body: tuple[Stmt, ...]) -> dict[str, int]:
-    """How often each value is read; a loop reads its carried values' init and next, and how early it begins."""
+    """How often each value is read; a loop reads its carried values' init and next, and its warm-up length."""
     n: dict[str, int] = {}
     for op in walk(body):
         for a in op.args:
             n[a] = n.get(a, 0) + 1
     for lp in loops(body):
-        for a in (*(x for c in lp.carried for x in (c.init, c.next)), *([lp.early] if lp.early else [])):
+        for a in (*(x for c in lp.carried for x in (c.init, c.next)), *([lp.warm_up] if lp.warm_up else [])):
             n[a] = n.get(a, 0) + 1
     return n
 

@@ -64,10 +64,10 @@ class _At:
     head: int
     chunk: int
     block: int = 0
-    turn: int = 0  # of the innermost loop
+    iteration: int = 0  # of the innermost loop
     part: int = 0
     begin: int = 0  # the chunk at which a part's walk begins
-    share: int = 0
+    half: int = 0
     before: bool = False  # the part
 
 
@@ -144,21 +144,21 @@ class Interpreter:
                 self.body(k, k.body[:i], outer, _At(0, 0, -1), sizes)
                 body = s.body
         blocks = full[k.split] // sizes[k.split] if k.split else 1
-        chunk, turn = full["C"], count()
-        shares = 1 + any(isinstance(s, Op) and s.kind == "share" for s in k.body)
+        chunk, iteration = full["C"], count()
+        halves = 1 + any(isinstance(s, Op) and s.kind == "claim_part" for s in k.body)
         for n, length in self.sequences():
             for h in range(0, self.problem.value_heads, k.lanes):
                 for b in range(blocks):
                     if k.grid == "sequences":
-                        self.body(k, body, dict(outer), _At(n, h, -1, b, next(turn)), sizes)
+                        self.body(k, body, dict(outer), _At(n, h, -1, b, next(iteration)), sizes)
                         continue
                     if k.grid == "parts":
                         for i in self.instances(range(self.problem.parts(n, chunk))):
-                            for share in range(shares):
-                                self.part(k, body, dict(outer), _At(n, h, -1, b, part=i, share=share), sizes)
+                            for half in range(halves):
+                                self.part(k, body, dict(outer), _At(n, h, -1, b, part=i, half=half), sizes)
                         continue
                     for c in range(-(-length // chunk)):
-                        self.body(k, body, dict(outer), _At(n, h, c, b, next(turn)), sizes)
+                        self.body(k, body, dict(outer), _At(n, h, c, b, next(iteration)), sizes)
 
     def sequences(self) -> list[tuple[int, int]]:
         """The sequences that are not left out, and their lengths."""
@@ -173,33 +173,33 @@ class Interpreter:
         with contextlib.suppress(_Leave):
             at.begin = self.own(at, sizes)
             for i, s in enumerate(body):
-                early = next((x.early for x in body[i:] if isinstance(x, Loop)), "")
-                if early in env:
-                    at.begin = self.own(at, sizes) - max(0, int(env[early]))
+                warm_up = next((x.warm_up for x in body[i:] if isinstance(x, Loop)), "")
+                if warm_up in env:
+                    at.begin = self.own(at, sizes) - max(0, int(env[warm_up]))
                 self.body(k, (s,), env, at, sizes)
 
     def own(self, at: _At, sizes: dict[str, int]) -> int:
         """The first chunk of a part."""
         return at.part * self.problem.part(sizes["C"]) // sizes["C"]
 
-    def turns(self, k: Kernel, lp: Loop, at: _At, sizes: dict[str, int]) -> list[_At]:
-        """Where the turns of a loop stand."""
+    def iterations(self, k: Kernel, lp: Loop, at: _At, sizes: dict[str, int]) -> list[_At]:
+        """Where the iterations of a loop stand."""
         if lp.index == "part":
             return [replace(at, part=i) for i in range(at.part)]
         if lp.index == "before":
-            return [replace(at, chunk=i, turn=i, before=True) for i in range(max(at.begin, 0), self.own(at, sizes))]
+            return [replace(at, chunk=i, iteration=i, before=True) for i in range(max(at.begin, 0), self.own(at, sizes))]
         stop = -(-self.problem.lengths[at.seq] // sizes["C"])
         if k.grid == "parts":
             stop = min(stop, self.own(replace(at, part=at.part + 1), sizes))
-        return [replace(at, chunk=i, turn=i) for i in range(at.begin, stop)]
+        return [replace(at, chunk=i, iteration=i) for i in range(at.begin, stop)]
 
     def body(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         for s in body:
             if isinstance(s, Loop):
                 now = {c.name: env[c.init] for c in s.carried}
-                for turn in self.turns(k, s, at, sizes):
+                for iteration in self.iterations(k, s, at, sizes):
                     inner = {**env, **now}
-                    self.body(k, s.body, inner, turn, sizes)
+                    self.body(k, s.body, inner, iteration, sizes)
                     now = {c.name: inner[c.next] for c in s.carried}
                 env.update({c.result: now[c.name] for c in s.carried})
             else:
@@ -208,8 +208,8 @@ class Interpreter:
     def op(self, k: Kernel, o: Op, env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         attrs = dict(o.attrs)
         if attrs.get("ahead"):
-            before = at.begin - 1 if at.chunk < 0 else at.chunk  # outside of the loop: before its first turn
-            at = replace(at, chunk=before + attrs["ahead"], turn=at.turn + attrs["ahead"])
+            before = at.begin - 1 if at.chunk < 0 else at.chunk  # outside of the loop: before its first iteration
+            at = replace(at, chunk=before + attrs["ahead"], iteration=at.iteration + attrs["ahead"])
         past = attrs.get("ahead") and at.chunk * sizes["C"] >= self.problem.lengths[at.seq]
         if past or (attrs.get("own") and at.chunk < self.own(at, sizes)):  # it does nothing, and nobody may read its value
             if o.out:
@@ -221,13 +221,13 @@ class Interpreter:
             env[o.out] = env[o.args[1]] if o.args[1:] else torch.zeros(o.type.shape(sizes), dtype=self.dtype(o.type.dtype))
         elif o.kind == "load":
             env[o.out] = self.load(k, o, self.lane(at, o), sizes)
-        elif o.kind == "reach":
-            env[o.out] = torch.tensor(float(self.reach(attrs, at, sizes)), dtype=self.dtype("float32"))
-        elif o.kind == "leave":
+        elif o.kind == "warm_up_length":
+            env[o.out] = torch.tensor(float(self.warm_up_length(attrs, at, sizes)), dtype=self.dtype("float32"))
+        elif o.kind == "return_unless_negative":
             if env[o.args[0]] >= 0:
                 raise _Leave
-        elif o.kind == "share":
-            if (2 * env[o.args[0]] > self.problem.part(sizes["C"]) // sizes["C"]) != (at.share == 0):
+        elif o.kind == "claim_part":
+            if (2 * env[o.args[0]] > self.problem.part(sizes["C"]) // sizes["C"]) != (at.half == 0):
                 raise _Leave
         elif o.kind == "store":
             self.store(k, o, env[o.args[0]], self.lane(at, o), sizes)
@@ -262,8 +262,8 @@ class Interpreter:
             assert meaning is not None, o.kind
             env[o.out] = meaning(attrs, *(env[a] for a in o.args))
 
-    def reach(self, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
-        part = at.part + attrs.get("later", 0)
+    def warm_up_length(self, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
+        part = at.part + attrs.get("parts_ahead", 0)
         if part == 0 or part >= self.problem.parts(at.seq, sizes["C"]):
             return 0
         if "tensor" not in attrs:
@@ -310,8 +310,8 @@ class Interpreter:
     def load(self, k: Kernel, o: Op, at: _At, sizes: dict[str, int]) -> torch.Tensor:
         t, heads = self.p.tensor(o.attr("tensor")), o.attr("heads", 0)
         if t.index == "block":
-            return self.channel[t.name, at.turn % t.slots].clone()
-        at = replace(at, part=at.part + o.attr("later", 0))
+            return self.channel[t.name, at.iteration % t.slots].clone()
+        at = replace(at, part=at.part + o.attr("parts_ahead", 0))
         if (t.index == "part" and at.part >= self.problem.parts(at.seq, sizes["C"])) or (t.index == "sequence" and at.begin):
             return torch.zeros(t.moved(heads, o.attr("transposed", False)).shape(sizes), dtype=self.memory[t.name].dtype)
         x = self.memory[t.name][self.place(k, t, at, sizes, heads)]
@@ -322,7 +322,7 @@ class Interpreter:
     def store(self, k: Kernel, o: Op, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
         t, row, col = self.p.tensor(o.attr("tensor")), o.attr("row"), o.attr("col")
         if t.index == "block":
-            slot = t.name, at.turn % t.slots
+            slot = t.name, at.iteration % t.slots
             if row is None:
                 self.channel[slot] = x.clone()
                 return
@@ -335,8 +335,8 @@ class Interpreter:
             return
         if t.index == "checkpoint" and ((at.chunk + 1) % self.problem.every or self.rows(at, sizes) < sizes["C"]):
             return
-        at = replace(at, part=at.part + o.attr("later", 0))
-        if o.attr("later") and at.part >= self.problem.parts(at.seq, sizes["C"]):
+        at = replace(at, part=at.part + o.attr("parts_ahead", 0))
+        if o.attr("parts_ahead") and at.part >= self.problem.parts(at.seq, sizes["C"]):
             return
         to = self.memory[t.name][self.place(k, t, at, sizes, o.attr("heads", 0))]
         x = x.T if o.attr("transposed") else x

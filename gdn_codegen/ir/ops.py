@@ -52,10 +52,10 @@ class OpDef:
 
 
 OPS: dict[str, OpDef] = {}
-#: What any op may have: it works for the chunk so many turns after its own, and does nothing where there is none.
+#: What any op may have: it works for the chunk so many iterations after its own, and does nothing where there is none.
 AHEAD = "ahead"
-#: And: it does nothing in turns before those of the walk's own part.
-OWN_PART = "own"
+#: And: it does nothing in iterations before those of the walk's own part.
+OWN_PART = "own_part"
 #: And: it is one of so many ops in a row that one statement does side by side.
 BESIDE = "beside"
 #: And: which thread has which entry of its tile. "sums": as the result of a product of a warp group lies.
@@ -236,8 +236,8 @@ def _block(attrs: Attrs, *args: Tile) -> Tile:
     return Tile((attrs["size"], attrs["size"]), args[0].dtype)
 
 
-def _quad(attrs: Attrs, *args: Tile) -> Tile:
-    _arity("quad", 4, args)
+def _from_quarters(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("from_quarters", 4, args)
     _need(len(set(args)) == 1 and args[0].rank == 2, "quad takes four tiles of one type")
     return Tile(tuple(attrs["dims"]), args[0].dtype)
 
@@ -250,9 +250,9 @@ def _loaded(attrs: Attrs, *args: Tile) -> Tile:
     raise TypeRuleError("load: its type is that of the tensor it names")
 
 
-def _leave(attrs: Attrs, *args: Tile) -> Tile:
-    _arity("leave", 1, args)
-    _need(not args[0].dims, f"leave takes a number, {args[0]} came")
+def _takes_a_number(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("return_unless_negative", 1, args)
+    _need(not args[0].dims, f"the op takes a number, {args[0]} came")
     return Tile(())
 
 
@@ -346,8 +346,8 @@ op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",), 
 op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True, zero=zeros.same)
 op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True, zero=zeros.transposed)
 op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",), zero=zeros.all_operands)
-op("matmul", "a @ b (+ accumulator), either side transposed, summed in float32; `later`: begun, and complete at the "
-   "agent's next drain", _matmul, _mm, attrs=("ta", "tb", "later"), zero=zeros.product)
+op("matmul", "a @ b (+ accumulator), either side transposed, summed in float32; `asynchronous`: begun, and complete at the "
+   "agent's next drain", _matmul, _mm, attrs=("ta", "tb", "asynchronous"), zero=zeros.product)
 op("cumsum", "running sum along tokens; terms below `least` count as that, NaN stays", _cumsum,
    lambda attrs, x: (x.clamp(min=attrs["least"]) if "least" in attrs else x).cumsum(0), attrs=("least",))
 op("part", "`size` entries of a vector from `start` on", _part, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
@@ -355,7 +355,7 @@ op("part", "`size` entries of a vector from `start` on", _part, lambda attrs, x:
 op("join", "vectors one after the other, as one along `dim`", _join, _joined, attrs=("dim",))
 op("block", "size x size entries of a tile, from `row` and `col` on", _block,
    lambda attrs, x: x[attrs["row"]:, attrs["col"]:][:attrs["size"], :attrs["size"]], attrs=("row", "col", "size"))
-op("quad", "a tile of four: upper left, upper right, lower left, lower right", _quad,
+op("from_quarters", "a tile of four: upper left, upper right, lower left, lower right", _from_quarters,
    _of_four, attrs=("dims",))
 op("last", "row C - 1", _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:],
    zero=zeros.columns)
@@ -377,28 +377,29 @@ op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_
    zero=zeros.same, decompose=decompositions.row_norm)
 op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
    lambda attrs, x: x, attrs=("given",), zero=zeros.valid)
-op("transpose", "rows as columns, in memory space `space`; `columns`: of the result each core of an agent has its own columns, "
-   "not rows", _transpose, lambda attrs, x: x.T, attrs=("columns", "space"), zero=zeros.transposed)
-op("load", "a tile from global memory; what a unit of its own copies arrives at `channel`, or `tail` at a sequence's end; with "
-   "an operand only where that number is negative, else zeros or the second operand; `later`: of so many parts later, zeros past "
-   "the last part; `last`: of a vector its last entry alone; `described`: by a descriptor of the sequence's rows", _loaded,
-   effect="read", attrs=("tensor", "lane", "heads", "transposed", "channel", "tail", "later", "columns", "last", "described"))
-op("store", "a tile to global memory; `later`: that of so many parts later, nothing past the last", _effect, effect="write",
-   attrs=("tensor", "lane", "heads", "row", "col", "transposed", "columns", "later"))
-op("reach", "how many chunks before a part a walk has to begin for the sum of `tensor` over them to be -`bound` or less, or to "
-   "begin at the sequence's first; -1 where that is more than `most` times the chunks of a part. Without `tensor`: -1 but in the "
-   "first part. `later`: of so many parts later, 0 past the last. `kept`: where an earlier kernel wrote it for all parts but the "
-   "first, if that one ran",
-   _scalar, effect="read", attrs=("tensor", "bound", "most", "later", "kept"))
-op("leave", "the instance ends here unless the number is negative", _leave, effect="write")
-op("share", "each part has two instances, one of the first share and one of the second, which runs after it: that of the first "
-   "ends here unless the number, how many chunks early the part's walk begins, is more than half of the part's own, that of the "
-   "second if it is", _leave, effect="write")
+op("transpose", "rows as columns, in memory space `space`; `columns`: each core of an agent has some columns of the result, not "
+   "rows", _transpose, lambda attrs, x: x.T, attrs=("columns", "space"), zero=zeros.transposed)
+op("load", "a tile from global memory. An asynchronous copy arrives at `channel`, or at `tail` at a sequence's end. With an "
+   "operand: only where that number is negative, else zeros or the second operand. `parts_ahead`: the tile of that many parts "
+   "later, zeros past the last part. `last`: the last entry of a vector. `described`: by a descriptor of the sequence's rows",
+   _loaded, effect="read",
+   attrs=("tensor", "lane", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described"))
+op("store", "a tile to global memory. `parts_ahead`: to that of so many parts later, nothing past the last", _effect,
+   effect="write", attrs=("tensor", "lane", "heads", "row", "col", "transposed", "columns", "parts_ahead"))
+op("warm_up_length", "chunks of a part's warm-up: the fewest before the part over which the sum of `tensor` is -`bound` or less, "
+   "or all back to the sequence's first chunk; -1 where that is more than `most` times the chunks of a part. Without `tensor`: "
+   "-1, and 0 in the first part. `parts_ahead`: of that many parts later, 0 past the last. `kept`: where an earlier kernel wrote "
+   "it for all parts but the first, if that kernel ran", _scalar, effect="read",
+   attrs=("tensor", "bound", "most", "parts_ahead", "kept"))
+op("return_unless_negative", "the instance ends here unless the number is negative", _takes_a_number, effect="write")
+op("claim_part", "of the two instances of a part one goes on and the other ends here. The first, which runs before, goes on "
+   "where the number (the warm-up length) is more than half of the part's chunks, and the second where it is not",
+   _takes_a_number, effect="write")
 op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"),
    zero=zeros.same)
 op("signal", "producer of `channel` says that a buffer is full or free", _effect, effect="sync",
    attrs=("channel", "src", "dst", "id", "loop", "why"))
-op("wait", "consumer of `channel` holds until it was signalled, this turn of the loop or `back` turns before", _effect,
+op("wait", "consumer of `channel` holds until it was signalled, this iteration of the loop or `back` iterations before", _effect,
    effect="sync", attrs=("channel", "src", "dst", "id", "loop", "why", "back"))
 op("fence", "the agent's writes so far are seen by the units that read shared memory by themselves", _effect, effect="sync")
 op("drain", "the products that the agent began are complete", _effect, effect="sync")

@@ -99,7 +99,7 @@ def parse_program(text: str) -> Program:
                 buffers.append(Buffer(_value(bargs[0]), **bkw))
             kernels.append(Kernel(_value(args[0]), kw["grid"], r.body(inner, {}), tuple(kw["dims"].items()),
                                   kw.get("split", ""), tuple(buffers), kw.get("lanes", 1),
-                                  tuple(Agent(a, *x) for a, x in kw.get("agents", {}).items()), kw.get("abreast", 1),
+                                  tuple(Agent(a, *x) for a, x in kw.get("agents", {}).items()), kw.get("heads_per_block", 1),
                                   kw.get("slices", 1), kw.get("threads", 0), kw.get("registers", 0),
                                   kw.get("blocks_per_sm", 0)))
             continue

@@ -44,8 +44,8 @@ def _stmts(body: tuple[Stmt, ...], indent: str, out: list[str]) -> None:
         if isinstance(s, Loop):
             carried = {c.name: (c.init, c.next, c.result, c.type.dims, c.type.dtype, *([c.slots] if c.slots > 1 else []))
                        for c in s.carried}
-            early = [s.early] if s.early else []
-            out.append(f"{indent}with {_call('loop', [repr(s.index), *early], **carried)}:")
+            warm_up = [s.warm_up] if s.warm_up else []
+            out.append(f"{indent}with {_call('loop', [repr(s.index), *warm_up], **carried)}:")
             _stmts(s.body, indent + "    ", out)
         else:
             out.append(indent + op_text(s))
@@ -59,8 +59,8 @@ def kernel_text(k: Kernel) -> str:
         kw["split"] = k.split
     if k.lanes != 1:
         kw["lanes"] = k.lanes
-    if k.abreast != 1:
-        kw["abreast"] = k.abreast
+    if k.heads_per_block != 1:
+        kw["heads_per_block"] = k.heads_per_block
     if k.slices != 1:
         kw["slices"] = k.slices
     kw |= {n: v for n, v in (("threads", k.threads), ("registers", k.registers), ("blocks_per_sm", k.blocks_per_sm)) if v}

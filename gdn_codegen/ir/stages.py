@@ -38,16 +38,16 @@ LEGAL = {
     "traced..assigned placed..checked": "neg sigmoid cumsum lower strictly_lower Tensor.cleared",
     "cut..checked": "Kernel.split Kernel.dims grid chunks; index slot",
     "cut..assigned placed..checked": """
-        eye diagonal reach leave share load.later store.later
-        Loop.early Kernel.slices grid parts; loop part; loop before; index part""",
+        eye diagonal warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
+        Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
-    "decomposed..assigned": "quad",
+    "decomposed..assigned": "from_quarters",
     "decomposed..checked": "part join block expand load.heads store.heads Kernel.lanes index const",
     "decomposed..assigned placed..checked": "pairs diag_inverse load.last",
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent",
     "assigned fed..checked": "move transpose load.lane store.lane scalar.lane",
-    "assigned placed..checked": "*.own matmul.later load.described Kernel.abreast",
+    "assigned placed..checked": "*.own_part matmul.asynchronous load.described Kernel.heads_per_block",
     "transferred..checked": "store.row store.col index block",
     "fed..checked": """
         load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item""",
@@ -85,7 +85,7 @@ _LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() i
 #: Annotations, by class of node, with their defaults.
 _PROGRAM = {"dims": (), "extents": (), "scales": (), "forgets": "", "launch": "kernels"}
 _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "cleared": False, "slots": 1}
-_KERNEL = {"split": "", "dims": (), "slices": 1, "lanes": 1, "abreast": 1, "buffers": (), "agents": (),
+_KERNEL = {"split": "", "dims": (), "slices": 1, "lanes": 1, "heads_per_block": 1, "buffers": (), "agents": (),
            "threads": 0, "registers": 0, "blocks_per_sm": 0}
 _BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad": 0, "own": False}
 
@@ -107,8 +107,8 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
         yield from ((f, k, None) for b in k.buffers for f in annotations(b, _BUFFER))
         for lp in loops(k.body):
             yield f"loop {lp.index}", k, None
-            if lp.early:
-                yield "Loop.early", k, None
+            if lp.warm_up:
+                yield "Loop.warm_up", k, None
             if any(c.slots > 1 for c in lp.carried):
                 yield "Carry.slots", k, None
         for o in walk(k.body):

@@ -60,7 +60,7 @@ class Tensor:
     heads); dims: the dims of one tile; optional: absent tensors load as zeros and are not stored.
     fill: for index "const", the rule that makes its content (see ir.ops.const_tile); for "head", the number that the host
     passes where the caller gives none, "" where one has to come.
-    slots: for index "block", how many tiles the turns of a loop take one after the other.
+    slots: for index "block", how many tiles the iterations of a loop take one after the other.
     strided: from batch to batch, token to token and head to head it is as far as the caller says at run time; a token's row is
     dense.
     at: for index "sequence", the tensor of index "number" that says which of the tensor's tiles are a sequence's; they lie a

@@ -71,9 +71,9 @@ class _Kernel:
         if self.k.grid not in ("chunks", "sequences", "parts"):
             raise self.fail(None, f"grid {self.k.grid!r} is not chunks, sequences or parts")
         tiles = [x for x, t in types(self.k.body).items() if t.rank > 1]
-        if self.k.abreast > 1 and (self.k.grid != "chunks" or self.k.split or tiles or any(loops(self.k.body))):
-            raise self.fail(None, f"runs {self.k.abreast} instances abreast: a kernel over chunks does, without loops, blocks of "
-                                  f"a dim or tiles; tiles are {', '.join(tiles) or 'none'}")
+        if self.k.heads_per_block > 1 and (self.k.grid != "chunks" or self.k.split or tiles or any(loops(self.k.body))):
+            raise self.fail(None, f"has heads_per_block={self.k.heads_per_block}: accepted for a kernel over chunks without "
+                                  f"loops, blocks of a dim and tiles; tiles are {', '.join(tiles) or 'none'}")
         self.launch()
         self.layouts()
         items = any(isinstance(s, Loop) and s.index == "item" for s in self.k.body)
@@ -96,7 +96,7 @@ class _Kernel:
             if b.layout not in LAYOUTS or (b.layout and len(b.shape) != 2):
                 raise self.fail(None, f"buffer {b.name}, {b.shape}, has the layout {b.layout!r}; of tiles there are "
                                       f"{', '.join(filter(None, LAYOUTS))}")
-            if b.pad and self.k.abreast == 1:
+            if b.pad and self.k.heads_per_block == 1:
                 raise self.fail(None, f"buffer {b.name} has padded rows, and the kernel no row a value head")
 
     def beside(self, body: tuple[Stmt, ...]) -> None:
@@ -132,10 +132,10 @@ class _Kernel:
         if inside or self.k.grid == "chunks" or (lp.index == "part" and self.k.grid != "parts"):
             raise self.fail(None, f"a loop over {lp.index}s stands only in a kernel over "
                                   f"{'parts' if lp.index == 'part' else 'sequences or parts'}, and once")
-        if lp.early and (self.k.grid != "parts" or lp.index == "part" or self.env.get(lp.early) != Tile(())):
-            raise self.fail(None, f"{lp.early} says how early a walk over a part's chunks begins: a number, in a grid over parts")
-        if lp.index == "before" and (not lp.early or lp.carried):
-            raise self.fail(None, "a loop over the chunks before a part says how early it begins, and carries nothing")
+        if lp.warm_up and (self.k.grid != "parts" or lp.index == "part" or self.env.get(lp.warm_up) != Tile(())):
+            raise self.fail(None, f"{lp.warm_up} is a warm-up length: a number, in a grid over parts")
+        if lp.index == "before" and (not lp.warm_up or lp.carried):
+            raise self.fail(None, "a loop over the chunks before a part has a warm-up length, and carries nothing")
         loaded = {o.out for o in lp.body if isinstance(o, Op) and o.kind == "load"}
         for c in lp.carried:
             if self.env.get(c.init) != c.type:
@@ -173,19 +173,19 @@ class _Kernel:
             last = o.kind == "load" and o.attr("last", False)
             if last and len(t.dims) != 1:
                 raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
-            moved, turned = t.moved(heads, o.attr("transposed", False), last), " transposed" if o.attr("transposed") else ""
+            moved, transposed = t.moved(heads, o.attr("transposed", False), last), " transposed" if o.attr("transposed") else ""
             if t.index == "number" or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
                 raise self.fail(o, f"tensor {name} is of index {t.index}, which no {o.kind} outside a walk's body takes")
             if t.index == "part" and self.k.grid != "parts":
                 raise self.fail(o, f"tensor {name} has a tile a part, and the grid is over {self.k.grid}")
-            if o.attr("later") and t.index != "part":
+            if o.attr("parts_ahead") and t.index != "part":
                 raise self.fail(o, f"is about a later part, and {name} has a tile a {t.index}")
             if o.kind == "load" and (args[:1] not in ((), (Tile(()),)) or args[1:] not in ((), (moved,))):
                 raise self.fail(o, f"loads where a number is negative, else another tile like {moved}; operands are "
                                    f"{', '.join(map(str, args))}")
             if o.kind == "store":
                 if args[0] != moved and o.attr("row") is None:
-                    raise self.fail(o, f"stores {args[0]} to {name}, which takes {moved}{turned}")
+                    raise self.fail(o, f"stores {args[0]} to {name}, which takes {moved}{transposed}")
                 if t.role == "input":
                     raise self.fail(o, f"stores to the input {name}")
                 self.stored.add(name)
@@ -198,8 +198,8 @@ class _Kernel:
                 raise self.fail(o, f"goes by a descriptor of {name}, which is for tiles of a walk: rows of tokens, whole and as "
                                    "they lie in memory")
             if o.type != moved:
-                raise self.fail(o, f"has type {o.type}, but {name} holds {moved}{turned}")
-            self.define(o, o.out, o.type, transpose(ROWS, bool(turned)) if t.index == "token" and not last else NONE)
+                raise self.fail(o, f"has type {o.type}, but {name} holds {moved}{transposed}")
+            self.define(o, o.out, o.type, transpose(ROWS, bool(transposed)) if t.index == "token" and not last else NONE)
             return
         if o.kind == "scalar" and o.attr("tensor") is not None:
             of = self.tensors.get(o.attr("tensor"))

@@ -18,7 +18,7 @@ def dead_code(body: tuple[Stmt, ...], alive: set[str]) -> tuple[Stmt, ...]:
         if isinstance(s, Loop):
             inner = dead_code(s.body, alive | {c.next for c in s.carried})
             s = replace(s, body=inner)
-            alive |= {c.init for c in s.carried} | {s.early} | _reads(inner)
+            alive |= {c.init for c in s.carried} | {s.warm_up} | _reads(inner)
         elif s.out and s.out not in alive and OPS[s.kind].effect in ("pure", "read"):
             continue
         else:
@@ -31,7 +31,7 @@ def _reads(body: tuple[Stmt, ...]) -> set[str]:
     out: set[str] = set()
     for s in body:
         if isinstance(s, Loop):
-            out |= {x for c in s.carried for x in (c.init, c.next)} | {s.early} | _reads(s.body)
+            out |= {x for c in s.carried for x in (c.init, c.next)} | {s.warm_up} | _reads(s.body)
         else:
             out |= set(s.args)
     return out
@@ -64,7 +64,7 @@ def rebuild(body: tuple[Stmt, ...], b: Body, rule: Rule, names: dict[str, str] |
             inner.taken = b.taken
             done = rebuild(s.body, inner, rule, names)
             carried = tuple(replace(c, init=names.get(c.init, c.init), next=names.get(c.next, c.next)) for c in s.carried)
-            b.stmts.append(replace(s, carried=carried, body=done, early=names.get(s.early, s.early)))
+            b.stmts.append(replace(s, carried=carried, body=done, warm_up=names.get(s.warm_up, s.warm_up)))
             b.types.update({c.result: c.type for c in s.carried})
             continue
         o = s.renamed(names)

@@ -24,8 +24,8 @@ from ..passes.sync.accesses import Clocks
 from .happens_before import RaceError
 
 BARRIER = "barrier"  # the space of barriers: a buffer's shape is how many threads arrive
-TURNS = 8  # more than twice the slots of any ring
-EARLY = (0, 1, 2, 3, 4)  # turns before a walk's own part: either parity of each ring's turns, more and less than its slots
+ITERATIONS = 8  # more than twice the slots of any ring
+WARM_UPS = (0, 1, 2, 3, 4)  # warm-up lengths: either parity of each ring's iterations, more and less than its slots
 THREADS = "threads"
 
 
@@ -40,8 +40,8 @@ def check_rings(p: Program, device: Groups) -> Program:
 
 def check_ring(p: Program, k: Kernel, device: Groups) -> None:
     """Raises RaceError where the barriers of `k`, a kernel of `p` that warp groups share, do not order it."""
-    early = any(o.attr(OWN_PART) for o in walk(k.body))
-    for n in EARLY if early else (0,):
+    warm_up = any(o.attr(OWN_PART) for o in walk(k.body))
+    for n in WARM_UPS if warm_up else (0,):
         _Check(p, k, device, n).run()
 
 
@@ -87,8 +87,8 @@ class _Write:
 
 
 class _Check:
-    def __init__(self, p: Program, k: Kernel, device: Groups, early: int) -> None:
-        self.p, self.k, self.device, self.early = p, k, device, early
+    def __init__(self, p: Program, k: Kernel, device: Groups, warm_up: int) -> None:
+        self.p, self.k, self.device, self.warm_up = p, k, device, warm_up
         self.reads, self.buffers = reads(k), {b.name: b for b in k.buffers}
         self.home = {o.out: o.buffer for o in walk(k.body) if o.buffer}
         self.holder = {o.buffer: o.agent for o in walk(k.body) if o.buffer}
@@ -107,8 +107,8 @@ class _Check:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
-        todo = {a: [(turn, o) for turn in range(self.early + TURNS) for o in self.loop.body
-                    if isinstance(o, Op) and o.agent == a and not (turn < self.early and o.attr(OWN_PART))]
+        todo = {a: [(i, o) for i in range(self.warm_up + ITERATIONS) for o in self.loop.body
+                    if isinstance(o, Op) and o.agent == a and not (i < self.warm_up and o.attr(OWN_PART))]
                 for a in self.device.groups}
         while any(todo.values()):
             moved = False
@@ -118,19 +118,19 @@ class _Check:
                     moved = True
             if not moved:
                 stuck = next(steps[0] for steps in todo.values() if steps)
-                raise self.error(f"{op_text(stuck[1])} in turn {stuck[0]}: nothing ends it")
+                raise self.error(f"{op_text(stuck[1])} in iteration {stuck[0]}: nothing ends it")
         partial = [name for (name, _), x in self.phases.items() if x.arrived]
         if partial:
             raise self.error(f"arrivals do not fill a phase of {', '.join(partial)}")
 
-    def step(self, turn: int, o: Op) -> bool:
+    def step(self, i: int, o: Op) -> bool:
         """Run an op; False where it has to wait."""
         c = self.clocks
         pipe = c.number[o.agent, THREADS]
         if o.kind == "wait":
-            return self.wait(turn, o, pipe)
+            return self.wait(i, o, pipe)
         if o.kind == "signal":
-            self.signal(turn, o, pipe)
+            self.signal(i, o, pipe)
         elif o.kind == "drain":
             number = c.run(pipe)
             for x, slot in self.begun.pop(o.agent, []):
@@ -141,33 +141,33 @@ class _Check:
                 if w.op.agent == o.agent and not w.fence:
                     w.fence = number
         else:
-            self.op(turn, o, pipe)
+            self.op(i, o, pipe)
         return True
 
-    def phase(self, turn: int, o: Op) -> tuple[_Phases, int]:
-        """The barrier that `o` means, and how many phases of its slot go before the turn's."""
+    def phase(self, i: int, o: Op) -> tuple[_Phases, int]:
+        """The barrier that `o` means, and how many phases of its slot go before the iteration's."""
         x = self.buffers[o.attr("channel")]
-        turn -= self.early * bool(o.attr(OWN_PART))
-        return self.phases[x.name, turn % x.slots], turn // x.slots
+        i -= self.warm_up * bool(o.attr(OWN_PART))
+        return self.phases[x.name, i % x.slots], i // x.slots
 
-    def wait(self, turn: int, o: Op, pipe: int) -> bool:
-        x, before = self.phase(turn, o)
+    def wait(self, i: int, o: Op, pipe: int) -> bool:
+        x, before = self.phase(i, o)
         wanted = before + (not o.attr("back"))  # phases to be complete
         if len(x.full) % 2 != wanted % 2:
             return False
         known = self.clocks.start(pipe)
         if len(x.full) < wanted or (wanted > 1 and not self.covers(known, x.full[wanted - 2])):
-            raise self.error(f"{op_text(o)} in turn {turn}: an older phase of the same parity could end it")
+            raise self.error(f"{op_text(o)} in iteration {i}: an older phase of the same parity could end it")
         if wanted:
             self.clocks.learn(pipe, x.full[wanted - 1])
         x.waits.setdefault(wanted, []).append((pipe, self.clocks.run(pipe)))
         return True
 
-    def signal(self, turn: int, o: Op, pipe: int) -> None:
-        x, before = self.phase(turn, o)
+    def signal(self, i: int, o: Op, pipe: int) -> None:
+        x, before = self.phase(i, o)
         c = self.clocks
         if before and (len(x.full) < before or not self.covers(c.start(pipe), x.full[before - 1])):
-            raise self.error(f"{op_text(o)} in turn {turn}: it could arrive in the phase before")
+            raise self.error(f"{op_text(o)} in iteration {i}: it could arrive in the phase before")
         c.run(pipe)
         self.join(x, c.snapshot(pipe))
         copies = c.number.get((o.agent, o.attr("channel")))
@@ -178,7 +178,7 @@ class _Check:
             return
         for who, number in x.waits.get(len(x.full), []):
             if x.now[who] < number:
-                raise self.error(f"{op_text(o)} in turn {turn}: the phase before could be over unseen by a wait of "
+                raise self.error(f"{op_text(o)} in iteration {i}: the phase before could be over unseen by a wait of "
                                  f"{c.names[who][0]}")
         x.full.append(x.now)
         x.arrived, x.now = x.arrived - x.count, []
@@ -189,7 +189,7 @@ class _Check:
     def covers(self, known: list[int], what: list[int]) -> bool:
         return all(a >= b for a, b in zip(known, what, strict=True))
 
-    def op(self, turn: int, o: Op, pipe: int) -> None:
+    def op(self, i: int, o: Op, pipe: int) -> None:
         """The accesses of an op to rings, and that it reads no fragment of another agent."""
         c = self.clocks
         units = c.number.get((o.agent, str(o.attr("channel")))) if o.kind == "load" else None
@@ -198,15 +198,15 @@ class _Check:
             name = self.home.get(value, value)
             x = self.buffers[name]
             if any(b.out == value for b, _ in self.begun.get(o.agent, [])):
-                raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in turn {turn}, a product that was begun and not "
-                                 "drained")
+                raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i}, a product that was begun and "
+                                 "not drained")
             if x.space != self.device.operand:
                 if self.holder[name] != o.agent:
                     raise self.error(f"{o.out or o.kind} of {o.agent} reads {value}, a fragment of {self.holder[name]}")
                 continue
-            w = self.written.get((name, turn % x.slots))
+            w = self.written.get((name, i % x.slots))
             if w is None or w.op.out != value or known[w.pipe] < w.number:
-                raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in turn {turn} without waiting for it")
+                raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i} without waiting for it")
             maker = c.number[w.op.agent, THREADS]
             if w.threads and by_units(self.p, o) and not 0 < w.fence <= known[maker]:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; threads of {w.op.agent} "
@@ -215,25 +215,25 @@ class _Check:
         for value in self.reads(o):
             name = self.home.get(value, value)
             x = self.buffers[name]
-            if x.space == self.device.operand and o.attr("later"):
-                self.begun.setdefault(o.agent, []).append((o, (name, turn % x.slots)))
+            if x.space == self.device.operand and o.attr("asynchronous"):
+                self.begun.setdefault(o.agent, []).append((o, (name, i % x.slots)))
             elif x.space == self.device.operand:
-                self.read.setdefault((name, turn % x.slots), []).append((o, pipe, number))
+                self.read.setdefault((name, i % x.slots), []).append((o, pipe, number))
         x = self.buffers.get(o.buffer)  # type: ignore[assignment]
         if x is None or x.space != self.device.operand:
             return
-        slot = (x.name, turn % x.slots)
+        slot = (x.name, i % x.slots)
         begun = [b for agent in self.begun.values() for b, read in agent if read == slot]
         if begun:
-            raise self.error(f"{o.out} of {o.agent} is written in turn {turn} while {begun[0].out} of {begun[0].agent} reads its "
-                             "slot")
+            raise self.error(f"{o.out} of {o.agent} is written in iteration {i} while {begun[0].out} of {begun[0].agent} reads "
+                             "its slot")
         before = [(r.out or r.kind, r.agent, i, n) for r, i, n in self.read.pop(slot, []) if r is not o]
         if slot in self.written:
             w = self.written[slot]
             before.append((w.op.out, w.op.agent, w.pipe, w.number))
         for what, agent, i, n in before:
             if known[i] < n:
-                raise self.error(f"{o.out} of {o.agent} is written in turn {turn} before {what} of {agent} is sure to be done "
+                raise self.error(f"{o.out} of {o.agent} is written in iteration {i} before {what} of {agent} is sure to be done "
                                  "with its slot")
         if units is not None:
             pipe, number = units, c.run(units)

@@ -1,6 +1,6 @@
 """check_storage: proves that every reader finds the value it means.
 
-Buffers are followed op by op, through two turns of a loop: a value that lies in a buffer must not have been overwritten
+Buffers are followed op by op, through two iterations of a loop: a value that lies in a buffer must not have been overwritten
 when an op, or an expression inside it, reads it. For devices of one agent, where program order is the order of time; but ops that
 run side by side overwrite nothing that another of them reads.
 """
@@ -68,9 +68,9 @@ class _Storage:
     def loop(self, lp: Loop) -> None:
         for c in lp.carried:
             self.home[c.name] = self.home[c.result] = self.home.get(c.init, "")
-        for turn in range(2):
+        for iteration in range(2):
             for c in lp.carried:
-                start = c.init if turn == 0 else c.next
+                start = c.init if iteration == 0 else c.next
                 self.read(start, f"carried {c.name}")
                 self.holds[self.home[c.name]] = c.name
             self.body(lp.body)

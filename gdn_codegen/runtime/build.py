@@ -199,7 +199,7 @@ def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
             "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}}, "padded": bool(p.extents),
             "strided": b.contract.strided, "summary": summary, "documentation": documentation(b, p, t),
             "signature": signature(t), "arguments": arguments(t), "tables": literal(t), "page_text": page_text(b.page.trace()),
-            "partition": b.plan.partition or "", "stages": b.plan.stages, "reaches": t.reaches,
+            "partition": b.plan.partition or "", "stages": b.plan.stages, "warm_ups": t.warm_ups,
             "unspecialised": repr(tuple(sorted({n for k in kernels for n in k.extra.get("sizes", ())}))).replace("'", '"')}
 
 

@@ -36,9 +36,9 @@ class Ceilings:
 def costs(p: Program, lengths: Sequence[int], heads: int, value_heads: int, absent: Sequence[str] = (),
           every: int = 1) -> dict[str, Cost]:
     """Kernel -> cost of a lowered program. absent: optional tensors that are not given; every: chunks from checkpoint to
-    checkpoint. Walks over parts count as if none began early; what runs for some parts only, or before them, as nothing."""
+    checkpoint. Walks over parts count as if none had a warm-up; what runs for some parts only, or before them, as nothing."""
     def cost(k: Kernel) -> Cost:
-        if k.slices > 1 or any(o.kind == "leave" for o in walk(k.body)):
+        if k.slices > 1 or any(o.kind == "return_unless_negative" for o in walk(k.body)):
             return Cost(0, 0, 0)
         return _Walk(p, k, lengths, heads, value_heads, absent, every).cost()
 

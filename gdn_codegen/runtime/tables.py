@@ -20,7 +20,7 @@ FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log
             "raw": "{0} comes raw: the kernels take -exp(A_log) softplus({0} + dt_bias).",
             "sigmoid": "{0} comes as it is before a sigmoid.", "twice_sigmoid": "{0} comes as it is before twice a sigmoid.",
             "l2norm": "{0} comes as it is: the kernels divide its rows by their norms.",
-            "unit": "{0} has rows of norm 1: how far a walk begins early is worked out from gates and beta alone."}
+            "unit": "{0} has rows of norm 1: the warm-up length is worked out from gates and beta alone."}
 WIDTH = 120
 
 
@@ -42,8 +42,8 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         return *whole(t), t.dtype
     c, traced = b.contract, b.page.trace()
     outputs = [t for t in p.role("output") if t.index == "token"]
-    reaches = [o for k in p.kernels for o in walk(k.body) if o.kind == "reach"]
-    most = max((o.attr("most", 0) for o in reaches), default=0)
+    lengths = [o for k in p.kernels for o in walk(k.body) if o.kind == "warm_up_length"]
+    most = max((o.attr("most", 0) for o in lengths), default=0)
     slots = max((x.slots for k in p.kernels for x in k.buffers), default=1)
     return Tables(
         name=b.name, function=b.function, chunk=b.chunk, layout=b.layout, dtype=b.dtype,
@@ -62,20 +62,20 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         heads_together=max(k.lanes for k in p.kernels) if b.of.lanes_of_key_head else 1,
         units={t.name: stride_unit(p, t) for t in p.tensors if t.strided} if b.of.stride_units else {},
         state=c.state, state_dtype=c.state_dtype, pool=c.pool, in_place=c.in_place, strided=c.strided,
-        cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(reaches)) if b.plan.partition else {}),
+        cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(lengths)) if b.plan.partition else {}),
         forms=dict(c.inputs), decays=tuple(sorted(log_decays(traced))), tf32=b.of.tf32 and b.dtype == "float32",
         check_chunks=max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1)
 
 
-def _parts(b: Build, p: Program, most: int, reaches: bool) -> dict[str, Any]:
+def _parts(b: Build, p: Program, most: int, warm_ups: bool) -> dict[str, Any]:
     """The fields of Tables that builds have that make parts."""
     def those(kernels: Iterable[Kernel]) -> tuple[str, ...]:
         return tuple(k.name for k in kernels)
     assert b.device.part_cost is not None
-    totals = any(o.attr("tensor") for k in p.kernels for o in walk(k.body) if o.kind == "reach")
+    totals = any(o.attr("tensor") for k in p.kernels for o in walk(k.body) if o.kind == "warm_up_length")
     return {"part_cost": of_chunks(b.device.part_cost, b.chunk), "part_chunks": b.plan.part_chunks, "most": most,
-            "summaries": those(k for k in p.kernels if any(o.kind == "leave" for o in walk(k.body))),
-            "bounds": those(k for k in p.kernels if k.slices > 1), "reaches": reaches and totals}
+            "summaries": those(k for k in p.kernels if any(o.kind == "return_unless_negative" for o in walk(k.body))),
+            "bounds": those(k for k in p.kernels if k.slices > 1), "warm_ups": warm_ups and totals}
 
 
 def literal(t: Tables) -> str:

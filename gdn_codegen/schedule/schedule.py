@@ -15,7 +15,7 @@ STATES = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
 ORDERS = ("page", "list")
 PREFETCHES = ("no", "operands", "loads", "all")
-EARLY = ("all", "state")
+WARM_UPS = ("all", "state")
 PARTITIONS = (None, "exact", "decay")
 
 
@@ -23,7 +23,7 @@ PARTITIONS = (None, "exact", "decay")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "form": FORMS, "inverse": INVERSES, "inverse_dtype": ("input", "float32"), "launch": LAUNCHES, "partition": PARTITIONS,
     "order": ORDERS, "lanes": (1, 2), "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state": STATES,
-    "stages": (1, 2, 3, 4), "early": EARLY, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (1, 2, 4),
+    "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (1, 2, 4),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
     "descriptors": (False, True)}
 
@@ -64,7 +64,7 @@ class Schedule:
 
     For warp groups (Hopper under TileLang) and Triton:
     stages: iterations that loads may run ahead of their readers.
-    early: what a walk computes in a warm-up: "all", or "state" (only what leads to the state).
+    warm_up: what a walk computes in a warm-up: "all", or "state" (only what leads to the state).
     longest_first: start parts whose warm-up is longer than half a part before the others.
     value_heads: value heads of one key head per instance of a chunk-parallel kernel with products; it divides HV / H (TileLang).
     warps: warps per instance, counted in 32 threads; 0 chooses by the largest tile (Triton).
@@ -91,7 +91,7 @@ class Schedule:
     l0_slots: int = 2
     state: str = "kv"
     stages: int = 2
-    early: str = "all"
+    warm_up: str = "all"
     longest_first: bool = False
     warps: int = 0
     value_heads: int = 1
@@ -154,9 +154,9 @@ SCHEDULES = {s.name: s for s in (
     Schedule("prepared", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", lanes=1),  # two would take more flags
     Schedule("prepared_vk", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", lanes=1, state="vk"),
     Schedule("replay", (("G", "Tinv"), ("o", "S"))),
-    Schedule("walk", (("G", "Tb"), ("o", "S")), form="split", state="vk", early="state"),
+    Schedule("walk", (("G", "Tb"), ("o", "S")), form="split", state="vk", warm_up="state"),
     Schedule("fused", (("o", "S"),), prefetch="all"),
-    Schedule("fused_walk", (("G", "beta"), ("o", "S")), form="split", state="vk", stages=3, early="state"),
+    Schedule("fused_walk", (("G", "beta"), ("o", "S")), form="split", state="vk", stages=3, warm_up="state"),
 )}
 
 #: What the schedules of form "split" are where v needs no product of its own.

@@ -29,7 +29,7 @@ class Space:
         """Choices as a table keeps them, with how many changes lead to each; what says how to split implies parts."""
         for chunk, name, *values in product(self.chunks, self.schedules, *self.fields.values()):
             changed = {f: v for (f, known), v in zip(self.fields.items(), values, strict=True) if v != known[0]}
-            split = bool(changed.keys() & {"part_chunks", "early", "longest_first"})
+            split = bool(changed.keys() & {"part_chunks", "warm_up", "longest_first"})
             how = changed.get("partition")
             fits = how == "decay" or "longest_first" not in changed and (how or not split)
             steps = len(changed.keys() - {"value_heads"}) - split + (chunk != self.chunks[0]) + (name != self.schedules[0])

@@ -133,9 +133,9 @@ def _placed(box: Box) -> _Placed:
     steps = list(dict.fromkeys(s for path in via.values() for s in pairwise(path)))
     tall = max(map(len, rows))
     y = {n: (i + (tall - len(row)) / 2) for row in rows for i, n in enumerate(row)}
-    for turn in range(8):  # each column in the order of what its nodes are joined to on one side
+    for sweep in range(8):  # each column in the order of what its nodes are joined to on one side
         for row in rows:
-            side = {n: [y[a] for a, z in steps if z == n] if turn % 2 == 0 else [y[z] for a, z in steps if a == n] for n in row}
+            side = {n: [y[a] for a, z in steps if z == n] if sweep % 2 == 0 else [y[z] for a, z in steps if a == n] for n in row}
             row.sort(key=lambda n: sum(side[n]) / len(side[n]) if side[n] else y[n])
             y |= {n: i + (tall - len(row)) / 2 for i, n in enumerate(row)}
     at = {n: (MARGIN + WIDTH // 2 + c * (WIDTH + ACROSS), HEAD + HEIGHT // 2 + round(y[n] * (HEIGHT + DOWN)))

@@ -98,7 +98,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
   static __device__ unsigned ldmatrix(const void *tile, unsigned lane) {
     return base(tile) + lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
   }
-  static __device__ unsigned ldmatrix_turned(const void *tile, unsigned lane) {
+  static __device__ unsigned ldmatrix_transposed(const void *tile, unsigned lane) {
     return base(tile) + (lane % 8 + lane / 16 * 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
   }
   static __device__ unsigned base(const void *tile) { return static_cast<unsigned>(__cvta_generic_to_shared(tile)); }
@@ -110,7 +110,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
     return t;
   }
-  static __device__ Tile load_turned(unsigned first, unsigned i, unsigned j) {
+  static __device__ Tile load_transposed(unsigned first, unsigned i, unsigned j) {
     Tile t;
     asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
@@ -209,48 +209,48 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
 
   // All lanes have come here with what they read, which a store may overwrite. Without a clobber of memory, as __syncwarp has:
   // volatile statements keep their order by themselves.
-  static __device__ void together() { asm volatile("bar.warp.sync 0xffffffff;"); }
+  static __device__ void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;"); }
 
   // The other blocks, from those on the diagonal, which lie transposed; these at last.
   static __device__ void rest(void *a, const void *scale, unsigned lane) {
-    const unsigned plain = ldmatrix(a, lane), turned = ldmatrix_turned(a, lane);
+    const unsigned plain = ldmatrix(a, lane), by_columns = ldmatrix_transposed(a, lane);
     // Block (1, 0), transposed as a second operand is.
-    const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_turned(turned, 1, 1)));
-    together();
+    const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_transposed(by_columns, 1, 1)));
+    sync_warp();
     store(a, scale, 1, 0, lane,
           sum(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
 #pragma unroll
     for (unsigned r = 3; r > 1; --r) {  // row 3 reads what lies in row 2
       Sum y0, y1;
       {
-        const Tile own = load_turned(turned, r, r);
-        y1 = product(own, load_turned(turned, r, 1));
-        y0 = product(own, load_turned(turned, r, 0));
+        const Tile own = load_transposed(by_columns, r, r);
+        y1 = product(own, load_transposed(by_columns, r, 1));
+        y0 = product(own, load_transposed(by_columns, r, 0));
         if (r == 3) {
-          const Sum s = product(minus(pack(product(own, load_turned(turned, 3, 2)))), load(plain, 2, 2));
+          const Sum s = product(minus(pack(product(own, load_transposed(by_columns, 3, 2)))), load(plain, 2, 2));
           const Tile t32 = pack(s);
-          y1 = product(t32, load_turned(turned, 2, 1), y1);
-          y0 = product(t32, load_turned(turned, 2, 0), y0);
-          together();
+          y1 = product(t32, load_transposed(by_columns, 2, 1), y1);
+          y0 = product(t32, load_transposed(by_columns, 2, 0), y0);
+          sync_warp();
           store(a, scale, 3, 2, lane, s);
         }
       }
       const Tile z1 = pack(y1), z0 = pack(y0);
       y1 = product(z1, load(plain, 1, 1));
       y0 = product(z1, t10t, product(z0, load(plain, 0, 0)));
-      together();
+      sync_warp();
       store(a, scale, r, 1, lane, y1, -1.f);
       store(a, scale, r, 0, lane, y0, -1.f);
     }
     const unsigned kept = !strict || lane / 8 != lane % 4 ? 0xffffffffu : lane / 4 % 2 ? 0x0000ffffu : 0xffff0000u;
 #pragma unroll
     for (unsigned n = 0; n < 4; n += 2) {
-      Tile x = load_turned(turned, n, n), y = load_turned(turned, n + 1, n + 1);
+      Tile x = load_transposed(by_columns, n, n), y = load_transposed(by_columns, n + 1, n + 1);
       if constexpr (strict) {
         x.x[0] &= kept, x.x[3] &= kept;
         y.x[0] &= kept, y.x[3] &= kept;
       }
-      together();
+      sync_warp();
       store(a, scale, n, n, lane, sum(x));
       store(a, scale, n + 1, n + 1, lane, sum(y));
     }
@@ -269,7 +269,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
 template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverse(void *a, const void *scale) {
   using Inverse = UnitLowerInverse<bf16, scaled, strict>;
   unsigned lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one turn to the next
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one iteration to the next
   Inverse::clear_above(a, lane);
   Inverse::diagonal(a, lane);
   Inverse::rest(a, scale, lane);
@@ -284,15 +284,15 @@ template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower
     unit_lower_inverse<bf16, scaled, strict>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
 }
 // A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
-// 64 rows a warp group lie there. `turned`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
-template <bool turned> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
+// 64 rows a warp group lie there. `transposed`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
+template <bool transposed> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
   const unsigned lane = thread % 32, warp = thread / 32 % 4;
-  const unsigned row = turned ? lane / 16 * 8 + lane % 8 : warp * 16 + lane % 16;
-  const unsigned piece = turned ? warp * 2 + lane / 8 % 2 : lane / 16;
+  const unsigned row = transposed ? lane / 16 * 8 + lane % 8 : warp * 16 + lane % 16;
+  const unsigned piece = transposed ? warp * 2 + lane / 8 % 2 : lane / 16;
   return static_cast<unsigned>(__cvta_generic_to_shared(tile)) + thread / 128 * 8192 + row * 128 + (piece ^ lane % 8) * 16;
 }
 
-static __device__ __forceinline__ void load_turned(void *registers, const void *tile, int thread) {
+static __device__ __forceinline__ void load_transposed(void *registers, const void *tile, int thread) {
   unsigned *x = static_cast<unsigned *>(registers);
   const unsigned first = tile_address<true>(tile, thread);
 #pragma unroll
@@ -301,12 +301,12 @@ static __device__ __forceinline__ void load_turned(void *registers, const void *
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(first + n * 2048) : "memory");
 }
 
-template <bool turned> static __device__ __forceinline__ void store_tile(void *tile, const void *registers, int thread) {
+template <bool transposed> static __device__ __forceinline__ void store_tile(void *tile, const void *registers, int thread) {
   const unsigned *x = static_cast<const unsigned *>(registers);
-  const unsigned first = tile_address<turned>(tile, thread);
+  const unsigned first = tile_address<transposed>(tile, thread);
 #pragma unroll
   for (unsigned n = 0; n < 4; ++n, x += 4)
-    if constexpr (turned)
+    if constexpr (transposed)
       asm volatile("stmatrix.sync.aligned.x4.trans.m8n8.shared.b16 [%0], { %1, %2, %3, %4};"
                    :: "r"(first + n * 2048), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
     else
@@ -412,17 +412,17 @@ def _prelude(cpu):
 
     @T.macro
     def sum_row(src, dst, row, tokens, least):
-        near = min(tokens, 32)
-        x = T.alloc_local((near,), T.float32)  # as many loads under way at once
+        loads = min(tokens, 32)
+        x = T.alloc_local((loads,), T.float32)  # as many loads under way at once
         total = T.alloc_var(T.float32, init=0.0)
-        for n in T.unroll(tokens // near):
-            for i in T.unroll(near):
-                x[i] = src[row, n * near + i]
-            for i in T.unroll(near):
+        for n in T.unroll(tokens // loads):
+            for i in T.unroll(loads):
+                x[i] = src[row, n * loads + i]
+            for i in T.unroll(loads):
                 total = total + bounded(x[i], least)
                 x[i] = total
-            for i in T.unroll(near):
-                dst[row, n * near + i] = x[i]
+            for i in T.unroll(loads):
+                dst[row, n * loads + i] = x[i]
 
     @T.macro
     def row_cumsum(src, dst, tokens, least=None):
@@ -502,16 +502,16 @@ def _prelude(cpu):
             i // 64 * 128 + i % 64 // 16 * 32 + i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i % 16 // 8 * 2 + j % 2)))
 
     @T.macro
-    def load_turned(tile, to, thread):
+    def load_transposed(tile, to, thread):
         """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
         T.import_source(HELPERS)
-        T.call_extern("handle", "load_turned", to.access_ptr("w"), pointer(tile, "r"), thread)
+        T.call_extern("handle", "load_transposed", to.access_ptr("w"), pointer(tile, "r"), thread)
 
     @T.macro
-    def store_tile(x, tile, thread, turned=False):
-        """From a fragment to shared memory, `turned` its columns as rows."""
+    def store_tile(x, tile, thread, transposed=False):
+        """From a fragment to shared memory, `transposed` its columns as rows."""
         T.import_source(HELPERS)
-        T.call_extern("handle", f"store_tile<{str(turned).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
+        T.call_extern("handle", f"store_tile<{str(transposed).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
 
     @T.macro
     def whole_inverses(tiles, scales, strict, warp):
@@ -563,7 +563,7 @@ def _prelude(cpu):
     return SimpleNamespace(kernel=kernel, blocks_at_least=blocks_at_least, shared=shared, staged=staged, expect_swizzled=expect_swizzled, fragment=fragment,
                            copy=copy, start_copy=start_copy, wait_copies=wait_copies, parallel=parallel, cumsum=cumsum,
                            gemm=gemm, row_sum=row_sum,
-                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16, row_cumsum=row_cumsum, as_sums=as_sums, load_turned=load_turned, store_tile=store_tile)
+                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16, row_cumsum=row_cumsum, as_sums=as_sums, load_transposed=load_transposed, store_tile=store_tile)
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
@@ -719,7 +719,7 @@ def o_S_kernel(t):
                     T.barrier_wait(exp_G_s_ready[chunk % 3], chunk // 3 % 2)
                     T.copy(exp_G_s[chunk % 3, :], exp_G_row)
                     T.barrier_wait(v_ready[chunk % 3], chunk // 3 % 2)
-                    t.load_turned(v[chunk % 3, :, :], v_T, tx)
+                    t.load_transposed(v[chunk % 3, :, :], v_T, tx)
                     for i, j in t.as_sums(V, C):
                         sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     for i, j in t.as_sums(V, C):
@@ -765,7 +765,7 @@ def o_S_kernel(t):
                     for i, j in t.as_sums(V, C):
                         o_h[i, j] = scale * add_mul[i, j]
                     T.barrier_wait(o_h_s_free[0], (chunk + 1) % 2)
-                    t.store_tile(o_h, o_h_s, tx, turned=True)
+                    t.store_tile(o_h, o_h_s, tx, transposed=True)
                     T.fence_proxy_async()
                     T.barrier_arrive(o_h_s_ready[0])
                 if has_final_state != 0:
@@ -799,7 +799,7 @@ def o_S_kernel(t):
                     T.barrier_arrive(mul_h_3_s_ready[chunk % 3])
                     T.barrier_wait(q_ready[chunk % 3], chunk // 3 % 2)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                    T.wgmma_gemm(
+                    T.gemm(
                         q[chunk % 3, :, :],
                         k[chunk % 3, :, :],
                         q_k,
@@ -817,7 +817,6 @@ def o_S_kernel(t):
                     for i in t.parallel(C):
                         mul_exp_5_s[chunk % 3, i] = T.exp(G[chunk % 3, C - 1] - G[chunk % 3, i]) * beta[chunk % 3, i]
                     T.wait_wgmma(0)
-                    T.warpgroup_fence_operand(q_k, num_regs=32)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                     for i, j in t.as_sums(C, C):
                         mul_h[i, j] = q_k[i, j] * mul_D[i, j]
@@ -1021,7 +1020,7 @@ class Tables:
 
     part_cost: costs from which the number of parts follows; None for a build that makes no parts. part_chunks: chunks of a part,
     0 to choose. most: parts that a warm-up may reach back. summaries: kernels that sum up parts. bounds: kernels that bound the
-    length of a warm-up. reaches: whether a warm-up's length is found at run time.
+    length of a warm-up. warm_ups: whether a warm-up's length is found at run time.
 
     forms: inputs that come in another form than the page's, and which. decays: inputs that are logs of decays. state: "kv" or
     "vk", the order of a state's dims. tf32: whether a GPU multiplies float32 as tf32. check_chunks: chunks of the longest
@@ -1064,7 +1063,7 @@ class Tables:
     most: int = 0
     summaries: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
-    reaches: bool = False
+    warm_ups: bool = False
     forms: Mapping[str, str] = field(default_factory=dict)
     decays: tuple[str, ...] = ()
     tf32: bool = False
@@ -1437,7 +1436,7 @@ class Plan:
         self.indices_as_they_are = t.pool and _is_plain(indices, torch.int32)
         looks = host.check or self.device.type == "cpu"
         self.check_ends, self.check_slots = self.packed and looks, t.pool and looks
-        self.pieces = self.taken_apart(given, states, outs, buffers)
+        self.native = self.native_arguments(given, states, outs, buffers)
 
     # --- arguments ---
     def expect_inputs(self, given: Sequence[Any]) -> None:
@@ -1559,7 +1558,7 @@ class Plan:
         return found
 
     # --- as data ---
-    def taken_apart(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
+    def native_arguments(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
                     ) -> Pieces | None:
         """The call as data. None where some tensor is copied, filled or looked at on the way."""
         t = self.tables
@@ -1837,7 +1836,7 @@ class Host:
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
         instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
-        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.reaches) or every
+        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
@@ -1859,7 +1858,7 @@ def _unit_lower_inverse(x: Any) -> Any:
 class Check:
     """A module's kernels beside its page in float64, on a small problem that exercises them: sequences of one token, of a chunk,
     of none, and of more chunks than are under way at once, with a tail; a token that comes again and again; heads that forget
-    nothing, little and much; initial states; in parts, where the build has them, some that begin early and some that need all
+    nothing, little and much; initial states; in parts, where the build has them, some with a warm-up and some that need all
     before them summed up.
     """
 
@@ -1997,7 +1996,7 @@ class Check:
             return {"sigmoid": 1, "twice_sigmoid": 2}[form] * torch.sigmoid(y)
         return y
 
-    def turned(self, state: Any, dims: Any) -> Any:
+    def kv_order(self, state: Any, dims: Any) -> Any:
         """States of callers as the page has them."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
@@ -2008,7 +2007,7 @@ class Check:
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
         numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
-        initial = [self.turned(x[n].double(), dims) * given for n, dims in tables.initial]
+        initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start = len(tables.outputs), 0
         outs: Any = [[] for _ in range(count)]
         finals: Any = [[] for _ in initial]
@@ -2116,11 +2115,11 @@ class Check:
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
         for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
             if got is not None:
-                got = self.turned(got.cpu() if slots is None else got.cpu()[slots], dims)
+                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
                 each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
                 found[name.replace("initial", "final")] = worst(each), accepted
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
-            got = self.turned(got.cpu(), dims)
+            got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in mine for i in range(lengths[n] // tables.chunk)]), accepted
         for name, (now, before) in lent.items():

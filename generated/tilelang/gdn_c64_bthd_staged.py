@@ -99,7 +99,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
   static __device__ unsigned ldmatrix(const void *tile, unsigned lane) {
     return base(tile) + lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
   }
-  static __device__ unsigned ldmatrix_turned(const void *tile, unsigned lane) {
+  static __device__ unsigned ldmatrix_transposed(const void *tile, unsigned lane) {
     return base(tile) + (lane % 8 + lane / 16 * 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
   }
   static __device__ unsigned base(const void *tile) { return static_cast<unsigned>(__cvta_generic_to_shared(tile)); }
@@ -111,7 +111,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
     return t;
   }
-  static __device__ Tile load_turned(unsigned first, unsigned i, unsigned j) {
+  static __device__ Tile load_transposed(unsigned first, unsigned i, unsigned j) {
     Tile t;
     asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
@@ -210,48 +210,48 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
 
   // All lanes have come here with what they read, which a store may overwrite. Without a clobber of memory, as __syncwarp has:
   // volatile statements keep their order by themselves.
-  static __device__ void together() { asm volatile("bar.warp.sync 0xffffffff;"); }
+  static __device__ void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;"); }
 
   // The other blocks, from those on the diagonal, which lie transposed; these at last.
   static __device__ void rest(void *a, const void *scale, unsigned lane) {
-    const unsigned plain = ldmatrix(a, lane), turned = ldmatrix_turned(a, lane);
+    const unsigned plain = ldmatrix(a, lane), by_columns = ldmatrix_transposed(a, lane);
     // Block (1, 0), transposed as a second operand is.
-    const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_turned(turned, 1, 1)));
-    together();
+    const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_transposed(by_columns, 1, 1)));
+    sync_warp();
     store(a, scale, 1, 0, lane,
           sum(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
 #pragma unroll
     for (unsigned r = 3; r > 1; --r) {  // row 3 reads what lies in row 2
       Sum y0, y1;
       {
-        const Tile own = load_turned(turned, r, r);
-        y1 = product(own, load_turned(turned, r, 1));
-        y0 = product(own, load_turned(turned, r, 0));
+        const Tile own = load_transposed(by_columns, r, r);
+        y1 = product(own, load_transposed(by_columns, r, 1));
+        y0 = product(own, load_transposed(by_columns, r, 0));
         if (r == 3) {
-          const Sum s = product(minus(pack(product(own, load_turned(turned, 3, 2)))), load(plain, 2, 2));
+          const Sum s = product(minus(pack(product(own, load_transposed(by_columns, 3, 2)))), load(plain, 2, 2));
           const Tile t32 = pack(s);
-          y1 = product(t32, load_turned(turned, 2, 1), y1);
-          y0 = product(t32, load_turned(turned, 2, 0), y0);
-          together();
+          y1 = product(t32, load_transposed(by_columns, 2, 1), y1);
+          y0 = product(t32, load_transposed(by_columns, 2, 0), y0);
+          sync_warp();
           store(a, scale, 3, 2, lane, s);
         }
       }
       const Tile z1 = pack(y1), z0 = pack(y0);
       y1 = product(z1, load(plain, 1, 1));
       y0 = product(z1, t10t, product(z0, load(plain, 0, 0)));
-      together();
+      sync_warp();
       store(a, scale, r, 1, lane, y1, -1.f);
       store(a, scale, r, 0, lane, y0, -1.f);
     }
     const unsigned kept = !strict || lane / 8 != lane % 4 ? 0xffffffffu : lane / 4 % 2 ? 0x0000ffffu : 0xffff0000u;
 #pragma unroll
     for (unsigned n = 0; n < 4; n += 2) {
-      Tile x = load_turned(turned, n, n), y = load_turned(turned, n + 1, n + 1);
+      Tile x = load_transposed(by_columns, n, n), y = load_transposed(by_columns, n + 1, n + 1);
       if constexpr (strict) {
         x.x[0] &= kept, x.x[3] &= kept;
         y.x[0] &= kept, y.x[3] &= kept;
       }
-      together();
+      sync_warp();
       store(a, scale, n, n, lane, sum(x));
       store(a, scale, n + 1, n + 1, lane, sum(y));
     }
@@ -270,7 +270,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
 template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverse(void *a, const void *scale) {
   using Inverse = UnitLowerInverse<bf16, scaled, strict>;
   unsigned lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one turn to the next
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one iteration to the next
   Inverse::clear_above(a, lane);
   Inverse::diagonal(a, lane);
   Inverse::rest(a, scale, lane);
@@ -387,17 +387,17 @@ def _prelude(cpu):
 
     @T.macro
     def sum_row(src, dst, row, tokens, least):
-        near = min(tokens, 32)
-        x = T.alloc_local((near,), T.float32)  # as many loads under way at once
+        loads = min(tokens, 32)
+        x = T.alloc_local((loads,), T.float32)  # as many loads under way at once
         total = T.alloc_var(T.float32, init=0.0)
-        for n in T.unroll(tokens // near):
-            for i in T.unroll(near):
-                x[i] = src[row, n * near + i]
-            for i in T.unroll(near):
+        for n in T.unroll(tokens // loads):
+            for i in T.unroll(loads):
+                x[i] = src[row, n * loads + i]
+            for i in T.unroll(loads):
                 total = total + bounded(x[i], least)
                 x[i] = total
-            for i in T.unroll(near):
-                dst[row, n * near + i] = x[i]
+            for i in T.unroll(loads):
+                dst[row, n * loads + i] = x[i]
 
     @T.macro
     def row_cumsum(src, dst, tokens, least=None):
@@ -1027,7 +1027,7 @@ class Tables:
 
     part_cost: costs from which the number of parts follows; None for a build that makes no parts. part_chunks: chunks of a part,
     0 to choose. most: parts that a warm-up may reach back. summaries: kernels that sum up parts. bounds: kernels that bound the
-    length of a warm-up. reaches: whether a warm-up's length is found at run time.
+    length of a warm-up. warm_ups: whether a warm-up's length is found at run time.
 
     forms: inputs that come in another form than the page's, and which. decays: inputs that are logs of decays. state: "kv" or
     "vk", the order of a state's dims. tf32: whether a GPU multiplies float32 as tf32. check_chunks: chunks of the longest
@@ -1070,7 +1070,7 @@ class Tables:
     most: int = 0
     summaries: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
-    reaches: bool = False
+    warm_ups: bool = False
     forms: Mapping[str, str] = field(default_factory=dict)
     decays: tuple[str, ...] = ()
     tf32: bool = False
@@ -1443,7 +1443,7 @@ class Plan:
         self.indices_as_they_are = t.pool and _is_plain(indices, torch.int32)
         looks = host.check or self.device.type == "cpu"
         self.check_ends, self.check_slots = self.packed and looks, t.pool and looks
-        self.pieces = self.taken_apart(given, states, outs, buffers)
+        self.native = self.native_arguments(given, states, outs, buffers)
 
     # --- arguments ---
     def expect_inputs(self, given: Sequence[Any]) -> None:
@@ -1565,7 +1565,7 @@ class Plan:
         return found
 
     # --- as data ---
-    def taken_apart(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
+    def native_arguments(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
                     ) -> Pieces | None:
         """The call as data. None where some tensor is copied, filled or looked at on the way."""
         t = self.tables
@@ -1843,7 +1843,7 @@ class Host:
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
         instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
-        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.reaches) or every
+        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
@@ -1865,7 +1865,7 @@ def _unit_lower_inverse(x: Any) -> Any:
 class Check:
     """A module's kernels beside its page in float64, on a small problem that exercises them: sequences of one token, of a chunk,
     of none, and of more chunks than are under way at once, with a tail; a token that comes again and again; heads that forget
-    nothing, little and much; initial states; in parts, where the build has them, some that begin early and some that need all
+    nothing, little and much; initial states; in parts, where the build has them, some with a warm-up and some that need all
     before them summed up.
     """
 
@@ -2003,7 +2003,7 @@ class Check:
             return {"sigmoid": 1, "twice_sigmoid": 2}[form] * torch.sigmoid(y)
         return y
 
-    def turned(self, state: Any, dims: Any) -> Any:
+    def kv_order(self, state: Any, dims: Any) -> Any:
         """States of callers as the page has them."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
@@ -2014,7 +2014,7 @@ class Check:
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
         numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
-        initial = [self.turned(x[n].double(), dims) * given for n, dims in tables.initial]
+        initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start = len(tables.outputs), 0
         outs: Any = [[] for _ in range(count)]
         finals: Any = [[] for _ in initial]
@@ -2122,11 +2122,11 @@ class Check:
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
         for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
             if got is not None:
-                got = self.turned(got.cpu() if slots is None else got.cpu()[slots], dims)
+                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
                 each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
                 found[name.replace("initial", "final")] = worst(each), accepted
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
-            got = self.turned(got.cpu(), dims)
+            got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in mine for i in range(lengths[n] // tables.chunk)]), accepted
         for name, (now, before) in lent.items():

@@ -98,7 +98,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
   static __device__ unsigned ldmatrix(const void *tile, unsigned lane) {
     return base(tile) + lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
   }
-  static __device__ unsigned ldmatrix_turned(const void *tile, unsigned lane) {
+  static __device__ unsigned ldmatrix_transposed(const void *tile, unsigned lane) {
     return base(tile) + (lane % 8 + lane / 16 * 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
   }
   static __device__ unsigned base(const void *tile) { return static_cast<unsigned>(__cvta_generic_to_shared(tile)); }
@@ -110,7 +110,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
     return t;
   }
-  static __device__ Tile load_turned(unsigned first, unsigned i, unsigned j) {
+  static __device__ Tile load_transposed(unsigned first, unsigned i, unsigned j) {
     Tile t;
     asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
@@ -209,48 +209,48 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
 
   // All lanes have come here with what they read, which a store may overwrite. Without a clobber of memory, as __syncwarp has:
   // volatile statements keep their order by themselves.
-  static __device__ void together() { asm volatile("bar.warp.sync 0xffffffff;"); }
+  static __device__ void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;"); }
 
   // The other blocks, from those on the diagonal, which lie transposed; these at last.
   static __device__ void rest(void *a, const void *scale, unsigned lane) {
-    const unsigned plain = ldmatrix(a, lane), turned = ldmatrix_turned(a, lane);
+    const unsigned plain = ldmatrix(a, lane), by_columns = ldmatrix_transposed(a, lane);
     // Block (1, 0), transposed as a second operand is.
-    const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_turned(turned, 1, 1)));
-    together();
+    const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_transposed(by_columns, 1, 1)));
+    sync_warp();
     store(a, scale, 1, 0, lane,
           sum(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
 #pragma unroll
     for (unsigned r = 3; r > 1; --r) {  // row 3 reads what lies in row 2
       Sum y0, y1;
       {
-        const Tile own = load_turned(turned, r, r);
-        y1 = product(own, load_turned(turned, r, 1));
-        y0 = product(own, load_turned(turned, r, 0));
+        const Tile own = load_transposed(by_columns, r, r);
+        y1 = product(own, load_transposed(by_columns, r, 1));
+        y0 = product(own, load_transposed(by_columns, r, 0));
         if (r == 3) {
-          const Sum s = product(minus(pack(product(own, load_turned(turned, 3, 2)))), load(plain, 2, 2));
+          const Sum s = product(minus(pack(product(own, load_transposed(by_columns, 3, 2)))), load(plain, 2, 2));
           const Tile t32 = pack(s);
-          y1 = product(t32, load_turned(turned, 2, 1), y1);
-          y0 = product(t32, load_turned(turned, 2, 0), y0);
-          together();
+          y1 = product(t32, load_transposed(by_columns, 2, 1), y1);
+          y0 = product(t32, load_transposed(by_columns, 2, 0), y0);
+          sync_warp();
           store(a, scale, 3, 2, lane, s);
         }
       }
       const Tile z1 = pack(y1), z0 = pack(y0);
       y1 = product(z1, load(plain, 1, 1));
       y0 = product(z1, t10t, product(z0, load(plain, 0, 0)));
-      together();
+      sync_warp();
       store(a, scale, r, 1, lane, y1, -1.f);
       store(a, scale, r, 0, lane, y0, -1.f);
     }
     const unsigned kept = !strict || lane / 8 != lane % 4 ? 0xffffffffu : lane / 4 % 2 ? 0x0000ffffu : 0xffff0000u;
 #pragma unroll
     for (unsigned n = 0; n < 4; n += 2) {
-      Tile x = load_turned(turned, n, n), y = load_turned(turned, n + 1, n + 1);
+      Tile x = load_transposed(by_columns, n, n), y = load_transposed(by_columns, n + 1, n + 1);
       if constexpr (strict) {
         x.x[0] &= kept, x.x[3] &= kept;
         y.x[0] &= kept, y.x[3] &= kept;
       }
-      together();
+      sync_warp();
       store(a, scale, n, n, lane, sum(x));
       store(a, scale, n + 1, n + 1, lane, sum(y));
     }
@@ -269,7 +269,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
 template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverse(void *a, const void *scale) {
   using Inverse = UnitLowerInverse<bf16, scaled, strict>;
   unsigned lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one turn to the next
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one iteration to the next
   Inverse::clear_above(a, lane);
   Inverse::diagonal(a, lane);
   Inverse::rest(a, scale, lane);
@@ -298,9 +298,9 @@ template <int n> static __device__ void running_sums(
     x[i] = total += term < least ? least : term;  // a NaN stays
   }
 #pragma unroll
-  for (int near = 1; near < 32; near *= 2) {
-    const float below = __shfl_up_sync(~0u, total, near);
-    if (lane >= near) total += below;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const float below = __shfl_up_sync(~0u, total, offset);
+    if (lane >= offset) total += below;
   }
   float before = __shfl_up_sync(~0u, total, 1);  // no difference of large sums
   if (!lane) before = 0.f;
@@ -308,15 +308,15 @@ template <int n> static __device__ void running_sums(
   for (int i = 0; i < n / 32; ++i) to[lane * (n / 32) + i] = before + x[i];
 }
 // A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
-// 64 rows a warp group lie there. `turned`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
-template <bool turned> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
+// 64 rows a warp group lie there. `transposed`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
+template <bool transposed> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
   const unsigned lane = thread % 32, warp = thread / 32 % 4;
-  const unsigned row = turned ? lane / 16 * 8 + lane % 8 : warp * 16 + lane % 16;
-  const unsigned piece = turned ? warp * 2 + lane / 8 % 2 : lane / 16;
+  const unsigned row = transposed ? lane / 16 * 8 + lane % 8 : warp * 16 + lane % 16;
+  const unsigned piece = transposed ? warp * 2 + lane / 8 % 2 : lane / 16;
   return static_cast<unsigned>(__cvta_generic_to_shared(tile)) + thread / 128 * 8192 + row * 128 + (piece ^ lane % 8) * 16;
 }
 
-static __device__ __forceinline__ void load_turned(void *registers, const void *tile, int thread) {
+static __device__ __forceinline__ void load_transposed(void *registers, const void *tile, int thread) {
   unsigned *x = static_cast<unsigned *>(registers);
   const unsigned first = tile_address<true>(tile, thread);
 #pragma unroll
@@ -325,12 +325,12 @@ static __device__ __forceinline__ void load_turned(void *registers, const void *
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(first + n * 2048) : "memory");
 }
 
-template <bool turned> static __device__ __forceinline__ void store_tile(void *tile, const void *registers, int thread) {
+template <bool transposed> static __device__ __forceinline__ void store_tile(void *tile, const void *registers, int thread) {
   const unsigned *x = static_cast<const unsigned *>(registers);
-  const unsigned first = tile_address<turned>(tile, thread);
+  const unsigned first = tile_address<transposed>(tile, thread);
 #pragma unroll
   for (unsigned n = 0; n < 4; ++n, x += 4)
-    if constexpr (turned)
+    if constexpr (transposed)
       asm volatile("stmatrix.sync.aligned.x4.trans.m8n8.shared.b16 [%0], { %1, %2, %3, %4};"
                    :: "r"(first + n * 2048), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
     else
@@ -341,7 +341,7 @@ template <bool turned> static __device__ __forceinline__ void store_tile(void *t
 # tensors that a kernel stores to
 WRITTEN = {
     "G_Toff_beta_F_chunk": ["G_ws", "Toff_ws", "beta_ws", "F_chunk_ws"],
-    "S_offset": ["S_early", "S_offset"],
+    "S_offset": ["S_warm_up", "S_offset"],
     "S_factor": ["S_factor"],
     "S_start": ["S_start"],
     "o_S": ["o", "final_state"],
@@ -417,7 +417,7 @@ def _prelude(cpu):
         return n
 
     @T.macro
-    def reach(totals, slot, head, chunks, most, bound):
+    def warm_up_length(totals, slot, head, chunks, most, bound):
         """How many of the last of so many chunks, which begin at `slot`, it takes for the sum of their totals to be -bound or
         less; all of them where none do; -1 where that is more than `most`."""
         # variables, since expressions would be repeated, divisions and all
@@ -427,12 +427,12 @@ def _prelude(cpu):
         done = T.alloc_var(T.int32, init=0)
         total = T.alloc_var(T.float32, init=0.0)
         found = T.alloc_var(T.float32, init=-1.0)
-        near = T.alloc_local((32,), T.float32)  # as many loads under way at once
+        ahead = T.alloc_local((32,), T.float32)  # as many loads under way at once
         while found < 0.0 and done < limit:
             for i in T.unroll(32):
-                near[i] = T.if_then_else(done + i < limit, totals[last - done - i, head], 0)
+                ahead[i] = T.if_then_else(done + i < limit, totals[last - done - i, head], 0)
             for i in T.unroll(32):
-                total = total + near[i]
+                total = total + ahead[i]
                 if found < 0.0 and total <= -bound:
                     found = T.cast(done + i + 1, T.float32)
             done = done + 32
@@ -529,16 +529,16 @@ def _prelude(cpu):
             i // 64 * 128 + i % 64 // 16 * 32 + i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i % 16 // 8 * 2 + j % 2)))
 
     @T.macro
-    def load_turned(tile, to, thread):
+    def load_transposed(tile, to, thread):
         """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
         T.import_source(HELPERS)
-        T.call_extern("handle", "load_turned", to.access_ptr("w"), pointer(tile, "r"), thread)
+        T.call_extern("handle", "load_transposed", to.access_ptr("w"), pointer(tile, "r"), thread)
 
     @T.macro
-    def store_tile(x, tile, thread, turned=False):
-        """From a fragment to shared memory, `turned` its columns as rows."""
+    def store_tile(x, tile, thread, transposed=False):
+        """From a fragment to shared memory, `transposed` its columns as rows."""
         T.import_source(HELPERS)
-        T.call_extern("handle", f"store_tile<{str(turned).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
+        T.call_extern("handle", f"store_tile<{str(transposed).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
 
     @T.macro
     def whole_inverses(tiles, scales, strict, warp):
@@ -611,7 +611,7 @@ def _prelude(cpu):
     return SimpleNamespace(kernel=kernel, blocks_at_least=blocks_at_least, shared=shared, staged=staged, expect_swizzled=expect_swizzled, fragment=fragment,
                            copy=copy, start_copy=start_copy, wait_copies=wait_copies, parallel=parallel, cumsum=cumsum,
                            gemm=gemm, row_sum=row_sum,
-                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16, diag_inverses=diag_inverses, cumsums=cumsums, reach=reach, as_sums=as_sums, load_turned=load_turned, store_tile=store_tile)
+                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16, diag_inverses=diag_inverses, cumsums=cumsums, warm_up_length=warm_up_length, as_sums=as_sums, load_transposed=load_transposed, store_tile=store_tile)
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
@@ -794,7 +794,7 @@ def G_Toff_beta_F_chunk_kernel(t):
 def S_offset_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
     n_initial_state = T.dynamic("n_initial_state")
-    n_S_early, n_S_offset = T.dynamic("n_S_early, n_S_offset")
+    n_S_warm_up, n_S_offset = T.dynamic("n_S_warm_up, n_S_offset")
 
     @T.prim_func
     def S_offset_kernel(
@@ -805,7 +805,7 @@ def S_offset_kernel(t):
         Toff_ws: T.Tensor((slots, HV, C, C), T.float16),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         F_chunk_ws: T.Tensor((slots, HV), T.float32),
-        S_early: T.Tensor((n_S_early, HV), T.float32),
+        S_warm_up: T.Tensor((n_S_warm_up, HV), T.float32),
         S_offset: T.Tensor((n_S_offset, HV, K, V), T.float32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
@@ -822,8 +822,8 @@ def S_offset_kernel(t):
             length = cu_seqlens[n + 1] - start
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
-            early_next = T.alloc_var(T.float32)
-            early = T.alloc_var(T.float32)
+            warm_up_next = T.alloc_var(T.float32)
+            warm_up = T.alloc_var(T.float32)
             S = t.fragment((K, V), T.float32)
             G = t.shared((C,), T.float32)
             Toff = t.shared((C, C), T.float16)
@@ -838,7 +838,7 @@ def S_offset_kernel(t):
             exp_last_G = T.alloc_var(T.float32)
             mul_h = t.fragment((C, V), T.float16)
             if first < T.max(stop, 1):
-                early_next = t.reach(
+                warm_up_next = t.warm_up_length(
                     F_chunk_ws,
                     start // C + n,
                     hv,
@@ -847,10 +847,10 @@ def S_offset_kernel(t):
                     11.090355,
                 )
                 if (first + span) * C < length:
-                    S_early[part + 1, hv] = early_next
-                if early_next < 0:
-                    early = t.reach(F_chunk_ws, start // C + n, hv, first, 8 * span, 11.090355)
-                    begin = first - T.max(T.cast(early, T.int32), 0)
+                    S_warm_up[part + 1, hv] = warm_up_next
+                if warm_up_next < 0:
+                    warm_up = t.warm_up_length(F_chunk_ws, start // C + n, hv, first, 8 * span, 11.090355)
+                    begin = first - T.max(T.cast(warm_up, T.int32), 0)
                     for i, j in t.parallel(K, V):
                         S[i, j] = T.if_then_else(
                             has_initial_state != 0,
@@ -903,7 +903,7 @@ def S_offset_kernel(t):
 
 def S_factor_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
-    n_S_early, n_S_factor = T.dynamic("n_S_early, n_S_factor")
+    n_S_warm_up, n_S_factor = T.dynamic("n_S_warm_up, n_S_factor")
 
     @T.prim_func
     def S_factor_kernel(
@@ -911,7 +911,7 @@ def S_factor_kernel(t):
         G_ws: T.Tensor((slots, HV, C), T.float32),
         Toff_ws: T.Tensor((slots, HV, C, C), T.float16),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
-        S_early: T.Tensor((n_S_early, HV), T.float32),
+        S_warm_up: T.Tensor((n_S_warm_up, HV), T.float32),
         S_factor: T.Tensor((n_S_factor, HV, K, K), T.float16),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
@@ -928,9 +928,9 @@ def S_factor_kernel(t):
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
             follows = T.alloc_var(T.float32)
-            early = T.alloc_var(T.float32)
-            early_next = T.alloc_var(T.float32)
-            maximum_early = T.alloc_var(T.float32)
+            warm_up = T.alloc_var(T.float32)
+            warm_up_next = T.alloc_var(T.float32)
+            maximum_warm = T.alloc_var(T.float32)
             S = t.fragment((K, K), T.float32)
             G = t.shared((C,), T.float32)
             Toff = t.shared((C, C), T.float16)
@@ -949,10 +949,10 @@ def S_factor_kernel(t):
             if first < T.max(stop, 1):
                 begin = first
                 follows = T.Select(first > 0, -1.0, 0.0)
-                early = T.if_then_else(follows < 0, S_early[part, hv], 0)
-                early_next = T.if_then_else((first + span) * C < length, S_early[part + 1, hv], 0)
-                maximum_early = T.max(early, early_next)
-                if maximum_early < 0:
+                warm_up = T.if_then_else(follows < 0, S_warm_up[part, hv], 0)
+                warm_up_next = T.if_then_else((first + span) * C < length, S_warm_up[part + 1, hv], 0)
+                maximum_warm = T.max(warm_up, warm_up_next)
+                if maximum_warm < 0:
                     for i, j in t.parallel(K, K):
                         S[i, j] = T.if_then_else(i == j, 1.0, 0.0)
                     for chunk in T.serial(begin, stop):
@@ -1000,11 +1000,11 @@ def S_factor_kernel(t):
 
 def S_start_kernel(t):
     HV, ends = T.dynamic("HV, ends")
-    n_S_early, n_S_offset, n_S_factor, n_S_start = T.dynamic("n_S_early, n_S_offset, n_S_factor, n_S_start")
+    n_S_warm_up, n_S_offset, n_S_factor, n_S_start = T.dynamic("n_S_warm_up, n_S_offset, n_S_factor, n_S_start")
 
     @T.prim_func
     def S_start_kernel(
-        S_early: T.Tensor((n_S_early, HV), T.float32),
+        S_warm_up: T.Tensor((n_S_warm_up, HV), T.float32),
         S_offset: T.Tensor((n_S_offset, HV, K, V), T.float32),
         S_factor: T.Tensor((n_S_factor, HV, K, K), T.float16),
         S_start: T.Tensor((n_S_start, HV, K, V), T.float32),
@@ -1021,30 +1021,30 @@ def S_start_kernel(t):
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
             follows = T.alloc_var(T.float32)
-            early = T.alloc_var(T.float32)
+            warm_up = T.alloc_var(T.float32)
             S = t.fragment((K, V), T.float32)
             follows_2 = T.alloc_var(T.float32)
-            early_2 = T.alloc_var(T.float32)
-            early_next = T.alloc_var(T.float32)
-            maximum_early = T.alloc_var(T.float32)
+            warm_up_2 = T.alloc_var(T.float32)
+            warm_up_next = T.alloc_var(T.float32)
+            maximum_warm = T.alloc_var(T.float32)
             M = t.shared((K, K), T.float16)
             N = t.shared((K, V), T.float32)
             S_h = t.shared((K, V), T.float16)
             if first < T.max(stop, 1):
                 follows = T.Select(first > 0, -1.0, 0.0)
-                early = T.if_then_else(follows < 0, S_early[part, hv], 0)
-                if early < 0:
+                warm_up = T.if_then_else(follows < 0, S_warm_up[part, hv], 0)
+                if warm_up < 0:
                     for i, j in t.parallel(K, V):
                         S[i, j] = 0.0
                     for earlier in T.serial(part - T.truncdiv(first, span), part):
                         follows_2 = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
-                        early_2 = T.if_then_else(follows_2 < 0, S_early[earlier, hv], 0)
-                        early_next = S_early[earlier + 1, hv]
-                        maximum_early = T.max(early_2, early_next)
+                        warm_up_2 = T.if_then_else(follows_2 < 0, S_warm_up[earlier, hv], 0)
+                        warm_up_next = S_warm_up[earlier + 1, hv]
+                        maximum_warm = T.max(warm_up_2, warm_up_next)
                         for i, j in t.parallel(K, K):
-                            M[i, j] = T.if_then_else(maximum_early < 0, S_factor[earlier, hv, i, j], 0)
+                            M[i, j] = T.if_then_else(maximum_warm < 0, S_factor[earlier, hv, i, j], 0)
                         for i, j in t.parallel(K, V):
-                            N[i, j] = T.if_then_else(early_next < 0, S_offset[earlier, hv, i, j], 0)
+                            N[i, j] = T.if_then_else(warm_up_next < 0, S_offset[earlier, hv, i, j], 0)
                         t.copy(S, S_h)
                         for i, j in t.parallel(K, V):
                             S[i, j] = N[i, j]
@@ -1058,7 +1058,7 @@ def S_start_kernel(t):
 def o_S_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
     n_initial_state, n_final_state = T.dynamic("n_initial_state, n_final_state")
-    n_S_early, n_S_start = T.dynamic("n_S_early, n_S_start")
+    n_S_warm_up, n_S_start = T.dynamic("n_S_warm_up, n_S_start")
 
     @T.prim_func
     def o_S_kernel(
@@ -1072,7 +1072,7 @@ def o_S_kernel(t):
         Toff_ws: T.Tensor((slots, HV, C, C), T.float16),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         F_chunk_ws: T.Tensor((slots, HV), T.float32),
-        S_early: T.Tensor((n_S_early, HV), T.float32),
+        S_warm_up: T.Tensor((n_S_warm_up, HV), T.float32),
         S_start: T.Tensor((n_S_start, HV, K, V), T.float32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
@@ -1085,8 +1085,8 @@ def o_S_kernel(t):
         scale: T.float32,
     ):
         with t.kernel(parts, 2 * HV, threads=512) as (part, both):
-            share = T.alloc_var(T.int32, init=T.truncdiv(both, HV))
-            hv = T.alloc_var(T.int32, init=both - share * HV)
+            half = T.alloc_var(T.int32, init=T.truncdiv(both, HV))
+            hv = T.alloc_var(T.int32, init=both - half * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
@@ -1096,7 +1096,7 @@ def o_S_kernel(t):
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
             S = t.fragment((V, K), T.float32)
-            early = T.alloc_var(T.float32)
+            warm_up = T.alloc_var(T.float32)
             k = T.alloc_shared((2, C, K), T.float16)
             q = T.alloc_shared((2, C, K), T.float16)
             v = t.staged((2, C, V), T.float16)
@@ -1139,7 +1139,7 @@ def o_S_kernel(t):
             t.expect_swizzled(v)
             t.expect_swizzled(mul_h_s)
             t.expect_swizzled(o_h_s)
-            if clear_o != 0 and share == 0:
+            if clear_o != 0 and half == 0:
                 room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 low = T.alloc_var(T.int32, init=T.max(first * C, length))
                 high = T.alloc_var(T.int32, init=T.min((first + span) * C, room))
@@ -1151,11 +1151,11 @@ def o_S_kernel(t):
                             o_out[b, row + i, hv, j] = 0
             if first < T.max(stop, 1):
                 if summed != 0 and first > 0:
-                    early = S_early[part, hv]
+                    warm_up = S_warm_up[part, hv]
                 else:
-                    early = t.reach(F_chunk_ws, start // C + n, hv, first, 8 * span, 11.090355)
-                begin = first - T.max(T.cast(early, T.int32), 0)
-                if (early * 2 > span) == (share == 0):
+                    warm_up = t.warm_up_length(F_chunk_ws, start // C + n, hv, first, 8 * span, 11.090355)
+                begin = first - T.max(T.cast(warm_up, T.int32), 0)
+                if (warm_up * 2 > span) == (half == 0):
                     tx = T.get_thread_binding()
                     if tx < 256:
                         T.set_max_nreg(192, 1)
@@ -1165,107 +1165,107 @@ def o_S_kernel(t):
                                 T.if_then_else(begin == 0, initial_state_in[n, hv, j, i], 0),
                                 0,
                             )
-                        if early < 0:
+                        if warm_up < 0:
                             for i, j in t.parallel(V, K):
                                 S[i, j] = S_start[part, hv, j, i]
-                        for turn in T.serial(first - begin):
-                            chunk = begin + turn
+                        for iteration in T.serial(first - begin):
+                            chunk = begin + iteration
                             # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                             t.copy(S, S_h)
-                            T.barrier_wait(k_ready[turn % 2], turn // 2 % 2)
+                            T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
                             T.gemm(
                                 S_h,
-                                k[turn % 2, :, :],
+                                k[iteration % 2, :, :],
                                 k_S,
                                 transpose_B=True,
                                 clear_accum=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.barrier_wait(exp_G_s_ready[turn % 2], turn // 2 % 2)
-                            T.copy(exp_G_s[turn % 2, :], exp_G_row)
-                            T.barrier_wait(v_ready[turn % 2], turn // 2 % 2)
-                            t.load_turned(v[turn % 2, :, :], v_T, tx)
+                            T.barrier_wait(exp_G_s_ready[iteration % 2], iteration // 2 % 2)
+                            T.copy(exp_G_s[iteration % 2, :], exp_G_row)
+                            T.barrier_wait(v_ready[iteration % 2], iteration // 2 % 2)
+                            t.load_transposed(v[iteration % 2, :, :], v_T, tx)
                             for i, j in t.as_sums(V, C):
                                 sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                             for i, j in t.as_sums(V, C):
                                 sub_v_h[i, j] = sub_v[i, j]
                             T.gemm(
                                 sub_v_h,
-                                Toff[turn % 2, :, :],
+                                Toff[iteration % 2, :, :],
                                 sub_v,
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.copy(mul_exp_5_s[turn % 2, :], mul_exp_5_row)
+                            T.copy(mul_exp_5_s[iteration % 2, :], mul_exp_5_row)
                             # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                             for i, j in t.as_sums(V, C):
                                 mul_h_2[i, j] = mul_exp_5_row[j] * sub_v[i, j]
                             for i, j in t.parallel(V, K):
-                                S[i, j] = exp_last_G_s[turn % 2, 0] * S[i, j]
-                            T.gemm(mul_h_2, k[turn % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
-                            T.barrier_arrive(k_free[turn % 2])
-                            T.barrier_arrive(exp_G_s_free[turn % 2])
-                        for turn in T.serial(first - begin, stop - begin):
-                            chunk = begin + turn
+                                S[i, j] = exp_last_G_s[iteration % 2, 0] * S[i, j]
+                            T.gemm(mul_h_2, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                            T.barrier_arrive(k_free[iteration % 2])
+                            T.barrier_arrive(exp_G_s_free[iteration % 2])
+                        for iteration in T.serial(first - begin, stop - begin):
+                            chunk = begin + iteration
                             # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                             t.copy(S, S_h)
-                            T.barrier_wait(k_ready[turn % 2], turn // 2 % 2)
+                            T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
                             T.gemm(
                                 S_h,
-                                k[turn % 2, :, :],
+                                k[iteration % 2, :, :],
                                 k_S,
                                 transpose_B=True,
                                 clear_accum=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.barrier_wait(exp_G_s_ready[turn % 2], turn // 2 % 2)
-                            T.copy(exp_G_s[turn % 2, :], exp_G_row)
-                            T.barrier_wait(v_ready[turn % 2], turn // 2 % 2)
-                            t.load_turned(v[turn % 2, :, :], v_T, tx)
+                            T.barrier_wait(exp_G_s_ready[iteration % 2], iteration // 2 % 2)
+                            T.copy(exp_G_s[iteration % 2, :], exp_G_row)
+                            T.barrier_wait(v_ready[iteration % 2], iteration // 2 % 2)
+                            t.load_transposed(v[iteration % 2, :, :], v_T, tx)
                             for i, j in t.as_sums(V, C):
                                 sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                             for i, j in t.as_sums(V, C):
                                 sub_v_h[i, j] = sub_v[i, j]
                             T.gemm(
                                 sub_v_h,
-                                Toff[turn % 2, :, :],
+                                Toff[iteration % 2, :, :],
                                 sub_v,
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.copy(mul_exp_5_s[turn % 2, :], mul_exp_5_row)
+                            T.copy(mul_exp_5_s[iteration % 2, :], mul_exp_5_row)
                             # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                             for i, j in t.as_sums(V, C):
                                 mul_h_2[i, j] = mul_exp_5_row[j] * sub_v[i, j]
                             for i, j in t.parallel(V, K):
-                                S[i, j] = exp_last_G_s[turn % 2, 0] * S[i, j]
-                            T.gemm(mul_h_2, k[turn % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                                S[i, j] = exp_last_G_s[iteration % 2, 0] * S[i, j]
+                            T.gemm(mul_h_2, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                             # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                             T.gemm(
                                 S_h,
-                                q[turn % 2, :, :],
+                                q[iteration % 2, :, :],
                                 q_S,
                                 transpose_B=True,
                                 clear_accum=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.barrier_arrive(k_free[turn % 2])
+                            T.barrier_arrive(k_free[iteration % 2])
                             for i, j in t.as_sums(V, C):
                                 delta_h[i, j] = sub_v[i, j]
                             for i, j in t.as_sums(V, C):
                                 add_mul[i, j] = exp_G_row[j] * q_S[i, j]
                             T.gemm(
                                 delta_h,
-                                mul_h_s[turn % 2, :, :],
+                                mul_h_s[iteration % 2, :, :],
                                 add_mul,
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.barrier_arrive(exp_G_s_free[turn % 2])
+                            T.barrier_arrive(exp_G_s_free[iteration % 2])
                             for i, j in t.as_sums(V, C):
                                 o_h[i, j] = scale * add_mul[i, j]
                             T.barrier_wait(o_h_s_free[0], ((chunk - first) + 1) % 2)
-                            t.store_tile(o_h, o_h_s, tx, turned=True)
+                            t.store_tile(o_h, o_h_s, tx, transposed=True)
                             T.fence_proxy_async()
                             T.barrier_arrive(o_h_s_ready[0])
                         if has_final_state != 0:
@@ -1274,34 +1274,34 @@ def o_S_kernel(t):
                                     final_state_out[n, hv, j, i] = S[i, j]
                     elif tx < 384:
                         T.set_max_nreg(104, 0)
-                        for turn in T.serial(first - begin):
-                            chunk = begin + turn
-                            T.barrier_wait(G_ready[turn % 2], turn // 2 % 2)
-                            T.barrier_wait(k_ready[turn % 2], turn // 2 % 2)
-                            T.barrier_wait(exp_G_s_free[turn % 2], (turn // 2 + 1) % 2)
+                        for iteration in T.serial(first - begin):
+                            chunk = begin + iteration
+                            T.barrier_wait(G_ready[iteration % 2], iteration // 2 % 2)
+                            T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
+                            T.barrier_wait(exp_G_s_free[iteration % 2], (iteration // 2 + 1) % 2)
                             # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                             for i in t.parallel(C):
-                                exp_G_s[turn % 2, i] = T.exp(G[turn % 2, i])
+                                exp_G_s[iteration % 2, i] = T.exp(G[iteration % 2, i])
                             # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                             for i in t.parallel(1):
-                                exp_last_G_s[turn % 2, i] = T.exp(G[turn % 2, C - 1])
+                                exp_last_G_s[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
                             for i in t.parallel(C):
-                                mul_exp_5_s[turn % 2, i] = T.exp(
-                                    G[turn % 2, C - 1] - G[turn % 2, i],
-                                ) * beta[turn % 2, i]
+                                mul_exp_5_s[iteration % 2, i] = T.exp(
+                                    G[iteration % 2, C - 1] - G[iteration % 2, i],
+                                ) * beta[iteration % 2, i]
                             T.fence_proxy_async()
-                            T.barrier_arrive(exp_G_s_ready[turn % 2])
-                        for turn in T.serial(first - begin, stop - begin):
-                            chunk = begin + turn
-                            T.barrier_wait(G_ready[turn % 2], turn // 2 % 2)
-                            T.copy(G[turn % 2, :], G_col)
-                            T.copy(G[turn % 2, :], G_row)
-                            T.copy(beta[turn % 2, :], beta_row)
-                            T.barrier_wait(k_ready[turn % 2], turn // 2 % 2)
+                            T.barrier_arrive(exp_G_s_ready[iteration % 2])
+                        for iteration in T.serial(first - begin, stop - begin):
+                            chunk = begin + iteration
+                            T.barrier_wait(G_ready[iteration % 2], iteration // 2 % 2)
+                            T.copy(G[iteration % 2, :], G_col)
+                            T.copy(G[iteration % 2, :], G_row)
+                            T.copy(beta[iteration % 2, :], beta_row)
+                            T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
                             # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                             T.gemm(
-                                q[turn % 2, :, :],
-                                k[turn % 2, :, :],
+                                q[iteration % 2, :, :],
+                                k[iteration % 2, :, :],
                                 q_k,
                                 transpose_B=True,
                                 clear_accum=True,
@@ -1313,93 +1313,117 @@ def o_S_kernel(t):
                                         T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                                     ) * beta_row[j]
                                 )
-                            T.barrier_wait(exp_G_s_free[turn % 2], (turn // 2 + 1) % 2)
+                            T.barrier_wait(exp_G_s_free[iteration % 2], (iteration // 2 + 1) % 2)
                             # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                             for i in t.parallel(C):
-                                exp_G_s[turn % 2, i] = T.exp(G[turn % 2, i])
+                                exp_G_s[iteration % 2, i] = T.exp(G[iteration % 2, i])
                             # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                             for i in t.parallel(1):
-                                exp_last_G_s[turn % 2, i] = T.exp(G[turn % 2, C - 1])
+                                exp_last_G_s[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
                             for i in t.parallel(C):
-                                mul_exp_5_s[turn % 2, i] = T.exp(
-                                    G[turn % 2, C - 1] - G[turn % 2, i],
-                                ) * beta[turn % 2, i]
+                                mul_exp_5_s[iteration % 2, i] = T.exp(
+                                    G[iteration % 2, C - 1] - G[iteration % 2, i],
+                                ) * beta[iteration % 2, i]
                             # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                            t.store_tile(mul_h, mul_h_s[turn % 2, :, :], tx - 256)
+                            t.store_tile(mul_h, mul_h_s[iteration % 2, :, :], tx - 256)
                             T.fence_proxy_async()
-                            T.barrier_arrive(exp_G_s_ready[turn % 2])
+                            T.barrier_arrive(exp_G_s_ready[iteration % 2])
                     else:
                         T.set_max_nreg(24, 0)
                         if tx < 416:
-                            for turn in T.serial(first - begin):
-                                chunk = begin + turn
+                            for iteration in T.serial(first - begin):
+                                chunk = begin + iteration
                                 row = start - b * L + chunk * C
                                 slot = start // C + n + chunk
-                                T.barrier_wait(k_free[turn % 2], (turn // 2 + 1) % 2)
-                                T.tma_copy(k_in[b, row:row + C, h, 0:K], k[turn % 2, :, :], barrier=k_ready[turn % 2])
+                                T.barrier_wait(k_free[iteration % 2], (iteration // 2 + 1) % 2)
+                                T.tma_copy(
+                                    k_in[b, row:row + C, h, 0:K],
+                                    k[iteration % 2, :, :],
+                                    barrier=k_ready[iteration % 2],
+                                )
                                 T.fence_proxy_async()
-                                T.barrier_arrive(k_ready[turn % 2])
-                                T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[turn % 2, :, :], barrier=v_ready[turn % 2])
-                                T.tma_copy(Toff_ws[slot, hv, 0:C, 0:C], Toff[turn % 2, :, :], barrier=v_ready[turn % 2])
-                                T.barrier_arrive(v_ready[turn % 2])
-                                T.tma_copy(G_ws[slot, hv, 0:C], G[turn % 2, :], barrier=G_ready[turn % 2])
-                                T.tma_copy(beta_ws[slot, hv, 0:C], beta[turn % 2, :], barrier=G_ready[turn % 2])
-                                T.barrier_arrive(G_ready[turn % 2])
-                            for turn in T.serial(first - begin, stop - begin):
-                                chunk = begin + turn
+                                T.barrier_arrive(k_ready[iteration % 2])
+                                T.tma_copy(
+                                    v_in[b, row:row + C, hv, 0:V],
+                                    v[iteration % 2, :, :],
+                                    barrier=v_ready[iteration % 2],
+                                )
+                                T.tma_copy(
+                                    Toff_ws[slot, hv, 0:C, 0:C],
+                                    Toff[iteration % 2, :, :],
+                                    barrier=v_ready[iteration % 2],
+                                )
+                                T.barrier_arrive(v_ready[iteration % 2])
+                                T.tma_copy(G_ws[slot, hv, 0:C], G[iteration % 2, :], barrier=G_ready[iteration % 2])
+                                T.tma_copy(
+                                    beta_ws[slot, hv, 0:C],
+                                    beta[iteration % 2, :],
+                                    barrier=G_ready[iteration % 2],
+                                )
+                                T.barrier_arrive(G_ready[iteration % 2])
+                            for iteration in T.serial(first - begin, stop - begin):
+                                chunk = begin + iteration
                                 row = start - b * L + chunk * C
                                 rows = length - chunk * C
                                 slot = start // C + n + chunk
-                                T.barrier_wait(k_free[turn % 2], (turn // 2 + 1) % 2)
+                                T.barrier_wait(k_free[iteration % 2], (iteration // 2 + 1) % 2)
                                 if rows >= C:
                                     T.tma_copy(
                                         k_in[b, row:row + C, h, 0:K],
-                                        k[turn % 2, :, :],
-                                        barrier=k_ready[turn % 2],
+                                        k[iteration % 2, :, :],
+                                        barrier=k_ready[iteration % 2],
                                     )
                                 else:
-                                    T.tma_copy(k_in[b, row:row + C, h, 0:K], k[turn % 2, :, :], barrier=k_tail[0])
+                                    T.tma_copy(k_in[b, row:row + C, h, 0:K], k[iteration % 2, :, :], barrier=k_tail[0])
                                     T.barrier_arrive(k_tail[0])
                                     T.barrier_wait(k_tail[0], 0)
                                     for i in T.serial(C - rows):
                                         for j in T.Parallel(K):
-                                            k[turn % 2, rows + i, j] = 0
+                                            k[iteration % 2, rows + i, j] = 0
                                 if rows >= C:
                                     T.tma_copy(
                                         q_in[b, row:row + C, h, 0:K],
-                                        q[turn % 2, :, :],
-                                        barrier=k_ready[turn % 2],
+                                        q[iteration % 2, :, :],
+                                        barrier=k_ready[iteration % 2],
                                     )
                                 else:
-                                    T.tma_copy(q_in[b, row:row + C, h, 0:K], q[turn % 2, :, :], barrier=q_tail[0])
+                                    T.tma_copy(q_in[b, row:row + C, h, 0:K], q[iteration % 2, :, :], barrier=q_tail[0])
                                     T.barrier_arrive(q_tail[0])
                                     T.barrier_wait(q_tail[0], 0)
                                     for i in T.serial(C - rows):
                                         for j in T.Parallel(K):
-                                            q[turn % 2, rows + i, j] = 0
+                                            q[iteration % 2, rows + i, j] = 0
                                 T.fence_proxy_async()
-                                T.barrier_arrive(k_ready[turn % 2])
+                                T.barrier_arrive(k_ready[iteration % 2])
                                 if rows >= C:
                                     T.tma_copy(
                                         v_in[b, row:row + C, hv, 0:V],
-                                        v[turn % 2, :, :],
-                                        barrier=v_ready[turn % 2],
+                                        v[iteration % 2, :, :],
+                                        barrier=v_ready[iteration % 2],
                                     )
                                 else:
-                                    T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[turn % 2, :, :], barrier=v_tail[0])
+                                    T.tma_copy(v_in[b, row:row + C, hv, 0:V], v[iteration % 2, :, :], barrier=v_tail[0])
                                     T.barrier_arrive(v_tail[0])
                                     T.barrier_wait(v_tail[0], 0)
                                     for i in T.serial(C - rows):
                                         for j in T.Parallel(V):
-                                            v[turn % 2, rows + i, j] = 0
-                                T.tma_copy(Toff_ws[slot, hv, 0:C, 0:C], Toff[turn % 2, :, :], barrier=v_ready[turn % 2])
-                                T.barrier_arrive(v_ready[turn % 2])
-                                T.tma_copy(G_ws[slot, hv, 0:C], G[turn % 2, :], barrier=G_ready[turn % 2])
-                                T.tma_copy(beta_ws[slot, hv, 0:C], beta[turn % 2, :], barrier=G_ready[turn % 2])
-                                T.barrier_arrive(G_ready[turn % 2])
+                                            v[iteration % 2, rows + i, j] = 0
+                                T.tma_copy(
+                                    Toff_ws[slot, hv, 0:C, 0:C],
+                                    Toff[iteration % 2, :, :],
+                                    barrier=v_ready[iteration % 2],
+                                )
+                                T.barrier_arrive(v_ready[iteration % 2])
+                                T.tma_copy(G_ws[slot, hv, 0:C], G[iteration % 2, :], barrier=G_ready[iteration % 2])
+                                T.tma_copy(
+                                    beta_ws[slot, hv, 0:C],
+                                    beta[iteration % 2, :],
+                                    barrier=G_ready[iteration % 2],
+                                )
+                                T.barrier_arrive(G_ready[iteration % 2])
                         elif tx < 448:
-                            for turn in T.serial(first - begin, stop - begin):
-                                chunk = begin + turn
+                            for iteration in T.serial(first - begin, stop - begin):
+                                chunk = begin + iteration
                                 row = start - b * L + chunk * C
                                 rows = length - chunk * C
                                 T.barrier_wait(o_h_s_ready[0], (chunk - first) % 2)
@@ -1538,7 +1562,7 @@ class Tables:
 
     part_cost: costs from which the number of parts follows; None for a build that makes no parts. part_chunks: chunks of a part,
     0 to choose. most: parts that a warm-up may reach back. summaries: kernels that sum up parts. bounds: kernels that bound the
-    length of a warm-up. reaches: whether a warm-up's length is found at run time.
+    length of a warm-up. warm_ups: whether a warm-up's length is found at run time.
 
     forms: inputs that come in another form than the page's, and which. decays: inputs that are logs of decays. state: "kv" or
     "vk", the order of a state's dims. tf32: whether a GPU multiplies float32 as tf32. check_chunks: chunks of the longest
@@ -1581,7 +1605,7 @@ class Tables:
     most: int = 0
     summaries: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
-    reaches: bool = False
+    warm_ups: bool = False
     forms: Mapping[str, str] = field(default_factory=dict)
     decays: tuple[str, ...] = ()
     tf32: bool = False
@@ -1954,7 +1978,7 @@ class Plan:
         self.indices_as_they_are = t.pool and _is_plain(indices, torch.int32)
         looks = host.check or self.device.type == "cpu"
         self.check_ends, self.check_slots = self.packed and looks, t.pool and looks
-        self.pieces = self.taken_apart(given, states, outs, buffers)
+        self.native = self.native_arguments(given, states, outs, buffers)
 
     # --- arguments ---
     def expect_inputs(self, given: Sequence[Any]) -> None:
@@ -2076,7 +2100,7 @@ class Plan:
         return found
 
     # --- as data ---
-    def taken_apart(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
+    def native_arguments(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
                     ) -> Pieces | None:
         """The call as data. None where some tensor is copied, filled or looked at on the way."""
         t = self.tables
@@ -2354,7 +2378,7 @@ class Host:
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
         instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
-        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.reaches) or every
+        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
@@ -2376,7 +2400,7 @@ def _unit_lower_inverse(x: Any) -> Any:
 class Check:
     """A module's kernels beside its page in float64, on a small problem that exercises them: sequences of one token, of a chunk,
     of none, and of more chunks than are under way at once, with a tail; a token that comes again and again; heads that forget
-    nothing, little and much; initial states; in parts, where the build has them, some that begin early and some that need all
+    nothing, little and much; initial states; in parts, where the build has them, some with a warm-up and some that need all
     before them summed up.
     """
 
@@ -2514,7 +2538,7 @@ class Check:
             return {"sigmoid": 1, "twice_sigmoid": 2}[form] * torch.sigmoid(y)
         return y
 
-    def turned(self, state: Any, dims: Any) -> Any:
+    def kv_order(self, state: Any, dims: Any) -> Any:
         """States of callers as the page has them."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
@@ -2525,7 +2549,7 @@ class Check:
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
         numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
-        initial = [self.turned(x[n].double(), dims) * given for n, dims in tables.initial]
+        initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start = len(tables.outputs), 0
         outs: Any = [[] for _ in range(count)]
         finals: Any = [[] for _ in initial]
@@ -2633,11 +2657,11 @@ class Check:
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
         for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
             if got is not None:
-                got = self.turned(got.cpu() if slots is None else got.cpu()[slots], dims)
+                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
                 each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
                 found[name.replace("initial", "final")] = worst(each), accepted
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
-            got = self.turned(got.cpu(), dims)
+            got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in mine for i in range(lengths[n] // tables.chunk)]), accepted
         for name, (now, before) in lent.items():
@@ -2703,10 +2727,10 @@ TABLES = Tables(
     ),
     kernels=(
         ("G_Toff_beta_F_chunk", "chunks", 1, ("k", "g", "beta", "G_ws", "Toff_ws", "beta_ws", "F_chunk_ws"), ()),
-        ("S_offset", "parts", 1, ("k", "v", "initial_state", "G_ws", "Toff_ws", "beta_ws", "F_chunk_ws", "S_early", "S_offset"), ()),
-        ("S_factor", "parts", 1, ("k", "G_ws", "Toff_ws", "beta_ws", "S_early", "S_factor"), ()),
-        ("S_start", "parts", 1, ("S_early", "S_offset", "S_factor", "S_start"), ()),
-        ("o_S", "parts", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Toff_ws", "beta_ws", "F_chunk_ws", "S_early", "S_start"), ("scale",)),
+        ("S_offset", "parts", 1, ("k", "v", "initial_state", "G_ws", "Toff_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_offset"), ()),
+        ("S_factor", "parts", 1, ("k", "G_ws", "Toff_ws", "beta_ws", "S_warm_up", "S_factor"), ()),
+        ("S_start", "parts", 1, ("S_warm_up", "S_offset", "S_factor", "S_start"), ()),
+        ("o_S", "parts", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Toff_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_start"), ("scale",)),
     ),
     ints={
         "G_Toff_beta_F_chunk": (),
@@ -2729,7 +2753,7 @@ TABLES = Tables(
         ("F_chunk_ws", (), "float32"),
     ),
     part_workspaces=(
-        ("S_early", (), "float32"),
+        ("S_warm_up", (), "float32"),
         ("S_offset", (128, 128), "float32"),
         ("S_factor", (128, 128), "float16"),
         ("S_start", (128, 128), "float32"),
@@ -2739,7 +2763,7 @@ TABLES = Tables(
     part_cost=PartCost(chunk_us=2.4, fold_us=4.0, launch_us=3.0, summary_us=10.0, warm_up_chunks=7.0, longest_warm_up_chunks=16.0, least_part_chunks=3.0, resident=1),
     most=8,
     summaries=("S_offset", "S_factor", "S_start"),
-    reaches=True,
+    warm_ups=True,
     decays=("g",),
     check_chunks=10,
 )

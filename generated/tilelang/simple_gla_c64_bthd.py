@@ -471,7 +471,7 @@ class Tables:
 
     part_cost: costs from which the number of parts follows; None for a build that makes no parts. part_chunks: chunks of a part,
     0 to choose. most: parts that a warm-up may reach back. summaries: kernels that sum up parts. bounds: kernels that bound the
-    length of a warm-up. reaches: whether a warm-up's length is found at run time.
+    length of a warm-up. warm_ups: whether a warm-up's length is found at run time.
 
     forms: inputs that come in another form than the page's, and which. decays: inputs that are logs of decays. state: "kv" or
     "vk", the order of a state's dims. tf32: whether a GPU multiplies float32 as tf32. check_chunks: chunks of the longest
@@ -514,7 +514,7 @@ class Tables:
     most: int = 0
     summaries: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
-    reaches: bool = False
+    warm_ups: bool = False
     forms: Mapping[str, str] = field(default_factory=dict)
     decays: tuple[str, ...] = ()
     tf32: bool = False
@@ -887,7 +887,7 @@ class Plan:
         self.indices_as_they_are = t.pool and _is_plain(indices, torch.int32)
         looks = host.check or self.device.type == "cpu"
         self.check_ends, self.check_slots = self.packed and looks, t.pool and looks
-        self.pieces = self.taken_apart(given, states, outs, buffers)
+        self.native = self.native_arguments(given, states, outs, buffers)
 
     # --- arguments ---
     def expect_inputs(self, given: Sequence[Any]) -> None:
@@ -1009,7 +1009,7 @@ class Plan:
         return found
 
     # --- as data ---
-    def taken_apart(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
+    def native_arguments(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
                     ) -> Pieces | None:
         """The call as data. None where some tensor is copied, filled or looked at on the way."""
         t = self.tables
@@ -1287,7 +1287,7 @@ class Host:
         units = t.part_cost.resident * torch.cuda.get_device_properties(device).multi_processor_count
         instances = value_heads * max(row[2] for row in t.kernels if row[1] == "parts" and row[0] not in t.bounds)
         chunks = max(1, -(-tokens // (t.chunk * sequences)))
-        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.reaches) or every
+        return _cheapest_span(chunks, sequences, instances, units, t.part_cost, len(t.summaries), t.most, t.warm_ups) or every
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels: `tokens` in all, of `sequences` sequences. device: of builds that make
@@ -1309,7 +1309,7 @@ def _unit_lower_inverse(x: Any) -> Any:
 class Check:
     """A module's kernels beside its page in float64, on a small problem that exercises them: sequences of one token, of a chunk,
     of none, and of more chunks than are under way at once, with a tail; a token that comes again and again; heads that forget
-    nothing, little and much; initial states; in parts, where the build has them, some that begin early and some that need all
+    nothing, little and much; initial states; in parts, where the build has them, some with a warm-up and some that need all
     before them summed up.
     """
 
@@ -1447,7 +1447,7 @@ class Check:
             return {"sigmoid": 1, "twice_sigmoid": 2}[form] * torch.sigmoid(y)
         return y
 
-    def turned(self, state: Any, dims: Any) -> Any:
+    def kv_order(self, state: Any, dims: Any) -> Any:
         """States of callers as the page has them."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
@@ -1458,7 +1458,7 @@ class Check:
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
         numbers = [torch.tensor(1.0 if n is None else n, dtype=torch.float64, device="cpu") for n in tables.scalars.values()]
-        initial = [self.turned(x[n].double(), dims) * given for n, dims in tables.initial]
+        initial = [self.kv_order(x[n].double(), dims) * given for n, dims in tables.initial]
         count, start = len(tables.outputs), 0
         outs: Any = [[] for _ in range(count)]
         finals: Any = [[] for _ in initial]
@@ -1566,11 +1566,11 @@ class Check:
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
         for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
             if got is not None:
-                got = self.turned(got.cpu() if slots is None else got.cpu()[slots], dims)
+                got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
                 each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
                 found[name.replace("initial", "final")] = worst(each), accepted
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
-            got = self.turned(got.cpu(), dims)
+            got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
                                  for n in mine for i in range(lengths[n] // tables.chunk)]), accepted
         for name, (now, before) in lent.items():

@@ -13,9 +13,9 @@ template <int n> static __device__ void running_sums(
     x[i] = total += term < least ? least : term;  // a NaN stays
   }
 #pragma unroll
-  for (int near = 1; near < 32; near *= 2) {
-    const float below = __shfl_up_sync(~0u, total, near);
-    if (lane >= near) total += below;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const float below = __shfl_up_sync(~0u, total, offset);
+    if (lane >= offset) total += below;
   }
   float before = __shfl_up_sync(~0u, total, 1);  // no difference of large sums
   if (!lane) before = 0.f;

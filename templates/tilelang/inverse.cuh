@@ -57,7 +57,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
   static __device__ unsigned ldmatrix(const void *tile, unsigned lane) {
     return base(tile) + lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
   }
-  static __device__ unsigned ldmatrix_turned(const void *tile, unsigned lane) {
+  static __device__ unsigned ldmatrix_transposed(const void *tile, unsigned lane) {
     return base(tile) + (lane % 8 + lane / 16 * 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
   }
   static __device__ unsigned base(const void *tile) { return static_cast<unsigned>(__cvta_generic_to_shared(tile)); }
@@ -69,7 +69,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
     return t;
   }
-  static __device__ Tile load_turned(unsigned first, unsigned i, unsigned j) {
+  static __device__ Tile load_transposed(unsigned first, unsigned i, unsigned j) {
     Tile t;
     asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(t.x[0]), "=r"(t.x[1]), "=r"(t.x[2]), "=r"(t.x[3]) : "r"(at(first, i, j)) : "memory");
@@ -168,48 +168,48 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
 
   // All lanes have come here with what they read, which a store may overwrite. Without a clobber of memory, as __syncwarp has:
   // volatile statements keep their order by themselves.
-  static __device__ void together() { asm volatile("bar.warp.sync 0xffffffff;"); }
+  static __device__ void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;"); }
 
   // The other blocks, from those on the diagonal, which lie transposed; these at last.
   static __device__ void rest(void *a, const void *scale, unsigned lane) {
-    const unsigned plain = ldmatrix(a, lane), turned = ldmatrix_turned(a, lane);
+    const unsigned plain = ldmatrix(a, lane), by_columns = ldmatrix_transposed(a, lane);
     // Block (1, 0), transposed as a second operand is.
-    const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_turned(turned, 1, 1)));
-    together();
+    const Tile t10t = pack(product(minus(pack(product(load(plain, 0, 0), load(plain, 1, 0)))), load_transposed(by_columns, 1, 1)));
+    sync_warp();
     store(a, scale, 1, 0, lane,
           sum(Tile{transposed(t10t.x[0]), transposed(t10t.x[2]), transposed(t10t.x[1]), transposed(t10t.x[3])}));
 #pragma unroll
     for (unsigned r = 3; r > 1; --r) {  // row 3 reads what lies in row 2
       Sum y0, y1;
       {
-        const Tile own = load_turned(turned, r, r);
-        y1 = product(own, load_turned(turned, r, 1));
-        y0 = product(own, load_turned(turned, r, 0));
+        const Tile own = load_transposed(by_columns, r, r);
+        y1 = product(own, load_transposed(by_columns, r, 1));
+        y0 = product(own, load_transposed(by_columns, r, 0));
         if (r == 3) {
-          const Sum s = product(minus(pack(product(own, load_turned(turned, 3, 2)))), load(plain, 2, 2));
+          const Sum s = product(minus(pack(product(own, load_transposed(by_columns, 3, 2)))), load(plain, 2, 2));
           const Tile t32 = pack(s);
-          y1 = product(t32, load_turned(turned, 2, 1), y1);
-          y0 = product(t32, load_turned(turned, 2, 0), y0);
-          together();
+          y1 = product(t32, load_transposed(by_columns, 2, 1), y1);
+          y0 = product(t32, load_transposed(by_columns, 2, 0), y0);
+          sync_warp();
           store(a, scale, 3, 2, lane, s);
         }
       }
       const Tile z1 = pack(y1), z0 = pack(y0);
       y1 = product(z1, load(plain, 1, 1));
       y0 = product(z1, t10t, product(z0, load(plain, 0, 0)));
-      together();
+      sync_warp();
       store(a, scale, r, 1, lane, y1, -1.f);
       store(a, scale, r, 0, lane, y0, -1.f);
     }
     const unsigned kept = !strict || lane / 8 != lane % 4 ? 0xffffffffu : lane / 4 % 2 ? 0x0000ffffu : 0xffff0000u;
 #pragma unroll
     for (unsigned n = 0; n < 4; n += 2) {
-      Tile x = load_turned(turned, n, n), y = load_turned(turned, n + 1, n + 1);
+      Tile x = load_transposed(by_columns, n, n), y = load_transposed(by_columns, n + 1, n + 1);
       if constexpr (strict) {
         x.x[0] &= kept, x.x[3] &= kept;
         y.x[0] &= kept, y.x[3] &= kept;
       }
-      together();
+      sync_warp();
       store(a, scale, n, n, lane, sum(x));
       store(a, scale, n + 1, n + 1, lane, sum(y));
     }
@@ -228,7 +228,7 @@ template <bool bf16, bool scaled, bool strict> struct UnitLowerInverse {
 template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower_inverse(void *a, const void *scale) {
   using Inverse = UnitLowerInverse<bf16, scaled, strict>;
   unsigned lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one turn to the next
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));  // volatile: what follows from it is not kept from one iteration to the next
   Inverse::clear_above(a, lane);
   Inverse::diagonal(a, lane);
   Inverse::rest(a, scale, lane);

@@ -224,7 +224,7 @@ def test_many_heads(tmp_path, layout, dtype, heads):
 
 
 def test_no_field_is_left_out():
-    elsewhere = {"partition", "part_chunks", "state", "stages", "early", "longest_first", "warps", "value_heads", "descriptors"}
+    elsewhere = {"partition", "part_chunks", "state", "stages", "warm_up", "longest_first", "warps", "value_heads", "descriptors"}
     assert {*SWITCHED, *elsewhere, "name", "kernels", "launch"} == {f.name for f in fields(Schedule)}
 
 

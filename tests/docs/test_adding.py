@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DOCS = {n: (ROOT / "docs" / f"adding_{n}.md").read_text() for n in ("a_target", "an_op")}
 RUN = "import sys; from gdn_codegen.cli import main; sys.exit(main(sys.argv[1:]))"

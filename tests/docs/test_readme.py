@@ -15,6 +15,7 @@ def quick_start():
     return text
 
 
+@pytest.mark.slow
 def test_the_quick_start_is_short_and_runs(capsys, monkeypatch):
     text = quick_start()
     assert len(text.splitlines()) <= 20

@@ -6,6 +6,8 @@ from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 @pytest.mark.parametrize("schedule", ["fused", "staged", "prepared", "replay", "walk"])

@@ -12,6 +12,8 @@ from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import SCHEDULES, named
 from gdn_codegen.schedule.contract import Contract
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = [70, 33]
 #: Tokens of the first sequence that forget, of value heads 1 to 6: first, in the middle and last of a chunk of 32; several; a
 #: whole chunk; all. Of head 0 none does.

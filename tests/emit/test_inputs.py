@@ -25,18 +25,21 @@ def agrees(target, accept, schedule="fused", lengths=RAGGED, dtype="float16", la
     return fn, x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["fused", "staged", "prepared", "replay", "walk"])
 @pytest.mark.parametrize("accept", [FULL, OTHER])
 def test_triton(accept, schedule):
     agrees("triton", accept, schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("accept", [NARROW, OTHER])
 def test_triton_dtypes(accept, dtype):
     agrees("triton", accept, "replay", dtype=dtype, layout="bhtd")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, accept, schedule, options", [
     ("tilelang", NARROW, "replay", {"layout": "bhtd"}), ("tilelang", OTHER, "fused", {}),
     ("pto", FULL, "fused", {}), ("pto", NARROW, "staged", {"layout": "bhtd"}),
@@ -45,6 +48,7 @@ def test_other_targets(target, accept, schedule, options):
     agrees(target, accept, schedule, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["triton", "pto"])
 def test_the_other_page(target):
     agrees(target, "g=raw,k=l2norm,q=l2norm", page="simple_gla")
@@ -102,6 +106,7 @@ def test_a_plain_module_knows_nothing_of_it():
     assert "head_inputs" not in own and "A_log" not in own
 
 
+@pytest.mark.slow
 def test_command_line(capsys):
     small = ["--target", "triton", "--chunk", "32", "--head-dim-k", "32", "--head-dim-v", "32", "--quick"]
     assert main(["verify", *small, "--accept", FULL]) == 0
@@ -110,6 +115,7 @@ def test_command_line(capsys):
     assert "accept: got q=raw; accepted for q: l2norm" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_through_the_front_door():
     """FLA's flags; bfloat16 numbers of a head are widened by the host where nothing says that they come so."""
     forms = {"beta": "twice_sigmoid", "g": "raw", "k": "l2norm", "q": "l2norm"}

@@ -30,6 +30,7 @@ def function(schedule="fused", **options):
     return load.function(build(schedule, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout, dtype", [("bthd", "float16"), ("bhtd", "bfloat16"), ("bthd", "float32")])
 @pytest.mark.parametrize("schedule", ON_CORES)
 def test_schedules(schedule, dtype, layout):
@@ -38,6 +39,7 @@ def test_schedules(schedule, dtype, layout):
     check(fn, x, TOLERANCE[dtype], layout=layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["staged", "fused"])
 def test_lengths(schedule):
     """Each alone and all together, with gates that forget nothing and all; heads in groups; with and without a state."""
@@ -51,12 +53,14 @@ def test_lengths(schedule):
         check(fn, problem([130, 20], 1, 1, 64, 64, gate=gate, beta=1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk, k, v", [(16, 16, 16), (64, 128, 64), (128, 64, 128), (128, 128, 128)])
 def test_sizes(chunk, k, v):
     fn = function(chunk=chunk, head_dim_k=k, head_dim_v=v)
     check(fn, problem([chunk + 1, chunk // 2], 1, 2, k, v))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form, inverse, schedule", [
     ("gate-free", "doubling", "fused"), ("wy", "doubling", "fused"), ("gate-free", "substitution", "prepared"),
     ("direct", "doubling", "staged"), ("unit", "doubling", "fused"), ("unit", "substitution", "prepared")])
@@ -65,28 +69,34 @@ def test_forms_and_inverses(form, inverse, schedule):
     check(fn, problem([40, 0, 33], 1, 2, 32, 32, gate=-0.2))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("changes", [
-    {"inverse_block": 16}, {"lanes": 1, "inverse_block": 16}, {"order": "page"},
-    {"lanes": 1, "order": "page", "cache_masks": False}, {"channel_slots": 2}, {"l0_slots": 1}])
-@pytest.mark.parametrize("schedule", ["staged", "replay"])
-def test_what_is_for_cores_only(schedule, changes, dtype):
+CHANGES = ({"inverse_block": 16}, {"lanes": 1, "inverse_block": 16}, {"order": "page"},
+           {"lanes": 1, "order": "page", "cache_masks": False}, {"channel_slots": 2}, {"l0_slots": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule, dtype, changes", [  # each pair meets
+    (schedule, ("float16", "float32")[(i + n) % 2], changes)
+    for n, schedule in enumerate(("staged", "replay")) for i, changes in enumerate(CHANGES)])
+def test_what_is_for_cores_only(schedule, dtype, changes):
     """Side by side, on the chip, in which order, in blocks: the same results; an odd head repeats itself."""
     fn = function(variant(schedule, **changes), dtype=dtype)
     check(fn, problem([40, 0, 33], 1, 3, 32, 32, getattr(torch, dtype), gate=-0.2), TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 def test_columns_in_blocks():
     fn = function(variant("fused", v_block=16))
     check(fn, problem([40, 0, 33], 1, 2, 32, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["staged", "fused"])
 def test_another_algorithm(schedule):
     fn = function(schedule, algorithm="simple_gla")
     check(fn, problem([40, 0, 65], 1, 2, 32, 32), delta=False)
 
 
+@pytest.mark.slow
 def test_equal_keys_invert_well():
     fn = function(chunk=64, head_dim_k=64, head_dim_v=64)
     check(fn, problem([128], 1, 1, 64, 64, gate=0.0, beta=1.0, same_keys=True))
@@ -108,6 +118,7 @@ def page(q, k, v, g, S, *, scale="K ** -0.5"):
 """
 
 
+@pytest.mark.slow
 def test_a_page_with_other_ops(tmp_path):
     """Sums along rows, values that are not zero on padding, divisions by a column."""
     (tmp_path / "page.py").write_text(PAGE)
@@ -123,6 +134,7 @@ def test_a_page_with_other_ops(tmp_path):
 
 
 # --- the simulator sees what the checker sees ------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_wait_taken_out_stops_the_simulator(monkeypatch):
     b = build("fused")
     p = lowered(b)
@@ -140,6 +152,7 @@ def test_a_wait_taken_out_stops_the_simulator(monkeypatch):
             call(fn, problem([100, 100], 1, 2, 32, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_other_interleavings(monkeypatch, seed):
     monkeypatch.setenv("PTO_SIM_SHUFFLE", str(seed))

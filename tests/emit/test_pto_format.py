@@ -24,6 +24,7 @@ def complaints(source, folder):
     return done.stderr[:2000] or "it fails" * (done.returncode != 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [None, (16, 32)])
 @pytest.mark.parametrize("schedule", ON_CORES)
 def test_layout(schedule, heads, tmp_path):
@@ -35,6 +36,7 @@ def test_layout(schedule, heads, tmp_path):
     assert names == [f"gated_delta_rule{counts}_{'_'.join(g)}_fp16" for g in SCHEDULES[schedule].kernels]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launch", ["kernels", "single"])
 @pytest.mark.parametrize("schedule, options", [
     ("staged", dict(chunk=128, heads=(2, 6))), ("prepared", dict(layout="bhtd", dtype="bfloat16")),

@@ -24,6 +24,7 @@ def small(compiled=None, schedule="fused", **options):
     return Build("pto", **{"chunk": 32, "head_dim_k": 32, "head_dim_v": 32} | options, schedule=schedule, heads=compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value_heads", COUNTS)
 @pytest.mark.parametrize("chunk, schedule, dtype, size", [(64, "fused", "float16", 64), (128, "staged", "bfloat16", 128)])
 def test_value_heads(chunk, schedule, dtype, size, value_heads):
@@ -31,8 +32,9 @@ def test_value_heads(chunk, schedule, dtype, size, value_heads):
     check(fn, problem([chunk + 6, 0, 9], 4, value_heads, size, size, getattr(torch, dtype), gate=-0.1, seed=value_heads))
 
 
-@pytest.mark.parametrize("value_heads", COUNTS)
-@pytest.mark.parametrize("schedule, dtype, layout", [("fused", "float16", "bthd"), ("staged", "bfloat16", "bhtd")])
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule, dtype, layout, value_heads", [
+    ((("fused", "float16", "bthd"), ("staged", "bfloat16", "bhtd"))[n % 2] + (count,)) for n, count in enumerate(COUNTS)])
 def test_value_heads_compiled_in(schedule, dtype, layout, value_heads):
     """B, T and N stay dynamic: one build for packed sequences and for equal rows, with and without a state."""
     h = COUNTS[value_heads]
@@ -42,6 +44,7 @@ def test_value_heads_compiled_in(schedule, dtype, layout, value_heads):
     check(fn, x([33, 33], initial=False), TOLERANCE[dtype], layout=layout, batched=True)
 
 
+@pytest.mark.slow
 def test_one_launch_with_heads_compiled_in():
     fn = function(small((2, 6), replace(named("staged"), launch="single")))
     check(fn, problem([40, 0, 33], 2, 6, 32, 32))
@@ -57,6 +60,7 @@ def test_compiled_in_kernels_take_no_counts():
     assert "constexpr int64_t H =" not in plain and plain.count("    int64_t HV,") == 2 * len(kernels)
 
 
+@pytest.mark.slow
 def test_names_tell_builds_apart():
     builds = [small(h) for h in (None, (2, 6), (1, 6), (2, 4))]
     symbols = [s for b in builds for s, *_ in module(render(b)).SYMBOLS.values()]
@@ -86,6 +90,7 @@ def test_other_targets_refuse_counts(target, tmp_path, capsys):
     assert not list(tmp_path.rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path, capsys):
     """The module's own command makes it again."""
     small_words = ["--target", "pto", "--chunk", "32", "--head-dim-k", "32", "--head-dim-v", "32"]
@@ -103,11 +108,13 @@ def test_command_line(tmp_path, capsys):
     assert main([*words, "--heads", "2/6", "--value-heads", "4"]) == 2
 
 
+@pytest.mark.slow
 def test_stages_keep_their_names():
     names = [[s.name for s in stages(small(c, "staged"), Problem(40, 2, 6, 2))] for c in (None, (2, 6))]
     assert names[0] == names[1] == ["_".join(g) for g in named("staged").kernels]
 
 
+@pytest.mark.slow
 def test_the_op_compiles_the_counts_of_its_tensors_in(monkeypatch):
     """Once for each, whatever the lengths."""
     built = []

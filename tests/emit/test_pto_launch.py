@@ -18,6 +18,7 @@ def single(schedule, **options):
     return Build("pto", 64, schedule=replace(named(schedule), launch="single"), head_dim_k=32, head_dim_v=32, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["staged", "prepared", "replay"])
 def test_one_launch_agrees(schedule):
     b = single(schedule)
@@ -26,6 +27,7 @@ def test_one_launch_agrees(schedule):
     check(function(b), problem([65, 65], 2, 4, 32, 32, initial=False), batched=True)
 
 
+@pytest.mark.slow
 def test_as_many_barriers_as_cuts():
     for name, cuts in (("staged", 5), ("replay", 1), ("fused", 0)):
         barriers = [o for k in lowered(single(name)).kernels for o in walk(k.body) if o.kind == "barrier" and o.attr("ids")]
@@ -49,6 +51,7 @@ def run(text):
     call(module(text).chunk_gated_delta_rule, problem(LENGTHS, 1, 2, 32, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule, parts", [("staged", PARTS), ("prepared", PARTS), ("replay", ("across", "down"))])
 def test_without_a_part_of_the_barrier_the_simulator_stops(schedule, parts):
     """Of [A] and of [G A] vector cores write last what the next kernel reads, so all of it is needed."""
@@ -57,6 +60,7 @@ def test_without_a_part_of_the_barrier_the_simulator_stops(schedule, parts):
             run(without(part, render(single(schedule))))
 
 
+@pytest.mark.slow
 def test_a_later_signal_of_the_same_pipe_says_what_vector_cores_would():
     """Of [G Tinv] they store G alone for others, and then hand their cube tiles through the same pipe: what waits for these
     has waited for G. A store after the last of them is seen."""

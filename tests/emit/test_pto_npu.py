@@ -63,6 +63,7 @@ def libraries(tmp_path):
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_command(fresh, toolchain):
     words = fresh(text()).compile_command("a.cpp", "a.so")
     assert words[0] == "bisheng" and {"-fPIC", "-shared", "-xcce", "-DMEMORY_BASE", "-O2", "--cce-aicore-arch=dav-c220",
@@ -84,6 +85,7 @@ def test_bisheng_is_given_the_source_and_that_command(fresh, toolchain):
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_library_is_made_once_for_its_content(fresh, toolchain, tmp_path, monkeypatch):
     first = text()
     for given, runs in ((first, 1), (first, 1), (text(layout="bhtd"), 2), (first, 2),
@@ -158,6 +160,7 @@ def test_launch_arguments(fresh, monkeypatch):
 
 
 # --- imports ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ON_CORES)
 def test_torch_npu_is_not_imported_for_cpu_tensors(schedule, tmp_path):
     """Nor on import: here torch_npu stops whoever imports it. An NPU tensor exists only where it was imported before."""

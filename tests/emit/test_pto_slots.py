@@ -13,7 +13,7 @@ from gdn_codegen.prove.happens_before import channels, without
 from gdn_codegen.runtime import build as build_module
 from gdn_codegen.runtime.build import lowered, render
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ 12 or newer")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ 12 or newer")]
 LENGTHS = [129, 0, 17, 64, 1, 96]  # five chunks, none, one, two, one, three: each slot first and last, on block 0 to 3
 AHEAD = [("fused", "all"), ("fused", "loads"), ("fused", "operands"), ("replay", "all"), ("staged", "operands")]
 

@@ -20,6 +20,7 @@ def sums(layout, chunk, x):
     return host.run(given, (1.0,), (None,), (None,), ends, (None,), True)[host.tables.tensors.index("G_ws")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value_heads", [1, 8, 12, 16, 24, 32, 48, 64])
 @pytest.mark.parametrize("layout, chunk", [("bthd", 32), ("bhtd", 32), ("bthd", 128), ("bhtd", 16)])
 def test_sums_of_any_number_of_heads(layout, chunk, value_heads):

@@ -72,6 +72,7 @@ FORMS = [("triton", t, s) for t, s in (("vk", "walk"), ("vk/bfloat16", "fused"))
 FORMS += [("pto", "vk/float16", "fused")]  # TileLang's: below, in a pool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, text, schedule", FORMS)
 def test_order_and_dtype(target, text, schedule):
     b = build(target, text, schedule)
@@ -139,6 +140,7 @@ def pool_is_right(b, fn, monkeypatch):
     return ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, text, schedule, how", POOLS)
 def test_pools(target, text, schedule, how, monkeypatch):
     b = build(target, text, schedule, how)
@@ -155,6 +157,7 @@ def test_pools(target, text, schedule, how, monkeypatch):
         assert run(fn, x, initial_state=pool, state_indices=torch.tensor(AT))[1] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, schedule, how", [("triton", "replay", "decay")])
 def test_in_place_is_separate_to_the_bit(target, schedule, how):
     x = inputs()
@@ -170,6 +173,7 @@ def test_in_place_is_separate_to_the_bit(target, schedule, how):
     assert (here[:, 0] == 2).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, text, schedule, how", [
     ("triton", "vk/bfloat16/checkpoints", "replay", "decay"), ("triton", ALL, "fused", None), ("tilelang", ALL, "fused", None),
     ("pto", ALL, "fused", None)])
@@ -293,6 +297,7 @@ def test_bad_states_of_other_contracts():
         render(Build("pto", 16, head_dim_k=16, head_dim_v=32, contract=Contract.parse("state=vk/bfloat16")))
 
 
+@pytest.mark.slow
 def test_pto_with_an_odd_head_of_lanes_in_one_launch():
     """Three value heads: the last lane of a chunk's kernels repeats the last head; the pool is written once all the same."""
     b = build("pto", "pool/in_place", "prepared", heads=(1, 3))
@@ -306,6 +311,7 @@ def test_pto_with_an_odd_head_of_lanes_in_one_launch():
     assert rms_error(pool[[2, 0]], want) < 5e-3 and torch.equal(pool[[1, 3]], before[[1, 3]])
 
 
+@pytest.mark.slow
 def test_hopper_takes_what_servers_pass():
     """Warp groups: what vLLM and SGLang pass, and parts of it."""
     servers = f"beta=sigmoid,g=raw,k=l2norm,q=l2norm,state={ALL}"
@@ -327,6 +333,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, what", [(t, what) for t, all_ in MUTATIONS.items() for what in all_])
 def test_mutation_fails(target, what, monkeypatch):
     b = build(target, ALL, "fused")

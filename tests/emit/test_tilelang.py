@@ -44,6 +44,7 @@ def given(b, lengths, **options):
     return problem(lengths, 2, 4, b.head_dim_k, b.head_dim_v, getattr(torch, b.dtype), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDS)
 def test_lengths_packs_and_states(name):
     b = BUILDS[name]
@@ -55,12 +56,14 @@ def test_lengths_packs_and_states(name):
     check(fn, given(b, [1, 1], initial=False), batched=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate, beta", [(0.0, 1.0), (0.0, 0.0), (-50.0, 0.01), ("mixed", None)])
 def test_gates(gate, beta):
     b = BUILDS["gdn_c32_bthd_k32v64"]
     check(function(b), given(b, [70], gate=gate, beta=beta))
 
 
+@pytest.mark.slow
 def test_head_groups_and_an_empty_batch():
     b = BUILDS["gdn_c32_bthd_k32v64"]
     fn = function(b)
@@ -70,6 +73,7 @@ def test_head_groups_and_an_empty_batch():
     assert o.numel() == 0 and S.shape == (2, 2, 32, 64)
 
 
+@pytest.mark.slow
 def test_unaligned_inputs():
     """A slice of a larger tensor may start anywhere; kernels load 16 bytes at a time."""
     b = BUILDS["gdn_c32_bthd_k32v64"]
@@ -80,11 +84,13 @@ def test_unaligned_inputs():
     check(function(b), x)
 
 
+@pytest.mark.slow
 def test_a_member_without_the_inverse():
     b = Build("tilelang", 32, "bthd", "simple_gla", "fused", "float16", 32, 32)
     check(function(b), given(b, [33, 0, 64]), delta=False)
 
 
+@pytest.mark.slow
 def test_values_may_have_names_of_the_kernels_own(tmp_path):
     """A page of one's own may call its values anything."""
     page = tmp_path / "clash.py"
@@ -119,6 +125,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", MUTATIONS)
 def test_mutations_fail_the_comparison(what):
     b = BUILDS["gdn_c32_bthd_k32v64"]
@@ -141,6 +148,7 @@ assert o.isfinite().all() and torch.allclose(k[0, 4, 0] @ S[0, 0], torch.ones(16
 """
 
 
+@pytest.mark.slow
 def test_two_processes_build_a_copy_of_the_module_at_once(tmp_path):
     """From a cold cache, in a folder that has nothing else; with beta = 1 and g = 0 the last key then recalls its value."""
     b = Build("tilelang", 16, "bthd", dtype="float32", head_dim_k=16, head_dim_v=16)
@@ -154,6 +162,7 @@ def test_two_processes_build_a_copy_of_the_module_at_once(tmp_path):
         assert run.returncode == 0, said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 def test_compiles_for_hopper(tmp_path):
     b = Build("tilelang", 64, "bthd", schedule="replay", head_dim_k=64, head_dim_v=64)
@@ -163,12 +172,13 @@ def test_compiles_for_hopper(tmp_path):
         assert 0 < found.shared <= 227 * 1024 and 0 < found.registers < 256
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("schedule, kernel, words", [
-    ("replay", "G_Tinv", r""),
-    (replace(SCHEDULES["walk"], name="named", kernels=(("G", "Tb"), ("U", "S"), ("o",))), "G_Tb", r", scale=\w+"),
-    (replace(SCHEDULES["replay"], name="unit", kernels=(("G", "Toff"), ("o", "S")), form="unit"), "G_Toff", r", strict=True")])
+@pytest.mark.parametrize("schedule, kernel, words, dtype", [
+    ("replay", "G_Tinv", r"", "float16"), ("replay", "G_Tinv", r"", "bfloat16"),
+    (replace(SCHEDULES["walk"], name="named", kernels=(("G", "Tb"), ("U", "S"), ("o",))), "G_Tb", r", scale=\w+", "float16"),
+    (replace(SCHEDULES["replay"], name="unit", kernels=(("G", "Toff"), ("o", "S")), form="unit"), "G_Toff", r", strict=True",
+     "bfloat16")])
 def test_inverses_of_whole_tiles_compile(schedule, kernel, words, dtype, tmp_path):
     """Each form of templates/tilelang/inverse.cuh; nvcc sees only what is called."""
     b = Build("tilelang", 64, "bthd", schedule=schedule, dtype=dtype, head_dim_k=64, head_dim_v=64)
@@ -193,6 +203,7 @@ def test_every_op_has_a_rule_or_a_pass_that_removes_it():
         table.of(Op("row_norm", "x"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
 def test_text_is_stable_ascii_and_short_lined(schedule):
     for dtype, layout in (("float16", "bthd"), ("bfloat16", "bhtd")):

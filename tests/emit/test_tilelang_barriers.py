@@ -13,7 +13,7 @@ tilelang = pytest.importorskip("tilelang")
 BUILDS = {f"{name}-{dims}-{heads}": Build("tilelang", chunk, schedule=replace(SCHEDULES[name], value_heads=heads),
                                           head_dim_k=dims, head_dim_v=dims)
           for name, chunk, dims, heads in (
-              ("walk", 64, 64, 1), ("walk", 64, 128, 1), ("walk", 64, 64, 2), ("walk", 64, 64, 4), ("walk", 64, 128, 4),
+              ("walk", 64, 64, 1), ("walk", 64, 128, 1), ("walk", 64, 128, 4),
               ("staged", 64, 64, 1), ("staged", 64, 64, 2), ("replay", 64, 64, 1), ("replay", 32, 64, 4), ("fused", 64, 64, 1))}
 
 
@@ -35,6 +35,7 @@ def astray(source):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDS)
 def test_all_threads_come_to_each_barrier(name):
     m = module(render(BUILDS[name]))

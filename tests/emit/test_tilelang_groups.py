@@ -20,14 +20,15 @@ BUILDS = {b.name: b for b in (
     Build("tilelang", schedule="walk", arch="sm_90a"),
     Build("tilelang", layout="bhtd", schedule="walk", dtype="bfloat16", arch="sm_90a"),
     Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk64", v_block=64, stages=3), arch="sm_90a"),
-    Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walkstate", partition="decay", early="state"), arch="sm_90a"),
+    Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walkstate", partition="decay", warm_up="state"), arch="sm_90a"),
     Build("tilelang", schedule="fused_walk", arch="sm_90a"),
     Build("tilelang", schedule=Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk"), arch="sm_90a"),
-    Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay", early="state",
+    Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay", warm_up="state",
                                        longest_first=True), dtype="bfloat16", arch="sm_90a"),
 )}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("name", BUILDS)
 def test_compiles_with_few_spills_and_products_side_by_side(name, tmp_path):
@@ -44,7 +45,7 @@ def test_compiles_with_few_spills_and_products_side_by_side(name, tmp_path):
 
 def times(b, o):
     """How often an op is written: once more where turns before a walk's own part leave others out."""
-    return 1 + (b.plan.partition is not None and b.plan.early == "state" and not o.attr("own"))
+    return 1 + (b.plan.partition is not None and b.plan.warm_up == "state" and not o.attr("own_part"))
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -62,15 +63,16 @@ def test_text(name):
     assert body.count("if rows >= C:") == tails + 1  # early turns are whole, and store nothing
     assert len(re.findall(r"if tx < \d+:", body)) == len(k.agents)
     assert body.count("T.wait_wgmma(0)") == sum(times(b, o) for o in ops_ if o.kind == "drain")
-    assert body.count("T.wgmma_gemm(") == sum(times(b, o) for o in ops_ if o.attr("later"))
+    assert body.count("T.wgmma_gemm(") == sum(times(b, o) for o in ops_ if o.attr("asynchronous"))
 
 
 PARTED = {f"{name}{i}": Build("tilelang", schedule=replace(SCHEDULES[name], name=f"{name}{i}", **fields), arch="sm_90a")
           for name in ("walk", "fused_walk") for i, fields in enumerate((
-              {"early": "all"}, {"partition": "decay", "early": "all"}, {"partition": "decay", "early": "state"},
-              {"partition": "decay", "early": "state", "longest_first": True}))}
+              {"warm_up": "all"}, {"partition": "decay", "warm_up": "all"}, {"partition": "decay", "warm_up": "state"},
+              {"partition": "decay", "warm_up": "state", "longest_first": True}))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTED)
 def test_a_copy_arrives_where_its_ring_is_waited_for(name):
     """A copy counts bytes on the barrier that its threads arrive on next, by that name: a slot of another count of turns hangs,
@@ -81,7 +83,7 @@ def test_a_copy_arrives_where_its_ring_is_waited_for(name):
     for n, x in copies:
         (barrier,) = re.findall(r"^T\.tma_copy\(.*, barrier=(\w+\[.*\])\)$", x)
         ring = barrier[:barrier.index("[") + 1]
-        after = next(y for y in lines[n + 1:] if y.startswith(("for turn in", "for chunk in", f"T.barrier_arrive({ring}")))
+        after = next(y for y in lines[n + 1:] if y.startswith(("for iteration in", "for chunk in", f"T.barrier_arrive({ring}")))
         assert after == f"T.barrier_arrive({barrier})"
     slots = {}
     for x in lines:

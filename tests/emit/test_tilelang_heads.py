@@ -1,4 +1,4 @@
-"""TileLang: kernels whose blocks run several value heads abreast, on CPU tensors, and compiled for sm_90a."""
+"""TileLang: kernels whose blocks run several value heads, on CPU tensors, and compiled for sm_90a."""
 import re
 import shutil
 from dataclasses import replace
@@ -25,6 +25,7 @@ def build(layout="bthd", schedule="fused_walk", accept="", **options):
     return Build("tilelang", 32, layout, schedule=schedule, contract=Contract.parse(accept), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout, schedule", [("bthd", "fused_walk"), ("bhtd", "staged")])
 def test_any_number_of_heads(layout, schedule):
     fn = function(build(layout, schedule))
@@ -33,6 +34,7 @@ def test_any_number_of_heads(layout, schedule):
     check(fn, problem([45, 45], 1, 5, 32, 32), batched=True, layout=layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 def test_forms_dtypes_and_numbers_of_a_head(layout):
     fn, c = function(build(layout, accept=RAW)), Contract.parse(RAW)
@@ -41,6 +43,7 @@ def test_forms_dtypes_and_numbers_of_a_head(layout):
         check(fn, x, TOLERANCE["float16"], read, layout=layout)
 
 
+@pytest.mark.slow
 def test_strided_views():
     """g and beta beside each other, every other token another tensor's."""
     fn = function(build(accept="strided"))
@@ -55,6 +58,7 @@ def test_strided_views():
         assert (o[0] - want_o).abs().max() < 5e-3 and (S - want_S).abs().max() < 5e-3
 
 
+@pytest.mark.slow
 def test_a_number_of_each_chunk_and_head():
     """What a chunk forgets, by which walks of parts begin early."""
     fn = in_parts(function(build(schedule=UNIT, accept="k=unit")), 1)
@@ -73,6 +77,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", MUTATIONS)
 def test_mutations_fail_the_comparison(what):
     b = build()
@@ -93,6 +98,7 @@ def past_the_end(text):
     return torch.allclose(G, g.cumsum(-1)) and torch.equal(beta, b), bool(memory[:, 2 * 3 * 32:].isnan().all())
 
 
+@pytest.mark.slow
 def test_heads_past_the_last_are_not_stored():
     text = render(build())
     assert past_the_end(text) == (True, True)
@@ -106,6 +112,7 @@ def test_no_head_past_the_last_is_read():
     assert body.count("hv + j < HV") == len(re.findall(r"\[[^]]*\bhv\b", body)) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("accept, schedule, kernel", [
     ("", "fused_walk", "G_beta"), ("beta=sigmoid/bfloat16,g=raw/bfloat16,strided", "fused_walk", "G_beta"),

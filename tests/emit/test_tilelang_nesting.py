@@ -23,6 +23,7 @@ def depth(body, blocks=0):
     return max(inner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "fields"), [
     ("walk", {"value_heads": 4, "partition": "decay"}), ("fused_walk", {"v_block": 64, "partition": "decay"}),
     ("walk", {"v_block": 64, "value_heads": 4, "partition": "decay"})])
@@ -36,6 +37,7 @@ def test_kernels_nest_no_deeper_than_python_allows(schedule, fields):
     assert {f.name: depth(f.body) for f in kernels if depth(f.body) > DEEPEST} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"v_block": 16}])
 def test_products_of_16_columns_have_one_warp_group(fields):
     """TileLang gives each of two groups 8 columns, and says "Not a canonical GMMA_MN layout"."""

@@ -24,18 +24,18 @@ def walk():
 
 @pytest.fixture(scope="module")
 def address(walk, tmp_path_factory):
-    """tile_address<turned>(tile at 0, thread), compiled for the CPU."""
+    """tile_address<transposed>(tile at 0, thread), compiled for the CPU."""
     if not cxx.compiler():
         pytest.skip("needs a C++ compiler")
-    text = walk.HELPERS[walk.HELPERS.index("template <bool turned>"):]
-    text = text[:text.index("static __device__ __forceinline__ void load_turned")]
+    text = walk.HELPERS[walk.HELPERS.index("template <bool transposed>"):]
+    text = text[:text.index("static __device__ __forceinline__ void load_transposed")]
     folder = tmp_path_factory.mktemp("tiles")
     (folder / "a.cc").write_text(f"""#define __device__
 #define __forceinline__ inline
 static unsigned long __cvta_generic_to_shared(const void *x) {{ return reinterpret_cast<unsigned long>(x); }}
 {text}
-extern "C" unsigned address(bool turned, int thread) {{
-  return turned ? tile_address<true>(nullptr, thread) : tile_address<false>(nullptr, thread);
+extern "C" unsigned address(bool transposed, int thread) {{
+  return transposed ? tile_address<true>(nullptr, thread) : tile_address<false>(nullptr, thread);
 }}
 """)
     subprocess.run([cxx.compiler(), "-std=c++17", "-shared", "-fPIC", folder / "a.cc", "-o", folder / "a.so"], check=True)
@@ -47,26 +47,26 @@ def register(row, column):
     return row // 64 * 128 + row % 64 // 16 * 32 + row % 8 * 4 + column % 8 // 2, column // 8 * 4 + row % 16 // 8 * 2 + column % 2
 
 
-@pytest.mark.parametrize("turned, rows", [(True, 128), (True, 64), (False, 128), (False, 64)])
-def test_a_matrix_of_each_instruction_is_what_its_registers_hold(walk, address, turned, rows):
+@pytest.mark.parametrize("transposed, rows", [(True, 128), (True, 64), (False, 128), (False, 64)])
+def test_a_matrix_of_each_instruction_is_what_its_registers_hold(walk, address, transposed, rows):
     """Instruction n moves matrices 4 n to 4 n + 3: lane 8 m + r gives the address of row r of matrix m, and lane l holds of each
     matrix the entries (l / 4, 2 (l % 4)) and the next, of its transpose where that is asked for (PTX ISA, ldmatrix)."""
     tir, analyzer = tilelang.tvm.tirx, tilelang.tvm.arith.Analyzer()
-    dims = (64, rows) if turned else (rows, 64)
+    dims = (64, rows) if transposed else (rows, 64)
     layout = tilelang.layout.make_swizzled_layout(tir.decl_buffer(dims, "float16", scope="shared.dyn"))
-    step = (lambda first, n: first + n * 2048) if turned else (lambda first, n: first ^ n * 32)  # as the text has it
+    step = (lambda first, n: first + n * 2048) if transposed else (lambda first, n: first ^ n * 32)  # as the text has it
     held = {}
     for thread in range(rows * 2):
         lane, warp = thread % 32, thread - thread % 32
         for n in range(4):
             for m in range(4):
                 for e in range(2):
-                    r, c = (2 * (lane % 4) + e, lane // 4) if turned else (lane // 4, 2 * (lane % 4) + e)
-                    held[thread, (4 * n + m) * 2 + e] = step(address(turned, warp + 8 * m + r), n) + 2 * c
-    assert re.search(r"turned\)\n.*\n.*first \+ n \* 2048", walk.HELPERS) and "first ^ n * 32" in walk.HELPERS
+                    r, c = (2 * (lane % 4) + e, lane // 4) if transposed else (lane // 4, 2 * (lane % 4) + e)
+                    held[thread, (4 * n + m) * 2 + e] = step(address(transposed, warp + 8 * m + r), n) + 2 * c
+    assert re.search(r"transposed\)\n.*\n.*first \+ n \* 2048", walk.HELPERS) and "first ^ n * 32" in walk.HELPERS
     for row in range(0, rows, 3):
         for column in range(64):
-            i, j = (column, row) if turned else (row, column)
+            i, j = (column, row) if transposed else (row, column)
             there = 0
             for x, extent in zip(layout.map_forward_index([tir.const(i, "int32"), tir.const(j, "int32")]),
                                  layout.get_output_shape(), strict=True):
@@ -78,6 +78,7 @@ def cuda_of(text):
     return cuda(module(text), "o_S")
 
 
+@pytest.mark.slow
 def test_loops_that_say_so_run_as_products_lie():
     """TileLang lays out what products make by itself, and refuses a loop that says otherwise."""
     text = render(Build("tilelang", schedule="fused_walk", arch="sm_90a"))
@@ -87,6 +88,7 @@ def test_loops_that_say_so_run_as_products_lie():
         cuda_of(text.replace("i % 8 * 4 + j % 8 // 2,", "i % 8 + j % 8 // 2 * 8,"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels, made", [((("G", "Tinv"), ("o", "S")), "Tb_h"), ((("G", "A"), ("o", "S")), "A_h")])
 def test_a_tile_that_no_product_made_lies_as_one_too(kernels, made):
     """It is filled from shared memory: without a word each thread has a column, or what else suits that, maybe twice."""
@@ -104,7 +106,7 @@ def test_a_tile_that_no_product_made_lies_as_one_too(kernels, made):
 def test_each_tile_that_a_helper_addresses_is_held_to_its_layout(b):
     """`expect_swizzled` names each tile that an inverse, or a load or store by ldmatrix and stmatrix, addresses."""
     for body in re.split(r"\n    @T\.prim_func", render(b))[1:]:
-        helped = [x for call in re.findall(r"t\.(?:diag_inverses?|load_turned|store_tile)\(.*", body)
+        helped = [x for call in re.findall(r"t\.(?:diag_inverses?|load_transposed|store_tile)\(.*", body)
                   for x in re.findall(r"\b(\w+)\b", call) if re.search(rf"^ +{x} = t\.staged\(", body, re.M)]
         held = re.findall(r"t\.expect_swizzled\((\w+)\)", body)
         assert set(helped) <= set(held), b.name

@@ -31,6 +31,7 @@ def function(schedule="fused", **options):
     return load.function(build(schedule, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
@@ -39,6 +40,7 @@ def test_schedules(schedule, dtype, layout):
     check(function(schedule, dtype=dtype, layout=layout), x, TOLERANCE[dtype], layout=layout, cu_dtype=torch.int64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["direct", "wy", "gate-free", "unit"])
 @pytest.mark.parametrize("schedule", ["replay", "fused"])
 def test_forms(schedule, form):
@@ -46,12 +48,14 @@ def test_forms(schedule, form):
     check(fn, problem([40, 5], 1, 1, 16, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[n] for n in LADDER] + [[0, 33, 1, 0]], ids=str)
 @pytest.mark.parametrize("schedule", ["fused", "staged"])
 def test_lengths(schedule, lengths):
     check(function(schedule), problem(lengths, 1, 1, 16, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 @pytest.mark.parametrize("schedule", ["replay", "prepared"])
 def test_equal_rows_without_state(schedule, layout):
@@ -59,11 +63,13 @@ def test_equal_rows_without_state(schedule, layout):
     check(function(schedule, layout=layout), x, batched=True, layout=layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k, v, chunk", [(32, 16, 16), (16, 64, 64), (64, 32, 32), (16, 16, 128)])
 def test_sizes(k, v, chunk):
     check(function(head_dim_k=k, head_dim_v=v, chunk=chunk), problem([2 * chunk + 1], 1, 1, k, v))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["prepared", "prepared_vk"])
 @pytest.mark.parametrize("chunk", [16, 32, 64])
 def test_prepared_keeps_the_inverse_in_the_inputs_dtype(schedule, chunk):
@@ -92,6 +98,7 @@ def test_walks_take_columns_apart():
     check(function("fused", head_dim_v=128, chunk=16), problem([20, 3], 1, 2, 16, 128))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("schedule", ["fused", "staged"])
 def test_split_columns(schedule, dtype):
@@ -99,6 +106,7 @@ def test_split_columns(schedule, dtype):
     check(fn, problem([40, 33], 1, 2, 16, 64, getattr(torch, dtype)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate, beta", [(0.0, 1.0), (0.0, 0.0), (-50.0, 0.01), ("mixed", None)])
 def test_gates(gate, beta):
     check(function(), problem([70], 1, 2, 16, 32, gate=gate, beta=beta))
@@ -151,6 +159,7 @@ def clash(q, k, v, g, S, *, scale=1.0):
     assert rms_error(final[0], want) < 5e-3
 
 
+@pytest.mark.slow
 def test_alone_and_without_a_trace(tmp_path):
     """A copy elsewhere needs torch and triton alone, and leaves the environment and Triton as they were."""
     (tmp_path / "copied.py").write_text(render(build("replay")))
@@ -170,6 +179,7 @@ for m, was in names.items():
 
 
 # --- negative controls: the module's text edited, the same comparison must fail ---------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule, find, put", [
     ("fused", r"valid(\w*) = .* < length.*", r"valid\1 = i_C < C"),  # rows of the next sequence leak into the tail
     ("fused", r"\n        S = tl\.dot\(", "\n        S_new = tl.dot("),  # stale state
@@ -185,6 +195,7 @@ def test_mutation_fails(schedule, find, put):
     assert not (rms_error(o, want_o) <= 5e-3 and rms_error(S, want_S) <= 5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
 def test_compiles_for_hopper_and_mi300(tmp_path, schedule):
     """After the interpreter ran in this process, and at the sizes of models."""

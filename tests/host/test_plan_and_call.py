@@ -79,10 +79,10 @@ def test_pieces_are_there_where_nothing_is_copied_or_looked_at():
     host, _ = hosted()
     about = (None,), (None,), None, (None,), True
     given = torch.zeros(1, 6, 2, 8).half(), torch.zeros(1, 6, 4)
-    pieces = host.prepare(given, *about).pieces
+    pieces = host.prepare(given, *about).native
     assert [kind for kind, *_ in pieces.of] == ["given", "given", "fixed", "result", "result", "workspace"]
     assert [at for _, at, _ in pieces.launches] == [[0, 5], [1, 5, 2, 4, 3]] and pieces.rows().tolist() == [0, 6]
-    assert host.prepare((given[0], given[1].half()), *about).pieces is None
+    assert host.prepare((given[0], given[1].half()), *about).native is None
 
 
 def test_workspaces_have_a_tile_a_chunk_and_one_a_sequence():

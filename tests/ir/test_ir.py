@@ -137,8 +137,8 @@ def test_the_interpreter_reads_no_annotation():
     """conftest interprets one of several programs that differ only in these."""
     read = {n.attr if n.attr != "slots" else ast.unparse(n) for n in ast.walk(ast.parse(inspect.getsource(interpreter)))
             if isinstance(n, ast.Attribute)}
-    assert not read & {"line", "agent", "agents", "buffer", "buffers", "abreast", "slices", "stage", "source", "launch",
-                       "forgets", "scales", "c.slots"}
+    assert not read & {"line", "agent", "agents", "buffer", "buffers", "heads_per_block", "slices", "threads", "registers",
+                       "blocks_per_sm", "stage", "source", "launch", "forgets", "scales", "c.slots"}
 
 
 def test_outputs_start_as_nan():

@@ -32,14 +32,14 @@ CASES = {
     "matmul": [((CK, KV), {}), ((("K", "C"), KV), {"ta": True}), ((CK, ("V", "K")), {"tb": True}), ((CK, KV, ("C", "V")), {})],
     "cumsum": [((C,), {}), ((C,), {"least": -0.5})],
     "part": [((C,), {"start": 4, "size": 4})], "join": [(((4,), (4,)), {"dim": "C"})],
-    "block": [((CC,), {"row": 4, "col": 4, "size": 4})], "quad": [(((4, 4),) * 4, {"dims": CC})],
+    "block": [((CC,), {"row": 4, "col": 4, "size": 4})], "from_quarters": [(((4, 4),) * 4, {"dims": CC})],
     "row_sum": [((CK,), {})], "diagonal": [((CC,), {})], "transpose": [((CK,), {})],
     "lower": MASKS, "strictly_lower": MASKS, "pairs": [(x, {**a, "size": 2}) for x, a in MASKS],
     "eye": [((), {"dims": CC}), ((), {"dims": ("K", "K"), "within": "K"})],
     "unit_lower_inverse": [((CC,), {})],
     "diag_inverse": [(x, {"size": 8, **a}) for x in ((CC,), (CC, C)) for a in ({}, {"strict": True})],
     "valid": [((CK,), {}), ((C,), {}), ((CK,), {"given": "initial_state"})],
-    "reach": [((), {})],
+    "warm_up_length": [((), {})],
 }
 ALL_CASES = [(kind, dims, attrs) for kind, cases in CASES.items() for dims, attrs in cases]
 
@@ -74,7 +74,7 @@ def test_each_op_with_a_value_has_a_case():
     assert own == set(CASES)
 
 
-@pytest.mark.parametrize("kind, dims, attrs", [c for c in ALL_CASES if c[0] != "reach"], ids=str)
+@pytest.mark.parametrize("kind, dims, attrs", [c for c in ALL_CASES if c[0] != "warm_up_length"], ids=str)
 def test_a_rule_says_what_the_interpreter_shows(kind, dims, attrs):
     types, gen = tuple(map(Tile, dims)), torch.Generator().manual_seed(0)
     result, names = infer(kind, types, attrs), [f"x{i}" for i in range(len(dims))]

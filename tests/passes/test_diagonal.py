@@ -47,7 +47,7 @@ def test_it_means_the_same(keys):
     assert rms_error(got["o"], want[0]) < 1e-11 and rms_error(got["final_state"], want[1]) < 1e-11
     # what the kernel stored of the gates: the sum of log max(1, |1 - beta |k|^2|) and g over each chunk
     F = x["g"] + torch.log(torch.clamp((1 - x["beta"] * x["k"].pow(2).sum(-1)).abs(), min=1))
-    (name,) = {o.attr("tensor") for k in p.kernels for o in walk(k.body) if o.kind == "reach" and o.attr("tensor")}
+    (name,) = {o.attr("tensor") for k in p.kernels for o in walk(k.body) if o.kind == "warm_up_length" and o.attr("tensor")}
     stored = run.memory[name]
     assert rms_error(stored[0].reshape(2), F[:16].sum(0)) < 1e-12
     assert (F > 0).any() == (keys > 1.5)

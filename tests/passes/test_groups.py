@@ -44,7 +44,7 @@ def test_a_group_of_four_warps_for_each_64_rows_of_the_state():
     assert [a.threads for a in walker(lowered("columns")).agents] == [128, 128, 32, 32]
 
 
-@pytest.mark.parametrize("plan", ["fused_walk", "fused_early"])
+@pytest.mark.parametrize("plan", ["fused_walk", "fused_warm_up"])
 def test_inverses_have_warps_of_their_own(plan):
     p = lowered(plan)
     k, ops = walker(p), inside(p)
@@ -65,7 +65,7 @@ def test_inverses_have_warps_of_their_own(plan):
 @pytest.mark.parametrize("plan", PLANS)
 def test_aux_begins_what_leads_to_no_inverse_once_it_handed_over_what_does(plan):
     ops = inside(lowered(plan))
-    later = [o.out for o in ops if o.attr("later")]
+    later = [o.out for o in ops if o.attr("asynchronous")]
     assert later == (["q_k"] if "fused" in plan else [])
     for name in later:
         aux = [o for o in ops if o.agent == "aux"]

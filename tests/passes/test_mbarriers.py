@@ -45,7 +45,7 @@ def test_what_the_rest_orders_has_no_barrier():
     assert [o.agent for o in ops if o.kind == "signal" and o.attr("channel") == "k_free"] == ["state"]
 
 
-@pytest.mark.parametrize("plan", ["walk", "fused_walk", "fused_early"])
+@pytest.mark.parametrize("plan", ["walk", "fused_walk", "fused_warm_up"])
 @pytest.mark.parametrize("kind", ["late wait", "late drain", "early signal", "early fence"])
 def test_each_stands_where_it_must(kind, plan):
     """Move a wait or drain after the op that it guards, or a signal or fence before the op that it follows."""
@@ -69,20 +69,20 @@ def test_each_stands_where_it_must(kind, plan):
     assert [o.attr("channel") for o in passed] == ["exp_G_s_free"] * (kind == "late wait")
 
 
-@pytest.mark.parametrize("plan", ["fused_walk", "fused_early"])
+@pytest.mark.parametrize("plan", ["fused_walk", "fused_warm_up"])
 def test_a_product_that_was_begun_is_drained_before_it_is_read(plan):
     """Not without its drain, nor with it after the reader or before the product."""
     p = lowered(plan)
     ops = inside(p)
     (n,) = (n for n, o in enumerate(ops) if o.kind == "drain")
-    (product,) = (o for o in ops if o.attr("later"))
+    (product,) = (o for o in ops if o.attr("asynchronous"))
     read = reads(walker(p))
     reader = next(m for m, o in enumerate(ops) if product.out in read(o))
     assert product.agent == ops[n].agent == ops[reader].agent and ops.index(product) < n < reader
-    message = f"{ops[reader].out} of aux reads {product.out} in turn 0, a product that was begun and not drained"
+    message = f"{ops[reader].out} of aux reads {product.out} in iteration 0, a product that was begun and not drained"
     for body in (ops[:n] + ops[n + 1:], [*ops[:n], *ops[n + 1:reader + 1], ops[n], *ops[reader + 1:]],
                  [*ops[:ops.index(product)], ops[n], *(o for o in ops[ops.index(product):] if o is not ops[n])]):
-        with pytest.raises(RaceError, match=message if plan == "fused_walk" else message.replace("turn 0", r"turn \d")):
+        with pytest.raises(RaceError, match=message if plan == "fused_walk" else message.replace("iteration 0", r"iteration \d")):
             check_rings(with_body(p, body), SM_90A)
 
 
@@ -110,7 +110,7 @@ def test_what_a_product_reads_is_free_once_it_is_drained():
 
 def test_a_product_that_is_not_begun_needs_no_drain():
     p = lowered("fused_walk")
-    whole = [replace(o, attrs=tuple(a for a in o.attrs if a[0] != "later")) for o in inside(p) if o.kind != "drain"]
+    whole = [replace(o, attrs=tuple(a for a in o.attrs if a[0] != "asynchronous")) for o in inside(p) if o.kind != "drain"]
     check_rings(with_body(p, whole), SM_90A)
 
 
@@ -120,11 +120,11 @@ def test_what_a_begun_product_reads_is_not_written(drained):
     p, body = lowered("fused_walk"), []
     for o in inside(p):
         body.append(o)
-        if o.kind == "drain" if drained else o.attr("later"):
+        if o.kind == "drain" if drained else o.attr("asynchronous"):
             body.append(Op("move", "again", ("G_col",), (), None, 0, "aux", "q"))
     with pytest.raises(RaceError) as e:
         check_rings(with_body(p, body), SM_90A)
-    assert ("again of aux is written in turn 0 while q_k of aux reads its slot" in str(e.value)) != drained
+    assert ("again of aux is written in iteration 0 while q_k of aux reads its slot" in str(e.value)) != drained
 
 
 @pytest.mark.parametrize("drained", [False, True])
@@ -139,17 +139,17 @@ def test_a_begun_product_frees_its_rings_when_it_is_drained(drained):
         if o is not frees_k and o is not frees_q:
             body.append(replace(o, args=("S_h", "k")) if o.out == "q_S" else o)
         body += [frees_k] * (o.out == "q_S")
-        body += [replace(frees_q, agent="aux")] * bool(o.kind == "drain" if drained else o.attr("later"))
+        body += [replace(frees_q, agent="aux")] * bool(o.kind == "drain" if drained else o.attr("asynchronous"))
     one = tuple(replace(b, slots=1) if b.name in ("q", "q_ready", "q_free") else b for b in walker(p).buffers)
     if drained:
         check_rings(with_body(p, body, buffers=one), SM_90A)
     else:
-        with pytest.raises(RaceError, match="q of loader is written in turn 1 before q_k of aux is sure"):
+        with pytest.raises(RaceError, match="q of loader is written in iteration 1 before q_k of aux is sure"):
             check_rings(with_body(p, body, buffers=one), SM_90A)
 
 
 @pytest.mark.parametrize("name, change, message", [
-    ("k", {"slots": 1}, "written in turn|without waiting"), ("k_ready", {"slots": 1}, "phase|parity"),
+    ("k", {"slots": 1}, "written in iteration|without waiting"), ("k_ready", {"slots": 1}, "phase|parity"),
     ("k_ready", {"shape": (64,)}, "nothing ends it"),
     ("exp_G_s_ready", {"shape": (64,)}, "phase|without waiting|arrive")])
 def test_counts_and_slots_are_checked(name, change, message):

@@ -24,7 +24,7 @@ LENGTHS = [5 * 16 + 3, 0, 16, 3 * 16, 1]
 
 @pytest.fixture(autouse=True)
 def short_reach(monkeypatch):
-    """Walks begin two parts early at most, on any device, so that short sequences have summaries."""
+    """Warm-ups are two parts long at most, on any device, so that short sequences have summaries."""
     monkeypatch.setattr("gdn_codegen.passes.cut.partition._most", lambda device: 2)
 
 
@@ -80,12 +80,12 @@ def test_decay_forgets_below_its_bound(schedule, span):
     assert max(errors(lowered("decay", schedule), x, span)) < 1e-8
 
 
-def early(i, seq, head, x):
+def warm_up(i, seq, head, x):
     """What the plan says of each part of a sequence but the first, of which nothing is written, and nobody asks."""
     at, part = i.problem.starts[seq], i.problem.part(16)
     first = at // part + seq
-    assert i.memory["S_early"][first].isnan().all()
-    return i.memory["S_early"][first + 1:first + i.problem.parts(seq, 16), head].tolist()
+    assert i.memory["S_warm_up"][first].isnan().all()
+    return i.memory["S_warm_up"][first + 1:first + i.problem.parts(seq, 16), head].tolist()
 
 
 def test_each_part_and_head_has_its_own_warm_up():
@@ -93,7 +93,7 @@ def test_each_part_and_head_has_its_own_warm_up():
     x["g"][:64, 4] = -50.0  # forgets in its first parts only
     i, got = run(lowered("decay", dtype="float16"), x, 2)
     bound = BOUND["float16"]
-    assert [early(i, 0, h, x) for h in range(5)] == [
+    assert [warm_up(i, 0, h, x) for h in range(5)] == [
         [1, 1, 1, 1], [1, 1, 1, 1], [2, 3, 3, 3], [2, 4, -1, -1], [1, 1, 3, -1]]
     assert 0.8 * 16 > bound > 0.3 * 32
     S = i.memory
@@ -125,7 +125,7 @@ def test_the_bound_holds_for_any_input(what):
     assert rms_error(got["o"], want[0]) < 1e-8 and rms_error(got["final_state"], want[1]) < 1e-8
     a_token = gate + torch.log(torch.tensor(max(1.0, abs(1 - beta * norm ** 2)))).item()
     if a_token * 16 * 2 > -BOUND["float32"]:
-        assert early(i, 0, 0, x)[2:] == [-1, -1, -1]
+        assert warm_up(i, 0, 0, x)[2:] == [-1, -1, -1]
 
 
 def test_a_bound_for_unit_keys_only_would_not_hold():
@@ -230,8 +230,8 @@ def no_fold(k):
 def fewer(k):
     """A warm-up of a chunk less."""
     at = next(i for i, s in enumerate(k.body) if not isinstance(s, Op))
-    less = (Op("const", "one", (), (("value", 1.0),), Tile()), Op("sub", "less", (k.body[at].early, "one"), (), Tile()))
-    return replace(k, body=(*k.body[:at], *less, replace(k.body[at], early="less"), *k.body[at + 1:]))
+    less = (Op("const", "one", (), (("value", 1.0),), Tile()), Op("sub", "less", (k.body[at].warm_up, "one"), (), Tile()))
+    return replace(k, body=(*k.body[:at], *less, replace(k.body[at], warm_up="less"), *k.body[at + 1:]))
 
 
 @pytest.mark.parametrize("how, kernel, change", [
@@ -242,7 +242,7 @@ def test_mutations_fail(how, kernel, change):
     assert not max(errors(edited(how, kernel, change), x, 1)) < 1e-8
 
 
-def test_what_is_walked_early_is_not_stored(monkeypatch):
+def test_a_warm_up_stores_nothing(monkeypatch):
     """An interpreter that stores it leaves what later parts, which run after, made of no state."""
     x = heads(problem([6 * 16], 1, 1, 16, 16, torch.float32), -0.8)
     p, own, store = lowered("decay"), Interpreter.own, Interpreter.store
@@ -257,10 +257,10 @@ def test_what_is_walked_early_is_not_stored(monkeypatch):
     assert not max(errors(p, x, 1)) < 1e-8
 
 
-def test_a_walk_that_begins_early_stands_in_a_grid_over_parts():
+def test_a_walk_with_a_warm_up_stands_in_a_grid_over_parts():
     p = lowered("decay")
     k = p.kernels[-1]
-    assert next(loops(k.body)).early == "early"
+    assert next(loops(k.body)).warm_up == "warm_up"
     p = replace(p, stage="cut")
     assert partition(p, named("replay"), HOPPER, "float16") is p
 
@@ -271,7 +271,7 @@ def test_what_is_of_a_later_part_has_a_tile_a_part(kind):
     k = next(k for k in p.kernels if k.name == "o_S")
 
     def late(o):
-        attrs = tuple(sorted([*o.attrs, ("later", 1)]))
+        attrs = tuple(sorted([*o.attrs, ("parts_ahead", 1)]))
         return replace(o, attrs=attrs) if o.kind == kind and o.attr("tensor") in ("q", "o") else o
     body = tuple(replace(s, body=tuple(map(late, s.body))) if isinstance(s, Loop) else s for s in k.body)
     with pytest.raises(VerifyError, match=r"is about a later part, and [qo] has a tile a token"):

@@ -172,7 +172,7 @@ def planted(p, name):
     if kind == "Op":
         return op(replace(plain, type=Tile(("C",), "float16")) if field == "dtype" else replace(plain, **{field: "planted"}))
     values = {"dims": (("V", 32),), "extents": (("V", 32),), "scales": ("planted",), "launch": "single", "offset": 64,
-              "optional": True, "strided": True, "cleared": True, "slots": 2, "slices": 2, "lanes": 2, "abreast": 2,
+              "optional": True, "strided": True, "cleared": True, "slots": 2, "slices": 2, "lanes": 2, "heads_per_block": 2,
               "buffers": (Buffer("planted", "shared", (1,), "float32"),), "agents": ("planted",), "dtype": "float16"}
     change = {field: values.get(field, "planted")}
     if kind == "Program":
@@ -186,8 +186,8 @@ def planted(p, name):
         return replace(p, tensors=(*p.tensors, replace(tensor, **change)))
     if kind == "Carry":
         return of(body=map_loops(k.body, lambda s: [replace(s, carried=(*s.carried, Carry("a", "b", "c", "d", Tile(()), 2)))]))
-    if name == "Loop.early":
-        return of(body=map_loops(k.body, lambda s: [replace(s, early="planted")]))
+    if name == "Loop.warm_up":
+        return of(body=map_loops(k.body, lambda s: [replace(s, warm_up="planted")]))
     what, value = name.split()
     if what == "index":
         return replace(p, tensors=(*p.tensors, replace(tensor, index=value)))

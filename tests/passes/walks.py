@@ -13,9 +13,9 @@ OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk")
 PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
          "own": OWN, "direct": replace(OWN, form="direct"),
          "unit": replace(OWN, form="unit"),
-         "early": replace(named("walk"), partition="decay", early="state"), "fused_walk": named("fused_walk"),
-         "fused_early": replace(named("fused_walk"), partition="decay", early="state"),
-         "longest": replace(named("walk"), partition="decay", early="all", longest_first=True)}
+         "warm_up": replace(named("walk"), partition="decay", warm_up="state"), "fused_walk": named("fused_walk"),
+         "fused_warm_up": replace(named("fused_walk"), partition="decay", warm_up="state"),
+         "longest": replace(named("walk"), partition="decay", warm_up="all", longest_first=True)}
 
 
 def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16"):

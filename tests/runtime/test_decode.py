@@ -131,7 +131,7 @@ def test_rows_of_prefill_are_none_of_decoding_nor_these_of_prefill(gpu):
     rows, _ = gpu
     rows += [row("tilelang", 0.1), Row("NVIDIA H200", Build("tilelang", contract=POOL), MANY, 0.1, table="tilelang")]
     assert ask().chunk == 16
-    near = tables.near(H200, Build("tilelang", dtype="bfloat16", contract=POOL), MANY.shape_class, None)
+    near = tables.nearest(H200, Build("tilelang", dtype="bfloat16", contract=POOL), MANY.shape_class, None)
     assert [r.table for r in near] == ["tilelang"]
 
 

@@ -196,9 +196,9 @@ def test_rows_for_the_contract_come_before_plain_ones_which_still_serve(gpu):
     raw = Contract.parse("beta=sigmoid")
     gpu += [row(PARTS, ms=0.1), row(replace(STAGES, contract=raw))]
     devices, cls = H200, LONG.shape_class
-    order = tables.near(devices, replace(BASE, contract=raw), cls, None)
+    order = tables.nearest(devices, replace(BASE, contract=raw), cls, None)
     assert [r.about.contract for r in order] == [raw, Contract()]
-    assert [r.about.contract for r in tables.near(devices, BASE, cls, None)] == [Contract()]
+    assert [r.about.contract for r in tables.nearest(devices, BASE, cls, None)] == [Contract()]
     first = next(choose.measured(replace(BASE, contract=raw), "sm_90a", devices, cls, None))[0]
     assert first.contract == raw
 

@@ -70,12 +70,12 @@ class Addresses(Values):
         """The tile of this core group in a workspace of so many tiles for each."""
         if slots == 1:
             return "get_block_idx()"
-        return f"(get_block_idx() * {slots} + {self.turn(self.inside[-1], ahead, slots)})"
+        return f"(get_block_idx() * {slots} + {self.iteration(self.inside[-1], ahead, slots)})"
 
     def event(self, o: Op) -> str:
-        """The id of a signal or wait; of two that take turns, the turn's."""
+        """The id of a signal or wait; of two that take turns, the iteration's."""
         flag = o.attr("id")
         if isinstance(flag, int):
             return f"EVENT_ID{flag}"
         even, odd = flag
-        return f"{self.turn(o.attr('loop'), o.attr('ahead', 0), 2)} ? EVENT_ID{odd} : EVENT_ID{even}"
+        return f"{self.iteration(o.attr('loop'), o.attr('ahead', 0), 2)} ? EVENT_ID{odd} : EVENT_ID{even}"

@@ -12,9 +12,10 @@ from .values import CTYPE, agents, counted, heads_together
 rule = Rules("pto", {
     "unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose", "diag_inverse": "decompose",
     "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise",
-    "eye": "vectorise", "quad": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers",
+    "eye": "vectorise", "from_quarters": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers",
     "drain": "mbarriers",
-    "reach": "partition", "leave": "partition", "share": "partition", "diagonal": "norms_from_products"})
+    "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
+    "diagonal": "norms_from_products"})
 
 #: The macros by which a part is compiled for its cores.
 AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
@@ -33,10 +34,10 @@ class KernelWriter(Addresses):
         self.counted = counted(p, k)
 
     def declare(self) -> None:
-        """The agent's tiles. Those in storage with slots get their addresses in each turn."""
+        """The agent's tiles. Those in storage with slots get their addresses in each iteration."""
         for value, tile in self.tiles().items():
             self.w(f"{tile.type} {self.name(value)};")
-            if not self.turns(value):
+            if not self.iterations(value):
                 self.w(f"TASSIGN({self.name(value)}, {tile.address});")
         for b in self.k.buffers:
             if b.name.endswith("_scratch") and b.agent == self.agent:
@@ -69,7 +70,7 @@ class KernelWriter(Addresses):
         heads = "HV" if self.k.lanes == 1 else f"((HV + {self.k.lanes - 1}) / {self.k.lanes})"
         items = f"{over} * {heads}{f' * {n}' if n > 1 else ''}"
         if "item" in self.counted:
-            w("int64_t turn = 0;")
+            w("int64_t iteration = 0;")
         w(f"for (int64_t item = get_block_idx(); item < {items}; item += get_block_num()) {{")
         w.indent += 1
         one = "item" if n == 1 else f"item / {n}"
@@ -96,7 +97,7 @@ class KernelWriter(Addresses):
                 self.chunk(size, "_next", "")
         self.body(s.body)
         if "item" in self.counted:
-            w("++turn;")
+            w("++iteration;")
         w.indent -= 1
         w("}")
         w.line = 0
@@ -112,7 +113,7 @@ class KernelWriter(Addresses):
         self.chunk(size)
         if any(isinstance(o, Op) and o.attr("ahead") and o.kind not in ("signal", "wait") for o in s.body):
             self.chunk(size, "_next", "c + 1")
-        w(*(f"TASSIGN({self.name(v)}, {tile.address});" for v, tile in self.tiles().items() if self.turns(v) == s.index))
+        w(*(f"TASSIGN({self.name(v)}, {tile.address});" for v, tile in self.tiles().items() if self.iterations(v) == s.index))
         self.body(s.body)
         w.indent -= 1
         w("}")

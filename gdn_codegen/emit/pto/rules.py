@@ -23,7 +23,7 @@ def _binary(k: KernelWriter, o: Op) -> list[str]:
             return [f"const float {out} = {a} {OPERATORS[o.kind]} {b};"]
         return [f"const float {out} = {a} {'>' if o.kind == 'maximum' else '<'} {b} ? {a} : {b};"]
     if k.is_number(x):
-        raise EmitError(f"pto takes a number as second operand only, and {o.out} has it first; vectorise turns it")
+        raise EmitError(f"pto takes a number as second operand only, and {o.out} has it first; vectorise swaps them")
     if k.is_number(y):
         if o.kind == "sub":
             return [f"TADDS({out}, {a}, {b[1:] if b.startswith('-') else '-' + b});"]
@@ -115,9 +115,9 @@ def _move(k: KernelWriter, o: Op) -> list[str]:
             return [f"TEXTRACT({out}, {k.name(part.args[0])}, {part.attr('row')}, {part.attr('col')});"]
         if bool(o.attr("transposed")) == k.by_head(x):
             return [f"TEXTRACT({out}, {k.name(x)}, 0, 0);"]
-        turned = f"{out}_from"
-        return [f"L1View<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {turned};", f"TRESHAPE({turned}, {k.name(x)});",
-                f"TEXTRACT({out}, {turned}, 0, 0);"]
+        transposed = f"{out}_from"
+        return [f"L1View<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {transposed};", f"TRESHAPE({transposed}, {k.name(x)});",
+                f"TEXTRACT({out}, {transposed}, 0, 0);"]
     if k.is_wide(x) and not k.is_wide(o.out):
         return [f"TTRANS({out}, {k.name(x)}, {o.out}_scratch);"]
     if k.is_wide(o.out) and not k.is_wide(x):

@@ -14,14 +14,14 @@ CTYPE = {"int32": "int32_t", "float16": "half", "bfloat16": "bfloat16_t", "float
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: Names of the kernels' own text, which no value may take.
 OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
-       "sub", "col", "heads", "turn", "t_next", "rows_next", "part_next", "slot_next", "block", "batched", "slots", "ffts",
+       "sub", "col", "heads", "iteration", "t_next", "rows_next", "part_next", "slot_next", "block", "batched", "slots", "ffts",
        "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do", "if", "for",
        EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short", "bool", "case", "catch", "char", "const",
        "constexpr", "default", "delete", "double", "else", "enum", "explicit", "export", "extern", "friend", "goto", "inline",
        "mutable", "namespace", "operator", "private", "protected", "public", "register", "sizeof", "static", "struct", "switch",
        "template", "throw", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile"}
-#: What counts the turns of a loop.
-COUNT = {"item": "turn", "chunk": "c"}
+#: What counts the iterations of a loop.
+COUNT = {"item": "iteration", "chunk": "c"}
 
 
 def parameter(number: str) -> str:
@@ -110,13 +110,13 @@ class Values:
         return value if value in self.where else self.source(self.defs[value].args[0])
 
     def address(self, value: str, plus: int = 0) -> str:
-        """The byte address of a value, or of `plus` bytes further; of storage with slots, that of the turn's."""
+        """The byte address of a value, or of `plus` bytes further; of storage with slots, that of the iteration's."""
         b, (loop, ahead) = self.buffer(value), self.ring.get(self.source(value), ("", 0))
         start = hex(b.offset + plus)
-        return f"{start} + {self.turn(loop, ahead, b.slots)} * {prod(b.shape) * WIDTH[b.dtype]}" if loop else start
+        return f"{start} + {self.iteration(loop, ahead, b.slots)} * {prod(b.shape) * WIDTH[b.dtype]}" if loop else start
 
-    def turn(self, loop: str, ahead: int, slots: int) -> str:
-        """The slot that a turn of a loop takes, or one so many turns ahead."""
+    def iteration(self, loop: str, ahead: int, slots: int) -> str:
+        """The slot that a iteration of a loop takes, or one so many iterations ahead."""
         count = COUNT[loop]
         return f"{f'({count} + {ahead})' if ahead else count} % {slots}"
 
@@ -178,8 +178,8 @@ class Values:
                 out[value] = tile
         return out
 
-    def turns(self, value: str) -> str:
-        """The loop whose turns move a value from slot to slot."""
+    def iterations(self, value: str) -> str:
+        """The loop whose iterations move a value from slot to slot."""
         return self.ring.get(self.source(value), ("", 0))[0]
 
     def declarations(self, body: tuple[Stmt, ...]) -> list[str]:

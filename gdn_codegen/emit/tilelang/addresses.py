@@ -15,7 +15,7 @@ class Addresses:
         self.p, self.k, self.layout = p, k, layout
         self.uses: dict[str, None] = {}
         self.part = "part"  # the part slot of what is loaded now
-        self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
+        self.warm_up = next((s.warm_up for s in k.body if isinstance(s, Loop)), "")
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
 
     def use(self, name: str) -> str:
@@ -116,7 +116,7 @@ class Addresses:
         if self.k.grid == "parts":
             if t.index == "sequence":
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "(first + span) * C >= length")
-            if o.attr("later") and self.part == "part":
+            if o.attr("parts_ahead") and self.part == "part":
                 out.append("(first + span) * C < length")
             if is_of_a_part(self.k, t, o) and not o.attr(OWN_PART):
                 out.append("chunk >= first")

@@ -17,8 +17,8 @@ __all__ = ["rule"]
 def wait(w: GroupsWriter, o: Op) -> None:
     x = w.buffers[o.attr("channel")]
     own = o.attr(OWN_PART, False)
-    turns = f"{w.counted(own)} // {x.slots}" if x.slots > 1 else w.counted(own)
-    w.line(f"T.barrier_wait({x.name}[{w.slot(x, own)}], {f'({turns} + 1)' if o.attr('back') else turns} % 2)")
+    iterations = f"{w.counted(own)} // {x.slots}" if x.slots > 1 else w.counted(own)
+    w.line(f"T.barrier_wait({x.name}[{w.slot(x, own)}], {f'({iterations} + 1)' if o.attr('back') else iterations} % 2)")
 
 
 @rule("signal")
@@ -39,12 +39,12 @@ def drain(w: GroupsWriter, o: Op) -> None:
 def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -> None:
     w.inverts_whole |= o.buffer == x.buffer
     tiles = [w.whole(x.buffer), w.whole(o.buffer), str(o.attr("size")), *[f"scale={w.whole(y.buffer)}" for y in [scale] if y]]
-    w.line(f"t.diag_inverse({', '.join([*tiles, *strict(o)])}, thread={w.thread}, warp={w.turn} % {w.agent.threads // 32})")
+    w.line(f"t.diag_inverse({', '.join([*tiles, *strict(o)])}, thread={w.thread}, warp={w.iteration} % {w.agent.threads // 32})")
 
 
-@rule("share")
-def share(w: GroupsWriter, o: Op, early: Value) -> None:
-    w.line(f"if ({early.at()} * 2 > span) == (share == 0):")
+@rule("claim_part")
+def claim_part(w: GroupsWriter, o: Op, warm_up: Value) -> None:
+    w.line(f"if ({warm_up.at()} * 2 > span) == (half == 0):")
     w.w.indent += 1  # to the kernel's end
 
 
@@ -60,9 +60,9 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
         w.fill(w.stored(o.type.dims, o.buffer), acc)
     options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
     options += (["clear_accum=True"] if acc is None else []) + ["policy=T.GemmWarpPolicy.FullRow"]
-    if o.attr("later"):
+    if o.attr("parts_ahead"):
         w.begun.append(o.buffer)
-    run = "T.wgmma_gemm" if o.attr("later") else "T.gemm"
+    run = "T.wgmma_gemm" if o.attr("parts_ahead") else "T.gemm"
     w.line(f"{run}({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})")
 
 
@@ -130,9 +130,9 @@ def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
     if w.buffers[o.buffer].layout == "swizzled":
         _store_tile(w, o, x)
     else:
-        w.line(f"t.load_turned({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread})")
+        w.line(f"t.load_transposed({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread})")
 
 
 def _store_tile(w: GroupsWriter, o: Op, x: Value) -> None:
-    turned = ", turned=True" if o.kind == "transpose" else ""
-    w.line(f"t.store_tile({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread}{turned})")
+    transposed = ", transposed=True" if o.kind == "transpose" else ""
+    w.line(f"t.store_tile({w.whole(x.buffer)}, {w.whole(o.buffer)}, {w.thread}{transposed})")

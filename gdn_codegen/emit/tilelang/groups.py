@@ -17,15 +17,15 @@ GROUP = 128
 
 
 class GroupsWriter(KernelWriter):
-    """Writes one kernel. A buffer in shared memory is a ring that turns with the walk."""
+    """Writes one kernel. A buffer in shared memory is a ring that iterations with the walk."""
 
     rules = rule
-    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence", "drain", "share")
+    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence", "drain", "claim_part")
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.begun: list[str] = []  # fragments of products that run
-        self.whole_chunks = False  # in turns before those of the walk's own part
+        self.whole_chunks = False  # in iterations before those of the walk's own part
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
 
     @property
@@ -34,16 +34,16 @@ class GroupsWriter(KernelWriter):
         return f"tx - {self.agent.first}" if self.agent.first else "tx"
 
     @property
-    def turn(self) -> str:
-        """How many turns the walk has made."""
-        return "turn" if self.k.grid == "parts" else "chunk"
+    def iteration(self) -> str:
+        """How many iterations the walk has made."""
+        return "iteration" if self.k.grid == "parts" else "chunk"
 
     def slot(self, x: Buffer, own: bool = False) -> str:
-        """The slot of this turn; `own`: of the turns of the walk's own part."""
+        """The slot of this iteration; `own`: of the iterations of the walk's own part."""
         return f"{self.counted(own)} % {x.slots}" if x.slots > 1 else "0"
 
     def counted(self, own: bool) -> str:
-        return "(chunk - first)" if own else self.turn
+        return "(chunk - first)" if own else self.iteration
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
         x = self.buffers[buffer]
@@ -54,7 +54,7 @@ class GroupsWriter(KernelWriter):
         return Value(o_dims, x.dtype, lambda *index: Text(f"{name}[{', '.join([*ring, *(index or ('0',))])}]"), buffer)
 
     def whole(self, buffer: str) -> str:
-        """The storage of a buffer as an operand: its slot of this turn."""
+        """The storage of a buffer as an operand: its slot of this iteration."""
         x = self.buffers[buffer]
         name = self.name(buffer)
         return name if x.space != "shared" or x.slots == 1 else f"{name}[{', '.join([self.slot(x), *[':'] * len(x.shape)])}]"
@@ -79,27 +79,27 @@ class GroupsWriter(KernelWriter):
 
     def known(self, o: Op) -> bool:
         """Whether `o` stands before agents part: a number that all of them know, or what ends them all."""
-        return o in self.k.body and (o.kind == "share" or (o.type is not None and o.type.rank == 0))
+        return o in self.k.body and (o.kind == "claim_part" or (o.type is not None and o.type.rank == 0))
 
     def walk(self, lp: Loop) -> None:
         for c in lp.carried:
             self.env[c.name] = self.env[c.result] = self.stored(c.type.dims, c.name)
         self.use("length")
         if self.k.grid != "parts":
-            self.turns("for chunk in T.serial(T.ceildiv(length, C)):", lp.body)
+            self.iterations("for chunk in T.serial(T.ceildiv(length, C)):", lp.body)
             return
         begin = self.use("begin")
         always = tuple(s for s in lp.body if isinstance(s, Op) and not s.attr(OWN_PART))
         if len(always) < len(lp.body):
             if any(s.agent == self.agent.name for s in always):
                 self.whole_chunks = True
-                self.turns(f"for turn in T.serial(first - {begin}):", always)
+                self.iterations(f"for iteration in T.serial(first - {begin}):", always)
                 self.whole_chunks = False
-            self.turns(f"for turn in T.serial(first - {begin}, stop - {begin}):", lp.body)
+            self.iterations(f"for iteration in T.serial(first - {begin}, stop - {begin}):", lp.body)
         else:
-            self.turns(f"for turn in T.serial(stop - {begin}):", lp.body)
+            self.iterations(f"for iteration in T.serial(stop - {begin}):", lp.body)
 
-    def turns(self, head: str, body: tuple[Stmt, ...]) -> None:
+    def iterations(self, head: str, body: tuple[Stmt, ...]) -> None:
         """A loop over chunks."""
         self.w.line = 0
         first = len(self.w.lines)
@@ -109,7 +109,7 @@ class GroupsWriter(KernelWriter):
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
         self.w(head)
         self.w.indent += 1
-        for text in (*(["chunk = begin + turn"] if self.k.grid == "parts" else []), *self.chunk()):
+        for text in (*(["chunk = begin + iteration"] if self.k.grid == "parts" else []), *self.chunk()):
             self.line(text)
         self.w.indent -= 1
         self.w.lines += after
@@ -156,7 +156,7 @@ class GroupsWriter(KernelWriter):
                 self.w(f"t.expect_swizzled({self.name(x.name)})")
         self.w.lines += clear
         self.open_block(*conditions)
-        if conditions and not self.early:
+        if conditions and not self.warm_up:
             self.w("begin = first")
         return self.finished(body)
 

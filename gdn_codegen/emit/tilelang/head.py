@@ -9,9 +9,9 @@ from ..base import (
     KernelText,
     Writer,
     blocks,
+    halves,
     integers,
     numbers,
-    shares,
     touched,
     written,
 )
@@ -33,7 +33,7 @@ class Head(Tiles):
         if self.k.slices > 1:
             grid.append(str(self.k.slices))
             index.append("nth")
-        apart = shares(self.k)
+        apart = halves(self.k)
         if apart:  # blocks start in order of their last index
             last, many = index[-1], f"({grid[-1]})" if self.k.split else grid[-1]
             grid[-1], index[-1] = f"2 * {many}", "both"
@@ -43,8 +43,8 @@ class Head(Tiles):
         self.w(f"with t.kernel({', '.join(grid)}, threads={self.k.threads}) as ({', '.join(index)}):")
         self.w.indent += 1
         if apart:
-            self.w(f"share = T.alloc_var(T.int32, init=T.truncdiv(both, {many}))",
-                   f"{last} = T.alloc_var(T.int32, init=both - share * {many})")
+            self.w(f"half = T.alloc_var(T.int32, init=T.truncdiv(both, {many}))",
+                   f"{last} = T.alloc_var(T.int32, init=both - half * {many})")
         if self.k.lanes > 1:
             self.w(f"hv = group * {self.k.lanes}")
         if "h" in self.uses:
@@ -78,8 +78,8 @@ class Head(Tiles):
             begin = "length" if self.k.grid == "sequences" else f"T.max({low}, length)"
             if self.p.skips:
                 begin = f"T.if_then_else({self.p.skips}_n < 0, {low}, {begin})"
-            share = " and share == 0" if shares(self.k) else ""
-            self.w(f"if {CLEAR}{t.name} != 0{share}:",
+            half = " and half == 0" if halves(self.k) else ""
+            self.w(f"if {CLEAR}{t.name} != 0{half}:",
                    "    room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)",
                    f"    low = T.alloc_var(T.int32, init={begin})",
                    f"    high = T.alloc_var(T.int32, init={high})",

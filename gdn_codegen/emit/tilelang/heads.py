@@ -1,4 +1,4 @@
-"""Writes one kernel whose blocks run the instances of several value heads abreast: each buffer has a row a head, each loop
+"""Writes one kernel whose blocks run the instances of several value heads: each buffer has a row a head, each loop
 goes over heads, too."""
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class HeadsWriter(KernelWriter):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.across = f"T.ceildiv(HV, {self.k.abreast})", "block"
+        self.across = f"T.ceildiv(HV, {self.k.heads_per_block})", "block"
         self.by_token = False  # whether heads are neighbours in a loop, rather than tokens
 
     def head(self) -> None:
         super().head()
-        self.w(f"hv = block * {self.k.abreast}")
+        self.w(f"hv = block * {self.k.heads_per_block}")
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
         name = self.name(buffer)
@@ -35,7 +35,7 @@ class HeadsWriter(KernelWriter):
     def loop(self, dims: tuple[Dim, ...]) -> tuple[str, ...]:
         index, extents = ("i",)[:len(dims)], [self.dim(d) for d in dims]
         order = slice(None, None, -1 if self.by_token else 1)
-        inside, sizes = ["j", *index][order], [str(self.k.abreast), *extents][order]
+        inside, sizes = ["j", *index][order], [str(self.k.heads_per_block), *extents][order]
         self.line(f"for {', '.join(inside)} in t.parallel({', '.join(sizes)}):")
         self.w.indent += 1
         return index
@@ -47,7 +47,7 @@ class HeadsWriter(KernelWriter):
         return [*super().inside(t, index), self.there]
 
     def allocation(self, x: Buffer) -> str:
-        dims = [str(self.k.abreast), *(f"{self.dim(d)} + {x.pad}" for d in x.dims)]
+        dims = [str(self.k.heads_per_block), *(f"{self.dim(d)} + {x.pad}" for d in x.dims)]
         return f"{self.name(x.name)} = t.{x.space}(({', '.join(dims)}{',' if len(dims) == 1 else ''}), {self.dtype(x.dtype)})"
 
 

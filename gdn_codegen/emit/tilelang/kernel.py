@@ -10,12 +10,13 @@ from .head import Head
 from .tiles import Value
 
 rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
-                          "part": "vectorise", "join": "vectorise", "block": "decompose", "quad": "decompose",
+                          "part": "vectorise", "join": "vectorise", "block": "decompose", "from_quarters": "decompose",
                           "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
-                          "transpose": "warp_groups", "share": "partition"})
+                          "transpose": "warp_groups", "claim_part": "partition"})
 
 #: Ops whose rules write lines; those of the others give an expression.
-STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move", "load", "store", "wait", "reach", "leave")
+STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move", "load", "store", "wait", "warm_up_length",
+              "return_unless_negative")
 
 
 class KernelWriter(Head):
@@ -64,8 +65,8 @@ class KernelWriter(Head):
             self.begins(s.out)
 
     def begins(self, value: str) -> None:
-        """Once it is known how early the walk of a part begins, say where."""
-        if value and value == self.early:
+        """Once the warm-up length of a part is known, say where its walk begins."""
+        if value and value == self.warm_up:
             self.line(f"begin = first - T.max(T.cast({self.env[value].at()}, T.int32), 0)")
 
     def walk(self, lp: Loop) -> None:
@@ -137,7 +138,7 @@ class KernelWriter(Head):
         self.w.lines += clear
         self.open_block(*conditions)
         if parts:
-            self.w(*(["begin = first"] if "begin" in self.uses and not self.early else []))
+            self.w(*(["begin = first"] if "begin" in self.uses and not self.warm_up else []))
         self.w(*at_chunk)
         return self.finished(body)
 

@@ -113,7 +113,7 @@ def fill(w: KernelWriter, o: Op, *operands: Value) -> None:
         w.w.indent += 1
     index = w.loop(to.dims)
     there = index[::-1] if o.attr("transposed") else index
-    text = w.address(t, there, o.attr("later", 0))
+    text = w.address(t, there, o.attr("parts_ahead", 0))
     for x in [*([] if operands[1:] else when), *w.inside(t, there)][::-1]:
         text = f"T.if_then_else({x}, {text}, 0)"
     w.line(f"{to.at(*index)} = {text}")
@@ -144,21 +144,21 @@ def store(w: KernelWriter, o: Op, x: Value) -> None:
     if inside:
         w.line(f"if {' and '.join(inside)}:")
         w.w.indent += 1
-    w.line(f"{w.address(t, there, o.attr('later', 0))} = {element(x, x.dims, index)}")
+    w.line(f"{w.address(t, there, o.attr('parts_ahead', 0))} = {element(x, x.dims, index)}")
     w.w.indent -= bool(inside) + len(when)
     w.end(x.dims)
 
 
-@rule("reach")
-def reach(w: KernelWriter, o: Op) -> None:
-    ahead, name, later = o.attr("later", 0), o.attr("tensor"), "(first + span) * C < length"
+@rule("warm_up_length")
+def warm_up_length(w: KernelWriter, o: Op) -> None:
+    ahead, name, later = o.attr("parts_ahead", 0), o.attr("tensor"), "(first + span) * C < length"
     if name is None:
         inside = "" if ahead else "earlier > part - T.truncdiv(first, span)"
         here = (later if ahead else "first > 0") if w.part == "part" else inside
         text = f"T.Select({here}, -1.0, 0.0)" if here else "-1.0"
     else:
         chunks = f"T.if_then_else({later}, first + span, 0)" if ahead else "first"
-        text = (f"t.reach({w.params[name]}, start // C + n, hv, {chunks}, {o.attr('most')} * span, {o.attr('bound')})")
+        text = (f"t.warm_up_length({w.params[name]}, start // C + n, hv, {chunks}, {o.attr('most')} * span, {o.attr('bound')})")
     if o.attr("kept"):
         w.line(f"if {SUMMED} != 0 and first > 0:")
         w.line(f"    {w.name(o.buffer)} = {w.address(w.p.tensor(o.attr('kept')), ())}")
@@ -168,7 +168,7 @@ def reach(w: KernelWriter, o: Op) -> None:
     w.w.indent -= bool(o.attr("kept"))
 
 
-@rule("leave")
-def leave(w: KernelWriter, o: Op, x: Value) -> None:
+@rule("return_unless_negative")
+def return_unless_negative(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"if {x.at()} < 0:")
     w.w.indent += 1  # to the kernel's end

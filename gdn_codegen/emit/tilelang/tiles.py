@@ -15,7 +15,7 @@ WIDTH = 120
 #: Names of the kernels' own text, which no value may take.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "nth", "checkpoint", "both", "share", "group", "room", "low", "high", "rest", EVERY, SUMMED}
+       "begin", "stop", "nth", "checkpoint", "both", "half", "group", "room", "low", "high", "rest", EVERY, SUMMED}
 #: Words of C++, in which a kernel's parameters keep their names.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
 int long mutable namespace new operator private protected public register short signed sizeof static struct switch template this

@@ -10,8 +10,8 @@ from ..base import CLEAR, EVERY, SUMMED, EmitError, Kernel, Op, Program, is_of_a
 #: Names of the kernels' own text, which no value may take.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
        "cu_seqlens", "row_next", "valid_next", "slot_next", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded",
-       "reach", "span", "size", "part", "earlier", "first", "begin", "stop", "nth", "checkpoint", "share", "rest", "row_rest",
-       "valid_rest", "room", "low", "high", EVERY, SUMMED}
+       "warm_up_length", "span", "size", "part", "earlier", "first", "begin", "stop", "nth", "checkpoint", "half", "rest",
+       "row_rest", "valid_rest", "room", "low", "high", EVERY, SUMMED}
 
 
 class Addresses:
@@ -22,9 +22,9 @@ class Addresses:
         self.uses: dict[str, None] = {}
         self.part = "part"  # the part slot of what is loaded now
         self.which = ""  # "_next" for the chunk that follows, "_rest" for rows that no sequence covers
-        self.own_alone = False  # whether a loop has no turns but those of the walk's own part
+        self.own_alone = False  # whether a loop has no iterations but those of the walk's own part
         self.described: dict[str, Tensor] = {}  # tensors whose rows a descriptor stands for
-        self.early = next((s.early for s in k.body if isinstance(s, Loop)), "")
+        self.warm_up = next((s.warm_up for s in k.body if isinstance(s, Loop)), "")
         self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
         marks = (("", "_ptr"), ("has_", ""), (CLEAR, ""), ("", "_stride"), ("", "_n"), ("", "_rows"))
         self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in marks}
@@ -65,7 +65,7 @@ class Addresses:
     def shape(self, t: Tile) -> str:
         return f"[{', '.join(self.dim(d) for d in t.dims)}]"
 
-    def pointers(self, t: Tensor, turned: bool, ahead: int = 0, last: bool = False) -> str:
+    def pointers(self, t: Tensor, transposed: bool, ahead: int = 0, last: bool = False) -> str:
         """Pointers to this instance's tile of `t`, or to that of the next part; or to its transpose, or its last row."""
         parts = [f"{t.over or t.name}_ptr"]
         head, heads = (self.use("h"), self.use("H")) if t.heads == "H" else ("hv", "HV")
@@ -73,16 +73,16 @@ class Addresses:
             batch, token, far = (self.use(x) for x in strides(t))
             row = self.use(f"row{self.which}")
             parts.append(f"({self.use('b')} * {batch} + {row} * {token} + {head}.to(tl.int64) * {far})")
-            parts.append(f"{self.index(t.dims[0], int(turned), len(t.dims))}.to(tl.int64) * {token}")
-            parts += [self.index(d, 1 - turned, 2) for d in t.dims[1:]]
+            parts.append(f"{self.index(t.dims[0], int(transposed), len(t.dims))}.to(tl.int64) * {token}")
+            parts += [self.index(d, 1 - transposed, 2) for d in t.dims[1:]]
         elif t.index == "token":
             row, width = self.use(f"row{self.which}"), [self.extent(t, d) for d in t.dims[1:]]
             at = f"({row} * {heads} + {head})" if self.layout == "bthd" else f"(({self.use('b')} * {heads} + {head}) * T + {row})"
             parts.append(" * ".join([at, *width]))
             stride = ([heads] if self.layout == "bthd" else []) + width
-            rows = self.index(t.dims[0], int(turned), len(t.dims))
+            rows = self.index(t.dims[0], int(transposed), len(t.dims))
             parts.append(" * ".join([rows, f"({' * '.join(stride)})" if len(stride) > 1 else stride[0]]) if stride else rows)
-            parts += [self.index(d, 1 - turned, 2) for d in t.dims[1:]]
+            parts += [self.index(d, 1 - transposed, 2) for d in t.dims[1:]]
         elif t.index in ("slot", "part", "sequence", "checkpoint"):
             size = [self.extent(t, d) for d in t.dims]
             at = {"slot": f"slot{self.which}", "part": f"({self.part} + 1)" if ahead else self.part, "sequence": "n.to(tl.int64)",
@@ -94,7 +94,7 @@ class Addresses:
             at = "hv" if t.at else f"({at} * HV + hv)"
             parts.append(" * ".join([at, f"({' * '.join(size)})"] if len(size) > 1 else [at, *size]))
             for axis, d in enumerate(t.dims):
-                i = f"({self.dim(d)} - 1)" if last else self.index(d, axis ^ turned, len(t.dims))
+                i = f"({self.dim(d)} - 1)" if last else self.index(d, axis ^ transposed, len(t.dims))
                 parts.append(f"{i} * {size[1]}" if axis == 0 and len(size) == 2 else i)
         else:
             raise EmitError(f"triton has no address for tensor {t.name}: index {t.index}")
@@ -117,11 +117,11 @@ class Addresses:
         base = f"{t.name}_ptr + {at} * {width}"
         return f"{t.name}_rows = tl.make_tensor_descriptor({base}, [length, {width}], [{far}, 1], [{tile}])"
 
-    def mask(self, t: Tensor, turned: bool) -> str:
+    def mask(self, t: Tensor, transposed: bool) -> str:
         """The rows of a sequence, where `t` holds tokens; less than a tile, where memory has less."""
         out = []
         for n, (d, padded) in enumerate(zip(t.dims, self.p.padded(t), strict=True)):
-            along = ("[:, None]", "[None, :]")[n ^ turned] if len(t.dims) > 1 else ""
+            along = ("[:, None]", "[None, :]")[n ^ transposed] if len(t.dims) > 1 else ""
             if padded:
                 out.append(f"({self.use(f'i_{d}')} < {self.use(str(d))}){along}")
             elif n == 0 and t.index == "token":
@@ -134,7 +134,7 @@ class Addresses:
         if self.k.grid == "parts":
             if t.index == "sequence":
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "first + size >= length")
-            if o.attr("later") and self.part == "part":
+            if o.attr("parts_ahead") and self.part == "part":
                 out.append("first + size < length")
             if is_of_a_part(self.k, t, o) and not self.own_alone:
                 out.append("t >= first")

@@ -1,7 +1,7 @@
 """The head of a kernel: from the program id to where an instance stands; and the rows that it clears."""
 from __future__ import annotations
 
-from ..base import CLEAR, shares, touched, wrapped
+from ..base import CLEAR, halves, touched, wrapped
 from .addresses import Addresses
 
 WIDTH = 120
@@ -23,7 +23,7 @@ class Head(Addresses):
             low, size = {"sequences": ("0", ""), "chunks": ("t", "C"), "parts": ("first", "size")}[self.k.grid]
             left_out = f"tl.where({self.p.skips}_n < 0, {low}, {{}})" if self.p.skips else "{}"
             wanted = f"{CLEAR}{t.name} != 0"
-            out += [f"if ({wanted}) & (share == 0):" if shares(self.k) else f"if {wanted}:",
+            out += [f"if ({wanted}) & (half == 0):" if halves(self.k) else f"if {wanted}:",
                     "    room = tl.where((batched == 0) & (n == N - 1), T - start, length).to(tl.int32)",
                     f"    low = {left_out.format(f'tl.maximum({low}, length)' if size else 'length')}",
                     f"    high = {f'tl.minimum({low} + {size}, room)' if size else 'room'}",
@@ -58,7 +58,7 @@ class Head(Addresses):
             out.append("first = ((part - start // size - n) * size).to(tl.int32)")
             ends += ["if first >= tl.maximum(length, 1):", "    return"]
             out += ["stop = tl.minimum(first + size, length)"] if "stop" in self.uses else []
-            out += ["begin = first"] if "begin" in self.uses and not self.early else []
+            out += ["begin = first"] if "begin" in self.uses and not self.warm_up else []
         if {"valid", "valid_next"} & set(self.uses):
             self.use("i_C")
         for d in self.p.sizes:
@@ -71,8 +71,8 @@ class Head(Addresses):
         """From the program id to the block of a split dim, the head, and the chunk, part or sequence."""
         split = self.k.split
         out = ["pid = tl.program_id(0)"]
-        if shares(self.k):
-            out += ["share = pid // (tl.num_programs(0) // 2)", "pid = pid % (tl.num_programs(0) // 2)"]
+        if halves(self.k):
+            out += ["half = pid // (tl.num_programs(0) // 2)", "pid = pid % (tl.num_programs(0) // 2)"]
         if split:
             count = f"({self.use(self.tiled(split))} // {self.use(f'B{split}')})"
             out += [f"block = pid % {count}", f"pid = pid // {count}"]

@@ -21,9 +21,9 @@ from ..base import (
     Writer,
     blocks,
     described,
+    halves,
     integers,
     numbers,
-    shares,
     touched,
     wrapped,
 )
@@ -31,7 +31,7 @@ from .head import WIDTH, Head
 
 rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
                         "diag_inverse": "decompose", "move": "place", "part": "vectorise", "join": "vectorise",
-                        "block": "decompose", "quad": "decompose",
+                        "block": "decompose", "from_quarters": "decompose",
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
                         "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups"})
 
@@ -66,7 +66,7 @@ class KernelWriter(Head):
             emit = rule.of(s)
             if s.type is not None:
                 self.type[s.out] = s.type
-            if s.kind in ("load", "store", "leave", "share"):
+            if s.kind in ("load", "store", "return_unless_negative", "claim_part"):
                 self.w.at(s)
                 self.which = "_next" if s.attr(AHEAD) else ""
                 emit(self, s)
@@ -84,19 +84,19 @@ class KernelWriter(Head):
             self.begins(s.out)
 
     def begins(self, value: str) -> None:
-        """Once it is known how early the walk of a part begins, say where."""
-        if value and value == self.early:
+        """Once the warm-up length of a part is known, say where its walk begins."""
+        if value and value == self.warm_up:
             self.line(f"begin = first - tl.maximum({self.env[value]}, 0).to(tl.int32) * {self.use('C')}")
 
     def loop(self, lp: Loop) -> None:
         at = len(self.w.lines)
-        self.turned(lp)
+        self.carried_loop(lp)
         here = [line for t in self.described.values() for line in wrapped(self.descriptor(t), WIDTH - 4)]
         self.w.lines[at:at] = [f"    {line}" for line in here]
         self.described.clear()
 
-    def turned(self, lp: Loop) -> None:
-        """Its carried values and its turns."""
+    def carried_loop(self, lp: Loop) -> None:
+        """Its carried values and its iterations."""
         for c in lp.carried:
             self.type[c.name] = self.type[c.result] = c.type
             name = Text(self.name(c.name))
@@ -105,11 +105,12 @@ class KernelWriter(Head):
             self.env[c.name] = self.env[c.result] = name
         if lp.index == "part":
             self.part = "earlier"
-            self.turns(lp, lp.body, "earlier", "part - first // size", "part")
+            self.iterations(lp, lp.body, "earlier", "part - first // size", "part")
             self.part = "part"
             return
         if lp.index == "before":
-            self.turns(lp, lp.body, "t", f"tl.maximum({self.use('begin')}, 0) + nth * {self.use('C')}", "first", self.k.slices)
+            begin = f"tl.maximum({self.use('begin')}, 0) + nth * {self.use('C')}"
+            self.iterations(lp, lp.body, "t", begin, "first", self.k.slices)
             return
         begin, stop = ("begin", "stop") if self.k.grid == "parts" else ("0", "length")
         if begin == "begin":
@@ -117,13 +118,13 @@ class KernelWriter(Head):
         always = tuple(o for o in lp.body if isinstance(o, Op) and not o.attr(OWN_PART))
         self.own_alone = len(always) < len(lp.body)
         if self.own_alone:
-            self.turns(lp, always, "t", begin, "first")
+            self.iterations(lp, always, "t", begin, "first")
             begin = "first"
-        self.turns(lp, lp.body, "t", begin, self.use(stop))
+        self.iterations(lp, lp.body, "t", begin, self.use(stop))
         self.own_alone = False
 
-    def turns(self, lp: Loop, body: tuple[Stmt, ...], index: str, begin: str, stop: str, step: int = 1) -> None:
-        """A loop over `body`, and what is known of each of its chunks, or of every so-manieth."""
+    def iterations(self, lp: Loop, body: tuple[Stmt, ...], index: str, begin: str, stop: str, step: int = 1) -> None:
+        """A loop over `body`, and what is known of each of its chunks, or of of every `step`-th one."""
         size = self.use("C") + (f" * {step}" if step > 1 else "")
         over = f"{begin}, {stop}" if index == "earlier" else f"{begin}, {stop}, {size}"
         self.w(f"for {index} in range({over}):")
@@ -149,16 +150,16 @@ class KernelWriter(Head):
         return [text for name, text in lines.items() if name in self.uses]
 
     def following(self, t: str) -> list[str]:
-        """What is known of the chunk for which loads work a turn ahead, whose first token is `t` ("" for
+        """What is known of the chunk for which loads work an iteration ahead, whose first token is `t` ("" for
         none); past the last chunk its slot again, which is there."""
-        near = f"tl.minimum({t}, tl.maximum(length - 1, 0)) // C" if t else ""
+        following = f"tl.minimum({t}, tl.maximum(length - 1, 0)) // C" if t else ""
         lines = {"row_next": " + ".join(["row_next = " + self.origin(), *([t] if t else [])]),
                  "valid_next": f"valid_next = {' + '.join([*([t] if t else []), 'i_C'])} < length",
-                 "slot_next": " + ".join(["slot_next = start // C + n", *([near] if t else [])])}
+                 "slot_next": " + ".join(["slot_next = start // C + n", *([following] if t else [])])}
         return [text for name, text in lines.items() if name in self.uses]
 
     def first_turn(self, ops: tuple[Stmt, ...]) -> None:
-        """What works a turn ahead, for the first turn."""
+        """What works an iteration ahead, for the first iteration."""
         begin = self.use("begin") if self.k.grid == "parts" else ""
         first = len(self.w.lines)
         self.body(ops)
@@ -192,4 +193,4 @@ class KernelWriter(Head):
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
                           "\n".join([*head.lines, *self.w.lines]),
                           {"params": params, "sizes": sizes, "block": block, "warps": self.k.threads // WARP, "ints": ints,
-                           "shares": shares(self.k), "rounds": "OPERAND" in self.uses, "described": described(self.k)})
+                           "halves": halves(self.k), "rounds": "OPERAND" in self.uses, "described": described(self.k)})

@@ -148,11 +148,11 @@ def valid(w: KernelWriter, o: Op, x: Text) -> Text:
 @rule("load")
 def load(w: KernelWriter, o: Op) -> None:
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
-    turned = o.attr("transposed", False)
+    transposed = o.attr("transposed", False)
     if o.attr("described"):
         text = f"{name} = {w.rows(t)}.load([t, 0])"
     else:
-        mask, at = w.mask(t, turned), w.pointers(t, turned, o.attr("later", 0), o.attr("last", False))
+        mask, at = w.mask(t, transposed), w.pointers(t, transposed, o.attr("parts_ahead", 0), o.attr("last", False))
         text = f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''})"
     dtype = f"tl.{t.dtype}"
     if t.dtype == "bfloat16" and len(t.dims) > 1:  # one number a token is widened by what reads it
@@ -162,16 +162,16 @@ def load(w: KernelWriter, o: Op) -> None:
     if o.args[1:]:
         w.line(f"{name} = {w.env[o.args[1]]}")
     elif when:
-        w.line(f"{name} = tl.zeros({w.shape(t.moved(transposed=turned))}, dtype={dtype})")
+        w.line(f"{name} = tl.zeros({w.shape(t.moved(transposed=transposed))}, dtype={dtype})")
     w.env[o.out] = Text(name)
     _nested(w, when, text)
 
 
 @rule("store")
 def store(w: KernelWriter, o: Op) -> None:
-    t, turned = w.p.tensor(o.attr("tensor")), o.attr("transposed", False)
-    mask = w.mask(t, turned)
-    at = w.pointers(t, turned, o.attr("later", 0))
+    t, transposed = w.p.tensor(o.attr("tensor")), o.attr("transposed", False)
+    mask = w.mask(t, transposed)
+    at = w.pointers(t, transposed, o.attr("parts_ahead", 0))
     _nested(w, w.when(t, o), f"tl.store({at}, {w.env[o.args[0]]}{f', mask={mask}' if mask else ''})")
 
 
@@ -183,16 +183,16 @@ def _nested(w: KernelWriter, when: list[str], text: str) -> None:
     w.w.indent -= len(when)
 
 
-@rule("reach")
-def reach(w: KernelWriter, o: Op) -> Text:
-    ahead, name = o.attr("later", 0), o.attr("tensor")
+@rule("warm_up_length")
+def warm_up_length(w: KernelWriter, o: Op) -> Text:
+    ahead, name = o.attr("parts_ahead", 0), o.attr("tensor")
     if name is None:
         if w.part != "part":
             return Text("-1.0" if ahead else "tl.where(earlier > part - first // size, -1.0, 0.0)")
         return Text(f"tl.where({'first + size < length' if ahead else 'first > 0'}, -1.0, 0.0)")
     chunks = "tl.where(first + size < length, (first + size) // C, 0)" if ahead else "first // C"
     at = f"{name}_ptr + ((start // {w.use('C')} + n) * HV + hv)"
-    found = f"reach({at}, HV, {chunks}, {o.attr('most')} * span, {o.attr('bound')})"
+    found = f"warm_up_length({at}, HV, {chunks}, {o.attr('most')} * span, {o.attr('bound')})"
     if not o.attr("kept"):
         return Text(found)
     w.line(f"if ({w.use(SUMMED)} != 0) & (first > 0):")
@@ -204,13 +204,13 @@ def reach(w: KernelWriter, o: Op) -> Text:
     return Text(w.name(o.buffer))
 
 
-@rule("leave")
-def leave(w: KernelWriter, o: Op) -> None:
+@rule("return_unless_negative")
+def return_unless_negative(w: KernelWriter, o: Op) -> None:
     w.line(f"if {w.env[o.args[0]]} >= 0:")
     w.line("    return")
 
 
-@rule("share")
-def share(w: KernelWriter, o: Op) -> None:
-    w.line(f"if (2 * {w.env[o.args[0]]} > {w.use('span')}) != (share == 0):")
+@rule("claim_part")
+def claim_part(w: KernelWriter, o: Op) -> None:
+    w.line(f"if (2 * {w.env[o.args[0]]} > {w.use('span')}) != (half == 0):")
     w.line("    return")

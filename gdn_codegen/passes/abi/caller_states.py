@@ -4,7 +4,7 @@
 - pool: they lie in slots that numbers name, one a sequence: `state_indices` and, for a final state in other memory,
   `final_indices`. A sequence whose number is negative is left out.
 - in_place: the final state lies over the initial one.
-- checkpoints: each turn of the walk stores the state, to a tensor of index "checkpoint".
+- checkpoints: each iteration of the walk stores the state, to a tensor of index "checkpoint".
 The dtype of that memory is for `precision` to give.
 """
 from __future__ import annotations
@@ -40,18 +40,18 @@ def caller_states(p: Program, contract: Contract) -> Program:
                        optional=t.optional and not in_place and (final or not pool))
 
     tensors = [lies(t) for t in p.tensors]
-    turned = {t.name for t in tensors if vk and t.index == "sequence" and len(t.dims) == 2}
+    transposed = {t.name for t in tensors if vk and t.index == "sequence" and len(t.dims) == 2}
     if contract.checkpoints:
         rows = [(c, CHECKPOINTS if len(loop.carried) == 1 else f"{c.name}_checkpoints") for c in loop.carried]
         tensors += [Tensor(name, "output", "checkpoint", "HV", c.type.dims[::-1] if vk else c.type.dims) for c, name in rows]
-        turned |= {name for c, name in rows if vk and c.type.rank == 2}
+        transposed |= {name for c, name in rows if vk and c.type.rank == 2}
         loop = replace(loop, body=(*loop.body, *(Op("store", "", (c.next,), (("tensor", name),)) for c, name in rows)))
     if pool:
         names = (INDICES,) if in_place else (INDICES, FINAL_INDICES)
         tensors += [Tensor(n, "input", "number", "HV", (), "int32") for n in names]
 
     def moved(o: Op) -> list[Op]:
-        return [o.with_attrs(transposed=True) if o.attr("tensor") in turned else o]
+        return [o.with_attrs(transposed=True) if o.attr("tensor") in transposed else o]
 
     done = replace(p, tensors=tuple(tensors)).with_walk(loop)
     return done.map_kernels(lambda k: replace(k, body=map_ops(k.body, moved)))

@@ -22,12 +22,12 @@ from ..storage.pack import WIDTH
 def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract) -> Program:
     """`p` with the extents of its tiles, and of what callers pass where that is less. sizes: C, K and V as callers know them."""
     tiles = {d: n if d == "C" else tile_extent(n, device) for d, n in sizes.items()}
-    if contract.state == "vk" and isinstance(device, Cores):  # each core turns columns of its own, whose rows are moved whole
+    if contract.state == "vk" and isinstance(device, Cores):  # each core transposes its columns
         cores = max(device.copies.values())
         tiles["K"] = tile_extent(sizes["K"], device, cores * device.align // WIDTH[contract.state_dtype])
         if sizes["K"] <= (least := tiles["K"] // cores):
             raise ScheduleError(f"head_dim_k: got {sizes['K']}; accepted with states [V, K] of {contract.state_dtype} on "
-                                f"{device.name}: more than {least}, as each of {cores} cores wants columns to turn")
+                                f"{device.name}: more than {least}, as each of {cores} cores needs columns to transpose")
 
     def lies(t: Tensor) -> Tensor:
         tokens = t.index == "token" and t.role != "workspace"

@@ -69,7 +69,7 @@ class _Assign:
                 return copy(maker)
             self.twin[o.out] = copy(maker, b.fresh(f"{o.out}_{maker}"))
             return copy(first)
-        if o.kind in ("block", "quad"):
+        if o.kind in ("block", "from_quarters"):
             return copy(maker)
         if o.kind == "cast" and o.args[0] in self.products:
             if self.fed(o.out):
@@ -82,7 +82,7 @@ class _Assign:
         if o.kind == "store":
             source = next((x for x in walk(b.finish()) if x.out == o.args[0]), None)
             made_there = source is not None and (source.out in self.products or source.agent == maker) \
-                and source.kind != "quad"  # which the first agent gets
+                and source.kind != "from_quarters"  # which the first agent gets
             value = o.args[0]
             if o.attr("transposed"):  # which the first agent does
                 made_there = False

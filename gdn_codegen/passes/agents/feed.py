@@ -49,21 +49,21 @@ class _Feed:
             return op("move", wide, name=o.out, space=self.device.home[o.agent])
         given = o.attr("tensor") if o.kind == "load" and self.partial(b.tensors[o.attr("tensor")]) else ""
         if o.kind == "load" and (given or o.attr("transposed")):
-            turned = o.attr("transposed")
-            raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"), columns=turned)
+            transposed = o.attr("transposed")
+            raw = op("load", name=b.fresh(f"{o.out}_raw"), tensor=o.attr("tensor"), columns=transposed)
             if given:
-                raw = op("valid", raw, name=b.fresh(f"{o.out}_given") if turned else o.out, given=given)
-            return op("transpose", raw, name=o.out) if turned else raw
+                raw = op("valid", raw, name=b.fresh(f"{o.out}_given") if transposed else o.out, given=given)
+            return op("transpose", raw, name=o.out) if transposed else raw
         if o.kind == "store" and o.attr("transposed"):
-            op("store", op("transpose", *o.args, name=b.fresh(f"{o.args[0]}_turned"), columns=True),
+            op("store", op("transpose", *o.args, name=b.fresh(f"{o.args[0]}_transposed"), columns=True),
                **{**dict(o.attrs), "transposed": None, "columns": True})
             return ""
         if o.kind == "valid":  # it works in place, on a copy
             return op("valid", op("move", o.args[0], name=b.fresh(f"{o.out}_raw"), space=self.device.home[o.agent]), name=o.out)
         if o.kind == "matmul":
             sides: list[str] = []
-            for a, space, turned in zip(o.args, self.device.feeds, (o.attr("ta"), o.attr("tb")), strict=False):
+            for a, space, transposed in zip(o.args, self.device.feeds, (o.attr("ta"), o.attr("tb")), strict=False):
                 sides.append(op("move", a, name=b.fresh(f"{stem(a)}_{'left' if not sides else 'right'}"), space=space,
-                                transposed=turned))
+                                transposed=transposed))
             return op("matmul", *sides, *o.args[2:], name=o.out, **dict(o.attrs))
         return None

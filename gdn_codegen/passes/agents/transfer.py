@@ -29,7 +29,7 @@ class _Kernel:
         self.p, self.k, self.device, self.made = p, k, device, made
         self.type = types(k.body)
         self.home = {o.out: o.agent for o in walk(k.body) if o.out and o.kind not in ("const", "scalar")}
-        self.home |= {o.out: device.agents[0] for o in walk(k.body) if o.kind == "quad"}
+        self.home |= {o.out: device.agents[0] for o in walk(k.body) if o.kind == "from_quarters"}
         for lp in loops(k.body):
             for c in lp.carried:
                 self.home[c.name] = self.home[c.result] = device.agents[0]
@@ -95,7 +95,7 @@ class _Kernel:
                 for c in carried:
                     self.send(b, c.result)
                 continue
-            if s.kind == "quad":  # put together in memory, by the agent that has the parts, for the first agent
+            if s.kind == "from_quarters":  # put together in memory, by the agent that has the parts, for the first agent
                 tensor, size = self.workspace(b, s.out), self.type[s.args[0]].dims[0]
                 assert isinstance(size, int)
                 for a, row, col in zip(s.args, (0, 0, size, size), (0, size, 0, size), strict=True):

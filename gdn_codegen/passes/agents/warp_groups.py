@@ -6,9 +6,9 @@ which `rings` takes inverses alone), all else to `aux`; a product that another a
 and a tile with the state's rows goes to `state` where it has more than one warp group holds.
 Values cross by a move to shared memory, or a transpose on the way to memory; an inverse lies there by itself. A column or
 row of a vector in shared memory is read from a fragment, one for columns and one for rows. A tile that is read transposed
-is loaded as it lies; who reads it turns it, into a fragment, and widens it.
+is loaded as it lies; its reader transposes it into a fragment and widens it.
 
-What leads to the next carried value comes first, since the next turn waits for it; loads come in the order of need. In all
+What leads to the next carried value comes first, since the next iteration waits for it; loads come in the order of need. In all
 other respects the order is topological: a value stands before its readers.
 """
 from __future__ import annotations
@@ -54,14 +54,14 @@ class _Assign:
         self.names: dict[tuple[str, ...], str] = {}  # what an agent, or an agent's view, reads for a value
         self.agent = self.agents()
 
-    def turned(self, a: str) -> bool:
+    def transposed(self, a: str) -> bool:
         """Whether `a` is a tile that `loader` loads, to be read transposed."""
         o = self.defs.get(a)
         return o is not None and o.kind == "load" and bool(o.attr("transposed"))
 
     def view(self, o: Op) -> bool:
         """Whether each reader of `o` has its own."""
-        return o.kind in VIEWS or (o.kind == "cast" and self.turned(o.args[0]))
+        return o.kind in VIEWS or (o.kind == "cast" and self.transposed(o.args[0]))
 
     def tall(self, o: Op) -> bool:
         """Whether `o` computes a tile with the rows of a carried value, which are more than one warp group holds."""
@@ -150,7 +150,7 @@ class _Assign:
         last = max(n for n, o in enumerate(rest) if o.agent == aux) + 1
         rest[last:last] = after
         at = rest.index(given) + 1
-        rest[at:at] = [o.with_attrs(later=True) for o in ops if o.out in late]
+        rest[at:at] = [o.with_attrs(asynchronous=True) for o in ops if o.out in late]
         return tuple(rest)
 
     def by_need(self, body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:
@@ -197,8 +197,8 @@ class _Assign:
         if o.kind == "store" and agent == d.store:
             (a,) = o.args
             maker = self.agent[self.defs[a]]
-            turned = o.attr("transposed")
-            x = self.move(a, f"{a}_{d.operand}", maker, d.operand, b, "transpose" if turned else "move")
+            transposed = o.attr("transposed")
+            x = self.move(a, f"{a}_{d.operand}", maker, d.operand, b, "transpose" if transposed else "move")
             b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})
             return
         args = [self.read(a, agent, b) for a in o.args]
@@ -226,7 +226,7 @@ class _Assign:
                 if o.kind != INVERSE:
                     there = self.names.get((a, "", ""))
                     out = self.names[a, "", ""] = there or self.move(a, f"{a}_{d.operand}", maker, d.operand, b)
-            if self.turned(a):
+            if self.transposed(a):
                 out = self.move(a, f"{a}_T", agent, d.tile, b, "transpose")
             elif view and maker != agent:
                 out = self.move(out, f"{a}_{view}", agent, d.tile, b)

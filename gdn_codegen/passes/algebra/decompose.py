@@ -121,5 +121,5 @@ class _Inverse:
         below = self.pairs(minus, size)
         corner = self.product(ts[1], self.product(block(below, size, 0), ts[0], name="below"), name="corner")
         zero = self.product(block(below, 0, size), ts[1], name="zero")
-        return self.named(self.op("quad", self.cast(ts[0], "float32"), zero, corner, self.cast(ts[1], "float32"), dims=self.dims,
-                                  name="whole"))
+        ts = [self.cast(t, "float32") for t in ts]
+        return self.named(self.op("from_quarters", ts[0], zero, corner, ts[1], dims=self.dims, name="whole"))

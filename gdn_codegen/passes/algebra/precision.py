@@ -25,7 +25,7 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
     only_products = {t.name: True for t in p.role("workspace")}
     for k in p.kernels:
         loaded = {o.out: o.attr("tensor") for o in walk(k.body) if o.kind == "load"}
-        wide = {o.attr("tensor") for o in walk(k.body) if o.kind == "reach"}
+        wide = {o.attr("tensor") for o in walk(k.body) if o.kind == "warm_up_length"}
         wide |= {loaded.get(a) for o in walk(k.body) for n, a in enumerate(o.args) if o.kind != "matmul" or n > 1}
         wide |= {loaded.get(c.init) for lp in loops(k.body) for c in lp.carried}
         only_products |= {n: False for n in wide if n in only_products}

@@ -2,19 +2,20 @@
 
 The state after a part is affine in that before it: S' = M S + N. Kernels that walk become kernels over parts, and before
 the first of them stand three more, all made from that walk:
-- N: the walk of S alone, stored where it ends: what a part makes of no state, or, where its walk begins early, the state;
+- N: the walk of S alone, stored where it ends: what a part makes of no state, or, where its walk has a warm-up, the state;
 - M: the same without what does not depend on S, K columns in place of V, from the identity;
 - the fold: S <- M S + N over the parts before this one, which gives the state from which its walk starts.
 
-"exact": a part's walk begins at its first chunk, with that state. "decay": it begins some chunks early with no state and
-stores nothing there, as far as the gates forget what was before (`reach`); where that takes longer than the summaries
-do, the part starts from the fold, and only there are summaries computed.
+"exact": a part's walk begins at its first chunk, with that state. "decay": a warm-up comes first. The walk starts some
+chunks before the part, from a zero state, and stores nothing for them. The op `warm_up_length` finds how many chunks the gates
+need to forget what was before. Where the warm-up would take longer than the summaries, the part starts from the fold. Summaries
+are computed only there.
 
 A final state that lies over the initial one is stored by a kernel of its own, after the walks: the part that ends a sequence
 may be done before another has read where it begins.
 
-A number tells the two apart: how many chunks early, or -1 for the state that the fold made. A summary of a part is needed
-where the next one's number is -1; M, where its own is too.
+The warm-up length tells the two apart: a number of chunks, or -1 for the state of the fold. The summary N of a part is needed
+where the next part's length is -1, and M where its own length is -1 too.
 """
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     if first is None or len(states) != 1:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state, which {p.name} has not")
     parts = _Parts(p, s, first, walks[0], begins(f"{p.forgets}_ws", device, dtype) if p.forgets else {})
-    longest_first = s.longest_first and device.shares
+    longest_first = s.longest_first and device.splits_warm_up
     kernels: list[Kernel] = []
     for k in p.kernels:
         if k is first:
@@ -57,12 +58,12 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
 
 
 def begins(tensor: str, device: Device, dtype: str) -> dict[str, Any]:
-    """Attributes of `reach`: what it sums, what is enough, and how far it looks."""
+    """Attributes of `warm_up_length`: what it sums, what is enough, and how far it looks."""
     return {"tensor": tensor, "bound": round(BOUND[dtype], 6), "most": _most(device)}
 
 
 def _most(device: Device) -> int:
-    """How many parts' chunks a walk may begin early: as long as the two summaries take that it saves."""
+    """The longest warm-up, in parts: it takes as long as the two summaries that it saves."""
     assert device.part_cost is not None
     return round(2 * device.part_cost.summary_us / device.part_cost.chunk_us)
 
@@ -77,13 +78,13 @@ class _Parts:
             raise ScheduleError(f"{self.where} needs a state [K, V], and {self.c.name} is {self.c.type}")
         name = self.c.name
         self.forgets = forgets
-        self.early = Tensor(f"{name}_early", "workspace", "part", "HV", ())
+        self.warm_up = Tensor(f"{name}_warm_up", "workspace", "part", "HV", ())
         self.n = Tensor(f"{name}_offset", "workspace", "part", "HV", self.c.type.dims)
         self.m = Tensor(f"{name}_factor", "workspace", "part", "HV", (self.rows, self.rows))
         self.start = Tensor(f"{name}_start", "workspace", "part", "HV", self.c.type.dims)
         self.end = Tensor(f"{name}_end", "workspace", "sequence", "HV", self.c.type.dims)
         self.over = {t.name for t in p.tensors if t.over}
-        self.made = (*([self.early] if self.forgets else []), self.n, self.m, self.start, *([self.end] if self.over else []))
+        self.made = (*([self.warm_up] if self.forgets else []), self.n, self.m, self.start, *([self.end] if self.over else []))
         self.split = {"split": k.split, "dims": k.dims}
 
     def body(self, k: Kernel) -> Body:
@@ -92,20 +93,20 @@ class _Parts:
         b.taken |= set(types(k.body))
         return b
 
-    def number(self, b: Body, later: int = 0) -> str:
-        """How early the walk of this part, or of the next, begins: read from where the first kernel wrote it, for all parts but
-        a sequence's first."""
-        name = b.fresh("early_next" if later else "early")
+    def number(self, b: Body, parts_ahead: int = 0) -> str:
+        """The warm-up length of this part, or of the one `parts_ahead`. It is read from where the first kernel wrote it,
+        except for the first part of a sequence."""
+        name = b.fresh("warm_up_next" if parts_ahead else "warm_up")
         if not self.forgets:
-            return b.op("reach", name=name, later=later or None)
-        where = () if later else (b.op("reach", name=b.fresh("follows")),)
-        return b.op("load", *where, name=name, tensor=self.early.name, later=later or None)
+            return b.op("warm_up_length", name=name, parts_ahead=parts_ahead or None)
+        where = () if parts_ahead else (b.op("warm_up_length", name=b.fresh("follows")),)
+        return b.op("load", *where, name=name, tensor=self.warm_up.name, parts_ahead=parts_ahead or None)
 
-    def looped(self, b: Body, body: tuple[Stmt, ...], init: str, new: str, early: str, to: str) -> None:
+    def looped(self, b: Body, body: tuple[Stmt, ...], init: str, new: str, warm_up: str, to: str) -> None:
         """Append the walk of the state alone, and the store of where it ends."""
         c = Carry(self.c.name, init, new, self.c.result, b.types[init])
         kept = dead_code(tuple(o for o in body if isinstance(o, Op) and o.kind != "store"), {new})
-        b.stmts.append(Loop(self.loop.index, (c,), kept, early))
+        b.stmts.append(Loop(self.loop.index, (c,), kept, warm_up))
         b.types[c.result] = c.type
         b.op("store", c.result, tensor=to)
 
@@ -116,17 +117,17 @@ class _Parts:
 
     def offset(self) -> Kernel:
         b = self.body(self.k)
-        later = b.op("reach", name=b.fresh("early_next"), later=1, **self.forgets)
+        following = b.op("warm_up_length", name=b.fresh("warm_up_next"), parts_ahead=1, **self.forgets)
         if self.forgets:
-            b.op("store", later, tensor=self.early.name, later=1)
-        b.op("leave", later)
-        early = b.op("reach", name=b.fresh("early"), **self.forgets) if self.forgets else ""
-        self.looped(b, self.loop.body, self.initial(b), self.c.next, early, self.n.name)
+            b.op("store", following, tensor=self.warm_up.name, parts_ahead=1)
+        b.op("return_unless_negative", following)
+        warm_up = b.op("warm_up_length", name=b.fresh("warm_up"), **self.forgets) if self.forgets else ""
+        self.looped(b, self.loop.body, self.initial(b), self.c.next, warm_up, self.n.name)
         return Kernel(self.n.name, "parts", b.finish(), **self.split)  # type: ignore[arg-type]
 
     def factor(self) -> Kernel:
         b = self.body(self.k)
-        b.op("leave", b.op("maximum", self.number(b), self.number(b, 1)))
+        b.op("return_unless_negative", b.op("maximum", self.number(b), self.number(b, 1)))
         within = self.rows if self.rows in dict(self.p.extents) else None
         init = b.op("eye", name=self.c.init, dims=(self.rows, self.rows), within=within)
         inner = Body(b.tensors, {self.c.name: b.types[init]})
@@ -172,13 +173,13 @@ class _Parts:
 
     def fold(self) -> Kernel:
         b = self.body(self.k)
-        b.op("leave", self.number(b))
+        b.op("return_unless_negative", self.number(b))
         init = b.op("full", name=self.c.init, dims=self.c.type.dims, value=0.0)
         inner = Body(b.tensors, {self.c.name: self.c.type})
         inner.taken = b.taken
-        now, later = self.number(inner), self.number(inner, 1)
-        m = inner.op("load", inner.op("maximum", now, later), name=b.fresh("M"), tensor=self.m.name)
-        n = inner.op("load", later, name=b.fresh("N"), tensor=self.n.name)
+        here, following = self.number(inner), self.number(inner, 1)
+        m = inner.op("load", inner.op("maximum", here, following), name=b.fresh("M"), tensor=self.m.name)
+        n = inner.op("load", following, name=b.fresh("N"), tensor=self.n.name)
         new = inner.op("add", inner.op("matmul", m, self.c.name), n, name=self.c.next)
         c = Carry(self.c.name, init, new, self.c.result, self.c.type)
         b.stmts.append(Loop("part", (c,), inner.finish()))
@@ -189,16 +190,19 @@ class _Parts:
     def walk(self, k: Kernel, longest_first: bool) -> list[Kernel]:
         """The walk over a part's chunks, and the kernel that moves the state to where it began."""
         b = self.body(k)
-        # where the host makes no summaries nobody else has found it
-        early = b.op("reach", name=b.fresh("early"), **self.forgets, kept=self.early.name) if self.forgets else self.number(b)
+        if self.forgets:
+            # without summaries no kernel before this one has found the length
+            warm_up = b.op("warm_up_length", name=b.fresh("warm_up"), **self.forgets, kept=self.warm_up.name)
+        else:
+            warm_up = self.number(b)
         if longest_first and self.forgets:
-            b.op("share", early)
+            b.op("claim_part", warm_up)
         before = self.initial(b)
-        init = b.op("load", early, before, name=b.fresh(f"{self.c.name}_part"), tensor=self.start.name)
+        init = b.op("load", warm_up, before, name=b.fresh(f"{self.c.name}_part"), tensor=self.start.name)
         body, moves = [], []
         for x in k.body:
             if isinstance(x, Loop):
-                x = replace(x, carried=tuple(replace(c, init=init) for c in x.carried), early=early if self.forgets else "")
+                x = replace(x, carried=tuple(replace(c, init=init) for c in x.carried), warm_up=warm_up if self.forgets else "")
             elif x.out == self.c.init:
                 continue
             elif x.attr("tensor") in self.over:

@@ -1,7 +1,7 @@
-"""warm_up: what a walk leaves out before its own part.
+"""warm_up: what a walk leaves out in a warm-up.
 
-In a grid over parts a walk may begin some chunks early, for its state alone. With `early="state"` ops that do not lead to the
-next carried value are marked `own`: they do nothing in those turns.
+In a grid over parts a walk may start some chunks before its part, for its state alone. With `warm_up="state"` the ops that do not
+lead to the next carried value are marked `own_part`: they do nothing in the iterations of the warm-up.
 """
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..stage import takes
 
 @takes("assigned")
 def warm_up(p: Program, s: Schedule) -> Program:
-    """`p` with marks in the loops that may begin early."""
-    if s.early == "all":
+    """`p` with marks in the loops that may have a warm-up."""
+    if s.warm_up == "all":
         return p
     return p.map_kernels(lambda k: replace(k, body=map_loops(k.body, _marked)))
 
 
 def _marked(loop: Loop) -> list[Loop]:
-    if not loop.early or loop.index != "chunk":
+    if not loop.warm_up or loop.index != "chunk":
         return [loop]
     needed = {c.next for c in loop.carried}
     body: list[Op] = []

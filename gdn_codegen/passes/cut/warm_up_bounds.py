@@ -1,10 +1,10 @@
-"""warm_up_bounds: what only the bound of forgetting reads is read near the starts of parts alone.
+"""warm_up_bounds: the exact bound on forgetting is computed only for chunks that a warm-up may need.
 
-A walk that begins early asks what chunks forget until they are enough; of most chunks nobody asks. Where the bound reads tiles
-that the kernel which stores it would not read otherwise (rows of k, for their norms), that kernel stores in its place what the
-bound is at least, which takes no such reading, and infinity, which is never enough. Then a kernel of its own puts the bound of
-the chunks before each part that the lesser sum does not forget, and of some more. Who asks further back, since norms held memory
-up, finds infinity, and takes a state that was summed up, or walks from the sequence's start: slower, and as right.
+A warm-up needs the bounds of the chunks right before a part. Nothing reads those of other chunks. Where the bound depends on
+tiles that the storing kernel would not load otherwise (rows of k, for their norms), that kernel stores two substitutes: a lower
+bound that needs no such load, and infinity, which says "nothing is forgotten". A further kernel then overwrites the infinities
+with exact bounds, for the chunks before each part that the lower bound does not forget, and for some more. A part that looks
+further back finds infinity. It then starts from a summary, or from the start of its sequence: slower, with the same result.
 """
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def _before(name: str, tensors: dict[str, Tensor], body: tuple[Stmt, ...], begin
     """A kernel that does `body` for the chunks before a part."""
     b = Body(tensors)
     b.taken |= {o.out for o in walk(body)}
-    enough = b.op("reach", **begins)  # -1: then it is not, whatever norms say
+    enough = b.op("warm_up_length", **begins)  # -1: then it is not, whatever norms say
     more = b.op("mul", enough, b.op("const", value=1 + ROOM))
-    early = b.op("add", more, b.op("const", value=1.0), name=b.fresh("early"))
-    b.stmts.append(Loop("before", (), body, early))
+    warm_up = b.op("add", more, b.op("const", value=1.0), name=b.fresh("warm_up"))
+    b.stmts.append(Loop("before", (), body, warm_up))
     return Kernel(name, "parts", b.finish(), slices=SLICES)
 
 

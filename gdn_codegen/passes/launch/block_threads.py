@@ -22,9 +22,9 @@ from ..stage import takes
 WARP, GROUP = 32, 128
 #: Registers that a thread of a small kernel gets; with four heads together it would spill.
 SMALL, SMALL_TOGETHER = 64, 80
-#: Threads of a block that runs several heads abreast: few entries for each, whose loads nvcc begins together. And registers of
+#: Threads of a block that runs several heads: few entries for each, whose loads nvcc begins together. And registers of
 #: each: eight blocks share a multiprocessor.
-ABREAST_THREADS, ABREAST_REGISTERS = 256, 32
+HEADS_THREADS, HEADS_REGISTERS = 256, 32
 #: Registers of a thread that the largest fragment may take before more threads share it.
 MOST_OF_A_FRAGMENT = 64
 
@@ -39,10 +39,10 @@ def _launched(k: Kernel, device: Device) -> Kernel:
     if k.agents:
         threads = -(-sum(a.threads for a in k.agents) // GROUP) * GROUP
         return replace(k, threads=threads, registers=device.register_file // threads)
-    threads = ABREAST_THREADS if k.abreast > 1 else _threads(k)
-    if k.grid != "chunks" or not (k.abreast > 1 or _small(k, threads)):
+    threads = HEADS_THREADS if k.heads_per_block > 1 else _threads(k)
+    if k.grid != "chunks" or not (k.heads_per_block > 1 or _small(k, threads)):
         return replace(k, threads=threads)
-    registers = ABREAST_REGISTERS if k.abreast > 1 else SMALL_TOGETHER if k.lanes > 2 else SMALL
+    registers = HEADS_REGISTERS if k.heads_per_block > 1 else SMALL_TOGETHER if k.lanes > 2 else SMALL
     return replace(k, threads=threads, registers=registers, blocks_per_sm=device.register_file // (registers * threads))
 
 

@@ -24,7 +24,7 @@ ROWS = (2, 4)
 def side_by_side(p: Program, device: Device) -> Program:
     """`p` with marks at such ops, in kernels of one agent a block."""
     def kernel(k: Kernel) -> Kernel:
-        if k.agents or k.abreast > 1:
+        if k.agents or k.heads_per_block > 1:
             return k
         outer = _marked(p, k, k.body, device)
         return replace(k, body=map_loops(outer, lambda lp: [_inside(p, k, lp, device)]))

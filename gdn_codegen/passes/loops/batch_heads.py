@@ -24,7 +24,7 @@ def batch_heads(p: Program, s: Schedule) -> Program:
 
 def _fits(k: Kernel) -> bool:
     ops = [o for o in k.body if isinstance(o, Op)]
-    return k.grid == "chunks" and k.abreast == 1 and len(ops) == len(k.body) and any(o.kind == "matmul" for o in ops)
+    return k.grid == "chunks" and k.heads_per_block == 1 and len(ops) == len(k.body) and any(o.kind == "matmul" for o in ops)
 
 
 def _widened(p: Program, k: Kernel, n: int) -> Kernel:

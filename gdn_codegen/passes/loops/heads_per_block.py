@@ -19,7 +19,7 @@ KINDS = ("const", "scalar", "full", "valid", "cumsum", "last")
 @takes("assigned")
 def heads_per_block(p: Program, device: Device) -> Program:
     """`p` with such kernels marked, where `device` takes several instances."""
-    return p.map_kernels(lambda k: replace(k, abreast=device.abreast) if _narrow(p, k) else k)
+    return p.map_kernels(lambda k: replace(k, heads_per_block=device.heads_per_block) if _narrow(p, k) else k)
 
 
 def _narrow(p: Program, k: Kernel) -> bool:

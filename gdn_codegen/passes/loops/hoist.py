@@ -1,6 +1,6 @@
 """hoist: masks loaded once a core group. Requires a kernel of stage "fed"; keeps the stage.
 
-What is loaded from a tensor of index "const" is the same in every turn, so its load may stand before the loops, at the
+What is loaded from a tensor of index "const" is the same in every iteration, so its load may stand before the loops, at the
 price of a buffer for the whole kernel. `candidates` lists them, those with the most reads a byte first.
 """
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""prefetch: what a walk over chunks does not need a state for, one turn ahead. Requires a kernel of stage "fed"; keeps it.
+"""prefetch: what a walk over chunks does not need a state for, one iteration ahead. Requires a kernel of stage "fed"; keeps it.
 
-Those ops, "early" here, stand at the head of the body, marked `ahead`, and work for the next chunk; copies before the loop
-work for the first. What the rest reads of them is carried from turn to turn, in storage of two slots. A last turn has no
-next chunk: there they do nothing. "loads" takes loads of what this kernel does not write, with the `valid` after them, and
-"operands" those of them that the agent of products makes; "all" takes everything that depends on no state, except what
-would stay in a space of the products.
+Those ops, the prefetched ones, stand at the head of the body, marked `ahead`, and work for the next chunk; copies before the loop
+work for the first. What the rest reads of them is carried from iteration to iteration, in storage of two slots. A last
+iteration has no next chunk: there they do nothing. "loads" takes loads of what this kernel does not write, with the `valid`
+after them, and "operands" those of them that the agent of products makes; "all" takes everything that depends on no state,
+except what would stay in a space of the products.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..storage.pack import VIEWS, WIDTH
 
 
 def prefetch(p: Program, k: Kernel, what: str, device: Cores) -> Kernel:
-    """`k` with its early ops one turn ahead; itself where it walks no chunks."""
+    """`k` with its prefetched ops one iteration ahead; itself where it walks no chunks."""
     if what == "no" or k.grid != "sequences":
         return k
     return replace(k, body=map_loops(k.body, lambda items: [
@@ -27,7 +27,7 @@ def prefetch(p: Program, k: Kernel, what: str, device: Cores) -> Kernel:
 
 
 class _Early:
-    """The early ops of a loop."""
+    """The prefetched ops of a loop."""
 
     def __init__(self, p: Program, k: Kernel, loop: Loop, what: str, device: Cores) -> None:
         self.ops = [o for o in loop.body if isinstance(o, Op)]
@@ -40,7 +40,7 @@ class _Early:
                 self.writers.setdefault(o.attr("tensor"), []).append(o)
         self.carried = {c.name for c in loop.carried}
         self.next = {c.next for c in loop.carried}
-        self.early = {o for o in self.ops if self.wanted(o, what)}
+        self.prefetched = {o for o in self.ops if self.wanted(o, what)}
         while self.drop():
             pass
 
@@ -60,40 +60,40 @@ class _Early:
         return o.kind in VIEWS or self.type[o.out].rank == 0
 
     def before(self, o: Op) -> list[Op]:
-        """What comes before `o` in its turn."""
+        """What comes before `o` in its iteration."""
         return [self.made_by[a] for a in o.args if a in self.made_by] + \
             (self.writers.get(o.attr("tensor"), []) if o.kind == "load" else [])
 
     def kept(self) -> list[Op]:
-        """The ops of this turn, with those light ones that it reads of early values."""
-        need = {a for o in self.ops if o not in self.early for a in o.args}
+        """The ops of this iteration, with those light ones that it reads of prefetched values."""
+        need = {a for o in self.ops if o not in self.prefetched for a in o.args}
         for o in reversed(self.ops):
             if o.out in need and self.light(o):
                 need |= set(o.args)
-        return [o for o in self.ops if o not in self.early or (o.out in need and self.light(o))]
+        return [o for o in self.ops if o not in self.prefetched or (o.out in need and self.light(o))]
 
     def crossing(self) -> list[Op]:
-        """Early ops whose values this turn's read."""
+        """Prefetched ops whose values this iteration's read."""
         need = {a for o in self.kept() for a in o.args}
-        return [o for o in self.ops if o in self.early and o.out in need and not self.light(o)]
+        return [o for o in self.ops if o in self.prefetched and o.out in need and not self.light(o)]
 
     def drop(self) -> bool:
-        """Take out what reads late values, then one op more that cannot be early; False where there is none."""
-        late = {o for o in self.ops if o not in self.early and o.kind not in ("const", "scalar")}
-        while found := [o for o in self.ops if o in self.early and (any(x in late for x in self.before(o))
+        """Take out what reads late values, then one op more that cannot be prefetched; False where there is none."""
+        late = {o for o in self.ops if o not in self.prefetched and o.kind not in ("const", "scalar")}
+        while found := [o for o in self.ops if o in self.prefetched and (any(x in late for x in self.before(o))
                                                                     or self.carried & set(o.args))]:
-            self.early.difference_update(found)
+            self.prefetched.difference_update(found)
             late.update(o for o in found if o.kind not in ("const", "scalar"))
         crossing = self.crossing()
         for o in crossing:
             if o.kind == "matmul" or (o.kind == "move" and o.attr("space") in self.device.feeds) or self.smaller(o, crossing):
-                self.early.remove(o)
+                self.prefetched.remove(o)
                 return True
         return False
 
     def smaller(self, o: Op, crossing: list[Op]) -> bool:
-        """Whether what `o` is made of takes less room than its result, and no early op reads that."""
-        if not OPS[o.kind].elementwise or any(o.out in x.args for x in self.ops if x in self.early):
+        """Whether what `o` is made of takes less room than its result, and no prefetched op reads that."""
+        if not OPS[o.kind].elementwise or any(o.out in x.args for x in self.ops if x in self.prefetched):
             return False
         parts = {a for a in o.args if a in self.made_by and self.made_by[a] not in crossing and self.type[a].rank}
         return sum(map(self.bytes, parts)) < self.bytes(o.out)
@@ -117,14 +117,14 @@ def _ahead(p: Program, k: Kernel, loop: Loop, what: str, device: Cores) -> list[
         names: dict[str, str] = {}
         out = []
         for o in e.ops:
-            if o not in e.early:
+            if o not in e.prefetched:
                 continue
             if o.out:
                 names[o.out] = fresh(f"{o.out}_{suffix}")
             out.append(replace(o.renamed(names), out=names.get(o.out, "")).with_attrs(ahead=1))
         return out, names
 
-    if not e.early:
+    if not e.prefetched:
         return [loop]
     first, firsts = copies("first")
     then, thens = copies("next")

@@ -1,8 +1,9 @@
-"""prefetch_vectors: vectors that a walk loads come one turn ahead.
+"""prefetch_vectors: vectors that a walk loads come one iteration ahead.
 
-For compilers that overlap a loop's loads with its work only where products read them (Triton): a turn would wait for each
-vector as long as memory takes. Here the head of a turn loads the next one's, and they are carried; those of the first turn are
-loaded before the loop. The last entry of a workspace's vector is a load of one number, not a sum over masked entries.
+For compilers that overlap a loop's loads with its work only where products read them (Triton): an iteration would wait for each
+vector as long as memory takes. Here the head of an iteration loads the next one's, and they are carried; those of the first
+iteration are loaded before the loop. The last entry of a workspace's vector is a load of one number, not a sum over masked
+entries.
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..stage import takes
 
 @takes("decomposed")
 def prefetch_vectors(p: Program) -> Program:
-    """`p`, its walks' vectors loaded a turn ahead."""
+    """`p`, its walks' vectors loaded an iteration ahead."""
     return p.map_kernels(lambda k: replace(k, body=map_loops(
         k.body, lambda s: _ahead(p, k, s) if s.index == "chunk" else [s])))
 

@@ -2,8 +2,8 @@
 
 "vk": in kernels that walk the chunks a tile whose last dim is V is held transposed, so that products with the state have
 it (or what comes of it) as their first operand: (a @ b)^T = b^T a^T, with elementwise ops as they are, columns as rows.
-Initial and final state, and tokens, turn on their way from and to memory. A load that only products read stays as it
-lies; the product turns it. Workspaces of chunks lie as the walk that writes them holds them.
+Initial and final state, and tokens are transposed on their way from and to memory. A load that only products read stays as it
+lies; the product transposes it. Workspaces of chunks lie as the walk that writes them holds them.
 """
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def transpose(p: Program, s: Schedule) -> Program:
     """`p` with the state as the schedule wants it."""
     if s.state == "kv":
         return p
-    turns = {k.name: _Turn(p, k, s) for k in p.kernels if walks(p, k)}
-    over = {o.attr("tensor") for t in turns.values() for o in walk(t.k.body) if o.kind == "store" and t.turns(o.args[0])}
+    passes = {k.name: _Transposition(p, k, s) for k in p.kernels if walks(p, k)}
+    over = {o.attr("tensor") for t in passes.values() for o in walk(t.k.body) if o.kind == "store" and t.transposes(o.args[0])}
     over = {n for n in over if p.tensor(n).index == "slot"}
-    kernels = tuple(turns[k.name].run() if k.name in turns else k for k in p.kernels)
+    kernels = tuple(passes[k.name].run() if k.name in passes else k for k in p.kernels)
     tensors = tuple(replace(t, dims=t.dims[::-1]) if t.name in over else t for t in p.tensors)
     return replace(p, tensors=tensors, kernels=tuple(_lying(k, over, {t.name: t for t in tensors}) for k in kernels) if over
                    else kernels)
@@ -58,7 +58,7 @@ def _lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
     return replace(k, body=rebuild(k.body, Body(tensors), rule))
 
 
-class _Turn:
+class _Transposition:
     def __init__(self, p: Program, k: Kernel, s: Schedule) -> None:
         self.p, self.k, self.s = p, k, s
         self.type = types(k.body)
@@ -66,7 +66,7 @@ class _Turn:
         self.lies = _only_for_products(k)
         self.flat: dict[str, str] = {}  # a column or row -> its transpose
 
-    def turns(self, name: str) -> bool:
+    def transposes(self, name: str) -> bool:
         return self.type[name].dims[1:] == ("V",) and name not in self.lies
 
     def run(self) -> Kernel:
@@ -78,7 +78,7 @@ class _Turn:
     def ops(self, body: tuple[Op | Loop, ...], b: Body) -> None:
         for x in body:
             if isinstance(x, Loop):
-                carried = tuple(replace(c, type=c.type.transposed) if self.turns(c.name) else c for c in x.carried)
+                carried = tuple(replace(c, type=c.type.transposed) if self.transposes(c.name) else c for c in x.carried)
                 inner = Body(b.tensors, {**b.types, **{c.name: c.type for c in carried}})
                 inner.taken = b.taken
                 kept, self.flat = self.flat, dict(self.flat)
@@ -94,38 +94,38 @@ class _Turn:
             b.op(o.kind, *args, name=o.out, line=o.line, **attrs)
 
         if o.kind == "store":
-            put(*o.args, **{**dict(o.attrs), "transposed": bool(o.attr("transposed")) != self.turns(o.args[0])})
+            put(*o.args, **{**dict(o.attrs), "transposed": bool(o.attr("transposed")) != self.transposes(o.args[0])})
         elif o.kind == "matmul":
             (a, x), acc = o.args[:2], o.args[2:]
-            ta, tb = (bool(o.attr(t)) != self.turns(y) for t, y in (("ta", a), ("tb", x)))
-            if self.turns(o.out):
+            ta, tb = (bool(o.attr(t)) != self.transposes(y) for t, y in (("ta", a), ("tb", x)))
+            if self.transposes(o.out):
                 put(x, a, *acc, ta=not tb, tb=not ta)
             else:
                 put(a, x, *acc, ta=ta, tb=tb)
-        elif not o.out or not self.turns(o.out):
-            if any(self.turns(a) for a in o.args):
+        elif not o.out or not self.transposes(o.out):
+            if any(self.transposes(a) for a in o.args):
                 raise self.error(o)
             b.copy(o)
         elif o.kind == "load":
             put(*o.args, **{**dict(o.attrs), "transposed": not o.attr("transposed")})
         elif OPS[o.kind].elementwise and o.kind not in ("lower", "strictly_lower", "pairs", "expand"):
-            put(*(self.turned(a, b, o) for a in o.args), **dict(o.attrs))
+            put(*(self.transposed(a, b, o) for a in o.args), **dict(o.attrs))
         elif o.kind in ("full", "expand"):
-            put(*(self.turned(a, b, o) for a in o.args), **{**dict(o.attrs), "dims": o.attr("dims")[::-1]})
+            put(*(self.transposed(a, b, o) for a in o.args), **{**dict(o.attrs), "dims": o.attr("dims")[::-1]})
         else:
             raise self.error(o)
 
-    def turned(self, name: str, b: Body, reader: Op) -> str:
-        """What stands for `name` in an elementwise op on turned tiles."""
+    def transposed(self, name: str, b: Body, reader: Op) -> str:
+        """What stands for `name` in an elementwise op on transposed tiles."""
         t: Tile = self.type[name]
-        if t.rank == 0 or self.turns(name):
+        if t.rank == 0 or self.transposes(name):
             return name
         if name not in self.flat:
             o = self.defs.get(name)
             if o is not None and o.kind in ("col", "row"):
                 self.flat[name] = b.op("row" if o.kind == "col" else "col", *o.args, line=o.line)
             elif o is not None and OPS[o.kind].elementwise and 1 in t.dims:
-                self.flat[name] = b.op(o.kind, *(self.turned(a, b, reader) for a in o.args), line=o.line, **dict(o.attrs))
+                self.flat[name] = b.op(o.kind, *(self.transposed(a, b, reader) for a in o.args), line=o.line, **dict(o.attrs))
             else:
                 raise self.error(reader)
         return self.flat[name]

@@ -1,7 +1,7 @@
 """channels: tiles of a workspace between cores.
 
-With two slots the turns of a loop take them one after the other, so that who writes waits for the reads of the turn before
-the last, not of the last.
+With two slots the iterations of a loop take them one after the other, so that who writes waits for the reads of the iteration
+before the last, not of the last.
 """
 from __future__ import annotations
 

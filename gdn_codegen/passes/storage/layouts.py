@@ -4,7 +4,7 @@
   128 bytes, swizzled. Such a buffer has the layout "swizzled".
 - Where warps carry tiles, registers are in the order of a product's sum. Loops over tiles of that shape have the order "sums".
 - A fragment whose rows are summed, and whose length is no power of two, has the layout "rows": TileLang finds none by itself.
-- In a block that runs several heads abreast all values lie in shared memory, a row a head. A few elements that nobody reads keep
+- In a block that runs several heads all values lie in shared memory, a row a head. A few elements that nobody reads keep
   the heads of a token in banks of their own, and rows begin where four elements are moved at once.
 """
 from __future__ import annotations
@@ -26,10 +26,10 @@ GROUP, ROWS = 128, 64
 @takes("placed")
 def layouts(p: Program, device: Device) -> Program:
     """`p` with layouts on buffers, and orders on the ops that fill or store tiles."""
-    return p.map_kernels(lambda k: _abreast(k, device) if k.abreast > 1 else _kernel(p, k, device))
+    return p.map_kernels(lambda k: _heads(k, device) if k.heads_per_block > 1 else _kernel(p, k, device))
 
 
-def _abreast(k: Kernel, device: Device) -> Kernel:
+def _heads(k: Kernel, device: Device) -> Kernel:
     return replace(k, buffers=tuple(replace(b, space=device.vector, pad=PAD if b.shape else 0) for b in k.buffers))
 
 

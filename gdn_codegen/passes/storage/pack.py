@@ -187,7 +187,7 @@ class _Kernel:
                     self.read(c.next)
                     self.first[c.result], self.depth[c.result] = self.at, depth
                     self.last[c.name] = self.last[c.result] = self.at
-                for name, end in list(self.last.items()):  # read in the loop, made before it: kept for its next turn
+                for name, end in list(self.last.items()):  # read in the loop, made before it: kept for its next iteration
                     if (self.first[name] <= start < end) or name in {c.name for c in s.carried}:
                         self.last[name] = max(end, self.at)
             else:

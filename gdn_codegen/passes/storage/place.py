@@ -55,7 +55,7 @@ class _Kernel:
             for n, a in enumerate(o.args):
                 self.readers.setdefault(a, []).append((o, n))
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
-        self.begins = {lp.early for lp in loops(k.body)}
+        self.begins = {lp.warm_up for lp in loops(k.body)}
         self.carried |= {o.args[1] for o in self.ops if o.kind == "load" and o.args[1:] and o.out in self.carried}
 
     def run(self) -> Kernel:

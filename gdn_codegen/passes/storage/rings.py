@@ -1,8 +1,9 @@
 """rings: gives the values of warp groups buffers.
 
-What `loader` loads and what crosses from agent to agent lies in shared memory, in a ring of slots that turns with the walk.
-Accumulators, first operands that were computed, tiles read more than once or turned, what leaves for shared memory, and vectors
-under a column or row lie in fragments. All else is an expression inside its reader, and a vector or a number always is.
+What `loader` loads and what crosses from agent to agent lies in shared memory, in a ring: each iteration of the walk takes
+the next slot. Accumulators, first operands that were computed, tiles read more than once or transposed, what leaves for
+shared memory, and vectors under a column or row lie in fragments. All else is an expression inside its reader, and a vector
+or a number always is.
 """
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ class _Kernel:
         return tuple(out)
 
     def slots(self, o: Op) -> int:
-        """Of the ring of what `o` loads or moves. An inverse is several turns ahead of the state."""
+        """Of the ring of what `o` loads or moves. An inverse is several iterations ahead of the state."""
         return self.s.stages if o.kind == "load" else self.own["slots"][o.agent]
 
     def buffer(self, name: str, value: str, space: str) -> Buffer:
@@ -99,7 +100,8 @@ class _Kernel:
         return Buffer(name, space, t.shape(self.sizes) or (1,), t.dtype, dims=t.dims)
 
     def grown(self, o: Op) -> bool:
-        """Whether a product may overwrite its accumulator: made in the same turn, and read before by what keeps its own value."""
+        """Whether a product may overwrite its accumulator: made in the same iteration, and read before by
+        what keeps its own value."""
         order = {x: n for n, x in enumerate(self.inside)}
         made = next((x for x in self.inside if x.out == o.args[2]), None)
         kept = {c.next for c in self.loop.carried}

@@ -15,8 +15,8 @@ from ..storage.pack import WIDTH
 
 Pipe = tuple[str, str]
 Path = tuple[int, ...]  # a statement's place: its index in each body on the way to it
-Turn = tuple[int, ...]  # the iteration of each loop on the way to it
-Counts = dict[str, int]  # by index of a loop: turns that it made before the one it is in, or before it ended
+Iteration = tuple[int, ...]  # the iteration of each loop on the way to it
+Counts = dict[str, int]  # by index of a loop: iterations that it made before the one it is in, or before it ended
 
 
 def pipe_of(device: Cores, o: Op) -> Pipe | None:
@@ -33,7 +33,7 @@ def pipe_of(device: Cores, o: Op) -> Pipe | None:
 class Access:
     """Bytes that an op reads or writes. space: a memory space, or the name of a workspace that a core group shares.
 
-    slots: how many such ranges the turns of `loop` take one after the other; ahead: turns ahead of the current one.
+    slots: how many such ranges the iterations of `loop` take one after the other; ahead: iterations ahead of the current one.
     """
 
     space: str
@@ -46,7 +46,7 @@ class Access:
     ahead: int = 0
 
     def at(self, counts: Counts) -> Access:
-        """The range in a turn."""
+        """The range in an iteration."""
         if self.slots == 1:
             return self
         shift = (counts.get(self.loop, 0) + self.ahead) % self.slots * (self.high - self.low)
@@ -125,7 +125,7 @@ class Step:
 
     op: Op | None
     path: Path
-    turn: Turn
+    iteration: Iteration
     counts: Counts
 
 
@@ -134,7 +134,7 @@ def trace(k: Kernel, trips: dict[str, list[int]]) -> Iterator[Step]:
     met: dict[str, int] = {}
     counts: Counts = {}
 
-    def each(body: tuple[Stmt, ...], path: Path, turn: Turn) -> Iterator[Step]:
+    def each(body: tuple[Stmt, ...], path: Path, iteration: Iteration) -> Iterator[Step]:
         nonlocal counts
         for i, s in enumerate(body):
             if isinstance(s, Loop):
@@ -142,11 +142,11 @@ def trace(k: Kernel, trips: dict[str, list[int]]) -> Iterator[Step]:
                 times = trips[s.index][n % len(trips[s.index])]
                 for t in range(times):
                     counts = {**counts, s.index: t}
-                    yield from each(s.body, (*path, i), (*turn, t))
+                    yield from each(s.body, (*path, i), (*iteration, t))
                 counts = {**counts, s.index: times}
-                yield Step(None, (*path, i), turn, counts)
+                yield Step(None, (*path, i), iteration, counts)
             else:
-                yield Step(s, (*path, i), turn, counts)
+                yield Step(s, (*path, i), iteration, counts)
     return each(k.body, (), ())
 
 

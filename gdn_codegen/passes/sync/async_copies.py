@@ -2,7 +2,7 @@
 
 On a device that has such copies, loads of tiles are some, and of a number a token where it has four bytes, the least that is
 copied: they are marked by a channel. Before the first op that reads one, or fills its buffer anew, a wait holds until all that
-were started have arrived. Kernels whose blocks take several heads abreast load them side by side, and have none.
+were started have arrived. Kernels whose blocks take several heads load them side by side, and have none.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def async_copies(p: Program, device: Device) -> Program:
     """`p` with waits for copies, where `device` has them."""
     if not device.async_loads:
         return p
-    return p.map_kernels(lambda k: k if k.abreast > 1 else replace(k, body=_Arrive(p, k).body(k.body)))
+    return p.map_kernels(lambda k: k if k.heads_per_block > 1 else replace(k, body=_Arrive(p, k).body(k.body)))
 
 
 class _Arrive:

@@ -2,10 +2,10 @@
 
 Each ring has two barriers a slot: ready, on which its producer's threads arrive once the slot is written, and free, on which
 its readers' threads arrive once they are done. Rings with the same producer, readers and slots share them. A slot of which one
-agent overwrites what another wrote is ready twice a turn, and free when the last value's readers are done. A reader waits
-before its first read and arrives after its last; the producer waits, `slots` turns back, before its first write. Where a
+agent overwrites what another wrote is ready twice an iteration, and free when the last value's readers are done. A reader waits
+before its first read and arrives after its last; the producer waits, `slots` iterations back, before its first write. Where a
 product or a store to tokens reads what threads wrote, a fence comes before they arrive: loads of tokens count, since threads
-fill up the last chunk of a sequence. Barriers of rings that only the walk's own part fills count its turns. What leads to an
+fill up the last chunk of a sequence. Barriers of rings that only the walk's own part fills count its iterations. What leads to an
 inverse has barriers of its own, since it is read ahead of the rest. A product that was only begun is drained before it is read.
 
 What the rest orders already goes: a wait, an arrival or a fence without which `check_rings` still proves the kernel.
@@ -37,7 +37,7 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
     read, count = reads(k), {a.name: a.threads for a in k.agents}
     groups: dict[tuple[object, ...], list[Op]] = {}
-    final = {o.buffer: o for o in ops if o.buffer in slots}  # the last value of a turn in a slot
+    final = {o.buffer: o for o in ops if o.buffer in slots}  # the last value of an iteration in a slot
     given = {o.buffer: o for o in reversed(ops) if o.buffer in slots}  # and the first
     early = leads(ops, INVERSE)
     before: dict[Op, list[Op]] = {}
@@ -49,7 +49,7 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
             readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read(r))) for x in (o, final[o.buffer]))
             first = o is given[o.buffer]
             groups.setdefault((o.agent, readers, last if first else (), slots[o.buffer], o.out in early), []).append(o)
-        if o.attr("later"):
+        if o.attr("asynchronous"):
             drained[o] = next(r for r in ops if o.out in read(r))
             before.setdefault(drained[o], []).append(_sync("drain", o.agent, **_own([o])))
     copied: dict[Op, dict[str, str]] = {}  # load -> where its copy arrives

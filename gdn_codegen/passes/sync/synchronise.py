@@ -3,12 +3,12 @@
 Two ops that touch the same bytes, one of them writing, must run in program order. Where the pipes and the waits so far
 do not see to it, a signal goes after the first and a wait before the second:
 - in the innermost body that holds both; an op inside a loop is represented there by its loop;
-- where the second is in a later turn of a loop than the first, the wait takes the signal of an earlier turn: of the turn
-  before, or of as many turns before as storage with slots leaves between them. As many signals before the loop prime it, as
+- where the second is in a later iteration of a loop than the first, the wait takes the signal of an earlier one: the one
+  before, or as many before as storage with slots leaves between them. As many signals before the loop prime it, as
   many waits after the loop take the last;
 - ops of one unordered pipe are parted by a barrier.
 The latest of several sources is waited for first, since it often covers the others (vector clocks, `machine`). What orders
-an op before a loop and one in it may be covered by what later turns need, and a barrier by one that was found later; they
+an op before a loop and one in it may be covered by what later iterations need, and a barrier by one that was found later; they
 go where the rest does without.
 
 Within an agent a signal goes from pipe to pipe by an event id. Between agents it goes from a pipe to an agent, whose
@@ -24,12 +24,12 @@ from ...devices import Cores, Device
 from ...ir.core import Kernel, Loop, Op, Program, Stmt
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
-from .accesses import Access, Clocks, Path, Step, Turn, accesses, pipe_of, trace
+from .accesses import Access, Clocks, Iteration, Path, Step, accesses, pipe_of, trace
 
 #: Where signals stand: "after" a statement, or primed "before" a loop.
 _Place = tuple[str, Path]
-#: Turns that show every kind of neighbour: three turns (of two slots the first is used again), two (the other slot is the
-#: last), none, one.
+#: Iterations that show every kind of neighbour: three iterations (of two slots the first is used again), two (the other slot
+#: is the last), none, one.
 TRIPS = {"item": [5], "chunk": [3, 2, 2, 0, 1]}
 
 
@@ -55,14 +55,14 @@ def _kernel(p: Program, k: Kernel, device: Cores) -> Kernel:
 
 @dataclass
 class _Pair:
-    """One signal with its wait, as places in the program. turn: the loop of which a later turn waits, or None; distance: how
-    many turns later. slots: of the storage that it is about. ids: they take turns, one signal each."""
+    """One signal with its wait, as places in the program. iteration: the loop of which a later iteration waits, or None;
+    distance: how many iterations later. slots: of the storage that it is about. ids: they take turns, one signal each."""
 
     src: int  # pipe that signals
     dst: int  # pipe that waits
     signal: Path  # after this statement
     wait: Path  # before this statement
-    turn: Path | None
+    iteration: Path | None
     why: str
     crosses: bool
     distance: int = 0
@@ -125,8 +125,8 @@ class _Derive:
     def file(self, x: _Pair) -> None:
         self.after.setdefault(x.signal, []).append(x)
         self.before.setdefault(x.wait, []).append(x)
-        if x.turn is not None:
-            self.primed.setdefault(x.turn, []).append(x)
+        if x.iteration is not None:
+            self.primed.setdefault(x.iteration, []).append(x)
 
     def run(self) -> None:
         while self.once():
@@ -164,13 +164,13 @@ class _Derive:
         for x in self.pairs:
             x.queue, x.sets, x.waits = [], [], []
         added = False
-        entered: set[tuple[Path, Turn]] = set()
+        entered: set[tuple[Path, Iteration]] = set()
         for step, pipe in self.steps:
             self.counts = step.counts
             for depth in range(1, len(step.path) + (step.op is None)):  # loops met on the way: their waits and primes
-                loop, turn = step.path[:depth], step.turn[:depth - 1]
-                if (loop, turn) not in entered:
-                    entered.add((loop, turn))
+                loop, iteration = step.path[:depth], step.iteration[:depth - 1]
+                if (loop, iteration) not in entered:
+                    entered.add((loop, iteration))
                     self.wait_before(loop)
                     self.drain(("before", loop))
                     for x in self.primed.get(loop, []):
@@ -179,7 +179,7 @@ class _Derive:
             if step.op is None:
                 for x in self.primed.get(step.path, []):
                     for n in range(x.distance):
-                        self.wait(x, self.turn(x) + n)
+                        self.wait(x, self.iteration(x) + n)
                 self.signal_after(step.path)
                 continue
             self.wait_before(step.path)
@@ -204,7 +204,7 @@ class _Derive:
 
     def wait_before(self, path: Path) -> None:
         for x in self.before.get(path, []):
-            self.wait(x, self.turn(x))
+            self.wait(x, self.iteration(x))
         if path in self.parted:
             for i in self.clocks.loose:
                 self.clocks.barrier(i)
@@ -213,7 +213,7 @@ class _Derive:
     def signal_after(self, path: Path) -> None:
         self.drain(("after", path))
         for x in self.after.get(path, []):
-            self.signal(x, ("after", path), self.turn(x) + x.distance)
+            self.signal(x, ("after", path), self.iteration(x) + x.distance)
 
     def signal(self, x: _Pair, place: _Place, number: int) -> None:
         self.time += 1
@@ -227,8 +227,8 @@ class _Derive:
             self.clocks.learn(x.dst, x.queue.pop(0))
         x.waits.append(_Wait(self.time, number, self.clocks.run(x.dst)))
 
-    def turn(self, x: _Pair) -> int:
-        """The turn of the loop in which a pair stands."""
+    def iteration(self, x: _Pair) -> int:
+        """The iteration of the loop in which a pair stands."""
         return self.counts.get(self.loop(x), 0)
 
     def loop(self, x: _Pair) -> str:
@@ -281,12 +281,12 @@ class _Derive:
             return
         depth = 0  # the innermost body that holds both
         x, y = r.step.path, step.path
-        turn: Path | None = None
+        iteration: Path | None = None
         distance = 0
         while x[depth] == y[depth] and depth < len(x) - 1 and depth < len(y) - 1:
-            if r.step.turn[depth] != step.turn[depth]:
-                turn = x[:depth + 1]  # from turn to turn of this loop
-                distance = step.turn[depth] - r.step.turn[depth]
+            if r.step.iteration[depth] != step.iteration[depth]:
+                iteration = x[:depth + 1]  # from iteration to iteration of this loop
+                distance = step.iteration[depth] - r.step.iteration[depth]
                 depth += 1
                 break
             depth += 1
@@ -294,12 +294,12 @@ class _Derive:
         dst = c.boss[i] if crosses else i
         signal, wait = x[:depth + 1], y[:depth + 1]
         why = f"{r.access.value} -> {step.op.out or step.op.kind}" if step.op else ""
-        pair = _Pair(r.pipe, dst, signal, wait, turn, why, crosses)
+        pair = _Pair(r.pipe, dst, signal, wait, iteration, why, crosses)
         pair.slots = r.access.slots if self.loop(pair) == r.access.loop else 1
         pair.distance = min(distance, pair.slots)
         self.pairs.append(pair)
         self.file(pair)
-        # Its earlier turns did not happen in this walk: join what the signal would have said. The next walk does it all.
+        # Its earlier iterations did not happen in this walk: join what the signal would have said. The next walk does it all.
         last = r.number
         if len(signal) < len(x):
             last = max(q.number for ranges in self.records.values() for v in ranges.values() for q in v if q.pipe == r.pipe and
@@ -313,16 +313,16 @@ class _Derive:
         c = self.clocks
         lanes: dict[tuple[int, int], list[_Pair]] = {}
         counters: list[list[_Part]] = []
-        shared: dict[tuple[int, int], int] = {}  # a counter that pairs of one turn and way share, while it has room
+        shared: dict[tuple[int, int], int] = {}  # a counter that pairs of one iteration and way share, while it has room
         for x in self.pairs:
             if x.crosses:
-                n = shared.get((x.src, x.dst), -1) if x.turn is None else -1
+                n = shared.get((x.src, x.dst), -1) if x.iteration is None else -1
                 if n < 0 or self.clash([*counters[n], (x, 1, 0)], x.dst, self.device.flag_limit):
                     n = len(counters)
                     counters.append([])
                 counters[n].append((x, 1, 0))
                 x.ids = (n,)
-                if x.turn is None:
+                if x.iteration is None:
                     shared[x.src, x.dst] = n
                 if n >= self.device.flags:
                     raise ScheduleError(f"{self.p.name}, kernel {self.k.name}: more than {self.device.flags} flags "
@@ -333,8 +333,8 @@ class _Derive:
             used: list[list[_Part]] = [[] for _ in range(self.device.events)]
             for x in sorted(pairs, key=lambda x: x.sets[0].time):
                 ways = x.slots if self.clash([(x, 1, 0)], dst) else 1
-                for turn in range(ways):
-                    part, clash = (x, ways, turn), None
+                for iteration in range(ways):
+                    part, clash = (x, ways, iteration), None
                     for e in sorted(range(self.device.events), key=lambda e: (len(used[e]), e)):
                         clash = self.clash([*used[e], part], dst)
                         if clash is None:
@@ -347,8 +347,8 @@ class _Derive:
 
     def clash(self, parts: list[_Part], dst: int, limit: int = 1) -> _Place | None:
         """Where more than `limit` sets may be without a wait."""
-        events: list[_Set | _Wait] = [s for x, ways, turn in parts for s in x.sets if s.number % ways == turn]
-        events += [w for x, ways, turn in parts for w in x.waits if w.number % ways == turn]
+        events: list[_Set | _Wait] = [s for x, ways, iteration in parts for s in x.sets if s.number % ways == iteration]
+        events += [w for x, ways, iteration in parts for w in x.waits if w.number % ways == iteration]
         done: list[int] = []
         sets = 0
         for e in sorted(events, key=lambda e: e.time):
@@ -362,12 +362,12 @@ class _Derive:
         return None
 
     # --- text --------------------------------------------------------------------------------------------------------
-    def op(self, kind: str, x: _Pair, number: int, turns: bool = True) -> Op:
-        """A signal or wait. number: of the first turn, or where no turns are meant its own."""
+    def op(self, kind: str, x: _Pair, number: int, iterations: bool = True) -> Op:
+        """A signal or wait. number: of the first iteration, or where no iterations are meant its own."""
         src, dst = self.clocks.names[x.src], self.clocks.names[x.dst]
         attrs: dict[str, object] = {"channel": self.pairs.index(x), "src": src[1], "dst": dst[0] if x.crosses else dst[1],
                                     "why": x.why}
-        if turns and len(x.ids) > 1:
+        if iterations and len(x.ids) > 1:
             attrs |= {"id": x.ids, "loop": self.loop(x), **({"ahead": number} if number else {})}
         else:
             attrs["id"] = x.ids[number % len(x.ids)]
@@ -388,7 +388,7 @@ class _Derive:
             if isinstance(s, Loop):
                 primed = [(x, n) for x in self.primed.get(at, []) for n in range(x.distance)]
                 out += self.barriers(("before", at))
-                out += [self.op("signal", x, n, turns=False) for x, n in primed]
+                out += [self.op("signal", x, n, iterations=False) for x, n in primed]
                 out.append(replace(s, body=self.insert(s.body, at)))
                 out += [self.op("wait", x, n) for x, n in primed]
             else:

@@ -32,7 +32,7 @@ DEFAULT_CHUNK = 64
 #: By architecture: the schedule of whole sequences.
 WHOLE = {"sm_90a": "fused_walk"}
 #: The class of tokens from which that is so in parts, too, where value heads share nothing: there a kernel for inverses costs
-#: more than early turns with inverses of their own.
+#: more than warm-ups with inverses of their own.
 LONG = 15
 #: Triton on a GPU, where K and V are at most SPLIT: fields of `walk` by chunk, the first for calls that leave it open.
 INSTANCES: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
@@ -141,7 +141,7 @@ def partitions() -> bool:
 def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
              ) -> Iterator[tuple[Build, str]]:
     """Builds that tables have for such a call, the best first. shared: how many value heads a kernel may take together."""
-    for r in tables.near(devices, b, shape_class, chunk):
+    for r in tables.nearest(devices, b, shape_class, chunk):
         if r.about.arch in ("", arch) and (partitions() or not r.about.plan.partition):
             plan = r.about.plan
             if plan.part_chunks and r.far(shape_class):  # measured for its own lengths; for others the host has a model

@@ -1,5 +1,5 @@
 // What a settled call does on the host, without Python between its kernels: compare the kinds of its tensors with those it was
-// made for, allocate workspaces, launch. Knows no algorithm: runtime/call/native_launcher.py says what the pieces are.
+// made for, allocate workspaces, launch. Knows no algorithm: runtime/call/native_launcher.py says what the arguments are.
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/container/tensor.h>

@@ -93,14 +93,14 @@ def call_launcher(plan: Plan, ahead: Path, arguments: Sequence[Tensor | None], p
     place: where what the module was given (states, buffers and so on) is among arguments; ends: where cu_seqlens is; ahead: the
     folder of kernels that were compiled ahead.
     """
-    pieces, host = plan.pieces, plan.host
-    if pieces is None or not all(hasattr(launch, "compiled") for launch, *_ in pieces.launches):
+    native, host = plan.native, plan.host
+    if native is None or not all(hasattr(launch, "compiled") for launch, *_ in native.launches):
         return None
     new: Callable[[Tensor], Tensor] = (lambda like: _new(like).fill_(float("nan"))) if host.poison else _new
     made_here = ("result", "workspace") if host.poison else ("result",)
     first, ends_given = arguments[0], arguments[ends] is not None
     assert first is not None
-    kin = [x for kind, *_, x in pieces.of if kind in made_here]
+    kin = [x for kind, *_, x in native.of if kind in made_here]
     # then nothing, for a result that nobody wants, and ends of equal rows where none are given
     filled: list[Any] = [*arguments, *map(new, kin), None]
     if not ends_given:  # their kind alone is looked at, and filling them would be a kernel of a graph that is being captured
@@ -109,7 +109,7 @@ def call_launcher(plan: Plan, ahead: Path, arguments: Sequence[Tensor | None], p
     slots: list[tuple[Any, ...]] = []
     memory: list[int] = []  # of each of the module's tensors, which of ours it is
     made = itertools.count(len(arguments))
-    for kind, *rest in pieces.of:
+    for kind, *rest in native.of:
         if kind == "given" or kind in made_here:
             memory.append(place[rest[0]] if kind == "given" else next(made))
             slots.append((ARGUMENT, memory[-1], rest[1] if kind == "given" else tuple(rest[0].shape)))
@@ -118,12 +118,12 @@ def call_launcher(plan: Plan, ahead: Path, arguments: Sequence[Tensor | None], p
             slots.append((WORKSPACE if kind == "workspace" else FIXED, rest[0]))
     slots.append((ARGUMENT, ends, tuple(filled[ends].shape)))
     runs = [(kernel, (*tensors, len(slots) - 1), fixed, used)
-            for (kernel, fixed), tensors, used in ((go.compiled, *rest) for go, *rest in pieces.launches)]
+            for (kernel, fixed), tensors, used in ((go.compiled, *rest) for go, *rest in native.launches)]
     launch = launcher(ahead, filled, slots, runs)
     if launch is None:
         return None
     pick = operator.itemgetter(*[len(arguments) + len(kin) if n is None else n for n in host.results(memory, plan.wanted)])
-    device, rows = first.device, pieces.rows
+    device, rows = first.device, native.rows
     current = torch._C._cuda_getDevice if device.type == "cuda" else lambda: device.index
 
     def run(arguments: tuple[Any, ...], numbers: tuple[float, ...]) -> tuple[Any, ...] | None:

@@ -183,7 +183,7 @@ def rows(devices: Sequence[str], target: str) -> tuple[Row, ...]:
     return tuple(r for r in found if r.table == target and r.known(devices) < len(devices))
 
 
-def near(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], chunk: int | None) -> list[Row]:
+def nearest(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], chunk: int | None) -> list[Row]:
     """Rows that may choose for calls of `b`'s inputs and a shape class, the best first: rows for the same contract before
     those for keys of norm 1, where they are, before rows for plain inputs; of these the user's before the package's; of these
     the device's own before those of its kind; of these the same class before those one step away; of these the one that gained
@@ -199,7 +199,7 @@ def near(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], chunk: 
 
 def steps(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], targets: Sequence[str]) -> list[Row]:
     """Rows that may choose for decoding steps of `b`'s inputs, the best first: of states that lie alike, since these are what a
-    step reads and writes, whatever its gates and query heads. Ordered as `near` orders; what gained most over the model is the
+    step reads and writes, whatever its gates and query heads. Ordered as `nearest` orders; what gained most over the model is the
     fastest, of whichever target: the model's choice is one for all."""
     def lie(c: Contract) -> tuple[str, int]:
         return c.state, SIZE[c.state_dtype]

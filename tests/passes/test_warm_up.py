@@ -18,19 +18,19 @@ from gdn_codegen.prove.rings import check_rings
 from gdn_codegen.schedule import ScheduleError, named
 
 
-def test_early_turns_leave_out_what_leads_to_no_state():
-    own = {o.out or (o.kind, o.attr("channel")) for o in inside(lowered("early")) if o.attr(OWN_PART)}
+def test_warm_ups_leave_out_what_leads_to_no_state():
+    own = {o.out or (o.kind, o.attr("channel")) for o in inside(lowered("warm_up")) if o.attr(OWN_PART)}
     assert {"q", "q_k", "q_S", "add_mul", "mul_h_s", "o_h_s"} <= own
     needed = {"k", "v", "Toff", "beta", "G", "k_S", "v_T", "delta", "S_next", "exp_G_s", ("wait", "k_ready"),
               ("signal", "k_free")}
     assert not own & needed
     assert {c for o in own if isinstance(o, tuple) and (c := o[1])} == {"o_h_s_ready", "o_h_s_free"}
-    assert not any(o.attr(OWN_PART) for o in inside(lowered(replace(PLANS["early"], early="all"))))
+    assert not any(o.attr(OWN_PART) for o in inside(lowered(replace(PLANS["warm_up"], warm_up="all"))))
 
 
-@pytest.mark.parametrize("early", ["all", "state"])
-def test_early_turns_do_not_change_what_comes_out(early):
-    """Stage by stage, what early turns leave out being NaN; short parts, gates that forget a chunk and a half."""
+@pytest.mark.parametrize("warm_up", ["all", "state"])
+def test_warm_ups_do_not_change_the_results(warm_up):
+    """Stage by stage, what warm-ups leave out being NaN; short parts, gates that forget a chunk and a half."""
     x = problem([9 * 64 + 5, 64, 0], 1, 2, 64, 64, torch.float32, gate=-0.2)
     want, seen = expected(x), []
     given = {**{n: x[n] for n in ("q", "k", "v", "g", "beta")}, "initial_state": x["S"]}
@@ -40,10 +40,10 @@ def test_early_turns_do_not_change_what_comes_out(early):
             i = Interpreter(p, Problem(x["lengths"], 1, 2, 2), {"scale": x["scale"]}, exact=True)
             got = i.run({t.name: given[t.name] for t in p.role("input")})
             seen.append((name, rms_error(got["o"], want[0]), rms_error(got["final_state"], want[1])))
-            assert (i.memory["S_early"] > 0).any()
+            assert (i.memory["S_warm_up"] > 0).any()
     pipelines.observers.append(see)
     try:
-        lowered(replace(PLANS["early"], early=early))
+        lowered(replace(PLANS["warm_up"], warm_up=warm_up))
     finally:
         pipelines.observers.remove(see)
     assert [n for n, *_ in seen] == ["partition", "warm_up", "synchronise"]
@@ -51,7 +51,7 @@ def test_early_turns_do_not_change_what_comes_out(early):
 
 
 def test_longest_first_walks_each_part_once():
-    """Stage by stage: parts of two chunks, which begin two early or, in the other head, one."""
+    """Stage by stage: parts of two chunks, whose warm-ups have two chunks or, in the other head, one."""
     x = problem([6 * 64 + 5, 64, 0], 1, 2, 64, 64, torch.float32, gate=-0.1)
     x["g"][:, 1] *= 20  # forgets within a chunk
     want, seen = expected(x), []
@@ -61,7 +61,7 @@ def test_longest_first_walks_each_part_once():
         def part(self, k, body, env, at, sizes):
             super().part(k, body, env, at, sizes)
             if k.name == "o_S":
-                self.shares.append((at.seq, at.head, at.part, at.share, "S_T" in env))
+                self.shares.append((at.seq, at.head, at.part, at.half, "S_T" in env))
 
     def see(name, before, p, c):
         if name in ("partition", "synchronise"):
@@ -69,7 +69,7 @@ def test_longest_first_walks_each_part_once():
             i.shares = []
             got = i.run({t.name: given[t.name] for t in p.role("input")})
             seen.append((rms_error(got["o"], want[0]), rms_error(got["final_state"], want[1])))
-            walked = [share for *_, share, done in i.shares if done]
+            walked = [half for *_, half, done in i.shares if done]
             assert set(walked) == {0, 1} and len(walked) * 2 == len(i.shares)
     pipelines.observers.append(see)
     try:
@@ -79,19 +79,19 @@ def test_longest_first_walks_each_part_once():
     assert len(seen) == 2 and all(max(e) < 1e-4 for e in seen), seen
 
 
-def test_longest_first_is_for_parts_that_begin_early():
+def test_longest_first_is_for_parts_that_have_a_warm_up():
     for how in (None, "exact"):
         with pytest.raises(ScheduleError, match="longest_first=True; accepted with partition='decay' alone"):
             replace(named("walk"), partition=how, longest_first=True)
-    shares = {at: any(o.kind == "share" for k in lower(find("gated_delta_rule").trace(), at[0], PLANS["longest"], SIZES,
+    shares = {at: any(o.kind == "claim_part" for k in lower(find("gated_delta_rule").trace(), at[0], PLANS["longest"], SIZES,
                                                        "float16", at[1]).kernels for o in walk(k.body))
               for at in (("tilelang", "sm_90a"), ("tilelang", ""), ("triton", ""))}
     assert shares == {("tilelang", "sm_90a"): True, ("tilelang", ""): False, ("triton", ""): True}
 
 
 def test_a_value_that_the_state_needs_cannot_be_left_out():
-    """The proof knows how many turns are early: a ring filled in own turns only, read in all of them."""
-    p = lowered("early")
+    """The proof knows the warm-up length: a ring filled in iterations of the own part only, read in all of them."""
+    p = lowered("warm_up")
     for lost in ("k", "exp_G_s"):
         ops = [replace(o, attrs=(*o.attrs, (OWN_PART, True))) if o.out == lost else o for o in inside(p)]
         with pytest.raises(RaceError, match=lost):
@@ -99,7 +99,7 @@ def test_a_value_that_the_state_needs_cannot_be_left_out():
 
 
 def test_barriers_of_own_turns_count_those():
-    p = lowered("early")
+    p = lowered("warm_up")
     ops = [replace(o, attrs=tuple(a for a in o.attrs if a[0] != OWN_PART)) if o.kind == "wait" else o for o in inside(p)]
     with pytest.raises(RaceError):
         check_rings(with_body(p, ops), SM_90A)

@@ -22,7 +22,7 @@ SIZES = {"C": 16, "K": 16, "V": 16}
 
 @pytest.fixture(autouse=True)
 def short_reach(monkeypatch):
-    """Walks begin two parts early at most, on any device, so that short sequences have summaries."""
+    """Warm-ups are two parts long at most, on any device, so that short sequences have summaries."""
     monkeypatch.setattr("gdn_codegen.passes.cut.partition._most", lambda device: 2)
 
 
@@ -71,7 +71,7 @@ def test_chunks_that_parts_forget_are_not_read():
     sums = i.memory["F_chunk_ws"]
     known = [[n for n in range(25) if sums[n, h] != float("inf")] for h in (0, 1)]  # NaN is what nobody wrote
     assert known == [[4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23], [6, 7, 14, 15, 22, 23]]
-    assert i.memory["S_early"][1:4, 0].tolist() == [3, 3, 3]
+    assert i.memory["S_warm_up"][1:4, 0].tolist() == [3, 3, 3]
     assert torch.allclose(sums[4, 0], x["g"][64:80, 0].double().sum())
 
 
@@ -80,7 +80,7 @@ def test_it_begins_where_it_would_had_it_read_all_keys():
     x["g"] *= torch.rand(x["g"].shape, generator=torch.Generator().manual_seed(3)) + 0.5
     for norm in (1.0, 1.42):  # of the second, 1 - beta |k|^2 is -1 or a little less for the largest beta
         x["k"] = F.normalize(x["k"], dim=-1) * norm
-        seldom, often = (ran(lowered(s), x, 4).memory["S_early"][1:10] for s in ("fused_walk", "walk"))
+        seldom, often = (ran(lowered(s), x, 4).memory["S_warm_up"][1:10] for s in ("fused_walk", "walk"))
         assert torch.equal(seldom, often) and (often >= 0).any() and (often[:, 0] < 0).any()
 
 
@@ -90,18 +90,18 @@ def test_keys_that_hold_memory_up_are_summed_up(target):
     x = gates([12 * 16], 1, -1.15, norm=2.0)
     x["beta"][:] = 1.0
     i = ran(lowered(target=target), x, 2)
-    assert i.memory["S_early"][1:6, 0].tolist() == [2, 4, -1, -1, -1]
+    assert i.memory["S_warm_up"][1:6, 0].tolist() == [2, 4, -1, -1, -1]
     assert BOUND["float16"] < 1.15 * 16  # which is what gates say
 
 
-@pytest.mark.parametrize("wrong", [{"early": ""}, {"carried": True}])
+@pytest.mark.parametrize("wrong", [{"warm_up": ""}, {"carried": True}])
 def test_the_verifier_knows_loops_before_a_part(wrong):
     p = lowered()
     k = next(k for k in p.kernels if k.slices > 1)
     walked = next(s for x in p.kernels for s in x.body if isinstance(s, Loop) and s.carried)
     change = {"carried": walked.carried} if "carried" in wrong else wrong
     body = tuple(replace(s, **change) if isinstance(s, Loop) else s for s in k.body)
-    with pytest.raises(VerifyError, match="says how early it begins, and carries nothing"):
+    with pytest.raises(VerifyError, match="has a warm-up length, and carries nothing"):
         verify(replace(p, kernels=tuple(replace(x, body=body) if x is k else x for x in p.kernels)))
 
 

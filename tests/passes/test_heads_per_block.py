@@ -1,4 +1,4 @@
-"""abreast: which kernels a block runs for several value heads, and that nothing else changes."""
+"""heads_per_block: which kernels a block runs for several value heads, and that nothing else changes."""
 from dataclasses import replace
 
 import pytest
@@ -22,7 +22,7 @@ def lowered(schedule="staged", target="tilelang", arch="", accept="", **changes)
 
 
 def together(p):
-    return {k.name: k.abreast for k in p.kernels if k.abreast != 1}
+    return {k.name: k.heads_per_block for k in p.kernels if k.heads_per_block != 1}
 
 
 @pytest.mark.parametrize("options, names", [
@@ -35,7 +35,7 @@ def together(p):
     ({"schedule": "prepared"}, []), ({"schedule": "walk", "arch": "sm_90a"}, []), ({"schedule": "fused"}, []),
     ({"target": "triton"}, []), ({"target": "pto"}, [])])
 def test_kernels_of_vectors_alone(options, names):
-    assert together(lowered(**options)) == dict.fromkeys(names, HOPPER.abreast)
+    assert together(lowered(**options)) == dict.fromkeys(names, HOPPER.heads_per_block)
 
 
 def test_what_is_computed_of_numbers():
@@ -50,17 +50,17 @@ def test_what_is_computed_of_numbers():
         return o, S
 
     p = lower(page.trace(), "tilelang", Schedule("mine", (("G", "total", "kept"), ("o", "S"))), SIZES, "float16")
-    assert together(p) == {"G_total_kept": HOPPER.abreast}
+    assert together(p) == {"G_total_kept": HOPPER.heads_per_block}
 
 
 def test_print_and_parse_keep_it():
     p = lowered()
-    assert "abreast=16" in program_text(p) and parse_program(program_text(p)) == p
+    assert "heads_per_block=16" in program_text(p) and parse_program(program_text(p)) == p
 
 
 def test_a_kernel_of_tiles_is_refused():
     p = lowered()
     for name, tiles in (("A", "k, "), ("S_U", "none|S")):
-        kernels = tuple(replace(k, abreast=16) if k.name == name else k for k in p.kernels)
-        with pytest.raises(VerifyError, match=f"kernel {name}: runs 16 instances abreast.*{tiles}"):
+        kernels = tuple(replace(k, heads_per_block=16) if k.name == name else k for k in p.kernels)
+        with pytest.raises(VerifyError, match=f"kernel {name}: has heads_per_block=16.*{tiles}"):
             verify(replace(p, kernels=kernels))

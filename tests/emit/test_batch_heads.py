@@ -23,6 +23,7 @@ def build(name, heads, chunk=64, K=32, V=32, dtype="float16", **fields):
                  dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, heads, chunk, fields", [
     ("walk", 4, 64, {}), ("walk", 2, 64, {"partition": "decay"}), ("replay", 2, 32, {}), ("staged", 4, 16, {}),
     ("prepared", 2, 64, {"v_block": 16})])
@@ -34,6 +35,7 @@ def test_numbers(name, heads, chunk, fields):
             check(fn, problem(lengths, H, HV, 32, 32, gate=-0.1, seed=n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("H, HV", [(2, 2), (2, 4), (1, 6)])
 def test_value_heads_that_share_no_key_head_are_refused(H, HV):
     x = problem([70], H, HV, 32, 32)
@@ -73,6 +75,7 @@ def test_other_numbers_of_heads_are_refused():
         build("walk", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("heads", [2, 4])
 def test_it_compiles_for_hopper_without_spills(heads, tmp_path):

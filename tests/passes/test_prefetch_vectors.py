@@ -80,9 +80,9 @@ def test_verify_wants_the_same_zeros_in_every_turn():
         verify(replace(p, kernels=(broken,)))
 
 
-def test_early_turns_of_a_part_are_a_loop_of_their_own():
-    """With early="state" the first loop has neither q nor o; without, there is one."""
-    text = {e: next(t.body for t in emit(lowered("walk", partition="decay", early=e), "bthd") if t.name == "o_S")
+def test_warm_ups_are_a_loop_of_their_own():
+    """With warm_up="state" the first loop has neither q nor o; without, there is one."""
+    text = {e: next(t.body for t in emit(lowered("walk", partition="decay", warm_up=e), "bthd") if t.name == "o_S")
             for e in ("state", "all")}
     loops_ = text["state"].split("for t in range(")[1:]
     assert [x.split(")")[0] for x in loops_] == ["begin, first, C", "first, stop, C"]
