@@ -59,7 +59,7 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     p.add_argument("--partition", default=None, choices=PARTITIONS[1:],
                    help="a long sequence in parts that run side by side (default: whole)")
     p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
-                   help="a field of the schedule, as lanes=1 or kernels=G,Tinv/o,S; may be given again")
+                   help="a field of the schedule, as lanes=1 or kernels=G,@inverse/o,S; may be given again")
     _inputs_options(p)
     p.add_argument("--accept", default="", metavar="WORDS",
                    help="what callers pass where it differs: g=raw|linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, "
@@ -240,7 +240,7 @@ def _fields(given: list[str]) -> dict[str, Any]:
     for word in given:
         name, _, value = word.partition("=")
         groups = tuple(tuple(g.split(",")) for g in value.split("/"))
-        if name == "kernels" and all(n.isidentifier() for g in groups for n in g):
+        if name == "kernels" and all(n.removeprefix("@").isidentifier() for g in groups for n in g):
             out[name] = groups
             continue
         default = defaults.get(name)
@@ -248,7 +248,8 @@ def _fields(given: list[str]) -> dict[str, Any]:
                                                                    else value.isascii() and value.isdecimal()))
         if not ok:
             raise ValueError(f"set: got {word!r}; accepted: FIELD=VALUE, a name or a number (0 and 1 for no and yes), with "
-                             f"FIELD one of {', '.join(defaults)}; or kernels=G,Tinv/o,S, names of a page's values")
+                             f"FIELD one of {', '.join(defaults)}; or kernels=G,@inverse/o,S, groups "
+                             "of a page's values and of roles")
         out[name] = value if isinstance(default, str) else bool(int(value)) if isinstance(default, bool) else int(value)
     return out
 

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from gdn_codegen.runtime import cache
 from gdn_codegen.runtime.load import import_path
 from gdn_codegen.schedule import SCHEDULES
-from gdn_codegen.schedule.schedule import ADDS
 
 DELTA, PLAIN = True, False
 #: Schedules that differ on cores: what walks hold is never transposed there.
@@ -150,13 +149,10 @@ def module(text):
 
 
 def in_form(s, form):
-    """A schedule in another form, without the values that it then lacks."""
-    lost = {n for f, names in ADDS.items() if f != form for n in names}
-    groups = (tuple(n for n in g if n not in lost) for g in s.kernels)
-    return replace(s, form=form, kernels=tuple(g for g in groups if g))
+    """A schedule in another form."""
+    return replace(s, form=form)
 
 
 def variant(schedule, **changes):
-    """A named schedule changed, without the values that its form then lacks."""
-    s = replace(SCHEDULES[schedule], name="_".join([schedule, *map(str, changes.values())]).replace("-", ""), **changes)
-    return in_form(s, s.form)
+    """A named schedule changed."""
+    return replace(SCHEDULES[schedule], name="_".join([schedule, *map(str, changes.values())]).replace("-", ""), **changes)

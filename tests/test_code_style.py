@@ -58,6 +58,117 @@ RULES = {keys_by_identity: ["x = {id(o): 1}", "f(id(o))"],
 FINE = ("'  ' * depth", "['-'] * (len(x) - 3)", "[0] * n", "3 * (a != b)", "[y] * 2", "o.with_attrs(a=1)", "replace(o, attrs=())")
 
 
+# --- docstrings and sizes --------------------------------------------------------------------------------------------
+TREES = {path: ast.parse(path.read_text()) for path in FILES}
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def documented_methods():
+    """By class: its bases, and which of its methods have a docstring."""
+    return {c.name: ([ast.unparse(b).split(".")[-1] for b in c.bases],
+                     {f.name for f in c.body if isinstance(f, FUNCTION) and ast.get_docstring(f)})
+            for tree in TREES.values() for c in ast.walk(tree) if isinstance(c, ast.ClassDef)}
+
+
+METHODS = documented_methods()
+
+
+def inherits(name, method):
+    """Whether a base class documents the method."""
+    bases, _ = METHODS.get(name, ([], ()))
+    return any(method in METHODS[b][1] or inherits(b, method) for b in bases if b in METHODS and b != name)
+
+
+def lines(node):
+    return node.end_lineno - node.lineno + 1
+
+
+def is_rule(f):
+    """Whether `f` is an emitter's rule, which is named after its op: the op table says what that does."""
+    return any(ast.unparse(d).startswith("rule(") for d in f.decorator_list)
+
+
+def undocumented(node, of=None, public=True, name=""):
+    """Functions over ten lines and public functions that have no docstring. A class's docstring covers its __methods__, and a
+    base's method that of its subclasses."""
+    for x in ast.iter_child_nodes(node):
+        if isinstance(x, FUNCTION):
+            said = ast.get_docstring(x) or (of and inherits(of.name, x.name)) or (
+                of and x.name.startswith("__") and ast.get_docstring(of))
+            open_ = public and not x.name.startswith("_") and not is_rule(x)
+            if not said and (lines(x) > 10 or open_):
+                yield name + x.name
+            yield from undocumented(x, None, False, f"{name}{x.name}.")
+        elif isinstance(x, ast.ClassDef):
+            yield from undocumented(x, x, public and not x.name.startswith("_"), f"{name}{x.name}.")
+        else:
+            yield from undocumented(x, of, public, name)
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_functions_say_what_they_do(path):
+    found = list(undocumented(TREES[path]))
+    assert not found, f"{NAMES(path)}: without a docstring: {', '.join(found)}"
+
+
+def test_what_has_no_docstring_is_found():
+    methods = ("def public(self): pass", "def _short(self): pass", "def _long(self):" + "\n        0" * 10,
+               "def __init__(self):" + "\n        0" * 10)
+    assert list(undocumented(ast.parse("\n    ".join(["class A:", *methods])))) == ["A.public", "A._long", "A.__init__"]
+    assert list(undocumented(ast.parse("\n    ".join(["class A:\n    'Says.'", *methods])))) == ["A.public", "A._long"]
+    assert list(undocumented(ast.parse("@rule('exp')\ndef exp(w, o): pass\ndef _f():\n  def inner(): pass"))) == []
+
+
+MOST = {"file": 300, "pass": 150, "function": 60}
+#: What may be longer: (file, function or "" for the file itself) -> why.
+LONG = {
+    ("host/check.py", ""): "copied into modules as one text",
+    ("ir/builder.py", ""): "a method or function for each op that a page may write",
+    ("ir/builder.py", "trace"): "each role of a page's parameters in turn, sharing the names",
+    ("ir/interpret.py", ""): "the meaning of each op that moves data, one method a kind",
+    ("ir/interpret.py", "op"): "a branch for each kind of op",
+    ("ir/ops.py", ""): "the op table, with the type rules of its rows",
+    ("ir/verify.py", "op"): "a condition for each way in which an op may be wrong, with its message",
+    ("options.py", ""): "the options of all commands",
+    ("options.py", "parser"): "one call for each option",
+    ("runtime/call/launch.py", ""): "a call's way from its kind to the launch",
+    ("runtime/call/normalise.py", ""): "one check for each argument, with its message",
+    ("tools/bench_gpu.py", ""): "each time is measured by a function of its own, beside the rows that show it",
+    ("tools/tune.py", ""): "jobs, log, table and measurement of one command",
+    ("passes/agents/warp_groups.py", ""): "placement and the crossings that follow from it",
+    ("passes/algebra/rewrite.py", ""): "one rule for each form of a schedule",
+    ("passes/algebra/row_scales.py", ""): "one rule for each op that a scale passes",
+    ("passes/algebra/vectorise.py", ""): "one rule for each op that vector cores lack",
+    ("passes/cut/kernels.py", ""): "slices of the graph, and the kernels that they make",
+    ("passes/cut/partition.py", ""): "the three kernels of a partition share their loads",
+    ("passes/loops/list_scheduling.py", ""): "one list with its model of pipes and space",
+    ("passes/pipelines.py", ""): "the order of all passes, a line for each",
+    ("passes/storage/pack.py", ""): "lifetimes and places of one kernel",
+    ("passes/storage/place.py", ""): "which values share a buffer, one rule for each case",
+    ("passes/sync/mbarriers.py", ""): "one derivation, and the removal of what its proof does without",
+    ("passes/sync/accesses.py", ""): "the model that `synchronise` and its checker share",
+    ("passes/sync/synchronise.py", ""): "one derivation with its clocks",
+}
+
+
+def too_long(path):
+    """What of a file is longer than MOST says: "" for the file itself, else functions by name."""
+    a_pass = path.parts[len(PACKAGE.parts)] == "passes"
+    if len(path.read_text().splitlines()) > MOST["pass" if a_pass else "file"]:
+        yield ""
+    yield from (f.name for f in ast.walk(TREES[path]) if isinstance(f, FUNCTION) and lines(f) > MOST["function"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_files_and_functions_are_short(path):
+    found = {(NAMES(path), n) for n in too_long(path)} - set(LONG)
+    assert not found, f"longer than {MOST}: {found}"
+
+
+def test_exceptions_are_of_files_that_there_are():
+    assert {x for x, _ in LONG} <= set(map(NAMES, FILES))
+
+
 #: Where a rule does not hold: with_attrs itself.
 EXCEPT = {attributes_replaced: ["ir/core.py"]}
 

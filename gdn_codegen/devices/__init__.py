@@ -99,25 +99,10 @@ class Cores(Device):
 class Groups(Device):
     """A device whose thread block may be warp groups. Kernels over chunks keep one agent, `agents`.
 
-    state, aux, loader, store, solve: the agent of what depends on carried values, of what else is computed, of loads, of
-    stores to tokens, and of inverses. warps: of an agent; `state` has a warp group of four for each `rows` rows of the carried
-    value, `most` at most. registers: of each thread. slots: of a ring that an agent other than `loader` fills. solving: both in
-    a kernel that has inverses.
+    Which agents a walk has, a schedule says (schedule/agents.py). rows: of a tile that a warp group of four warps holds.
+    most: warp groups that share a carried value. threads: the most of a block.
     """
 
-    state: str = ""
-    aux: str = ""
-    loader: str = ""
-    store: str = ""
-    solve: str = ""
-    warps: dict[str, int] = field(default_factory=dict)
-    registers: dict[str, int] = field(default_factory=dict)
     rows: int = 0
     most: int = 0
-    slots: dict[str, int] = field(default_factory=dict)
-    solving: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """The agents of a block, in the order of their warps."""
-        return self.state, self.aux, self.loader, self.store, self.solve
+    threads: int = 0

@@ -9,10 +9,5 @@ SM_90A = Groups(
     part_cost=PartCost(chunk_us=2.4, fold_us=4.0, launch_us=3.0, summary_us=10.0, warm_up_chunks=7, longest_warm_up_chunks=16,
                        least_part_chunks=3, resident=1),
     splits_warm_up=True, heads_per_block=HOPPER.heads_per_block, register_file=HOPPER.register_file,
-    state="state", aux="aux", loader="loader", store="store", solve="solve",
-    warps={"aux": 4, "loader": 1, "store": 1, "solve": 2},
-    registers={"state": 192, "aux": 104, "loader": 24, "store": 24}, slots={"aux": 2, "state": 1},
-    solving={"registers": {"state": 192, "aux": 80, "loader": 48, "store": 48, "solve": 48},
-             "slots": {"aux": 3, "solve": 3, "state": 1}},
-    rows=64, most=2,
+    rows=64, most=2, threads=1024,
 )

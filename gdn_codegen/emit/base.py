@@ -39,6 +39,10 @@ class Rules:
         return add
 
     def of(self, op: Op) -> Callable[..., Any]:
+        """The rule of an op: the target's own, or that of the table it is based on.
+
+        EmitError where there is none; it names the pass that should have removed the op, if one should.
+        """
         if op.kind in self.table:
             return self.table[op.kind]
         if self.base is not None:
@@ -93,6 +97,7 @@ class Writer:
         self.lines += [("    " * self.indent + x).rstrip() for x in lines]
 
     def text(self) -> str:
+        """The lines so far."""
         return "\n".join(self.lines)
 
 
@@ -211,6 +216,7 @@ def is_of_a_part(k: Kernel, t: Tensor, o: Op) -> bool:
 
 
 def blocks(p: Program, k: Kernel) -> int:
+    """Instances of a kernel for each chunk, part or sequence and head: blocks of its split dim, times slices."""
     return k.slices * (p.sizes[k.split] // k.sizes[k.split] if k.split else 1)
 
 

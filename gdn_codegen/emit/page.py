@@ -79,6 +79,10 @@ def _wanted(ops: dict[str, Op], results: list[str]) -> set[str]:
 
 
 def _expression(o: Op, ranks: dict[str, int]) -> str:
+    """The op as an expression in torch. ranks: of each value's tile; leading dims of batch and heads stand before it.
+
+    EmitError where neither OpDef.text nor a rule here gives a text.
+    """
     rank = o.type.rank if o.type is not None else 0
     if o.kind in _INFIX or o.kind in _CALLS:
         # numbers of a head are broadcast by hand: leading dims stand where torch would put their tile's

@@ -67,6 +67,7 @@ class Body:
         return self.op(o.kind, *o.args, name=o.out, line=o.line, agent=o.agent, buffer=o.buffer, **dict(o.attrs))
 
     def finish(self) -> tuple[Stmt, ...]:
+        """The statements so far."""
         return tuple(self.stmts)
 
 
@@ -99,6 +100,7 @@ class Value:
 
     @property
     def type(self) -> Tile:
+        """Dims and dtype of the value's tile."""
         return self._trace.body.types[self._name]
 
     @property

@@ -27,6 +27,7 @@ class Op:
     buffer: str = ""  # set by `place`
 
     def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute's value, or the default where the op does not have it."""
         return dict(self.attrs).get(name, default)
 
     def renamed(self, names: dict[str, str]) -> Op:
@@ -97,12 +98,13 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Agent:
-    """Threads of a block that run ops of their own, `first` and the next; registers: of each."""
+    """Threads of a block that run ops of their own, `first` and the next; registers: of each; slots: of rings that they fill."""
 
     name: str
     first: int
     threads: int
     registers: int
+    slots: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class Kernel:
 
     @property
     def sizes(self) -> dict[str, int]:
+        """Extents of dims inside the kernel, where they differ from the program's: the block of the split dim."""
         return dict(self.dims)
 
 
@@ -161,6 +164,7 @@ class Program:
 
     @property
     def sizes(self) -> dict[str, int]:
+        """Extents of tiles by dim."""
         return dict(self.dims)
 
     @property
@@ -198,6 +202,7 @@ class Program:
         return replace(self, kernels=tuple(map(each, self.kernels)))
 
     def tensor(self, name: str) -> Tensor:
+        """The tensor of that name. KeyError names those that there are."""
         for t in self.tensors:
             if t.name == name:
                 return t
@@ -215,6 +220,7 @@ class Program:
         return tuple(t for t in self.tensors if t.cleared and t.name in stored)
 
     def role(self, role: str) -> tuple[Tensor, ...]:
+        """The tensors of a role: "input", "output" or "workspace"."""
         return tuple(t for t in self.tensors if t.role == role)
 
 

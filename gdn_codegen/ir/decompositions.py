@@ -16,6 +16,7 @@ ARTANH = (2.0, 0.66666322, 0.40024596, 0.27965158, 0.28157782)
 
 
 def row_norm(o: Op, b: Body) -> str:
+    """x / sqrt(row_sum(x * x) + eps), with eps = 1e-6 unless the op says otherwise. Gives the result's name."""
     x = o.args[0]
     total = b.op("row_sum", b.op("mul", x, x, line=o.line), line=o.line)
     eps = b.op("const", value=float(o.attr("eps", 1e-6)), line=o.line)
@@ -24,6 +25,10 @@ def row_norm(o: Op, b: Body) -> str:
 
 
 def softplus(o: Op, b: Body) -> str:
+    """log(1 + exp(x)) = max(x, 0) + 2 artanh(z), z = y / (y + 2), y = exp(-|x|), as a series in z * z. Gives the result's name.
+
+    It does not compute 1 + y, so it keeps float32's digits for slow gates.
+    """
     def op(kind: str, *args: str | float, name: str = "") -> str:
         return b.op(kind, *(b.op("const", value=a) if isinstance(a, float) else a for a in args), name=name, line=o.line)
 

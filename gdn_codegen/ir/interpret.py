@@ -32,10 +32,12 @@ class Problem:
 
     @property
     def tokens(self) -> int:
+        """Tokens of a packed tensor, those past the last sequence included."""
         return sum(self.lengths) + self.rest
 
     @property
     def starts(self) -> list[int]:
+        """The first token of each sequence, and the end of the last."""
         out = [0]
         for n in self.lengths:
             out.append(out[-1] + n)
@@ -80,6 +82,7 @@ class Interpreter:
         self.channel: dict[tuple[str, int], torch.Tensor] = {}
 
     def dtype(self, name: str) -> torch.dtype:
+        """The dtype in which a tile is held: its own, or float64 where the run is exact."""
         return torch.float64 if self.exact else TORCH[name]
 
     def shape(self, t: Tensor) -> tuple[int, ...]:
@@ -136,6 +139,7 @@ class Interpreter:
         return {t.name: self.memory[t.name] for t in self.p.role("output")}
 
     def kernel(self, k: Kernel) -> None:
+        """Run all instances of a kernel, one after another: sequences, value heads, blocks, and chunks or parts."""
         full, sizes = self.p.sizes, {**self.p.sizes, **k.sizes}
         body: tuple[Stmt, ...] = k.body
         outer: dict[str, torch.Tensor] = {}
@@ -170,6 +174,7 @@ class Interpreter:
         return parts
 
     def part(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
+        """Run one part: loops with a warm-up length begin so many chunks before the part."""
         with contextlib.suppress(_Leave):
             at.begin = self.own(at, sizes)
             for i, s in enumerate(body):
@@ -194,6 +199,7 @@ class Interpreter:
         return [replace(at, chunk=i, iteration=i) for i in range(at.begin, stop)]
 
     def body(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
+        """Run statements in order; a loop runs its iterations with the values that it carries."""
         for s in body:
             if isinstance(s, Loop):
                 now = {c.name: env[c.init] for c in s.carried}
@@ -206,6 +212,11 @@ class Interpreter:
                 self.op(k, s, env, at, sizes)
 
     def op(self, k: Kernel, o: Op, env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
+        """Run one op: its value goes to `env`, or its effect to memory.
+
+        An op that is ahead works on a later chunk. Past the last chunk, and in warm-ups for what only the part itself does, its
+        value is NaN, so that a read of it shows.
+        """
         attrs = dict(o.attrs)
         if attrs.get("ahead"):
             before = at.begin - 1 if at.chunk < 0 else at.chunk  # outside of the loop: before its first iteration
@@ -263,6 +274,9 @@ class Interpreter:
             env[o.out] = meaning(attrs, *(env[a] for a in o.args))
 
     def warm_up_length(self, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
+        """Chunks of warm-up of a part: the fewest whose bounds sum to -`bound` or less, all where a sequence begins before, -1
+        where there would be more than `most` parts' worth.
+        """
         part = at.part + attrs.get("parts_ahead", 0)
         if part == 0 or part >= self.problem.parts(at.seq, sizes["C"]):
             return 0
@@ -283,6 +297,7 @@ class Interpreter:
         return replace(at, head=min(at.head + o.attr("lane", 0), self.problem.value_heads - 1))
 
     def rows(self, at: _At, sizes: dict[str, int]) -> int:
+        """Rows of this chunk that have a token."""
         return min(sizes["C"], self.problem.lengths[at.seq] - at.chunk * sizes["C"])
 
     def place(self, k: Kernel, t: Tensor, at: _At, sizes: dict[str, int], heads: int) -> tuple[slice | int, ...]:
@@ -308,6 +323,7 @@ class Interpreter:
         return cut
 
     def load(self, k: Kernel, o: Op, at: _At, sizes: dict[str, int]) -> torch.Tensor:
+        """A copy of this instance's tile; zeros past the tensor's end, in padding, and for a part or state that there is not."""
         t, heads = self.p.tensor(o.attr("tensor")), o.attr("heads", 0)
         if t.index == "block":
             return self.channel[t.name, at.iteration % t.slots].clone()
@@ -320,6 +336,9 @@ class Interpreter:
         return tile[-1] if o.attr("last") else tile.T if o.attr("transposed") else tile
 
     def store(self, k: Kernel, o: Op, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
+        """Write this instance's tile: what the tensor has of it. Warm-ups store nothing to memory, and states are those of the
+        last part.
+        """
         t, row, col = self.p.tensor(o.attr("tensor")), o.attr("row"), o.attr("col")
         if t.index == "block":
             slot = t.name, at.iteration % t.slots

@@ -95,7 +95,9 @@ def _arity(kind: str, n: int, args: tuple[Tile, ...]) -> None:
 
 
 def _broadcast(kind: str) -> Callable[..., Tile]:
+    """The type rule of an elementwise op of two operands: dims that are 1 are broadcast. TypeRuleError says how to write it."""
     def rule(attrs: Attrs, *args: Tile) -> Tile:
+        """The result's type: two tiles of one rank and dtype, or a tile and a number."""
         _arity(kind, 2, args)
         a, b = args
         _need(a.dtype == b.dtype, f"{kind}: operands have dtypes {a.dtype} and {b.dtype}; cast one of them")
@@ -127,6 +129,9 @@ def _square(kind: str) -> Callable[..., Tile]:
 
 
 def _matmul(attrs: Attrs, *args: Tile) -> Tile:
+    """[m, k] @ [k, n] in one dtype -> [m, n] in float32 (float64 of float64), onto an accumulator of that type if one is
+    given.
+    """
     _need(len(args) in (2, 3), f"matmul takes two operands and an optional accumulator, {len(args)} came")
     a, b = args[:2]
     _need(a.rank == 2 and b.rank == 2, f"matmul takes two tiles of rank 2, {a} and {b} came")
@@ -258,6 +263,7 @@ def _takes_a_number(attrs: Attrs, *args: Tile) -> Tile:
 
 # --- meanings --------------------------------------------------------------------------------------------------------
 def ranges(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row numbers [n, 1] and column numbers [1, n]."""
     import torch
     return torch.arange(n)[:, None], torch.arange(n)[None, :]
 

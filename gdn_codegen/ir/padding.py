@@ -27,6 +27,9 @@ class _Walk:
         self.found: dict[str, tuple[Op, str]] = {}  # by the op's value
 
     def body(self, body: tuple[Stmt, ...]) -> None:
+        """Find what is zero on padding, statement by statement. What a loop carries is zero where it stays so in each
+        iteration.
+        """
         for s in body:
             if isinstance(s, Op):
                 axes = self.op(s)
@@ -51,6 +54,9 @@ class _Walk:
             self.found[o.out] = o, str(d)
 
     def op(self, o: Op) -> Axes:
+        """The axes along which an op's value is zero on padding. A sum over padding that may be nonzero raises the error of
+        `sums`.
+        """
         z = tuple(self.zero[a] for a in o.args)
         if o.kind in ("load", "store"):
             t, transposed = self.p.tensor(o.attr("tensor")), bool(o.attr("transposed"))

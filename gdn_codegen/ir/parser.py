@@ -14,6 +14,7 @@ class ParseError(ValueError):
 
 
 def _value(n: ast.expr) -> Any:
+    """A literal, `inf` included. ParseError for anything else."""
     if isinstance(n, ast.Constant):
         return n.value
     if isinstance(n, ast.Name) and n.id == "inf":
@@ -45,6 +46,9 @@ class _Reader:
         self.tensors: dict[str, Tensor] = {}
 
     def op(self, n: ast.stmt, env: dict[str, Tile]) -> Op:
+        """One op; its type follows from its operands. ParseError for an unknown op or a value that is read before it is
+        defined.
+        """
         if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
             out, expr = n.targets[0].id, n.value
         elif isinstance(n, ast.Expr):
@@ -69,6 +73,7 @@ class _Reader:
         return Op(kind, out, names, tuple(sorted(kw.items())), tile, **meta)
 
     def body(self, nodes: list[ast.stmt], env: dict[str, Tile]) -> tuple[Stmt, ...]:
+        """A body: ops and loops. env: types of the values so far; those of this body are added."""
         out: list[Stmt] = []
         for n in nodes:
             if isinstance(n, ast.Pass):

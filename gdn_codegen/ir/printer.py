@@ -40,6 +40,7 @@ def op_text(o: Op) -> str:
 
 
 def _stmts(body: tuple[Stmt, ...], indent: str, out: list[str]) -> None:
+    """Append the lines of a body. indent: what each begins with."""
     for s in body:
         if isinstance(s, Loop):
             carried = {c.name: (c.init, c.next, c.result, c.type.dims, c.type.dtype, *([c.slots] if c.slots > 1 else []))
@@ -54,6 +55,7 @@ def _stmts(body: tuple[Stmt, ...], indent: str, out: list[str]) -> None:
 
 
 def kernel_text(k: Kernel) -> str:
+    """One kernel as builder code; fields that have their default are left out."""
     kw: dict[str, object] = {"grid": k.grid, "dims": dict(k.dims)}
     if k.split:
         kw["split"] = k.split
@@ -65,7 +67,7 @@ def kernel_text(k: Kernel) -> str:
         kw["slices"] = k.slices
     kw |= {n: v for n, v in (("threads", k.threads), ("registers", k.registers), ("blocks_per_sm", k.blocks_per_sm)) if v}
     if k.agents:
-        kw["agents"] = {a.name: (a.first, a.threads, a.registers) for a in k.agents}
+        kw["agents"] = {a.name: (a.first, a.threads, a.registers, a.slots) for a in k.agents}
     out = [f"with {_call('kernel', [repr(k.name)], **kw)}:"]
     out += ["    " + _buffer(b) for b in k.buffers]
     _stmts(k.body, "    ", out)

@@ -45,14 +45,14 @@ LEGAL = {
     "decomposed..checked": "part join block expand load.heads store.heads Kernel.lanes index const",
     "decomposed..assigned placed..checked": "pairs diag_inverse load.last",
     "decomposed..assigned fed..checked": "*.ahead",
-    "assigned..checked": "Op.agent",
+    "assigned..checked": "Op.agent Kernel.agents",
     "assigned fed..checked": "move transpose load.lane store.lane scalar.lane",
     "assigned placed..checked": "*.own_part matmul.asynchronous load.described Kernel.heads_per_block",
     "transferred..checked": "store.row store.col index block",
     "fed..checked": """
         load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item""",
     "placed..checked": """
-        wait load.channel *.beside *.order Op.buffer Kernel.buffers Kernel.agents Kernel.threads Kernel.registers
+        wait load.channel *.beside *.order Op.buffer Kernel.buffers Kernel.threads Kernel.registers
         Kernel.blocks_per_sm Buffer.offset Buffer.slots Buffer.agent Buffer.dims Buffer.layout Buffer.pad""",
     "synchronised..checked": "signal fence drain barrier load.tail Buffer.own",
     "checked": "Program.launch",
@@ -116,6 +116,7 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
 
 
 def _of_op(o: Op) -> Iterator[str]:
+    """The rows of RANGES that an op falls under: its kind, its attributes, and annotations that passes set."""
     yield o.kind
     for name, _ in o.attrs:
         of = f"{o.kind}.{name}" if f"{o.kind}.{name}" in RANGES else f"*.{name}"

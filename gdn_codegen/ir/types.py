@@ -20,6 +20,7 @@ class Tile:
 
     @property
     def rank(self) -> int:
+        """0 for a number, 1 for a vector, 2 for a matrix."""
         return len(self.dims)
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
@@ -27,10 +28,12 @@ class Tile:
         return tuple(d if isinstance(d, int) else sizes[d] for d in self.dims)
 
     def with_dtype(self, dtype: str) -> Tile:
+        """The same dims in another dtype."""
         return Tile(self.dims, dtype)
 
     @property
     def transposed(self) -> Tile:
+        """The dims in reverse order."""
         return Tile(self.dims[::-1], self.dtype)
 
     def __str__(self) -> str:
@@ -94,6 +97,7 @@ class Tensor:
 
     @property
     def tile(self) -> Tile:
+        """Dims and dtype of one tile."""
         return Tile(self.dims, self.dtype)
 
     def moved(self, heads: int = 0, transposed: bool = False, last: bool = False) -> Tile:

@@ -68,6 +68,7 @@ class _Kernel:
         return VerifyError(f"{where}: {text}")
 
     def run(self) -> None:
+        """Check the kernel. VerifyError names the op and what is accepted."""
         if self.k.grid not in ("chunks", "sequences", "parts"):
             raise self.fail(None, f"grid {self.k.grid!r} is not chunks, sequences or parts")
         tiles = [x for x, t in types(self.k.body).items() if t.rank > 1]
@@ -124,6 +125,9 @@ class _Kernel:
                 self.op(s, inside)
 
     def loop(self, lp: Loop, inside: bool) -> None:
+        """Check a loop: where it may stand, its warm-up length, and the types of what it carries. inside: whether a chunk loop
+        is around.
+        """
         if lp.index == "item":  # the instances that one core group takes, one after the other
             if lp.carried:
                 raise self.fail(None, "instances hand nothing to each other, and this loop over items carries values")
@@ -150,6 +154,7 @@ class _Kernel:
             self.define(None, c.result, c.type, NONE)
 
     def op(self, o: Op, inside: bool) -> None:
+        """Check one op: operands are defined, its type follows from theirs, tensors exist, and it may stand where it does."""
         if o.kind not in OPS:
             raise self.fail(o, f"op {o.kind!r} is not in the table")
         for a in o.args:

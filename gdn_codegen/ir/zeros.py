@@ -25,6 +25,7 @@ def transpose(axes: Axes, transposed: bool = True) -> Axes:
 
 
 def nowhere(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """The result may have any value on padding."""
     return NONE
 
 
@@ -34,6 +35,7 @@ def same(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...])
 
 
 def transposed(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """Where the operand is zero, with axes swapped."""
     return transpose(zero[0])
 
 
@@ -97,10 +99,12 @@ def inverted(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, .
 
 
 def full(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """Zero everywhere if the value is 0."""
     return ALL if attrs["value"] == 0 else NONE
 
 
 def identity(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
+    """Zero off the diagonal's kept part, if the op says within which extent it is kept."""
     return ALL if attrs.get("within") else NONE
 
 

@@ -9,9 +9,6 @@ from dataclasses import dataclass, replace
 from ..devices import Cores, Device, Groups
 from ..ir.core import Program
 from ..ir.verify import verify
-from ..prove.happens_before import check_waits
-from ..prove.rings import check_rings
-from ..prove.storage import check_storage
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.schedule import Schedule
 from ..targets import find
@@ -56,6 +53,7 @@ from .storage.place import place
 from .storage.rings import rings
 from .sync.async_copies import async_copies
 from .sync.mbarriers import mbarriers
+from .sync.proofs import check_rings, check_storage, check_waits
 from .sync.single_launch import single_launch
 from .sync.synchronise import synchronise
 
@@ -72,11 +70,13 @@ class Context:
 
     @property
     def cores(self) -> Cores:
+        """The device, which has cores that share no memory."""
         assert isinstance(self.device, Cores), f"{self.device.name} has one agent"
         return self.device
 
     @property
     def groups(self) -> Groups:
+        """The device, which has warp groups."""
         assert isinstance(self.device, Groups), f"{self.device.name} has no warp groups"
         return self.device
 
@@ -148,7 +148,7 @@ INSTANCES: Passes = (
 GROUPS: Passes = (
     *FRONT,
     ("transpose", lambda p, c: transpose(p, c.schedule)),
-    ("assign", lambda p, c: warp_groups(_others(p, assign, c.device), c.groups)),
+    ("assign", lambda p, c: warp_groups(_others(p, assign, c.device), c.schedule, c.groups)),
     ("warm_up", lambda p, c: warm_up(p, c.schedule)),
     ("heads_per_block", lambda p, c: heads_per_block(p, c.device)),
     ("operands", lambda p, c: _others(p, operands, c.device)),

@@ -37,6 +37,7 @@ def takes(*needs: str, gives: str = "") -> Callable[[Callable[Concatenate[Progra
     assert {*needs, gives or needs[0]} <= STAGES.keys()
 
     def declared(run: Callable[Concatenate[Program, P], Program]) -> Callable[Concatenate[Program, P], Program]:
+        """The pass, which refuses a program of another stage by a StageError and sets the stage that it gives."""
         PASSES[run.__name__] = Stages(needs, gives)
 
         @wraps(run)

@@ -6,14 +6,14 @@ without a set; a flag left set; a counter past its limit.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from ..devices import Cores, Device
 from ..ir.core import Kernel, Op, Program, map_ops, walk
 from ..ir.printer import op_text
-from ..passes.stage import takes
-from ..passes.sync.accesses import Access, Clocks, Counts, Step, accesses, pipe_of, trace
+from .accesses import Iterations, Memory, Range, is_instruction, pipe, unrolled
+from .clocks import Clocks
 
 TRIPS = {"item": [7], "chunk": [5, 4, 0, 1, 0, 2, 3]}
 
@@ -22,9 +22,8 @@ class RaceError(ValueError):
     """Two ops that meet are not ordered, or a flag is misused."""
 
 
-@takes("synchronised", "checked", gives="checked")
 def check_waits(p: Program, device: Device) -> Program:
-    """`p` itself."""
+    """`p` itself; RaceError where its waits do not order it. A device of one agent has none."""
     if isinstance(device, Cores):
         for k in p.kernels:
             _Check(p, k, device).run()
@@ -51,109 +50,115 @@ def without_barrier(k: Kernel, n: int) -> Kernel:
 
 
 @dataclass
-class _Last:
-    """The latest op of a pipe that touched some bytes in one way."""
+class _Use:
+    """The latest op of a pipe that used some bytes in one way."""
 
-    access: Access
+    range: Range
     pipe: int
     number: int
     op: Op
 
 
+@dataclass(frozen=True)
+class _Flag:
+    """A flag as the device has it: an event of two pipes of an agent, or a counter of an agent. setter: the pipe that sets it.
+    waiter: the pipe that waits. limit: sets that may be without their wait."""
+
+    name: tuple[str, ...]
+    setter: int = field(compare=False)
+    waiter: int
+    limit: int
+
+
 class _Check:
     def __init__(self, p: Program, k: Kernel, device: Cores) -> None:
         self.p, self.k, self.device = p, k, device
-        self.access = accesses(p, k, device)
+        self.memory = Memory(p, k, device)
+        pipes = [(a, x) for a in device.agents for x in dict.fromkeys([device.issuer, *device.pipes[a].values()])]
+        self.clocks = Clocks(pipes, {x: (x[0], device.issuer) for x in pipes}, [x for x in pipes if x[1] in device.unordered])
+        self.uses: dict[str, list[_Use]] = {}
+        self.raised: dict[_Flag, list[list[int]]] = {}  # sets to be taken: what each says
+        self.sets: dict[_Flag, int] = {}
+        self.waits: dict[_Flag, list[int]] = {}  # their numbers on the pipe that waits
 
     def error(self, text: str) -> RaceError:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
-        c = self.clocks = Clocks(self.device)
-        self.seen: dict[str, dict[tuple[int, int, int, bool], _Last]] = {}
-        self.flags: dict[tuple[str, ...], list[list[int]]] = {}
-        self.waited: dict[tuple[str, ...], list[int]] = {}
-        self.sets: dict[tuple[str, ...], int] = {}
-        for step in trace(self.k, TRIPS):
-            o = step.op
-            if o is None:
-                continue
+        """Walk the unrolled kernel. RaceError for an access that is not ordered, and for a flag that is left set."""
+        for o, loop, at in unrolled(self.k, TRIPS):
             if o.kind == "signal":
-                self.signal(o, step.counts)
+                self.signal(o, self.flag(o, at))
             elif o.kind == "wait":
-                self.wait(o, step.counts)
+                self.wait(o, self.flag(o, at))
             elif o.kind == "barrier":
-                if o.attr("scope") == "ALL":
-                    c.drain(o.agent)
-                else:
-                    c.barrier(c.number[o.agent, o.attr("scope")])
-            else:
-                pipe = pipe_of(self.device, o)
-                if pipe is not None:
-                    self.op(o, c.number[pipe], step)
-        left = [key for key, queue in self.flags.items() if queue]
+                self.barrier(o)
+            elif is_instruction(o):
+                self.instruction(o, loop, at)
+        left = [flag.name for flag, sets in self.raised.items() if sets]
         if left:
             raise self.error(f"flags are left set: {left}")
 
-    def key(self, o: Op, counts: Counts) -> tuple[tuple[str, ...], int, bool]:
-        """The flag, the pipe that acts on it, and whether it is a counter between agents."""
-        src, dst, flag = str(o.attr("src")), str(o.attr("dst")), o.attr("id")
+    def flag(self, o: Op, at: Iterations) -> _Flag:
+        """The flag that a signal or a wait is about, in that iteration."""
+        src, dst, n, number = str(o.attr("src")), str(o.attr("dst")), o.attr("id"), self.clocks.number
+        if isinstance(n, tuple):
+            n = n[(at[o.attr("loop")] + o.attr("ahead", 0)) % len(n)]
+        if "." in src:  # from a pipe of one agent to another agent
+            agent, name = src.split(".")
+            return _Flag(("flag", str(n), dst), number[agent, name] if o.kind == "signal" else -1,
+                         number[dst, self.device.issuer], self.device.flag_limit)
+        return _Flag(("event", o.agent, src, dst, str(n)), number[o.agent, src], number[o.agent, dst], 1)
+
+    def signal(self, o: Op, flag: _Flag) -> None:
+        c, n = self.clocks, self.sets.get(flag, 0)
+        known, waits = c.known(flag.setter), self.waits.get(flag, [])
+        due = n - flag.limit  # the set whose wait must surely be over
+        if due >= 0 and (len(waits) <= due or known[flag.waiter] < waits[due]):
+            late = "the wait of the set before it" if flag.limit == 1 else "its counter is sure to have room"
+            raise self.error(f"{op_text(o)}: set again before {late}")
+        self.sets[flag] = n + 1
+        self.raised.setdefault(flag, []).append(c.after(flag.setter))
+
+    def wait(self, o: Op, flag: _Flag) -> None:
         c = self.clocks
-        if isinstance(flag, tuple):
-            flag = flag[(counts[o.attr("loop")] + o.attr("ahead", 0)) % len(flag)]
-        if "." in src:
-            agent, pipe = src.split(".")
-            acts = c.number[agent, pipe] if o.kind == "signal" else c.number[dst, self.device.issuer]
-            return ("flag", str(flag), dst), acts, True
-        acts = c.number[o.agent, src if o.kind == "signal" else dst]
-        return ("event", o.agent, src, dst, str(flag)), acts, False
-
-    def signal(self, o: Op, counts: Counts) -> None:
-        key, pipe, crosses = self.key(o, counts)
-        c, queue = self.clocks, self.flags.setdefault(key, [])
-        known = c.start(pipe)
-        waits = self.waited.setdefault(key, [])
-        n = self.sets.get(key, 0)  # sets so far
-        behind = n - (self.device.flag_limit if crosses else 1)
-        if behind >= 0:  # the wait of that set must surely be over
-            if len(waits) <= behind or known[self.waiter(key)] < waits[behind]:
-                late = "its counter is sure to have room" if crosses else "the wait of the set before it"
-                raise self.error(f"{op_text(o)}: set again before {late}")
-        self.sets[key] = n + 1
-        queue.append(c.snapshot(pipe))
-
-    def waiter(self, key: tuple[str, ...]) -> int:
-        c = self.clocks
-        return c.number[key[2], self.device.issuer] if key[0] == "flag" else c.number[key[1], key[3]]
-
-    def wait(self, o: Op, counts: Counts) -> None:
-        key, pipe, _ = self.key(o, counts)
-        queue = self.flags.get(key)
-        if not queue:
+        if not self.raised.get(flag):
             raise self.error(f"{op_text(o)}: nothing sets it")
-        c = self.clocks
-        c.start(pipe)
-        c.learn(pipe, queue.pop(0))
-        self.waited.setdefault(key, []).append(c.run(pipe))
+        c.known(flag.waiter)
+        c.learn(flag.waiter, self.raised[flag].pop(0))
+        self.waits.setdefault(flag, []).append(c.issue(flag.waiter))
 
-    def op(self, o: Op, pipe: int, step: Step) -> None:
-        c = self.clocks
-        known = c.start(pipe)
-        mine = [a.at(step.counts) for a in self.access[step.path]]
+    def barrier(self, o: Op) -> None:
+        """Of one pipe; or the agent's issuer waits for all of its pipes."""
+        c, scope = self.clocks, o.attr("scope")
+        if scope != "ALL":
+            c.settle(c.number[o.agent, scope])
+            return
+        issuer = c.number[o.agent, self.device.issuer]
+        for (agent, _), n in c.number.items():
+            if agent == o.agent:
+                c.learn(issuer, c.after(n))
+
+    def instruction(self, o: Op, loop: str, at: Iterations) -> None:
+        """An op: RaceError where it does not wait for an earlier op on common bytes, one of them writing."""
+        c, n = self.clocks, self.clocks.number[pipe(self.device, o)]
+        known, mine = c.known(n), self.memory.used(o, loop, at)
         for a in mine:
-            seen = self.seen.get(a.space, {})
-            for key, r in list(seen.items()):
-                if not r.access.meets(a):
-                    continue
-                if known[r.pipe] < r.number:
-                    names = c.names
-                    raise self.error(
-                        f"{o.out or o.kind} ({'.'.join(names[pipe])}, {'writes' if a.write else 'reads'} {a.value}) does not "
-                        f"wait for {r.op.out or r.op.kind} ({'.'.join(names[r.pipe])}, "
-                        f"{'writes' if r.access.write else 'reads'} {r.access.value}); both use "
-                        f"{a.space}[{max(a.low, r.access.low)}:{min(a.high, r.access.high)}]")
-                if a.write and a.low <= r.access.low and r.access.high <= a.high:
-                    del seen[key]  # whoever comes after `o` comes after it
-        n = c.run(pipe)
+            kept = []
+            for u in self.uses.get(a.space, []):
+                if u.range.conflicts(a) and known[u.pipe] < u.number:
+                    raise self.error(self.race(o, n, a, u))
+                if not (a.write and a.covers(u.range)):  # whoever comes after a write of all of it comes after its users
+                    kept.append(u)
+            self.uses[a.space] = kept
+        number = c.issue(n)
         for a in mine:
-            self.seen.setdefault(a.space, {})[a.low, a.high, pipe, a.write] = _Last(a, pipe, n, o)
+            same = [u for u in self.uses[a.space] if u.pipe == n and (u.range.low, u.range.high, u.range.write) ==
+                    (a.low, a.high, a.write)]
+            self.uses[a.space] = [u for u in self.uses[a.space] if u not in same] + [_Use(a, n, number, o)]
+
+    def race(self, o: Op, n: int, a: Range, u: _Use) -> str:
+        def said(o: Op, n: int, r: Range) -> str:
+            return f"{o.out or o.kind} ({'.'.join(self.clocks.names[n])}, {'writes' if r.write else 'reads'} {r.value})"
+        return (f"{said(o, n, a)} does not wait for {said(u.op, u.pipe, u.range)}; both use "
+                f"{a.space}[{max(a.low, u.range.low)}:{min(a.high, u.range.high)}]")

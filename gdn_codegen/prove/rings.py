@@ -15,23 +15,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..devices import Cores, Groups
+from ..devices import Groups
 from ..ir.core import Kernel, Op, Program, loops, walk
 from ..ir.ops import OWN_PART
 from ..ir.printer import op_text
-from ..passes.stage import takes
-from ..passes.sync.accesses import Clocks
+from .clocks import Clock, Clocks, joined
 from .happens_before import RaceError
 
 BARRIER = "barrier"  # the space of barriers: a buffer's shape is how many threads arrive
 ITERATIONS = 8  # more than twice the slots of any ring
 WARM_UPS = (0, 1, 2, 3, 4)  # warm-up lengths: either parity of each ring's iterations, more and less than its slots
-THREADS = "threads"
+#: An agent's threads, in program order; and what they do with rings, which threads of the same agent know by a barrier only.
+THREADS, SHARED = "threads", "shared"
 
 
-@takes("synchronised", "checked", gives="checked")
 def check_rings(p: Program, device: Groups) -> Program:
-    """`p` itself."""
+    """`p` itself; RaceError for a kernel whose barriers do not order its agents."""
     for k in p.kernels:
         if k.agents:
             check_ring(p, k, device)
@@ -72,8 +71,8 @@ class _Phases:
 
     count: int
     arrived: int = 0
-    now: list[int] = field(default_factory=list)
-    full: list[list[int]] = field(default_factory=list)
+    now: Clock = field(default_factory=list)
+    full: list[Clock] = field(default_factory=list)
     waits: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
 
@@ -87,16 +86,20 @@ class _Write:
 
 
 class _Check:
+    """A run of all agents of a walk, with phases of barriers and vector clocks. warm_up: iterations before the walk's own
+    part.
+    """
     def __init__(self, p: Program, k: Kernel, device: Groups, warm_up: int) -> None:
         self.p, self.k, self.device, self.warm_up = p, k, device, warm_up
         self.reads, self.buffers = reads(k), {b.name: b for b in k.buffers}
         self.home = {o.out: o.buffer for o in walk(k.body) if o.buffer}
         self.holder = {o.buffer: o.agent for o in walk(k.body) if o.buffer}
         (self.loop,) = loops(k.body)
-        channels = {o.attr("channel"): o.attr("channel") for o in walk(k.body) if o.kind == "load" and o.attr("channel")}
         # A copy is ordered with those that arrive at the same barrier only.
-        self.clocks = Clocks(Cores(device.name, device.target, agents=device.groups, issuer=THREADS,
-                                   pipes={a: channels if a == device.loader else {} for a in device.groups}))
+        copies = dict.fromkeys((o.agent, str(o.attr("channel"))) for o in walk(k.body) if o.kind == "load" and o.attr("channel"))
+        pipes = [*((a.name, x) for a in k.agents for x in (THREADS, SHARED)), *copies]
+        self.clocks = Clocks(pipes, {x: (x[0], THREADS) for x in pipes}, [x for x in pipes if x[1] == SHARED])
+        self.arrivals = [n for n, x in enumerate(pipes) if x[1] != SHARED]
         self.threads = {a.name: a.threads for a in k.agents}
         self.begun: dict[str, list[tuple[Op, tuple[str, int]]]] = {}  # agent -> products to be drained, with a slot they read
         self.phases = {(b.name, s): _Phases(b.shape[0]) for b in k.buffers if b.space == BARRIER for s in range(b.slots)}
@@ -107,9 +110,10 @@ class _Check:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
+        """Run all agents, each as far as its waits allow. RaceError for a deadlock, or for a phase that arrivals do not fill."""
         todo = {a: [(i, o) for i in range(self.warm_up + ITERATIONS) for o in self.loop.body
                     if isinstance(o, Op) and o.agent == a and not (i < self.warm_up and o.attr(OWN_PART))]
-                for a in self.device.groups}
+                for a in self.threads}
         while any(todo.values()):
             moved = False
             for steps in todo.values():
@@ -132,11 +136,12 @@ class _Check:
         if o.kind == "signal":
             self.signal(i, o, pipe)
         elif o.kind == "drain":
-            number = c.run(pipe)
+            shared = c.number[o.agent, SHARED]
+            number = c.issue(shared)
             for x, slot in self.begun.pop(o.agent, []):
-                self.read.setdefault(slot, []).append((x, pipe, number))
+                self.read.setdefault(slot, []).append((x, shared, number))
         elif o.kind == "fence":
-            number = c.run(pipe)
+            number = c.issue(c.number[o.agent, SHARED])
             for w in self.written.values():
                 if w.op.agent == o.agent and not w.fence:
                     w.fence = number
@@ -151,28 +156,32 @@ class _Check:
         return self.phases[x.name, i % x.slots], i // x.slots
 
     def wait(self, i: int, o: Op, pipe: int) -> bool:
+        """Whether the wait of an op in iteration i ends. RaceError where an older phase of the same parity could end it."""
         x, before = self.phase(i, o)
         wanted = before + (not o.attr("back"))  # phases to be complete
         if len(x.full) % 2 != wanted % 2:
             return False
-        known = self.clocks.start(pipe)
+        known = self.clocks.known(pipe)
         if len(x.full) < wanted or (wanted > 1 and not self.covers(known, x.full[wanted - 2])):
             raise self.error(f"{op_text(o)} in iteration {i}: an older phase of the same parity could end it")
         if wanted:
             self.clocks.learn(pipe, x.full[wanted - 1])
-        x.waits.setdefault(wanted, []).append((pipe, self.clocks.run(pipe)))
+        x.waits.setdefault(wanted, []).append((pipe, self.clocks.issue(pipe)))
         return True
 
     def signal(self, i: int, o: Op, pipe: int) -> None:
+        """Arrivals of an agent's threads. RaceError where they could count for the phase before, or complete a phase unseen by
+        a waiter.
+        """
         x, before = self.phase(i, o)
         c = self.clocks
-        if before and (len(x.full) < before or not self.covers(c.start(pipe), x.full[before - 1])):
+        if before and (len(x.full) < before or not self.covers(c.known(pipe), x.full[before - 1])):
             raise self.error(f"{op_text(o)} in iteration {i}: it could arrive in the phase before")
-        c.run(pipe)
-        self.join(x, c.snapshot(pipe))
-        copies = c.number.get((o.agent, o.attr("channel")))
-        if copies is not None:
-            self.join(x, c.snapshot(copies))
+        c.issue(pipe)
+        for y in (THREADS, SHARED, str(o.attr("channel"))):
+            if (o.agent, y) in c.number:
+                now = c.after(c.number[o.agent, y])
+                x.now = joined(x.now, now) if x.now else now
         x.arrived += self.threads[o.agent]
         if x.arrived < x.count:
             return
@@ -183,17 +192,15 @@ class _Check:
         x.full.append(x.now)
         x.arrived, x.now = x.arrived - x.count, []
 
-    def join(self, x: _Phases, what: list[int]) -> None:
-        x.now = [max(a, b) for a, b in zip(x.now or what, what, strict=True)]
-
-    def covers(self, known: list[int], what: list[int]) -> bool:
-        return all(a >= b for a, b in zip(known, what, strict=True))
+    def covers(self, known: Clock, what: Clock) -> bool:
+        """Whether every arrival of a phase, after which `what` is known, is known to be over."""
+        return all(known[n] >= what[n] for n in self.arrivals)
 
     def op(self, i: int, o: Op, pipe: int) -> None:
         """The accesses of an op to rings, and that it reads no fragment of another agent."""
         c = self.clocks
         units = c.number.get((o.agent, str(o.attr("channel")))) if o.kind == "load" else None
-        known = c.start(pipe)
+        known = c.known(pipe)
         for value in self.reads(o):
             name = self.home.get(value, value)
             x = self.buffers[name]
@@ -207,18 +214,20 @@ class _Check:
             w = self.written.get((name, i % x.slots))
             if w is None or w.op.out != value or known[w.pipe] < w.number:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i} without waiting for it")
-            maker = c.number[w.op.agent, THREADS]
+            maker = c.number[w.op.agent, SHARED]
             if w.threads and by_units(self.p, o) and not 0 < w.fence <= known[maker]:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; threads of {w.op.agent} "
                                  "wrote it, and no fence stands between")
-        number = c.run(pipe)
+        c.issue(pipe)
+        shared = c.number[o.agent, SHARED]
+        number = c.issue(shared)
         for value in self.reads(o):
             name = self.home.get(value, value)
             x = self.buffers[name]
             if x.space == self.device.operand and o.attr("asynchronous"):
                 self.begun.setdefault(o.agent, []).append((o, (name, i % x.slots)))
             elif x.space == self.device.operand:
-                self.read.setdefault((name, i % x.slots), []).append((o, pipe, number))
+                self.read.setdefault((name, i % x.slots), []).append((o, shared, number))
         x = self.buffers.get(o.buffer)  # type: ignore[assignment]
         if x is None or x.space != self.device.operand:
             return
@@ -231,10 +240,10 @@ class _Check:
         if slot in self.written:
             w = self.written[slot]
             before.append((w.op.out, w.op.agent, w.pipe, w.number))
-        for what, agent, i, n in before:
-            if known[i] < n:
+        for what, agent, user, n in before:
+            if known[user] < n:
                 raise self.error(f"{o.out} of {o.agent} is written in iteration {i} before {what} of {agent} is sure to be done "
                                  "with its slot")
         if units is not None:
-            pipe, number = units, c.run(units)
-        self.written[slot] = _Write(o, pipe, number, by_threads(self.p, o))
+            shared, number = units, c.issue(units)
+        self.written[slot] = _Write(o, shared, number, by_threads(self.p, o))

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..ir.ops import BESIDE
-from ..passes.stage import takes
 
 
 class OverwrittenError(ValueError):
     """A buffer was given to a second value while the first is still read."""
 
 
-@takes("placed")
 def check_storage(p: Program) -> Program:
-    """`p` itself."""
+    """`p` itself; OverwrittenError where a buffer holds another value than the one that an op reads."""
     for k in p.kernels:
         _Storage(p, k).body(k.body)
     return p
@@ -41,6 +39,7 @@ class _Storage:
             raise OverwrittenError(f"{self.where}: {reader} reads {a}, but {buffer} holds {self.holds.get(buffer)} by then")
 
     def body(self, body: tuple[Stmt, ...]) -> None:
+        """Follow which value each buffer holds. OverwrittenError where a value is read after another took its place."""
         row: list[Op] = []  # ops side by side
         for s in body:
             if isinstance(s, Op) and s.attr(BESIDE):
@@ -66,6 +65,7 @@ class _Storage:
         return []
 
     def loop(self, lp: Loop) -> None:
+        """Follow a loop for two iterations, the second with what the first leaves."""
         for c in lp.carried:
             self.home[c.name] = self.home[c.result] = self.home.get(c.init, "")
         for iteration in range(2):

@@ -5,11 +5,12 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..ir.core import Program, loops, walk
+from ..ir.core import Op, Program
+from .agents import ASSIGNMENTS
 
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
-#: What a form adds to a page's values.
-ADDS = {"wy": ("W", "U0"), "split": ("Tb",), "unit": ("Toff",)}
+#: Roles that a value of a page may have; groups of values name them with an @ (`passes/cut/roles.py` says what they are).
+ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution")
 INVERSES = ("substitution", "doubling")
 STATES = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
@@ -37,12 +38,14 @@ class Schedule:
     """How a page becomes kernels.
 
     name: letters, digits and _. It is part of file names.
-    kernels: groups of value names. One group is one kernel, which writes these values to global memory. Later groups read them.
-      A value that no group names is computed where it is needed.
-    form: how U is computed (docs/schedules.md). "direct" as the page says. "wy" splits off what multiplies the state, as W and
-    U0.
-      "split" has two products with the scaled inverse Tb, of which one does not wait for the state. "unit" adds in float32
-      what the ones on the inverse's diagonal contribute, and multiplies by the rest, Toff. "gate-free" inverts without decay.
+    kernels: groups of values. One group is one kernel, which writes these values to global memory. Later groups read them.
+      A value that no group names is computed where it is needed. A group names a value as the page does ("G"), or all values of
+      a role ("@gate_sum"; ROLES). Roles serve any page: one that no value has drops out, and so does a value of it that no later
+      group reads. Names are taken to the letter.
+    form: how products with an inverse are computed (docs/schedules.md). "direct" as the page says. "wy" splits off what
+      multiplies the state, as @weight and @offset. "split" has two products with the scaled inverse, of which one does not wait
+      for the state. "unit" adds in float32 what the ones on the inverse's diagonal contribute, and multiplies by the rest.
+      "gate-free" inverts without decay. With groups of roles, a page without an inverse takes any form as "direct".
     state: "kv", or "vk": walks hold tiles whose last dim is V transposed.
     inverse: "doubling" merges blocks of 1, 2, 4... rows. "substitution" starts from blocks that the device solves directly.
     inverse_dtype: operands of the inverse's products: "input" (the dtype of q) or "float32".
@@ -68,6 +71,8 @@ class Schedule:
     longest_first: start parts whose warm-up is longer than half a part before the others.
     value_heads: value heads of one key head per instance of a chunk-parallel kernel with products; it divides HV / H (TileLang).
     warps: warps per instance, counted in 32 threads; 0 chooses by the largest tile (Triton).
+    agents: the assignment that says which warp group computes what (`gdn_codegen.schedule.agents`): walk, solving_walk, or one
+      that you registered. "" takes the first of these two that has an agent for all of a walk's values.
     descriptors: walks read whole rows, such as those of q, by tensor descriptors (Triton; TMA on Hopper).
 
     Raises ScheduleError, a ValueError.
@@ -95,6 +100,7 @@ class Schedule:
     longest_first: bool = False
     warps: int = 0
     value_heads: int = 1
+    agents: str = ""
     descriptors: bool = False
 
     def __post_init__(self) -> None:
@@ -104,7 +110,7 @@ class Schedule:
         if not isinstance(groups, (list, tuple)) or not all(isinstance(g, (list, tuple)) for g in groups) \
                 or not all(isinstance(n, str) for g in groups for n in g):
             raise ScheduleError(f"schedule {self.name}: kernels={groups!r}; accepted are groups of names, as "
-                                "(('G', 'Tinv'), ('o', 'S'))")
+                                "(('G',), ('o', 'S')), and of roles, as (('@gate_sum',), ('@output', '@state'))")
         object.__setattr__(self, "kernels", tuple(map(tuple, groups)))  # lists cannot be hashed
         for field, accepted in CHOICES.items():
             value = getattr(self, field)
@@ -119,49 +125,52 @@ class Schedule:
                                 "more")
         if self.longest_first and self.partition != "decay":
             raise ScheduleError(f"schedule {self.name}: longest_first=True; accepted with partition='decay' alone")
+        if self.agents != "" and self.agents not in ASSIGNMENTS:
+            raise ScheduleError(f"schedule {self.name}: agents={self.agents!r}; accepted are {', '.join(ASSIGNMENTS)}, or '' for "
+                                "one that fits")
         names = [n for group in self.kernels for n in group]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ScheduleError(f"schedule {self.name}: {', '.join(twice)} stands in kernels twice")
         if not all(self.kernels):
             raise ScheduleError(f"schedule {self.name}: kernels has an empty group")
+        unknown = [n for n in names if n.startswith("@") and n[1:] not in ROLES]
+        if unknown:
+            raise ScheduleError(f"schedule {self.name}: kernels has {', '.join(unknown)}, which is no role; accepted are "
+                                f"{', '.join(f'@{r}' for r in ROLES)}, and a page's values by their names")
+
+    @property
+    def generic(self) -> bool:
+        """Whether groups speak of roles, so that the schedule serves any page."""
+        return any(n.startswith("@") for group in self.kernels for n in group)
 
     def adapted(self, p: Program, joined: bool = False) -> Schedule:
-        """This schedule for a family member that lacks some of its values: those names and empty groups drop out. And where the
-        device has tiles of tokens `joined`, form "split" of the schedules that have it is "unit".
-
-        For groups of the named schedules, which serve every algorithm; groups of one's own are taken to the letter.
-        """
-        base = next((s for s in SCHEDULES.values() if s.kernels == self.kernels), None)
-        if base is None:
+        """This schedule for a page, traced, and a device. Only where groups speak of roles: a page without an inverse takes any
+        form as "direct", and a device that has tiles of tokens `joined` takes groups and form from JOINED."""
+        if not self.generic:
             return self
-        if joined and self.form == base.form and base.name in JOINED:
-            return replace(self, **JOINED[base.name])._adapted(p)
-        return self._adapted(p)
-
-    def _adapted(self, p: Program) -> Schedule:
-        loop = next(loops(p.kernels[0].body))
-        have = {o.out for o in walk(p.kernels[0].body)} | {c.name for c in loop.carried}
-        has_inverse = any(o.kind == "unit_lower_inverse" for o in loop.body if not hasattr(o, "body"))
-        added = set(ADDS.get(self.form, ())) if has_inverse else set()
-        groups = tuple(tuple(n for n in g if n in have | added) for g in self.kernels)
-        form = self.form if has_inverse else "direct"
-        return replace(self, kernels=tuple(g for g in groups if g), form=form)
+        if not any(isinstance(o, Op) and o.kind == "unit_lower_inverse" for o in p.walk.body):
+            return replace(self, form="direct")
+        other = next((x for n, x in JOINED.items() if (SCHEDULES[n].kernels, SCHEDULES[n].form) == (self.kernels, self.form)), {})
+        return replace(self, **other) if joined else self
 
 
+PREPARED = (("@gate_sum", "@system"), ("@weight", "@offset"), ("@state", "@solution"), ("@output",))
+REPLAYED = (("@gate_sum", "@inverse"), ("@output", "@state"))
 SCHEDULES = {s.name: s for s in (
-    Schedule("staged", (("G",), ("A",), ("Tinv",), ("W", "U0"), ("S", "U"), ("o",)), form="wy"),
-    Schedule("prepared", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", lanes=1),  # two would take more flags
-    Schedule("prepared_vk", (("G", "A"), ("W", "U0"), ("S", "U"), ("o",)), form="wy", lanes=1, state="vk"),
-    Schedule("replay", (("G", "Tinv"), ("o", "S"))),
-    Schedule("walk", (("G", "Tb"), ("o", "S")), form="split", state="vk", warm_up="state"),
-    Schedule("fused", (("o", "S"),), prefetch="all"),
-    Schedule("fused_walk", (("G", "beta"), ("o", "S")), form="split", state="vk", stages=3, warm_up="state"),
+    Schedule("staged", (("@gate_sum",), ("@system",), ("@inverse",), *PREPARED[1:]), form="wy"),
+    Schedule("prepared", PREPARED, form="wy", lanes=1),  # two would take more flags
+    Schedule("prepared_vk", PREPARED, form="wy", lanes=1, state="vk"),
+    Schedule("replay", REPLAYED),
+    Schedule("walk", REPLAYED, form="split", state="vk", warm_up="state"),
+    Schedule("fused", (("@output", "@state"),), prefetch="all"),
+    Schedule("fused_walk", (("@gate_sum", "@gate"), ("@output", "@state")), form="split", state="vk", stages=3, warm_up="state"),
 )}
 
-#: What the schedules of form "split" are where v needs no product of its own.
-JOINED: dict[str, dict[str, Any]] = {"walk": {"form": "unit", "kernels": (("G", "Toff", "beta"), ("o", "S"))},
-                                     "fused_walk": {"form": "unit"}}
+#: What the schedules of form "split" are where what is loaded needs no product of its own.
+JOINED: dict[str, dict[str, Any]] = {
+    "walk": {"form": "unit", "kernels": (("@gate_sum", "@inverse", "@gate"), ("@output", "@state"))},
+    "fused_walk": {"form": "unit"}}
 
 
 def named(name: str) -> Schedule:
@@ -172,7 +181,7 @@ def named(name: str) -> Schedule:
 
 
 def spelled(value: Any) -> str:
-    """A field's value as `--set` takes it: a number, a name, or groups of names as G,Tinv/o,S."""
+    """A field's value as `--set` takes it: a number, a name, or groups as @gate_sum,@inverse/o,S."""
     return "/".join(map(",".join, value)) if isinstance(value, tuple) else f"{value:d}" if isinstance(value, int) else str(value)
 
 

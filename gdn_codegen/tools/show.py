@@ -2,14 +2,18 @@
 from __future__ import annotations
 
 from ..ir.core import walk
+from ..passes.cut.kernels import resolved
+from ..passes.pipelines import lower
 from ..runtime.build import Build, lowered
 
 
 def schedule_text(b: Build) -> str:
     """The fields of the schedule as it serves this page, a line each."""
     s = b.plan.adapted(b.page.trace(), b.device.joined)
-    groups = " ".join(f"[{' '.join(g)}]" for g in s.kernels)
-    return "\n".join([f"schedule {s.name}", f"  kernels        {groups}", f"  form           {s.form}",
+    p = lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract, upto="rewrite")
+    roles, groups = (" ".join(f"[{' '.join(g)}]" for g in x.kernels) for x in (s, resolved(p, s)))
+    return "\n".join([f"schedule {s.name}", f"  kernels        {groups}",
+                      *([f"  by role        {roles}"] if s.generic else []), f"  form           {s.form}",
                       f"  inverse        {s.inverse}", f"  inverse_dtype  {s.inverse_dtype}",
                       f"  v_block        {s.v_block or 'as the device has it'}", f"  partition      {s.partition or 'none'}"])
 

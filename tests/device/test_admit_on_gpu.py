@@ -37,7 +37,7 @@ BROKEN = {
     "a wait for gates": ("walk", r"^ +T\.barrier_wait\(exp_G_shared_ready.*\n", ""),
     "a wait for o to be stored": ("walk", r"^ +T\.barrier_wait\(o_f16_shared_ready.*\n", ""),
     "a stride": ("walk", r"final_state_out\[n, hv, j, i\]", "final_state_out[n, hv, i, j]"),
-    "a slot of a ring": ("walk", r"v_minus_exp_G_k_S_f16, Toff\[chunk % 2, :, :\]", "v_minus_exp_G_k_S_f16, Toff[0, :, :]"),
+    "a slot of a ring": ("walk", r"(v_minus_exp_G_k_S_f16, Tinv_below)\[chunk % 2, :, :\]", r"\1[0, :, :]"),
     "a mask": ("walk", r"T\.if_then_else\(i >= j, (G_col\[i\] - G_row\[j\]), -T\.infinity\(T\.float32\)\)", r"\1"),
     "a tail": ("walk", r"T\.if_then_else\(i < rows, (k_in\[b, row \+ i, h, j\]), 0\)", r"\1"),
     "a wrong dot": ("walk", r"(T\.gemm\(S_operand_f16, k\[chunk % 2, :, :\], S), ", r"\1, clear_accum=True, "),

@@ -35,7 +35,8 @@ KERNELS = {"fused": ("fused_walk", {}, "float16", -0.5),
 #: it is for (left out, solve runs two turns ahead, and state waits forever: a tool says nothing before the end), tails read past
 #: their end.
 BROKEN = {"state does not wait for gates": ("racecheck", r"^ +T\.barrier_wait\(exp_G_shared_ready.*\n", ""),
-          "solve does not wait for what it inverts": ("racecheck", r"^( +T\.barrier_wait\(k_kT_D_beta_f16_shared_ready.*\n)((?:.*\n)*?)"
+          "solve does not wait for what it inverts": ("racecheck", r"^( +T\.barrier_wait\(k_kT_D_beta_f16_shared_ready.*\n)"
+                                                    r"((?:.*\n)*?)"
                                                     r"(?= +T\.fence_proxy_async)", r"\2\1"),
           "gates past the end": ("memcheck", r"i < rows", "i < C")}
 

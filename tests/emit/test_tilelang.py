@@ -35,7 +35,7 @@ BUILDS = {b.name: b for b in (
     Build("tilelang", 16, "bthd", schedule=replace(SCHEDULES["prepared_vk"], name="columns_vk", v_block=16), dtype="float32",
           head_dim_k=16, head_dim_v=32),
     Build("tilelang", 64, "bthd", schedule="fused", head_dim_k=128, head_dim_v=128),
-    Build("tilelang", 64, "bthd", schedule=replace(SCHEDULES["replay"], name="unit", kernels=(("G", "Toff"), ("o", "S")),
+    Build("tilelang", 64, "bthd", schedule=replace(SCHEDULES["replay"], name="unit", kernels=(("G", "Tinv_below"), ("o", "S")),
                                                    form="unit"), head_dim_k=32, head_dim_v=32),
 )}
 
@@ -176,9 +176,10 @@ def test_compiles_for_hopper(tmp_path):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit")
 @pytest.mark.parametrize("schedule, kernel, words, dtype", [
     ("replay", "G_Tinv", r"", "float16"), ("replay", "G_Tinv", r"", "bfloat16"),
-    (replace(SCHEDULES["walk"], name="named", kernels=(("G", "Tb"), ("U", "S"), ("o",))), "G_Tb", r", scale=\w+", "float16"),
-    (replace(SCHEDULES["replay"], name="unit", kernels=(("G", "Toff"), ("o", "S")), form="unit"), "G_Toff", r", strict=True",
-     "bfloat16")])
+    (replace(SCHEDULES["walk"], name="named", kernels=(("G", "Tinv_scaled"), ("U", "S"), ("o",))), "G_Tinv_scaled",
+     r", scale=\w+", "float16"),
+    (replace(SCHEDULES["replay"], name="unit", kernels=(("G", "Tinv_below"), ("o", "S")), form="unit"), "G_Tinv_below",
+     r", strict=True", "bfloat16")])
 def test_inverses_of_whole_tiles_compile(schedule, kernel, words, dtype, tmp_path):
     """Each form of templates/tilelang/inverse.cuh; nvcc sees only what is called."""
     b = Build("tilelang", 64, "bthd", schedule=schedule, dtype=dtype, head_dim_k=64, head_dim_v=64)

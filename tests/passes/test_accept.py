@@ -69,7 +69,7 @@ def test_the_promise_of_unit_keys_saves_reading_them():
     assert keys_read("", "fused_walk")[1] == ["F_chunk"]
     p, read = keys_read("k=unit", "fused_walk")
     assert read == [] and errors(p, "k=unit", lengths=[70, 5], span=2) < 1e-8
-    assert keys_read("k=unit")[1] == ["G_Tb_F_chunk"]  # for k @ k.T
+    assert keys_read("k=unit")[1] == ["G_Tinv_scaled_F_chunk"]  # for k @ k.T
 
 
 def test_the_promise_is_what_counts():

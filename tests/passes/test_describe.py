@@ -23,7 +23,7 @@ def described(p):
 
 
 def test_rows_as_wide_as_their_tensor_in_walks_alone():
-    assert described(lowered()) == {("o_S", "q"), ("o_S", "k")}  # v comes in blocks; [G Tb] has no walk
+    assert described(lowered()) == {("o_S", "q"), ("o_S", "k")}  # v comes in blocks; [G Tinv_scaled] has no walk
     assert described(lowered(v_block=128)) == {("o_S", "q"), ("o_S", "k"), ("o_S", "v")}
     assert described(lowered(partition="decay")) == {(k, "k") for k in ("S_offset", "S_factor", "o_S")} | {("o_S", "q")}
     assert described(lowered("prepared")) == {("S_U", "k")}  # the kernel of o has no walk
@@ -37,7 +37,7 @@ def test_nobody_else():
 
 
 @pytest.mark.parametrize("lost, text", [
-    (("tensor", "Tb_ws"), "goes by a descriptor of Tb_ws"), (("transposed", True), "goes by a descriptor of q"),
+    (("tensor", "Tinv_scaled_ws"), "goes by a descriptor of Tinv_scaled_ws"), (("transposed", True), "goes by a descriptor of q"),
     (("ahead", 1), "goes by a descriptor of q")])
 def test_what_no_descriptor_serves_is_refused(lost, text):
     p = lowered()

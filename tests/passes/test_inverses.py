@@ -22,8 +22,8 @@ from gdn_codegen.schedule.contract import PLAIN
 SIZES = {"C": 64, "K": 32, "V": 32}
 
 
-UNIT = {"named": replace(named("walk"), kernels=(("G", "Tb"), ("U", "S"), ("o",))),
-        "unit": replace(named("replay"), kernels=(("G", "Toff"), ("o", "S")), form="unit")}
+UNIT = {"named": replace(named("walk"), kernels=(("G", "Tinv_scaled"), ("U", "S"), ("o",))),
+        "unit": replace(named("replay"), kernels=(("G", "Tinv_below"), ("o", "S")), form="unit")}
 
 
 def around(schedule, page="gated_delta_rule", target="tilelang", dtype="float16", chunk=64, arch=""):

@@ -115,8 +115,9 @@ def outer_products(q, k, v, g, beta, S):
 @pytest.mark.parametrize("target", ["triton", "tilelang", "pto"])
 @pytest.mark.parametrize("page, groups", [
     *((page, ONE) for page in (read_often, inverse_read_twice, column_elsewhere, outer_products, "gated_delta_rule")),
-    *((read_often, ((name,), ("o", "S"))) for name in ("A", "Tinv", "Toff")), (read_often, (("Toff",), ("U", "S"), ("o",))),
-    ("gated_delta_rule", (("G", "Toff", "beta"), ("U", "S"), ("o",)))])
+    *((read_often, ((name,), ("o", "S"))) for name in ("A", "Tinv", "Tinv_below")),
+    (read_often, (("Tinv_below",), ("U", "S"), ("o",))),
+    ("gated_delta_rule", (("G", "Tinv_below", "beta"), ("U", "S"), ("o",)))])
 def test_a_column_that_goes_through_the_inverse(page, groups, target):
     """Form unit takes it out of the product, but where something else reads what would change."""
     means_the_page(find(page) if isinstance(page, str) else page, Schedule("own", groups, form="unit"), target)
@@ -208,12 +209,13 @@ def test_hopper_reads_a_state_before_it_replaces_it(page, plan):
 
 
 def test_lanes_of_several_kernels_that_compute_the_same():
-    means_the_page(find("gated_delta_rule"), Schedule("own", (("W",), ("U0",), ("S", "U"), ("o",)), form="wy"), "pto")
+    groups = (("U_weight",), ("U_offset",), ("S", "U"), ("o",))
+    means_the_page(find("gated_delta_rule"), Schedule("own", groups, form="wy"), "pto")
 
 
 @pytest.mark.parametrize("form", ["unit", "direct"])
 def test_columns_in_blocks_on_cores(form):
-    groups = (("G", "Toff" if form == "unit" else "Tinv"), ("o", "S"))
+    groups = (("G", "Tinv_below" if form == "unit" else "Tinv"), ("o", "S"))
     b = Build("pto", 64, schedule=Schedule("own", groups, form=form, v_block=32), head_dim_k=32, head_dim_v=64)
     x = torch.manual_seed(0) and [torch.randn(1, 70, 1, n).half() / 6 for n in (32, 32, 64)]
     g, beta = -torch.rand(1, 70, 1) / 8, torch.rand(1, 70, 1)

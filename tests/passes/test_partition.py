@@ -65,7 +65,7 @@ def test_exact_is_exact(target, schedule, span):
 def test_every_form_has_summaries(form, v_block):
     x = problem([70, 33], 1, 2, 16, 16, torch.float32, gate=-0.01)
     s = replace(variant("replay", form=form), v_block=v_block)
-    s = replace(s, kernels=(*s.kernels[:-1], ("W", "U0"), s.kernels[-1])) if form == "wy" else s
+    s = replace(s, kernels=(*s.kernels[:-1], ("U_weight", "U_offset"), s.kernels[-1])) if form == "wy" else s
     assert max(errors(lowered("exact", s), x, 1)) < 1e-11
     if v_block:
         split = {k.name: k.split for k in lowered("decay", s).kernels}

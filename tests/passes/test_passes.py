@@ -193,17 +193,19 @@ def test_what_was_loaded_is_multiplied_apart_unless_the_device_has_it_joined():
     p = find("gated_delta_rule").trace()
     plans = [named("walk").adapted(p, device.joined) for device in (HOPPER, SM_90A)]
     products = [{o.out: o.args for o in walk(rewrite(p, s).kernels[0].body) if o.kind == "matmul"} for s in plans]
-    assert products[0]["U0"] == ("Tb", "v") and "U0" not in products[1] and len(products[0]) == len(products[1]) + 1
-    assert [s.form for s in plans] == ["split", "unit"] and plans[1].kernels == (("G", "Toff", "beta"), ("o", "S"))
+    assert products[0]["U_offset"] == ("Tinv_scaled", "v") and "U_offset" not in products[1]
+    assert len(products[0]) == len(products[1]) + 1
+    assert [s.form for s in plans] == ["split", "unit"] and plans[1].kernels[0] == ("@gate_sum", "@inverse", "@gate")
     own = replace(named("walk"), kernels=(("G", "Tinv"), ("o", "S")))
     assert own.adapted(p, True) == own
     assert replace(named("fused_walk"), form="direct").adapted(p, True).form == "direct"
     gla = find("simple_gla").trace()
-    assert named("walk").adapted(gla, True) == replace(named("walk"), kernels=(("G",), ("o", "S")), form="direct")
+    assert named("walk").adapted(gla, True) == replace(named("walk"), form="direct")
 
 
-@pytest.mark.parametrize("groups, waiting", [((("G", "beta"), ("o", "S")), []), ((("G", "Toff", "beta"), ("o", "S")), []),
-                                             ((("G",), ("U", "S"), ("o",)), ["v_minus_exp_G_k_S"]), ((("G", "Tinv"), ("o", "S")), ["v_minus_exp_G_k_S"])])
+@pytest.mark.parametrize("groups, waiting", [((("G", "beta"), ("o", "S")), []), ((("G", "Tinv_below", "beta"), ("o", "S")), []),
+                                             ((("G",), ("U", "S"), ("o",)), ["v_minus_exp_G_k_S"]),
+                                             ((("G", "Tinv"), ("o", "S")), ["v_minus_exp_G_k_S"])])
 def test_in_form_unit_beta_multiplies_what_does_not_wait_for_the_state(groups, waiting):
     """Unless a group names what it would have to go through."""
     p = rewrite(find("gated_delta_rule").trace(), Schedule("own", groups, form="unit"))
@@ -218,7 +220,7 @@ def test_in_form_unit_beta_multiplies_what_does_not_wait_for_the_state(groups, w
 def test_v_block_cuts_what_has_v_and_nothing_else():
     x = problem([33], 1, 2, 16, 32)
     p = lower(find("gated_delta_rule").trace(), "triton", replace(named("staged"), v_block=16), SIZES, "float16")
-    assert {k.name: k.split for k in p.kernels} == {"G": "", "A": "", "Tinv": "", "W_U0": "", "S_U": "V", "o": "V"}
+    assert {k.name: k.split for k in p.kernels} == {"G": "", "A": "", "Tinv": "", "U_weight_U_offset": "", "S_U": "V", "o": "V"}
     got, (o, S) = run(p, x), expected(x)
     assert rms_error(got["o"], o) < 1e-11 and rms_error(got["final_state"], S) < 1e-11
     with pytest.raises(ScheduleError, match="does not divide"):
@@ -247,7 +249,7 @@ def test_workspaces_lie_as_the_walk_that_writes_them_holds_them():
     """What a later kernel's products read lies as it is, and the product turns it; what waits for no state is as ever."""
     p = lower(find("gated_delta_rule").trace(), "triton", named("prepared_vk"), SIZES, "float16")
     assert {t.name: t.dims for t in p.tensors if t.role == "workspace" and len(t.dims) > 1} == {
-        "A_ws": ("C", "C"), "W_ws": ("C", "K"), "U0_ws": ("C", "V"), "S_ws": ("V", "K"), "U_ws": ("V", "C")}
+        "A_ws": ("C", "C"), "U_weight_ws": ("C", "K"), "U_offset_ws": ("C", "V"), "S_ws": ("V", "K"), "U_ws": ("V", "C")}
     o = next(k for k in p.kernels if k.name == "o")
     assert not any(x.attr("transposed") for x in walk(o.body))
     x = problem([33], 1, 2, 16, 32)

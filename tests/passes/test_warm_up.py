@@ -21,7 +21,7 @@ from gdn_codegen.schedule import ScheduleError, named
 def test_warm_ups_leave_out_what_leads_to_no_state():
     own = {o.out or (o.kind, o.attr("channel")) for o in inside(lowered("warm_up")) if o.attr(OWN_PART)}
     assert {"q", "q_kT", "q_S", "o_sum", "q_kT_D_beta_f16_shared", "o_f16_shared"} <= own
-    needed = {"k", "v", "Toff", "beta", "G", "k_S", "v_T", "delta", "S_next", "exp_G_shared", ("wait", "k_ready"),
+    needed = {"k", "v", "Tinv_below", "beta", "G", "k_S", "v_T", "U_unscaled", "S_next", "exp_G_shared", ("wait", "k_ready"),
               ("signal", "k_free")}
     assert not own & needed
     assert {c for o in own if isinstance(o, tuple) and (c := o[1])} == {"o_f16_shared_ready", "o_f16_shared_free"}

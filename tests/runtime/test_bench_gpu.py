@@ -118,7 +118,7 @@ SQUARE, WIDE, STATE = (2 * n * CHUNKS for n in (64**3, 64 * 64 * 128, 64 * 128 *
 INVERSE = 0  # of whole tiles, by one op
 HAND = {
     "staged": {"G": (GATE + G_WS, 0), "A": (K_ + G_WS + GATE + CC * 4, WIDE), "Tinv": (CC * 4 + CC * 2, INVERSE),
-               "W_U0": (G_WS + CC * 2 + K_ + V_ + GATE + CK * 4 + CK * 2, 2 * WIDE),
+               "U_weight_U_offset": (G_WS + CC * 2 + K_ + V_ + GATE + CK * 4 + CK * 2, 2 * WIDE),
                "S_U": (G_WS + CK * 4 + CK * 2 + K_ + CHUNKS * 128 * 128 * 2 + CK * 2 + FINAL, 2 * STATE),
                "o": (G_WS + CHUNKS * 128 * 128 * 2 + CK * 2 + Q + K_ + O_, 2 * WIDE + STATE)},
     "replay": {"G_Tinv": (K_ + 2 * GATE + G_WS + CC * 2, WIDE + INVERSE),

@@ -63,6 +63,7 @@ class Addresses(Values):
         return " + ".join(x for x in terms if x) + shift, str(step)
 
     def view(self, o: Op, row: str, rows: str, cols: int | str) -> str:
+        """A view of global memory: `rows` x `cols` of the tensor that `o` moves, from `row` of its tile on."""
         pointer, stride = self.at(o, row)
         return f"view({pointer}, {rows}, {cols}, {stride})"
 

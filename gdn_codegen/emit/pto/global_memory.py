@@ -11,6 +11,10 @@ STRIDE = 65535  # elements from row to row that a load to L1 takes at most
 
 @rule("load")
 def _load(k: KernelWriter, o: Op) -> list[str]:
+    """A tile or vector from global memory. Rows past the sequence's end are left as they are; `valid` clears them.
+
+    EmitError for several heads of a caller's tensor on a vector core.
+    """
     t, b, name = k.p.tensor(o.attr("tensor")), k.buffer(o.out), k.name(o.out)
     ctype = CTYPE[b.dtype]
     if o.attr("heads") and (k.agent != "cube" or t.index != "token"):
@@ -56,6 +60,10 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
 
 @rule("store")
 def _store(k: KernelWriter, o: Op) -> list[str]:
+    """A tile or vector to global memory; of a caller's tensor only the rows that the sequence has.
+
+    EmitError for a caller's tensor of one value a token, and for several heads on a vector core.
+    """
     t, value = k.p.tensor(o.attr("tensor")), o.args[0]
     b, name = k.buffer(value), k.name(value)
     ctype = CTYPE[b.dtype]
@@ -111,6 +119,7 @@ def _transpose(k: KernelWriter, o: Op) -> list[str]:
 
 @rule("valid")
 def _valid(k: KernelWriter, o: Op) -> list[str]:
+    """Zeros in rows past the sequence's end, in columns past the caller's, or in all of an absent optional tensor."""
     raw, name, b = k.name(o.args[0]), k.name(o.out), k.buffer(o.out)
     rows, part = f"rows{k.which}", f"part{k.which}"
     if o.attr("given"):

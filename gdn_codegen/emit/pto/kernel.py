@@ -22,6 +22,7 @@ AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
 
 
 def braces(lines: list[str], head: str = "") -> list[str]:
+    """The lines in braces, indented. head: what stands before the opening brace."""
     return [head + "{", *(f"    {x}" for x in lines), "}"]
 
 
@@ -46,6 +47,7 @@ class KernelWriter(Addresses):
 
     # --- statements ---
     def body(self, body: tuple[Stmt, ...]) -> None:
+        """Print the statements that the current agent runs. What works on a prefetched chunk asks whether there is one."""
         for s in body:
             if isinstance(s, Loop):
                 self.inside.append(s.index)
@@ -64,6 +66,11 @@ class KernelWriter(Addresses):
                 self.w(*lines)
 
     def items(self, s: Loop) -> None:
+        """The loop over the items that one core group takes: chunks or sequences, value heads, blocks of the split dim.
+
+        Item i of the grid goes to core group i modulo their number. The loop's head computes the indices and skips items
+        without tokens.
+        """
         n = blocks(self.p, self.k)
         over = "slots" if self.k.grid == "chunks" else "N"
         w = self.w
@@ -103,6 +110,7 @@ class KernelWriter(Addresses):
         w.line = 0
 
     def chunks(self, s: Loop) -> None:
+        """The loop over the chunks of a sequence; its head gives tiles with several slots the address of this iteration."""
         size, w = self.p.sizes["C"], self.w
         begin = "int64_t c = 0"
         if s.index in self.counted:  # read after the loop too
@@ -135,6 +143,7 @@ class KernelWriter(Addresses):
             self.w(f"const int64_t part{which} = part_of(rows{which}, sub, {half});")
 
     def run(self) -> str:
+        """The kernel's body: a section for each kind of core, under that kind's macro."""
         here = agents(self.k)
         for agent, macro in AGENTS.items():
             if agent not in here:

@@ -16,6 +16,10 @@ SHORT = {"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV", "maximum": "MAX
 
 @rule("add", "sub", "mul", "div", "maximum", "minimum")
 def _binary(k: KernelWriter, o: Op) -> list[str]:
+    """Two operands: numbers, a tile and a number, a tile and a column, or two tiles or vectors.
+
+    EmitError for a number as first operand, which `vectorise` swaps.
+    """
     x, y = o.args
     out, a, b = k.name(o.out), k.name(x), k.name(y)
     if k.is_number(o.out):
@@ -106,6 +110,11 @@ def _join(k: KernelWriter, o: Op) -> list[str]:
 # --- rules: cube core, and moves ---
 @rule("move")
 def _move(k: KernelWriter, o: Op) -> list[str]:
+    """A copy within the chip: to the operand buffers of the cube core, from the spread form of a vector to the dense one, or
+    plain.
+
+    EmitError for a transposed block.
+    """
     x, out, b = o.args[0], k.name(o.out), k.buffer(o.out)
     if b.space in ("L0A", "L0B"):
         part = k.defs.get(x)

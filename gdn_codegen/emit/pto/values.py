@@ -38,6 +38,7 @@ class Tile:
 
 
 def literal(x: float) -> str:
+    """A number in C++."""
     if x in (float("inf"), float("-inf")):
         return "__builtin_inff()" if x > 0 else "-__builtin_inff()"
     return f"{x!r}f"
@@ -88,6 +89,7 @@ class Values:
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
 
     def name(self, value: str) -> str:
+        """How C++ refers to a value: a literal, a parameter, a tile's name, or that of what it is a view of."""
         value = self.results.get(value, value)
         o = self.defs.get(value)
         if o is not None and o.kind == "const":
@@ -100,6 +102,7 @@ class Values:
         return f"{value}_" if value in self.taken else value
 
     def buffer(self, value: str) -> Buffer:
+        """The buffer that holds a value, or what it is a view of."""
         o = self.defs.get(value)
         if value not in self.where and o is not None:
             return self.buffer(o.args[0])
@@ -121,12 +124,15 @@ class Values:
         return f"{f'({count} + {ahead})' if ahead else count} % {slots}"
 
     def is_number(self, value: str) -> bool:
+        """Whether a value is a number."""
         return self.type[value].rank == 0
 
     def is_col(self, value: str) -> bool:
+        """Whether a value is a column, which is broadcast along rows."""
         return self.defs[value].kind == "col" if value in self.defs else False
 
     def is_wide(self, value: str) -> bool:
+        """Whether a vector is spread: each entry has 32 bytes."""
         return self.type[value].rank == 1 and len(self.buffer(value).shape) == 2
 
     def whole(self, value: str) -> bool:

@@ -19,6 +19,7 @@ class Addresses:
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
 
     def use(self, name: str) -> str:
+        """`name`, noted as one that the kernel's head must define."""
         self.uses[name] = None
         return name
 
@@ -35,6 +36,7 @@ class Addresses:
         return [self.tiled(d) if t.role == "workspace" else str(d) for d in t.dims]
 
     def dtype(self, name: str) -> str:
+        """The dtype in TileLang."""
         # On the CPU bfloat16 is held as float32; the prelude says which.
         return "t.bfloat16" if name == "bfloat16" else f"T.{name}"
 
@@ -87,6 +89,7 @@ class Addresses:
         return out
 
     def shape(self, t: Tensor) -> str:
+        """The shape of a whole tensor in global memory, as its declaration has it."""
         dims = self.extents(t)
         if t.index == "number":
             return "(ends - 1,)"

@@ -60,6 +60,7 @@ for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", 
 
 @rule("maximum", "minimum")
 def extreme(w: KernelWriter, o: Op, a: Value, b: Value) -> At:
+    """The larger or smaller of two values. A comparison with a literal keeps a NaN."""
     assert o.type is not None
     dims = o.type.dims
     if a.literal or b.literal:  # a bound, which keeps NaN

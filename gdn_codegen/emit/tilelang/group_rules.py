@@ -60,14 +60,17 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
         w.fill(w.stored(o.type.dims, o.buffer), acc)
     options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
     options += (["clear_accum=True"] if acc is None else []) + ["policy=T.GemmWarpPolicy.FullRow"]
-    if o.attr("parts_ahead"):
+    if o.attr("asynchronous"):
         w.begun.append(o.buffer)
-    run = "T.wgmma_gemm" if o.attr("parts_ahead") else "T.gemm"
+    run = "T.wgmma_gemm" if o.attr("asynchronous") else "T.gemm"
     w.line(f"{run}({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})")
 
 
 @rule("load")
 def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
+    """A load by one agent: an asynchronous copy that arrives at the ring's barrier, or element by element for a last, shorter
+    chunk.
+    """
     t, channel, tail = w.p.tensor(o.attr("tensor")), o.attr("channel"), o.attr("tail")
     if channel is None or (t.index == "token" and not tail):
         fill(w, o, *operands)
@@ -89,6 +92,7 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
 
 @rule("store")
 def store(w: GroupsWriter, o: Op, x: Value) -> None:
+    """A store of a tile of tokens: a bulk copy for a whole chunk, element by element for a last, shorter one."""
     t = w.p.tensor(o.attr("tensor"))
     if t.index != "token" or len(t.dims) < 2:
         base.of(o)(w, o, x)
@@ -111,6 +115,7 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
 
 @rule("move")
 def move(w: GroupsWriter, o: Op, x: Value) -> None:
+    """A copy into another space: by stmatrix to a tile with a fixed layout, else as TileLang does it."""
     assert o.type is not None
     if w.buffers[o.buffer].layout == "swizzled":
         _store_tile(w, o, x)

@@ -43,9 +43,11 @@ class GroupsWriter(KernelWriter):
         return f"{self.counted(own)} % {x.slots}" if x.slots > 1 else "0"
 
     def counted(self, own: bool) -> str:
+        """The number of the iteration, for slots of rings. own: counted from the first chunk of the walk's own part."""
         return "(chunk - first)" if own else self.iteration
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
+        """A value in a buffer; of a ring, in the slot of this iteration."""
         x = self.buffers[buffer]
         if x.space != "shared":
             return super().stored(o_dims, buffer)
@@ -75,6 +77,7 @@ class GroupsWriter(KernelWriter):
         self.w.indent -= 1
 
     def body(self, body: tuple[Stmt, ...]) -> None:
+        """Print the statements that the current agent runs."""
         super().body(tuple(s for s in body if isinstance(s, Loop) or (s.agent == self.agent.name and not self.known(s))))
 
     def known(self, o: Op) -> bool:
@@ -82,6 +85,7 @@ class GroupsWriter(KernelWriter):
         return o in self.k.body and (o.kind == "claim_part" or (o.type is not None and o.type.rank == 0))
 
     def walk(self, lp: Loop) -> None:
+        """Print the loop over chunks; of a part, first one over the chunks of its warm-up, without the ops of the part's own."""
         for c in lp.carried:
             self.env[c.name] = self.env[c.result] = self.stored(c.type.dims, c.name)
         self.use("length")
@@ -115,6 +119,7 @@ class GroupsWriter(KernelWriter):
         self.w.lines += after
 
     def branch(self, a: Agent) -> None:
+        """Print the branch of one agent's threads."""
         self.agent, self.w.line = a, 0
         kept, self.uses = self.uses, {}
         self.env = {o.out: self.stored(o.type.dims, o.buffer) for o in in_buffers(self.k) if o.type}
@@ -140,6 +145,7 @@ class GroupsWriter(KernelWriter):
 
     # --- the whole ---
     def text(self) -> KernelText:
+        """The kernel's text: head, buffers, barriers, and a branch for each agent."""
         conditions = ["first < T.max(stop, 1)"] if self.k.grid == "parts" else []  # a sequence's first part, or one with chunks
         self.w.indent = 3 + bool(conditions or self.p.skips)
         super().body(tuple(o for o in self.k.body if isinstance(o, Op) and self.known(o)))
@@ -161,6 +167,7 @@ class GroupsWriter(KernelWriter):
         return self.finished(body)
 
     def allocation(self, x: Buffer) -> str:
+        """The line that allocates a buffer, a ring of tiles or barriers."""
         if x.space == "barrier":
             return f"{x.name} = T.alloc_barrier(arrive_count=[{x.shape[0]}] * {x.slots})"
         if x.space != "shared":

@@ -25,14 +25,17 @@ class HeadsWriter(KernelWriter):
         self.by_token = False  # whether heads are neighbours in a loop, rather than tokens
 
     def head(self) -> None:
+        """Print the kernel's head; a block has several value heads."""
         super().head()
         self.w(f"hv = block * {self.k.heads_per_block}")
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
+        """A value in a buffer, which has a row for each head."""
         name = self.name(buffer)
         return Value(o_dims, self.buffers[buffer].dtype, lambda *index: Text(f"{name}[{', '.join(['j', *index])}]"), buffer)
 
     def loop(self, dims: tuple[Dim, ...]) -> tuple[str, ...]:
+        """Open a loop over heads and the entries of `dims`; the indices of these."""
         index, extents = ("i",)[:len(dims)], [self.dim(d) for d in dims]
         order = slice(None, None, -1 if self.by_token else 1)
         inside, sizes = ["j", *index][order], [str(self.k.heads_per_block), *extents][order]
@@ -41,12 +44,15 @@ class HeadsWriter(KernelWriter):
         return index
 
     def end(self, dims: tuple[Dim, ...]) -> None:
+        """Close what `loop` opened."""
         self.w.indent -= 1
 
     def inside(self, t: Tensor, index: tuple[str, ...]) -> list[str]:
+        """The conditions under which an entry lies in memory; one is that the caller has the head."""
         return [*super().inside(t, index), self.there]
 
     def allocation(self, x: Buffer) -> str:
+        """The line that allocates a buffer, with a row for each head."""
         dims = [str(self.k.heads_per_block), *(f"{self.dim(d)} + {x.pad}" for d in x.dims)]
         return f"{self.name(x.name)} = t.{x.space}(({', '.join(dims)}{',' if len(dims) == 1 else ''}), {self.dtype(x.dtype)})"
 

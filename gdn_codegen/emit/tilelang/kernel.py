@@ -36,6 +36,7 @@ class KernelWriter(Head):
         return row
 
     def body(self, body: tuple[Stmt, ...]) -> None:
+        """Print statements in order. Ops without a buffer become expressions of what reads them."""
         for s in body:
             if isinstance(s, Loop):
                 self.walk(s)
@@ -119,6 +120,7 @@ class KernelWriter(Head):
 
     # --- the whole ---
     def text(self) -> KernelText:
+        """The kernel's text: head, buffers, body. EmitError where no pass gave it threads."""
         if not self.k.threads:
             raise EmitError(f"tilelang: kernel {self.k.name} has no number of threads; pass block_threads should have given one")
         chunks, parts = self.k.grid == "chunks", self.k.grid == "parts"

@@ -62,6 +62,7 @@ def strict(o: Op) -> list[str]:
 
 @rule("diag_inverse")
 def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -> None:
+    """Inverses of diagonal blocks, of one tile or of several that warps take side by side."""
     row, whole = w.gather(o), o.buffer == x.buffer
     w.inverts_whole |= whole
     for y in row if whole else ():
@@ -77,6 +78,7 @@ def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -
 
 @rule("load")
 def load(w: KernelWriter, o: Op, *operands: Value) -> None:
+    """A load: an asynchronous copy of a whole chunk, else element by element."""
     if not o.attr("channel"):
         fill(w, o, *operands)
         return
@@ -133,6 +135,7 @@ def move(w: KernelWriter, o: Op, x: Value) -> None:
 
 @rule("store")
 def store(w: KernelWriter, o: Op, x: Value) -> None:
+    """A store, element by element, of what the caller's tensor has: rows of the sequence, columns of the caller's."""
     t = w.p.tensor(o.attr("tensor"))
     when = w.when(t, o)
     for condition in when:
@@ -151,6 +154,9 @@ def store(w: KernelWriter, o: Op, x: Value) -> None:
 
 @rule("warm_up_length")
 def warm_up_length(w: KernelWriter, o: Op) -> None:
+    """How many chunks before its part a walk begins, -1 where the part starts from the fold. With `kept` the length that an
+    earlier kernel computed is loaded, if it computed one.
+    """
     ahead, name, later = o.attr("parts_ahead", 0), o.attr("tensor"), "(first + span) * C < length"
     if name is None:
         inside = "" if ahead else "earlier > part - T.truncdiv(first, span)"

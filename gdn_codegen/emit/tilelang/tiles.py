@@ -60,6 +60,7 @@ class Tiles(Addresses):
         return out
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
+        """A value in a buffer, indexed by its dims."""
         name = self.name(buffer)
 
         def at(*index: str) -> Text:
@@ -76,6 +77,7 @@ class Tiles(Addresses):
         return index
 
     def end(self, dims: tuple[Dim, ...]) -> None:
+        """Close what `loop` opened."""
         self.w.indent -= bool(dims)
 
     def fill(self, to: Value, x: Value) -> None:
@@ -91,9 +93,11 @@ class Tiles(Addresses):
         self.order = "as_sums" if o.attr(ORDER) == "sums" else "parallel"
 
     def line(self, text: str) -> None:
+        """Print a line, wrapped to the width of the file."""
         self.w(*wrapped(text, WIDTH - 4 * self.w.indent))
 
     def allocation(self, x: Buffer) -> str:
+        """The line that allocates a buffer in its space and layout."""
         if not x.shape:
             return f"{self.name(x.name)} = T.alloc_var({self.dtype(x.dtype)})"
         dims = [self.dim(d) for d in x.dims]

@@ -31,6 +31,7 @@ class Addresses:
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
 
     def use(self, name: str) -> str:
+        """`name`, noted as one that the kernel's head must define."""
         self.uses[name] = None
         return name
 
@@ -63,6 +64,7 @@ class Addresses:
         return self_index + ("" if rank == 1 else ("[:, None]", "[None, :]")[axis])
 
     def shape(self, t: Tile) -> str:
+        """A tile's shape in Triton."""
         return f"[{', '.join(self.dim(d) for d in t.dims)}]"
 
     def pointers(self, t: Tensor, transposed: bool, ahead: int = 0, last: bool = False) -> str:
@@ -109,6 +111,7 @@ class Addresses:
         return f"{t.name}_rows"
 
     def descriptor(self, t: Tensor) -> str:
+        """The line that makes a tensor descriptor of a sequence's rows."""
         head, heads = ("h", "H") if t.heads == "H" else ("hv", "HV")
         width = self.extent(t, t.dims[1])
         at = f"(start * {heads} + {head})" if self.layout == "bthd" else f"((b * {heads} + {head}) * T + {self.origin()})"

@@ -59,6 +59,7 @@ class KernelWriter(Head):
                 self.body(tuple(group))
 
     def body(self, body: tuple[Stmt, ...]) -> None:
+        """Print statements in order. Ops without a buffer become expressions of what reads them."""
         for s in body:
             if isinstance(s, Loop):
                 self.loop(s)
@@ -89,6 +90,7 @@ class KernelWriter(Head):
             self.line(f"begin = first - tl.maximum({self.env[value]}, 0).to(tl.int32) * {self.use('C')}")
 
     def loop(self, lp: Loop) -> None:
+        """Print a loop, and before it the descriptors that its loads go by."""
         at = len(self.w.lines)
         self.carried_loop(lp)
         here = [line for t in self.described.values() for line in wrapped(self.descriptor(t), WIDTH - 4)]
@@ -168,10 +170,12 @@ class KernelWriter(Head):
         self.w.lines += after
 
     def line(self, text: str) -> None:
+        """Print a line, wrapped to the width of the file."""
         self.w(*wrapped(text, WIDTH - 4 * self.w.indent))
 
     # --- the whole ---
     def text(self) -> KernelText:
+        """The kernel's text: signature, head, body. EmitError where no pass gave it threads."""
         if not self.k.threads:
             raise EmitError(f"triton: kernel {self.k.name} has no number of threads; pass instance_warps should have given one")
         self.instance(self.k.body)

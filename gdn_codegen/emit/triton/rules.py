@@ -147,6 +147,7 @@ def valid(w: KernelWriter, o: Op, x: Text) -> Text:
 
 @rule("load")
 def load(w: KernelWriter, o: Op) -> None:
+    """A load by a descriptor, or by pointers with a mask for rows past the end and columns past the caller's."""
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
     transposed = o.attr("transposed", False)
     if o.attr("described"):
@@ -185,6 +186,9 @@ def _nested(w: KernelWriter, when: list[str], text: str) -> None:
 
 @rule("warm_up_length")
 def warm_up_length(w: KernelWriter, o: Op) -> Text:
+    """How many chunks before its part a walk begins, -1 where the part starts from the fold. With `kept` the length that an
+    earlier kernel computed is loaded, if it computed one.
+    """
     ahead, name = o.attr("parts_ahead", 0), o.attr("tensor")
     if name is None:
         if w.part != "part":

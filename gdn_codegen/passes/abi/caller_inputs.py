@@ -67,6 +67,7 @@ class _Accept:
         self.unit: set[str] = set()  # rows of norm 1, and their squares
 
     def run(self) -> Program:
+        """The program whose loads are followed by the computation of their input's form."""
         b = walk_body(self.p)
         for o in self.p.walk.body:
             assert isinstance(o, Op)

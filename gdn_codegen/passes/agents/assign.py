@@ -95,6 +95,9 @@ class _Assign:
         return copy(first)
 
     def product(self, o: Op, b: Body) -> str:
+        """The value of a product. The core of products adds onto an accumulator only if it made it, or can make it from an
+        operand that is there; otherwise the sum is an op of the first agent.
+        """
         left, right = (self.twin.get(a, a) for a in o.args[:2])
 
         def matmul(*args: str, name: str = "", **attrs: Any) -> str:

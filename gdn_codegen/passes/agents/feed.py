@@ -29,6 +29,10 @@ def feed(p: Program, device: Cores) -> Program:
 
 
 class _Feed:
+    """The rule of one op: what it needs on its way to memory, to a product's operand buffers, or to be cleared past the end.
+
+    Gives the name of its value, "" where it has none, None where the op stays.
+    """
     def __init__(self, p: Program, device: Cores) -> None:
         self.p, self.device = p, device
         self.token = {t.name for t in p.tensors if t.index == "token"}

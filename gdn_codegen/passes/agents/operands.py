@@ -27,6 +27,10 @@ def operands(p: Program, device: Device) -> Program:
 
 
 class _Operands:
+    """The rule of one op: moves of what it reads to the space in which the device wants it.
+
+    Gives the name of its value, "" where it has none, None where the op stays.
+    """
     def __init__(self, p: Program, k: Kernel, device: Device) -> None:
         self.rare = {t.name for t in p.tensors if t.index in ("sequence", "checkpoint")}
         self.device, self.type, self.count = device, types(k.body), uses(k.body)

@@ -25,6 +25,7 @@ def transfer(p: Program, device: Cores) -> Program:
 
 
 class _Kernel:
+    """A kernel whose agents share no memory. made: workspaces by name, to which those of the values that cross are added."""
     def __init__(self, p: Program, k: Kernel, device: Cores, made: dict[str, Tensor]) -> None:
         self.p, self.k, self.device, self.made = p, k, device, made
         self.type = types(k.body)
@@ -77,6 +78,11 @@ class _Kernel:
         return got[key]
 
     def body(self, body: tuple[Stmt, ...], b: Body, got: dict[tuple[str, str], str]) -> tuple[Stmt, ...]:
+        """Rebuild a body: values that another agent reads are stored to a workspace after they are made, and loaded before the
+        first use.
+
+        got: (value, agent) -> the name under which the agent has it.
+        """
         first = self.device.agents[0]
         for s in body:
             if isinstance(s, Loop):

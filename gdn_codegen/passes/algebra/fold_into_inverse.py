@@ -25,6 +25,7 @@ def fold_into_inverse(p: Program, whole: int) -> Program:
 
 
 class _Inverses:
+    """The rule of one op: a mask, a scale or a rounding around `diag_inverse` becomes part of it. None where the op stays."""
     def __init__(self, k: Kernel) -> None:
         self.defs, self.count, self.type = {o.out: o for o in walk(k.body) if o.out}, uses(k.body), types(k.body)
 

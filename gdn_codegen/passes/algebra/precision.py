@@ -46,6 +46,9 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
     by_name = {t.name: t for t in tensors}
 
     def rule(o: Op, b: Body) -> str | None:
+        """An op with casts: stores to the tensor's dtype, operands of products to the caller's dtype, all other arithmetic in
+        float32.
+        """
         def cast(a: str, to: str) -> str:
             return a if b.types[a].dtype == to else b.op("cast", a, to=to, line=o.line)
 

@@ -1,12 +1,12 @@
 """rewrite: algebra on the algorithm's graph, by `form`.
 
-"wy": a product M @ Y of a Y affine in the carried state S, Y = Y0 + F S, becomes U0 - W S with U0 = M Y0 and W = -M F.
-"split": a product M @ (b * (Y0 - Z)) of a state-free M and column b, with Z of the carried state, becomes
-Tb @ Y0 + Tb @ -Z with Tb = M * b^T.
-"unit": a product of an inverse M, which has ones on its diagonal, with X becomes X + Toff @ X, Toff what M has below them:
-as an operand X is rounded to 16 bit, as a summand it is not.
+"wy": a product M @ Y of a Y affine in the carried state S, Y = Y0 + F S, becomes an offset M Y0 and a weight M F: M Y0 + (M F) S.
+"split": a product M @ (b * (Y0 - Z)) of a state-free M and column b, with Z of the carried state, becomes M' @ Y0 + M' @ -Z with
+M' = M * b^T.
+"unit": a product of an inverse M, which has ones on its diagonal, with X becomes X + M' @ X, M' what M has below them: as an
+operand X is rounded to 16 bit, as a summand it is not.
 In both, (I + b * N)^-1 @ (b * Y) of a column b is b times delta = (I + N * b^T)^-1 @ Y: what reads the product reads delta, and b
-multiplies what does not wait for the state. So Tb is the inverse itself: rounded to 16 bit it is still nearly the inverse of
+multiplies what does not wait for the state. So M' is the inverse itself: rounded to 16 bit it is still nearly the inverse of
 something near, which M * b^T is not, and keys that are alike tell.
 "gate-free": decay D[i, j] = exp(x_i - x_j) is a conjugation by diag(exp(x)), so the inverse of I + (B * D) is the
 inverse of I + B, times D.
@@ -42,6 +42,11 @@ def _is_plain(o: Op) -> bool:
 
 
 def _gate_free(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    """The walk with decay moved out of inverses: that of A * D is that of A, times D entry by entry, for D = exp(x[:, None] -
+    x[None, :]).
+
+    ScheduleError where no inverted tile has a decay as a factor.
+    """
     defs = {o.out: o for o in _ops(loop)}
     count, tile = uses(loop.body), types(loop.body)
     b, decays = walk_body(p), {}
@@ -92,6 +97,10 @@ def _is_decay(name: str, defs: dict[str, Op]) -> bool:
 
 
 def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    """The walk with T @ (y - W @ S) as T @ y - (T @ W) @ S: then two of the products need no state.
+
+    ScheduleError where no state-free tile is multiplied with what is affine in a state.
+    """
     defs = {o.out: o for o in _ops(loop)}
     states = {c.name for c in loop.carried}
     b, tile = walk_body(p), types(loop.body)
@@ -136,8 +145,8 @@ def _wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
             except _NotAffine:
                 y0, f = None, None
             if y0 is not None and f is not None:
-                offset = b.op("matmul", o.args[0], y0, name=b.fresh(f"{o.out}0"), line=o.line)
-                weight = b.op("matmul", o.args[0], f[0], name=b.fresh("W"), line=o.line)
+                offset = b.op("matmul", o.args[0], y0, name=b.fresh(f"{o.out}_offset"), line=o.line)
+                weight = b.op("matmul", o.args[0], f[0], name=b.fresh(f"{o.out}_weight"), line=o.line)
                 b.op("sub" if f[2] else "add", offset, b.op("matmul", weight, f[1], line=o.line), name=o.out, line=o.line)
                 done += 1
                 continue
@@ -169,6 +178,7 @@ class _Through:
         self.b.op("mul", self.b.op("col", x, line=o.line), z, line=o.line, name=o.out)
 
     def copy(self, o: Op) -> None:
+        """Copy an op; a column that goes through an inverse is applied where the product is read."""
         b, defs, tile = self.b, self.defs, self.tile
         if o.kind == "strictly_lower" and o.out in self.columns:
             x, factors = self.columns[o.out]
@@ -188,6 +198,11 @@ class _Through:
 
 
 def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    """The walk with T @ (b[:, None] * (y - z)), where z alone waits for the state, as (T * b[None, :]) @ y - (T * b[None, :]) @
+    z.
+
+    ScheduleError where there is no such product.
+    """
     defs, b = {o.out: o for o in _ops(loop)}, walk_body(p)
     waits = {c.name for c in loop.carried}
     for o in _ops(loop):
@@ -215,15 +230,17 @@ def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
     names: dict[str, str] = {}
     for o in _ops(loop):
         if o.out in inverses:
-            names[o.out] = b.op(o.kind, *o.args, line=o.line, name=b.fresh("Tb"))
+            names[o.out] = b.op(o.kind, *o.args, line=o.line, name=b.fresh(f"{o.out}_scaled"))
         elif o.out in found:
             column, rest = found[o.out]
             weight = names.get(o.args[0])
             if weight is None:
-                weight = b.op("mul", o.args[0], b.op("row", column, line=o.line), name=b.fresh("Tb"), line=o.line)
-            start = b.op("matmul", weight, rest.args[0], name=b.fresh(f"{o.out}0"), line=o.line)
+                weight = b.op("mul", o.args[0], b.op("row", column, line=o.line), name=b.fresh(f"{o.args[0]}_scaled"),
+                              line=o.line)
+            start = b.op("matmul", weight, rest.args[0], name=b.fresh(f"{o.out}_offset"), line=o.line)
             more = b.op("matmul", weight, b.op("neg", rest.args[1], line=o.line), line=o.line)
-            both = b.op("add", start, more, name=b.fresh("delta") if o.out in columns else o.out, line=o.line)
+            name = b.fresh(f"{o.out}_unscaled") if o.out in columns else o.out
+            both = b.op("add", start, more, name=name, line=o.line)
             if o.out in columns:
                 through.multiplied(o, both)
         else:
@@ -232,6 +249,10 @@ def _split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
 
 
 def _unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
+    """The walk with T @ y as y + strictly_lower(T) @ y, as the diagonal of the inverse T is 1.
+
+    ScheduleError where no inverse is multiplied.
+    """
     inverses = {o.out for o in _ops(loop) if o.kind == "unit_lower_inverse"}
     columns, b, done = _columns(s, loop), walk_body(p), 0
     through = _Through(b, loop, columns)
@@ -240,8 +261,9 @@ def _unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...]:
             through.copy(o)
             continue
         y = _product(b, columns[o.out][1] if o.out in columns else [o.args[1]], o.line)
-        off = b.op("strictly_lower", o.args[0], line=o.line, name=b.fresh("Toff"))
-        z = b.op("add", y, b.op("matmul", off, y, line=o.line), line=o.line, name=b.fresh("delta") if o.out in columns else o.out)
+        off = b.op("strictly_lower", o.args[0], line=o.line, name=b.fresh(f"{o.args[0]}_below"))
+        name = b.fresh(f"{o.out}_unscaled") if o.out in columns else o.out
+        z = b.op("add", y, b.op("matmul", off, y, line=o.line), line=o.line, name=name)
         if o.out in columns:
             through.multiplied(o, z)
         done += 1

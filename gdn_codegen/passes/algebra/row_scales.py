@@ -42,6 +42,7 @@ def _inverse(a: Powers) -> Powers:
 
 
 class _Scale:
+    """The body of a walk without row scales of its loads: a value x = diag(r) y diag(c) is held as y with powers of r and c."""
     def __init__(self, p: Program, loop: Loop) -> None:
         self.p, self.loop = p, loop
         self.ops = [o for o in loop.body if isinstance(o, Op)]
@@ -121,6 +122,7 @@ class _Scale:
 
     # --- ops ---
     def op(self, o: Op) -> None:
+        """Take an op over: note a row scale, carry the scales of its operands through it, or apply them before it."""
         parts = [self.of.get(a, (a, {}, {})) for a in o.args]
         attrs = dict(o.attrs)
         if self.is_scale(o):
@@ -162,6 +164,7 @@ class _Scale:
         return o.kind == "mul" and set(kinds) == {"col", "load"} and kinds["col"].args[0] in self.p.scales
 
     def mul(self, o: Op, parts: list[tuple[str, Powers, Powers]]) -> None:
+        """An elementwise product: the operands' scales multiply. A column times what a column scales becomes one column."""
         rows, cols = _times(parts[0][1], parts[1][1]), _times(parts[0][2], parts[1][2])
         args = [y for y, *_ in parts]
         for x, y in (args, args[::-1]):  # a column times what a column of ours scales is one column
@@ -176,6 +179,7 @@ class _Scale:
         self.result(o, "mul", args, rows, cols, {})
 
     def matmul(self, o: Op, parts: list[tuple[str, Powers, Powers]]) -> None:
+        """A product: scales of outer dims stay on the result; those of the contracted dim are applied to one operand."""
         ta, tb = bool(o.attr("ta")), bool(o.attr("tb"))
         (x, *outer), (y, *inner) = parts
         left, contracted = outer[::-1] if ta else outer

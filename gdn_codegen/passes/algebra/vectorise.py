@@ -36,6 +36,10 @@ def vectorise(p: Program) -> Program:
 
 
 class _Rules:
+    """The rule of one op: masks become products or sums with constant tiles, numbers come second. None where the op stays.
+
+    chunk: tokens of a chunk. made: the constant tiles so far, to which new ones are added.
+    """
     def __init__(self, chunk: int, made: dict[str, Tensor]) -> None:
         self.chunk, self.made = chunk, made
         self.lasts: dict[str, str] = {}  # last(x) -> x

@@ -1,4 +1,4 @@
-"""cut: one kernel a group of value names.
+"""cut: one kernel a group of values, which have names or roles (`roles`).
 
 A group is parallel over chunks if it can be: unless it needs the state of each chunk and no earlier group wrote that
 state. Then it walks the chunks in order. Values that later groups read are stored to workspace, one tile a chunk slot. So
@@ -14,6 +14,7 @@ from ...ir.core import Kernel, Loop, Op, Program, Stmt
 from ...ir.types import Tensor
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
+from .roles import with_names
 
 
 @takes("traced", gives="cut")
@@ -24,6 +25,7 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
     loop = next((x for x in whole.body if isinstance(x, Loop)), None)
     if loop is None:
         raise ScheduleError(f"{p.name}: the program has no walk over chunks")
+    s = resolved(p, s)
     g = _Graph(p, s, whole, loop)
     g.check(apart)
     if p.forgets:
@@ -43,6 +45,14 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
         kernels.append(replace(kernel, split=split, dims=((split, block),) if split else ()))
         tensors += made
     return replace(p, kernels=tuple(kernels), tensors=tuple(tensors), dims=tuple(sizes.items()), scales=())
+
+
+def resolved(p: Program, s: Schedule) -> Schedule:
+    """`s` with values in place of roles, without those that no later group reads. `p`: traced, in the form of `s`."""
+    s, came = with_names(p, s)
+    while unread := _Graph(p, s, p.kernels[0], p.walk).unread() & came:
+        s = replace(s, kernels=tuple(x for g in s.kernels if (x := tuple(n for n in g if n not in unread))))
+    return s
 
 
 def _split(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:
@@ -75,6 +85,7 @@ class _Slice:
 
 
 class _Graph:
+    """The graph of a walk's values. ScheduleError where the schedule's groups name a value that there is not, or one twice."""
     def __init__(self, p: Program, s: Schedule, whole: Kernel, loop: Loop) -> None:
         self.p, self.s, self.whole, self.loop = p, s, whole, loop
         self.defs = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
@@ -92,16 +103,23 @@ class _Graph:
                                 f"{', '.join([*have, *self.states])}")
         lost = [n for n in [*self.outputs, *self.states] if n not in names]
         if lost:
-            raise ScheduleError(f"schedule {s.name}: no group of kernels writes {', '.join(lost)}; accepted: groups that name "
-                                f"all outputs and states, as --set kernels={','.join([*self.outputs, *self.states])}, or a "
-                                "page that calls its values as the schedule does")
+            raise ScheduleError(f"schedule {s.name}: no group of kernels writes {', '.join(lost)}; accepted: groups that have "
+                                f"all outputs and states, as --set kernels={','.join([*self.outputs, *self.states])} or "
+                                "--set kernels=@output,@state")
+
+    def unread(self) -> set[str]:
+        """What groups name that no later group reads and no caller gets."""
+        parts, out = [self.slice(i) for i in range(len(self.s.kernels))], set()
+        for i, group in enumerate(self.s.kernels):
+            read = {n for later in parts[i + 1:] for n in later.reads}
+            out |= set(group) - {*read, *self.outputs, *self.states, *self.p.scales, self.p.forgets}
+        return out
 
     def check(self, apart: bool) -> None:
         """Refuses groups that write nothing and, on cores that share no memory, workspaces of numbers."""
-        parts = [self.slice(i) for i in range(len(self.s.kernels))]
+        unread = self.unread()
         for i, group in enumerate(self.s.kernels):
-            read = {n for later in parts[i + 1:] for n in later.reads}
-            if not {*read, *self.outputs, *self.states, *self.p.scales, self.p.forgets}.intersection(group):
+            if unread.issuperset(group):
                 raise ScheduleError(f"schedule {self.s.name}: kernels has the group {','.join(group)}, of which no later group "
                                     "reads anything and no caller gets it; accepted are groups before those that read them")
             after = {n for later in self.s.kernels[i + 1:] for n in later}
@@ -115,6 +133,7 @@ class _Graph:
                                     "where cores share no memory: tiles and vectors")
 
     def slice(self, i: int) -> _Slice:
+        """What group i computes: the ops that its values depend on, up to values of earlier groups, which it reads."""
         out, earlier = _Slice(), {n for group in self.s.kernels[:i] for n in group}
         todo = [self.states[n].next if n in self.states else n for n in self.s.kernels[i]]
         out.walks = any(n in self.states for n in self.s.kernels[i])
@@ -151,6 +170,7 @@ class _Graph:
         return Tensor(f"{n}_ws", "workspace", "slot", "HV", t.dims, t.dtype)
 
     def kernel(self, i: int, part: _Slice, read_later: set[str]) -> tuple[Kernel, list[Tensor]]:
+        """The kernel of group i, and the workspaces that it writes. read_later: values that later groups read."""
         group = self.s.kernels[i]
         made = [self.workspace(n) for n in group if n in read_later]
         kept = {t.name[:-3] for t in made}

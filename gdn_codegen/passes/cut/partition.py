@@ -69,6 +69,10 @@ def _most(device: Device) -> int:
 
 
 class _Parts:
+    """The kernels that replace a walk over sequences by walks over parts.
+
+    ScheduleError where the walk carries something else than a state [K, V]. forgets: attributes of the warm-up length.
+    """
     def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, forgets: dict[str, Any]) -> None:
         self.p, self.k, self.loop = p, k, loop
         (self.c,) = loop.carried
@@ -172,6 +176,9 @@ class _Parts:
                              f"({o.kind}, line {o.line}) of {self.p.name} is not")
 
     def fold(self) -> Kernel:
+        """The kernel that computes each part's start: S <- M S + N over the parts before it. It returns at once where a warm-up
+        does.
+        """
         b = self.body(self.k)
         b.op("return_unless_negative", self.number(b))
         init = b.op("full", name=self.c.init, dims=self.c.type.dims, value=0.0)

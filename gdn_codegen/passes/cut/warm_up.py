@@ -22,6 +22,7 @@ def warm_up(p: Program, s: Schedule) -> Program:
 
 
 def _marked(loop: Loop) -> list[Loop]:
+    """The loop; ops that the carried value does not depend on are marked as the part's own, so that warm-ups leave them out."""
     if not loop.warm_up or loop.index != "chunk":
         return [loop]
     needed = {c.next for c in loop.carried}

@@ -38,6 +38,7 @@ def _inside(p: Program, k: Kernel, loop: Loop, device: Device) -> Loop:
 
 
 def _marked(p: Program, k: Kernel, body: tuple[Stmt, ...], device: Device) -> tuple[Stmt, ...]:
+    """The body with neighbouring ops that run side by side marked: loads of tokens, and ops that take one warp each."""
     out: list[Stmt] = []
     for kind, run in groupby(body, lambda s: s.kind if isinstance(s, Op) else ""):
         ops = list(run)

@@ -28,6 +28,7 @@ def _fits(k: Kernel) -> bool:
 
 
 def _widened(p: Program, k: Kernel, n: int) -> Kernel:
+    """The kernel with n value heads in an instance: ops of the key head once, the others once for each head."""
     ops = [o for o in k.body if isinstance(o, Op)]
     copies, common = Copies(ops, n), set[str]()
     out: list[Op] = []

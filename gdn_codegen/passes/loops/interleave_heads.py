@@ -21,6 +21,7 @@ class Copies:
         self.names: list[dict[str, str]] = [{} for _ in range(n)]
 
     def of(self, o: Op, lane: int) -> Op:
+        """The op for another lane, with names of its own. Lane 0 is the op itself."""
         if not lane:
             return o
         name, mine = o.out, self.names[lane]

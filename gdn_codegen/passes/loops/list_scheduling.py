@@ -24,6 +24,7 @@ def list_scheduling(p: Program, k: Kernel, device: Cores, share: float = 1.0) ->
 
 
 def _body(p: Program, k: Kernel, device: Cores, body: tuple[Stmt, ...], next_of: dict[str, str]) -> tuple[Stmt, ...]:
+    """The body with each run of ops between loops in list order. next_of: what a carried value becomes -> the carried value."""
     out: list[Stmt] = []
     run: list[Op] = []
     for s in body:
@@ -141,6 +142,9 @@ class _List:
 
     # --- the list ------------------------------------------------------------------------------------------------------
     def run(self) -> list[Op]:
+        """The ops in order: of those that are ready and have room, the one that can start first; of several the one with the
+        longest way.
+        """
         self.live: dict[str, tuple[str, int]] = dict(self.here_before)
         self.free: dict[tuple[str, str], float] = {}
         self.issue = dict.fromkeys(self.device.agents, 0.0)
@@ -170,6 +174,7 @@ class _List:
         return max(self.waits(n), self.issue[o.agent], self.free.get(self.pipe(o), 0.0)) if self.cost[n] else 0.0
 
     def take(self, n: int) -> Op:
+        """Issue op n: account for its pipe, its issuer and the space that it fills or frees."""
         o, pipe = self.ops[n], self.pipe(self.ops[n])
         at = max([self.issue[o.agent], *(self.done[m] for m in self.after[n])])
         if any(self.ops[m].agent != o.agent for m in self.after[n]) or (o.kind == "last" and self.cost[n]):

@@ -104,6 +104,9 @@ class _Early:
 
 
 def _ahead(p: Program, k: Kernel, loop: Loop, what: str, device: Cores) -> list[Stmt]:
+    """The loop with a prologue: prefetched ops run once before it, and in it for the next chunk. What this iteration reads of
+    them is carried.
+    """
     e = _Early(p, k, loop, what, device)
     taken = set(types(k.body))
 

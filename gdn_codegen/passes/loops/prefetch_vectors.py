@@ -22,6 +22,7 @@ def prefetch_vectors(p: Program) -> Program:
 
 
 def _ahead(p: Program, k: Kernel, loop: Loop) -> list[Stmt]:
+    """The loop with the vectors that it loads, and their last entries, carried from the iteration before."""
     ops = [o for o in loop.body if isinstance(o, Op)]
     written = {o.attr("tensor") for o in ops if o.kind == "store"}
     index = {t.name: t for t in p.tensors}

@@ -76,6 +76,7 @@ class _Transposition:
         return replace(self.k, body=dead_code(b.finish(), set()))
 
     def ops(self, body: tuple[Op | Loop, ...], b: Body) -> None:
+        """Rebuild a body into `b`; carried values that are held transposed have transposed types."""
         for x in body:
             if isinstance(x, Loop):
                 carried = tuple(replace(c, type=c.type.transposed) if self.transposes(c.name) else c for c in x.carried)
@@ -90,6 +91,7 @@ class _Transposition:
                 self.op(x, b)
 
     def op(self, o: Op, b: Body) -> None:
+        """Rebuild an op into `b`: (A B)^T = B^T A^T for products, rows and columns swapped for the others."""
         def put(*args: str, **attrs: Any) -> None:
             b.op(o.kind, *args, name=o.out, line=o.line, **attrs)
 

@@ -59,6 +59,9 @@ def _returns(k: Kernel, device: Cores) -> bool:
 
 
 def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, list[Tensor]]:
+    """The first variant of a kernel that fits: most lanes first, then with prefetch, then most cached masks. With the
+    workspaces that it adds.
+    """
     home = device.home[device.agents[0]]
     roomy = replace(device, spaces={**device.spaces, home: int(device.spaces[home] * ROOM)})
     most = s.lanes if k.grid == "chunks" and _returns(k, device) else 1

@@ -34,6 +34,7 @@ def _heads(k: Kernel, device: Device) -> Kernel:
 
 
 def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
+    """The kernel with a layout for each buffer that a helper addresses, that agents hand over, or whose rows are summed."""
     home = {o.out: o.buffer for o in walk(k.body)}
     fixed = {b for o in walk(k.body) if over(o, device) for b in (o.buffer, home[o.args[0]])}
     crossing = _crossing(k, home, device) if k.agents else set()

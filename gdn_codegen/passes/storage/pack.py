@@ -74,6 +74,7 @@ def _with_copies(k: Kernel, device: Cores) -> Kernel:
     """A carried value whose old form is still read after the new one exists, or that starts as another value that lives
     on, is copied at the end of the loop, or before it."""
     def each(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """The body, in which a carried value is copied where its successor cannot take its place."""
         out: list[Stmt] = []
         for s in body:
             if not isinstance(s, Loop):
@@ -138,6 +139,7 @@ class _Place:
 
 
 class _Kernel:
+    """Where each value of a kernel lies: its space, its shape on one core, its bytes, and from when to when."""
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Cores) -> None:
         self.p, self.k, self.s, self.device = p, k, s, device
         self.sizes = {**p.sizes, **k.sizes}
@@ -162,6 +164,7 @@ class _Kernel:
         return ScheduleError(f"{self.p.name}, kernel {self.k.name} on {self.device.name}: {text}")
 
     def run(self) -> Kernel:
+        """The kernel with a buffer, at a byte offset, for each value. ScheduleError where a space is too small."""
         self.lifetimes(self.k.body)
         self.nexts = {c.next: c.name for lp in loops(self.k.body) for c in lp.carried}
         self.nexts |= {self.defs[n].args[0]: c for n, c in self.nexts.items() if n in self.defs and self.defs[n].kind == "valid"}
@@ -175,6 +178,7 @@ class _Kernel:
 
     # --- lifetimes -----------------------------------------------------------------------------------------------
     def lifetimes(self, body: tuple[Stmt, ...], depth: int = 0) -> None:
+        """Number the statements, and note for each value the first and last at which it must be held."""
         for s in body:
             if isinstance(s, Loop):
                 for c in s.carried:
@@ -212,6 +216,9 @@ class _Kernel:
 
     # --- buffers -------------------------------------------------------------------------------------------------
     def buffers(self, body: tuple[Stmt, ...]) -> None:
+        """Give each value a place: of its own, or that of a value that it overwrites. Carried values keep theirs through the
+        loop.
+        """
         for s in body:
             if isinstance(s, Loop):
                 for c in s.carried:
@@ -239,6 +246,7 @@ class _Kernel:
             kind |= {c.name} if c.init in kind else set()
 
     def op(self, o: Op) -> None:
+        """Give an op's value a place, and its scratch space where it needs some."""
         if not o.out or self.view(o):
             return
         x = o.args[0] if o.args else ""
@@ -285,6 +293,10 @@ class _Kernel:
         return self.device.product if o.kind == "matmul" else self.device.home[o.agent]
 
     def shape(self, o: Op) -> tuple[int, ...]:
+        """The shape of a value on one core, in elements: its rows of a tile, a vector spread to blocks or its part of one.
+
+        ScheduleError where rows do not divide among cores, or are not whole blocks of `Device.align` bytes.
+        """
         t: Tile = self.type[o.out]
         shape, parts = t.shape(self.sizes), self.device.copies[o.agent]
         if o.kind == "move" and o.attr("transposed"):
@@ -344,6 +356,7 @@ def _slots(places: list[_Place], size: int, slots: int) -> bool:
 
 
 def _round_robin(places: list[_Place], size: int, align: int) -> bool:
+    """Place buffers one after another around the space; whether all found room. Neighbours in time then do not share bytes."""
     done: list[_Place] = []
     cursor = 0
     for x in places:

@@ -43,6 +43,7 @@ def with_buffers(body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, .
 
 
 class _Kernel:
+    """Which values of a kernel have a buffer, in which space, and which of them share it."""
     def __init__(self, p: Program, k: Kernel, device: Device) -> None:
         self.p, self.k, self.device = p, k, device
         self.sizes = {**p.sizes, **k.sizes}
@@ -59,6 +60,7 @@ class _Kernel:
         self.carried |= {o.args[1] for o in self.ops if o.kind == "load" and o.args[1:] and o.out in self.carried}
 
     def run(self) -> Kernel:
+        """The kernel with buffers: one for each value that needs storage, shared where a value may overwrite another."""
         owner = {o.out: o.out for o in self.ops if o.out and self.stored(o)}
         for lp in loops(self.k.body):
             for c in lp.carried:
@@ -108,6 +110,7 @@ class _Kernel:
         return made | {a for o in self.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
 
     def space(self, value: str) -> str:
+        """The memory space of a value, by the device's choice for its kind."""
         o, d, t = self.defs.get(value), self.device, self.type[value]
         if t.rank == 0:
             return d.number
@@ -136,6 +139,9 @@ class _Kernel:
                    for a in o.args)
 
     def share_accumulators(self, owner: dict[str, str]) -> None:
+        """Let a product write over its accumulator where nobody reads that afterwards. owner: value -> the value whose buffer
+        it has.
+        """
         order = {o: n for n, o in enumerate(self.ops)}
         for o in self.ops:
             if o.kind != "matmul" or len(o.args) < 3 or o.out not in owner:

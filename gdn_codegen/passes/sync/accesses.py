@@ -53,6 +53,7 @@ class Access:
         return replace(self, low=self.low + shift, high=self.high + shift)
 
     def meets(self, other: Access) -> bool:
+        """Whether the two touch a common byte, and one of them writes it."""
         return self.space == other.space and self.low < other.high and other.low < self.high \
             and (self.write or other.write)
 
@@ -135,6 +136,7 @@ def trace(k: Kernel, trips: dict[str, list[int]]) -> Iterator[Step]:
     counts: Counts = {}
 
     def each(body: tuple[Stmt, ...], path: Path, iteration: Iteration) -> Iterator[Step]:
+        """The steps of a body, loops entered."""
         nonlocal counts
         for i, s in enumerate(body):
             if isinstance(s, Loop):
@@ -164,6 +166,7 @@ class Clocks:
         self.boss = [self.number[a, device.issuer] for a, _ in names]
 
     def learn(self, pipe: int, what: list[int]) -> None:
+        """Let the next op of `pipe` rely on what is complete according to `what`."""
         mine = self.known[pipe]
         for i, n in enumerate(what):
             if n > mine[i]:
@@ -190,6 +193,7 @@ class Clocks:
         return out
 
     def barrier(self, pipe: int) -> None:
+        """Let the next op of `pipe` rely on all ops of the pipe so far."""
         self.known[pipe][pipe] = self.issued[pipe]
 
     def drain(self, agent: str) -> None:

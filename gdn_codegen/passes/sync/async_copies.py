@@ -30,6 +30,9 @@ class _Arrive:
         self.coming: set[str] = set()  # buffers
 
     def body(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """The body: loads that copy asynchronously are marked, and one wait stands before the first op that touches their
+        buffers.
+        """
         out: list[Stmt] = []
 
         def wait() -> None:

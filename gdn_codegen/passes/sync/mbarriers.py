@@ -20,7 +20,7 @@ from ...ir.core import Buffer, Kernel, Loop, Op, Program, loops, map_loops
 from ...ir.ops import OWN_PART
 from ...prove.happens_before import RaceError
 from ...prove.rings import BARRIER, by_threads, by_units, check_ring, reads
-from ..agents.warp_groups import INVERSE, leads
+from ..agents.roles import INVERSE, leads
 from ..common import walks
 from ..stage import takes
 
@@ -28,10 +28,21 @@ from ..stage import takes
 @takes("placed", gives="synchronised")
 def mbarriers(p: Program, device: Groups) -> Program:
     """`p` with waits, signals and fences."""
-    return p.map_kernels(lambda k: _needed(p, _kernel(p, k, device), device) if walks(p, k) else k)
+    return p.map_kernels(lambda k: _needed(p, _derived(p, k, device), device) if walks(p, k) else k)
 
 
-def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
+def _derived(p: Program, k: Kernel, device: Groups) -> Kernel:
+    """The kernel with all barriers. Rings share them, unless an agent then waits for what it would write later itself."""
+    shared = _kernel(p, k, device, share=True)
+    try:
+        check_ring(p, shared, device)
+        return shared
+    except RaceError:
+        return _kernel(p, k, device, share=False)
+
+
+def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
+    """The kernel with a pair of barriers for each ring, or for all with the same agents and slots if they share them."""
     (loop,) = loops(k.body)
     ops = [o for o in loop.body if isinstance(o, Op)]
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
@@ -48,7 +59,8 @@ def _kernel(p: Program, k: Kernel, device: Groups) -> Kernel:
         if o.buffer in slots:
             readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read(r))) for x in (o, final[o.buffer]))
             first = o is given[o.buffer]
-            groups.setdefault((o.agent, readers, last if first else (), slots[o.buffer], o.out in early), []).append(o)
+            alone = () if share else (o.out,)
+            groups.setdefault((o.agent, readers, last if first else (), slots[o.buffer], o.out in early, *alone), []).append(o)
         if o.attr("asynchronous"):
             drained[o] = next(r for r in ops if o.out in read(r))
             before.setdefault(drained[o], []).append(_sync("drain", o.agent, **_own([o])))

@@ -274,6 +274,9 @@ class _Derive:
         return latest
 
     def add(self, r: _Record, step: Step, i: int) -> None:
+        """Add what orders the op of `r` before `step` on pipe i: a barrier within an unordered pipe, else a signal and a wait
+        in the innermost body that holds both.
+        """
         c = self.clocks
         if r.pipe == i:
             self.parted.add(step.path)
@@ -376,6 +379,7 @@ class _Derive:
         return Op(kind, "", (), tuple(sorted(attrs.items())), agent=(src if kind == "signal" else dst)[0])
 
     def insert(self, body: tuple[Stmt, ...], path: Path) -> tuple[Stmt, ...]:
+        """The body with signals, waits and barriers as ops. path: of the body."""
         out: list[Stmt] = []
         for i, s in enumerate(body):
             at = (*path, i)

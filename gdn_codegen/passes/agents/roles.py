@@ -1,0 +1,107 @@
+"""roles: what each op of a walk is for, from the graph alone (schedule/agents.py has the list).
+
+- An op that reads a carried value, or what depends on one, has the role "state" where it leads to a next carried value or reads
+  the present one itself; else "output". Casts and stores of the first have its role: tiles cross agents in 16 bit.
+- A tile with the rows of the carried value goes with the state where one warp group does not hold it. So does what is computed
+  from it.
+- A product that another product accumulates onto has the role of that one, where that depends on the state.
+- A tile in float32 that depends on no state, and that only the state's agents read, is computed there, too.
+"""
+from __future__ import annotations
+
+from ...ir.core import Kernel, Loop, Op, Program, loops, walk
+from ...ir.ops import OPS
+from ..storage.place import VIEWS
+
+INVERSE = "diag_inverse"
+STATES = ("state", "output")
+
+
+def leads(ops: list[Op], kind: str) -> set[str]:
+    """The values that lead to an op of that kind."""
+    out: set[str] = set()
+    for o in reversed(ops):
+        if o.kind == kind or o.out in out:
+            out |= set(o.args)
+    return out
+
+
+def is_transposed(o: Op | None) -> bool:
+    """Whether `o` loads a tile that is read transposed."""
+    return o is not None and o.kind == "load" and bool(o.attr("transposed"))
+
+
+class Roles:
+    """The roles of a kernel that walks the chunks. rows: of a tile that one warp group holds.
+
+    of: each op's role; readers make views (columns, rows, masks, casts of transposed loads) each for itself, so these have none.
+    first: values that lead to the next carried one, or read the present one.
+    """
+
+    def __init__(self, p: Program, k: Kernel, rows: int) -> None:
+        self.p, self.sizes, self.rows = p, {**p.sizes, **k.sizes}, rows
+        self.loop: Loop = next(loops(k.body))
+        self.inside = list(walk(self.loop.body))
+        self.defs = {o.out: o for o in self.inside if o.out}
+        self.first = self._first()
+        self.of = self._roles()
+
+    def view(self, o: Op) -> bool:
+        """Whether each reader of `o` makes its own."""
+        return o.kind in VIEWS or (o.kind == "cast" and is_transposed(self.defs.get(o.args[0])))
+
+    def tall(self, o: Op) -> bool:
+        """Whether `o` computes a tile with the rows of a carried value, which are more than one warp group holds."""
+        if not o.out or o.kind == "load" or self.view(o) or o.type is None or o.type.rank != 2:
+            return False
+        carried = {c.type.dims[0] for c in self.loop.carried if c.type.rank == 2}
+        return o.type.dims[0] in carried and o.type.shape(self.sizes)[0] > self.rows
+
+    def _first(self) -> set[str]:
+        first = {c.next for c in self.loop.carried}
+        first |= {o.out for o in self.inside if o.out and set(o.args) & {c.name for c in self.loop.carried}}
+        for o in reversed(self.inside):
+            if o.out in first:
+                first |= set(o.args)
+        return first
+
+    def _roles(self) -> dict[Op, str]:
+        """The role of each op in the loop, from what it depends on: carried values, an inverse, or neither."""
+        depends = {c.name for c in self.loop.carried}
+        solved: set[str] = set()
+        sums: dict[str, Op] = {}  # accumulator -> the product onto it
+        for o in self.inside:
+            if depends & set(o.args) or self.tall(o):
+                depends.add(o.out)
+            elif o.kind == INVERSE or solved & set(o.args):
+                solved.add(o.out)
+            if o.kind == "matmul" and len(o.args) == 3:
+                sums[o.args[2]] = o
+        out: dict[Op, str] = {}
+        for o in reversed(self.inside):
+            if self.view(o):
+                continue
+            onto = out.get(sums[o.out], "") if o.kind == "matmul" and o.out in sums else ""
+            if o.kind == "load":
+                out[o] = "load"
+            elif o.kind == "store" and self.p.tensor(o.attr("tensor")).index == "token":
+                out[o] = "store"
+            elif set(o.args) & depends or self.tall(o):
+                leads_on = o.out in self.first or (o.kind in ("cast", "store") and set(o.args) <= self.first)
+                out[o] = "state" if leads_on else "output"
+            elif onto in STATES:
+                out[o] = onto
+            else:
+                out[o] = self._without_state(o, o.out in solved, out)
+        return out
+
+    def _without_state(self, o: Op, solved: bool, known: dict[Op, str]) -> str:
+        """The role of what depends on no carried value; `known`: the roles of what comes after."""
+        if o.kind == INVERSE:
+            return "inverse"
+        wide = o.type is not None and o.type.rank == 2 and 1 not in o.type.dims and o.type.dtype == "float32"
+        if wide and (OPS[o.kind].elementwise or o.kind == "matmul"):
+            readers = {known[r] for r in self.inside if o.out in r.args and r in known}
+            if readers and readers <= {*STATES}:
+                return "state" if "state" in readers else "output"
+        return "solved" if solved else "rest"

@@ -1,0 +1,102 @@
+"""roles: the values that a schedule's groups mean by their roles.
+
+A role is a property of the graph, so that a schedule that speaks of roles serves any page. What callers get is `output` or
+`state` and nothing else. Of all other values on which an output or a state depends:
+- gate: an input of one number a token, as the page reads it;
+- gate_sum: a running sum;
+- system: what is inverted, the x of (I + x)^-1;
+- inverse: such an inverse in the form in which products read it, so scaled or without its diagonal where the schedule's form
+  has it so;
+- weight, offset: products of an inverse that depend on no state, read by what does; a weight multiplies a state;
+- solution: what products of an inverse add up to, where it depends on a state.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.core import Op, Program, types, uses
+from ...ir.ops import OPS
+from ...schedule.schedule import ROLES, Schedule
+
+
+def with_names(p: Program, s: Schedule) -> tuple[Schedule, set[str]]:
+    """`s` with values of `p`, a traced program in the form of `s`, in place of roles, and the values that came so. A value stands
+    where a group names it, else in the first group that has a role of it. Groups in which nothing is left drop out."""
+    found, taken = roles(p), {n for g in s.kernels for n in g if not n.startswith("@")}
+    came: set[str] = set()
+    groups: list[tuple[str, ...]] = []
+    for g in s.kernels:
+        group: list[str] = []
+        for word in g:
+            new = [n for n in found[word[1:]] if n not in taken | came] if word.startswith("@") else []
+            came |= set(new)
+            group += new if word.startswith("@") else [word]
+        groups.append(tuple(group))
+    return replace(s, kernels=tuple(g for g in groups if g)), came
+
+
+def roles(p: Program) -> dict[str, tuple[str, ...]]:
+    """The values of a traced program by role, in the order of their definition."""
+    return _Roles(p).of()
+
+
+class _Roles:
+    """The graph of a walk's values: which wait for a state, and which lead to what callers get."""
+    def __init__(self, p: Program) -> None:
+        self.p, loop = p, p.walk
+        self.ops = [o for o in loop.body if isinstance(o, Op)]
+        self.defs, self.type, self.count = {o.out: o for o in self.ops if o.out}, types(loop.body), uses(loop.body)
+        self.states = tuple(c.name for c in loop.carried)
+        self.outputs = tuple(o.args[0] for o in self.ops if o.kind == "store"
+                             and p.tensor(o.attr("tensor")).index != "checkpoint")
+        self.type |= {c.name: c.type for c in loop.carried}
+        self.given = {*self.outputs, *(c.next for c in loop.carried)}  # what callers get
+        self.waits = set(self.states)  # for a state
+        self.wanted = set(self.given)
+        for o in self.ops:
+            if self.waits & set(o.args):
+                self.waits.add(o.out)
+        for o in reversed(self.ops):
+            if o.out in self.wanted:
+                self.wanted |= set(o.args)
+
+    def of(self) -> dict[str, tuple[str, ...]]:
+        """The values of each role, in the order of their definition."""
+        inverses = self.inverses()
+        operands = {a for o in self.products(inverses) for a in o.args if a in inverses}
+        free = [o.out for o in self.products(inverses) if o.out not in self.waits
+                and any(o.out in x.args and x.out in self.waits for x in self.ops)]
+        weights = {n for n in free if any(n in x.args and set(x.args) & set(self.states) for x in self.ops
+                                          if x.kind == "matmul")}
+        gates = {t.name for t in self.p.role("input") if t.index == "token" and len(t.dims) == 1}
+        found = {
+            "gate": gates, "gate_sum": {o.out for o in self.ops if o.kind == "cumsum"},
+            "system": {o.args[0] for o in self.ops if o.kind == "unit_lower_inverse" and o.out in self.wanted},
+            "inverse": operands, "weight": weights, "offset": set(free) - weights,
+            "solution": {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits}}
+        own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)
+               for r, names in found.items()}
+        assert {*own, "output", "state"} == set(ROLES)
+        return {**own, "output": self.outputs, "state": self.states}
+
+    def inverses(self) -> set[str]:
+        """Inverses, and tiles of the same dims that are computed from one entry by entry."""
+        out: set[str] = set()
+        for o in self.ops:
+            same = [a for a in o.args if a in out and self.type[a].dims == self.type[o.out].dims] if o.out else []
+            if o.kind == "unit_lower_inverse" or (same and OPS[o.kind].elementwise and o.out not in self.waits):
+                out.add(o.out)
+        return out
+
+    def products(self, inverses: set[str]) -> list[Op]:
+        return [o for o in self.ops if o.kind == "matmul" and o.out in self.wanted and set(o.args) & inverses]
+
+    def grown(self, n: str) -> str:
+        """The sum, or multiple, of a product that nothing reads apart from it."""
+        while self.count.get(n) == 1:
+            reader = next(o for o in self.ops if n in o.args)
+            if reader.kind not in ("add", "sub", "mul", "neg") or reader.out in self.given \
+                    or self.type[reader.out].dims != self.type[n].dims:
+                return n
+            n = reader.out
+        return n

@@ -1,0 +1,118 @@
+"""walk_limits: what warp groups can do, and what shared memory holds.
+
+A kernel that walks the chunks and does not fit is refused before any text is written: by a sentence that names its values, with
+their shapes or bytes, and what fits.
+"""
+from __future__ import annotations
+
+from math import prod
+
+from ...devices import Groups
+from ...ir.core import Buffer, Kernel, Op, Program, loops, types, walk
+from ...schedule.agents import WARPS_OF_GROUP
+from ...schedule.schedule import Schedule, ScheduleError
+from .pack import WIDTH
+
+#: Bytes that divide the strides of what is copied as a tile.
+ROW = 16
+#: Bytes at multiples of which buffers in shared memory begin.
+ALIGN = 1024
+#: Columns of a product: the least, of which others are multiples, and the most.
+LEAST, MOST = 64, 128
+
+
+def moves(o: Op, device: Groups) -> bool:
+    """Whether threads move the value of `o` to shared memory."""
+    return o.kind in ("move", "transpose") and o.attr("space") == device.operand
+
+
+def check_limits(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
+    """Raises ScheduleError where agents of `k`, a placed kernel of `p`, cannot compute or copy one of their values, or where the
+    rings need more shared memory than a block has."""
+    _Limits(p, k, device).check()
+    _room(p, k, s, device)
+
+
+def _error(p: Program, k: Kernel, device: Groups, text: str) -> ScheduleError:
+    return ScheduleError(f"{p.name}, kernel {k.name} on {device.name}: {text}")
+
+
+class _Limits:
+    def __init__(self, p: Program, k: Kernel, device: Groups) -> None:
+        self.p, self.k, self.device = p, k, device
+        self.sizes, self.type = {**p.sizes, **k.sizes}, types(k.body)
+        self.buffers = {b.name: b for b in k.buffers}
+        self.home = {o.out: self.buffers[o.buffer] for o in walk(k.body) if o.buffer}
+        (self.loop,) = loops(k.body)
+        threads = 32 * WARPS_OF_GROUP
+        self.height = {a.name: a.threads // threads * device.rows for a in k.agents if a.threads >= threads}
+
+    def error(self, text: str) -> ScheduleError:
+        return _error(self.p, self.k, self.device, text)
+
+    def check(self) -> None:
+        for o in walk(self.loop.body):
+            if o.kind in ("load", "store"):
+                self.copied(o)
+            elif o.kind == "last" and not (o.args[0] in self.home and self.home[o.args[0]].space == self.device.operand):
+                raise self.error(f"last of {o.args[0]}, which does not lie in shared memory")
+            elif o.kind in ("move", "transpose") and self.type[o.out].rank == 2:
+                self.carried_by_warps(o)
+            elif o.kind == "matmul":
+                self.product(o)
+
+    def copied(self, o: Op) -> None:
+        """A tile that a unit of its own copies between global and shared memory."""
+        t = self.p.tensor(o.attr("tensor"))
+        if o.kind == "load" and t.optional:
+            raise self.error(f"{o.out} would be loaded only where it is given; {o.agent} copies tiles as they lie")
+        size = self.p.shape(t)[-1] * WIDTH[t.dtype]
+        if size % ROW and (o.kind == "load" or t.index == "token"):
+            raise self.error(f"{t.name} has rows of {size} bytes; copies of tiles take multiples of {ROW}: K and V that 8 "
+                             "divides")
+
+    def carried_by_warps(self, o: Op) -> None:
+        """A tile that threads carry between shared memory and fragments."""
+        d = self.device
+        held = self.type[o.args[0] if moves(o, d) else o.out]  # in fragments
+        shape = held.shape(self.sizes)
+        if WIDTH[held.dtype] != 2 or shape != (self.height.get(o.agent), d.rows):
+            can = " or ".join(f"{n} rows with {a}" for a, n in self.height.items())
+            own = any(r.kind == "matmul" and r.agent == o.agent and o.out in r.args for r in walk(self.loop.body))
+            hint = "; form='split' with state='vk' has fewer such moves" if own else ""
+            raise self.error(f"{o.args[0]} would go between shared memory and {o.agent} as {' x '.join(map(str, shape))} "
+                             f"in {held.dtype}; tiles of {d.rows} columns in 16 bit do, of {can}{hint}")
+
+    def product(self, o: Op) -> None:
+        """ScheduleError where the matrix units cannot take a product: its dtype, where its operands lie, or its size."""
+        a, rows = self.type[o.args[0]], self.height[o.agent]
+        if WIDTH[a.dtype] != 2:
+            raise self.error(f"product {o.out} has operands in {a.dtype}; float16 and bfloat16 fit")
+        if self.home[o.args[1]].space != self.device.operand:
+            raise self.error(f"product {o.out} has a second operand, {o.args[1]}, that does not lie in shared memory")
+        m, n = self.home[o.out].shape
+        depth = a.shape(self.sizes)[0 if o.attr("ta") else 1]
+        if m != rows or n % LEAST or n > MOST or depth % LEAST:
+            raise self.error(f"product {o.out} is {m} x {n} over {depth}; {o.agent} takes {rows} rows, and "
+                             "columns and depth that 64 divides: C=64, K and V of 64 or 128")
+
+
+def _room(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
+    """ScheduleError where the rings need more than the device's space; it names the values, their bytes and what would fit."""
+    loaded = {o.buffer for o in walk(k.body) if o.kind == "load"}
+    rings = [b for b in k.buffers if b.space == device.operand]
+
+    def size(b: Buffer, stages: int) -> int:
+        """The bytes of a ring; those of loads have `stages` slots."""
+        return (stages if b.name in loaded else b.slots) * prod(b.shape) * WIDTH[b.dtype]
+
+    def total(stages: int) -> int:
+        return sum(-(-size(b, stages) // ALIGN) * ALIGN for b in rings)
+
+    limit = device.spaces[device.operand]
+    if total(s.stages) <= limit:
+        return
+    sizes = ", ".join(f"{b.name} {size(b, s.stages)}" for b in sorted(rings, key=lambda b: -size(b, s.stages)))
+    fits = next((n for n in range(s.stages - 1, 0, -1) if total(n) <= limit), 0)
+    hint = f"stages={fits} fits" if fits else f"stages=1 needs {total(1)}; let an earlier kernel compute some of them"
+    raise _error(p, k, device, f"{device.operand} has {limit} bytes, {total(s.stages)} are needed: {sizes}; {hint}")

@@ -1,0 +1,112 @@
+"""Which warp group computes which values of a walk, as data. The passes read it, and know no agent by name.
+
+A value has one role, which `passes/agents/roles.py` computes from the graph. An `Assignment` gives each role to an agent. What an
+agent needs and another one computes crosses through shared memory; the passes derive this from the placement.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: The roles of a walk's values, in the order in which an iteration computes them.
+WALK_ROLES = {
+    "load": "what is loaded in the walk",
+    "rest": "what depends on no carried value and on no inverse",
+    "inverse": "inverses",
+    "solved": "what is computed from an inverse, and depends on no carried value",
+    "state": "carried values, and what leads from them to the next ones",
+    "output": "what depends on carried values and leads to no next one",
+    "store": "stores of tokens",
+}
+WARPS_OF_GROUP = 4
+
+
+@dataclass(frozen=True)
+class AgentPlan:
+    """What one agent does, and with what.
+
+    name: an identifier. roles: those of WALK_ROLES that it computes.
+    warps: of 32 threads: 4, 8, ..., of which each four hold 64 rows of a tile; 1 to 3 for an agent that only loads, stores and
+      inverts. 0 is four for each 64 rows of the carried value.
+    registers: of each thread: a multiple of 8 from 24 to 240.
+    slots: of each ring in shared memory that the agent's threads fill. A ring of loads has the schedule's `stages`.
+    """
+
+    name: str
+    roles: tuple[str, ...]
+    warps: int
+    registers: int
+    slots: int = 1
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The agents of a thread block, in the order of their threads. Those of fewer than four warps come last: they share warp
+    groups.
+
+    A kernel whose values have a role that no agent has cannot take this assignment.
+
+    Raises ValueError.
+    """
+
+    name: str
+    agents: tuple[AgentPlan, ...]
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and self.name.isascii() and self.name.isidentifier()):
+            raise ValueError(f"assignment: got the name {self.name!r}; accepted: an identifier")
+        where, names = f"assignment {self.name}", [a.name for a in self.agents]
+        for a in self.agents:
+            if not (a.name.isascii() and a.name.isidentifier()) or names.count(a.name) > 1:
+                raise ValueError(f"{where}: got the agent {a.name!r}; accepted: an identifier, once")
+            if type(a.warps) is not int or not (a.warps in (1, 2, 3) or (a.warps >= 0 and a.warps % WARPS_OF_GROUP == 0)):
+                raise ValueError(f"{where}, agent {a.name}: warps={a.warps!r}; accepted: 0 (four for each 64 rows of the carried "
+                                 "value), 1, 2, 3, or a multiple of 4")
+            if type(a.registers) is not int or a.registers not in range(24, 241, 8):
+                raise ValueError(f"{where}, agent {a.name}: registers={a.registers!r}; accepted: multiples of 8 from 24 to 240")
+            if type(a.slots) is not int or a.slots < 1:
+                raise ValueError(f"{where}, agent {a.name}: slots={a.slots!r}; accepted: whole numbers from 1")
+            few = sorted(set(a.roles) - {"load", "store", "inverse"})
+            if a.warps in (1, 2, 3) and few:
+                raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the roles {', '.join(few)}; accepted: 0, 4, 8, "
+                                 "...: fewer load, store and invert")
+        given = [r for a in self.agents for r in a.roles]
+        wrong = [r for r in given if r not in WALK_ROLES or given.count(r) > 1]
+        if wrong or not {"state", "output"} <= set(given):
+            raise ValueError(f"{where}: got the roles {', '.join(given)}; accepted: each of {', '.join(WALK_ROLES)} "
+                             "once at most, and state and output")
+        small = [a for a in self.agents if a.warps in (1, 2, 3)]
+        if list(self.agents[len(self.agents) - len(small):]) != small or len({a.registers for a in small}) > 1:
+            got = ", ".join(f"{a.name} (warps={a.warps}, registers={a.registers})" for a in self.agents)
+            raise ValueError(f"{where}: got {got}; accepted: agents of fewer than four warps last, with the same registers")
+
+    @property
+    def agent_of(self) -> dict[str, str]:
+        """Each role's agent."""
+        return {r: a.name for a in self.agents for r in a.roles}
+
+
+#: A walk without inverses.
+WALK = Assignment("walk", (
+    AgentPlan("state", ("state", "output"), 0, 192),
+    AgentPlan("aux", ("rest",), 4, 104, slots=2),
+    AgentPlan("loader", ("load",), 1, 24),
+    AgentPlan("store", ("store",), 1, 24)))
+#: A walk with inverses. They run some iterations ahead of the state, so their operands have three slots.
+SOLVING_WALK = Assignment("solving_walk", (
+    AgentPlan("state", ("state", "output", "solved"), 0, 192),
+    AgentPlan("aux", ("rest",), 4, 80, slots=3),
+    AgentPlan("loader", ("load",), 1, 48),
+    AgentPlan("store", ("store",), 1, 48),
+    AgentPlan("solve", ("inverse",), 2, 48)))
+
+#: What `Schedule.agents` may name.
+ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, SOLVING_WALK)}
+#: What a schedule takes that names none: the first that has an agent for each role of a kernel's values.
+DEFAULTS = (WALK, SOLVING_WALK)
+
+
+def register(assignment: Assignment) -> Assignment:
+    """Let schedules name `assignment`; gives it back. ValueError where another one has its name."""
+    if ASSIGNMENTS.setdefault(assignment.name, assignment) != assignment:
+        raise ValueError(f"assignment: got the name {assignment.name!r}, which another one has; accepted: a name that is free")
+    return assignment
