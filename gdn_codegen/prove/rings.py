@@ -45,24 +45,32 @@ def check_ring(p: Program, k: Kernel, device: Groups) -> None:
 
 
 def reads(k: Kernel) -> Callable[[Op], set[str]]:
-    """Of each op of `k`, the values with storage that it reads, itself or through expressions inside it."""
-    defs = {o.out: o for o in walk(k.body) if o.out}
+    """Of each op of `k`, the values with storage that it reads. An op without any is an expression: its reader reads its
+    operands."""
+    under: dict[str, set[str]] = {}
+    for o in walk(k.body):
+        if o.out:
+            under[o.out] = {o.out} if o.buffer else set().union(*(under.get(a, {a}) for a in o.args))
 
-    def leaves(a: str) -> set[str]:
-        o = defs.get(a)
-        return {a} if o is None or o.buffer else {x for y in o.args for x in leaves(y)}
-    known = {a: leaves(a) for o in walk(k.body) for a in o.args}
-    return lambda o: {x for a in o.args for x in known[a]} if o.buffer or not o.out else set()
-
-
-def by_threads(p: Program, o: Op) -> bool:
-    """Whether threads may write what `o` puts into a ring: those of a load fill up a sequence's last chunk."""
-    return o.kind != "load" or p.tensor(o.attr("tensor")).index == "token"
+    def of(o: Op) -> set[str]:
+        computes = o.buffer or not o.out
+        return set().union(*(under.get(a, {a}) for a in o.args)) if computes else set()
+    return of
 
 
-def by_units(p: Program, o: Op) -> bool:
-    """Whether a unit of its own, for products or copies, may read what `o` reads from a ring."""
-    return o.kind == "matmul" or (o.kind == "store" and p.tensor(o.attr("tensor")).index == "token")
+def is_of_tokens(p: Program, o: Op) -> bool:
+    """Whether a load or store moves rows of tokens, of which a sequence's last chunk has fewer."""
+    return p.tensor(o.attr("tensor")).index == "token"
+
+
+def threads_write(p: Program, o: Op) -> bool:
+    """Whether threads write some of what `o` puts into a ring: all but what a unit copies whole."""
+    return not (o.kind == "load" and not is_of_tokens(p, o))
+
+
+def unit_reads(p: Program, o: Op) -> bool:
+    """Whether a unit beside the threads reads what `o` reads from a ring: tensor cores, or the unit that copies tiles."""
+    return is_of_tokens(p, o) if o.kind == "store" else o.kind == "matmul"
 
 
 @dataclass
@@ -215,7 +223,7 @@ class _Check:
             if w is None or w.op.out != value or known[w.pipe] < w.number:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i} without waiting for it")
             maker = c.number[w.op.agent, SHARED]
-            if w.threads and by_units(self.p, o) and not 0 < w.fence <= known[maker]:
+            if w.threads and unit_reads(self.p, o) and not 0 < w.fence <= known[maker]:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; threads of {w.op.agent} "
                                  "wrote it, and no fence stands between")
         c.issue(pipe)
@@ -246,4 +254,4 @@ class _Check:
                                  "with its slot")
         if units is not None:
             shared, number = units, c.issue(units)
-        self.written[slot] = _Write(o, shared, number, by_threads(self.p, o))
+        self.written[slot] = _Write(o, shared, number, threads_write(self.p, o))

@@ -19,10 +19,11 @@ from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Loop, Op, Program, loops, map_loops
 from ...ir.ops import OWN_PART
 from ...prove.happens_before import RaceError
-from ...prove.rings import BARRIER, by_threads, by_units, check_ring, reads
+from ...prove.rings import BARRIER, check_ring
 from ..agents.roles import INVERSE, leads
 from ..common import walks
 from ..stage import takes
+from .ring_accesses import by_threads, by_units, reads
 
 
 @takes("placed", gives="synchronised")

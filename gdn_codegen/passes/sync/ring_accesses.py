@@ -1,0 +1,27 @@
+"""What ops of warp groups read and write in rings, as `mbarriers` sees it. prove/rings.py says the same by itself."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...ir.core import Kernel, Op, Program, walk
+
+
+def reads(k: Kernel) -> Callable[[Op], set[str]]:
+    """Of each op of `k`, the values with storage that it reads, itself or through expressions inside it."""
+    defs = {o.out: o for o in walk(k.body) if o.out}
+
+    def leaves(a: str) -> set[str]:
+        o = defs.get(a)
+        return {a} if o is None or o.buffer else {x for y in o.args for x in leaves(y)}
+    known = {a: leaves(a) for o in walk(k.body) for a in o.args}
+    return lambda o: {x for a in o.args for x in known[a]} if o.buffer or not o.out else set()
+
+
+def by_threads(p: Program, o: Op) -> bool:
+    """Whether threads may write what `o` puts into a ring: those of a load fill up a sequence's last chunk."""
+    return o.kind != "load" or p.tensor(o.attr("tensor")).index == "token"
+
+
+def by_units(p: Program, o: Op) -> bool:
+    """Whether a unit of its own, for products or copies, may read what `o` reads from a ring."""
+    return o.kind == "matmul" or (o.kind == "store" and p.tensor(o.attr("tensor")).index == "token")
