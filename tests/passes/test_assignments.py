@@ -107,8 +107,8 @@ def _unchecked():
 
 @pytest.mark.usefixtures("_unchecked")
 @pytest.mark.parametrize("agents, sizes, message", [
-    ("two", {}, r"agents=two has no agent for Tinv_h \(inverse\); accepted: an assignment with these roles"),
-    ("walk", {}, r"agents=walk has no agent for Tinv_h \(inverse\)"),
+    ("two", {}, r"agents=two has no agent for Tinv_below_f16 \(inverse\); accepted: an assignment with these roles"),
+    ("walk", {}, r"agents=walk has no agent for Tinv_below_f16 \(inverse\)"),
     ("three", {"V": 128}, "product k_kT is 64 x 64 over 64; compute takes 128 rows"),
     ("six", {"V": 128}, "agents=six takes 768 threads and 81920 registers .*state 256 threads of 152 registers, .*; "
                         "a block has 1024 and 65536; v_block=64 has one warp group for the state")])
