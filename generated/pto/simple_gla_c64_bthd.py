@@ -1314,7 +1314,7 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
         _fail("heads", f"H = {key_heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
     if value_heads // key_heads % batched:
         _fail("heads", f"H = {key_heads}, HV = {value_heads}",
-              f"HV a multiple of {batched} H, for this module takes so many value heads together")
+              f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
     for (name, default, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
         if x is None and default is not None:
             continue
@@ -1524,8 +1524,10 @@ def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 
 def _needs_summaries(chunks: int, span: int, most: int) -> bool:
-    """Whether a walk over a part of a sequence of so many chunks may need a summary of those before it. span: chunks of a part.
-    most: a warm-up is at most so many parts long."""
+    """Whether some part of a sequence of `chunks` chunks may need a summary of the parts before it.
+
+    span: chunks of a part. most: the longest warm-up, in parts.
+    """
     return chunks > (most + 1) * span
 
 
@@ -1646,7 +1648,7 @@ class Plan:
 
     def expect_buffers(self, buffers: Sequence[Any]) -> None:
         """Callers' memory for final states and checkpoints. Of each, `as_they_are`: whether it goes to kernels as it is;
-        `state_kin`: what stands for one that nobody wants, and what a made one is like."""
+        `state_kin`: what stands for one that is not wanted, and the kind of one that the call makes."""
         t = self.tables
         lent: list[tuple[str, tuple[int, ...], Any]] = []
         for (name, dims), x in zip(t.final, buffers, strict=False):
@@ -2087,7 +2089,7 @@ class Check:
             self(device, heads)
 
     def heads(self) -> Any:
-        """H and HV to try where nobody says: two value heads a key head, or as many as a kernel takes together."""
+        """H and HV to try where the caller names none: two value heads a key head, or as many as an instance has."""
         if self.tables.heads:
             return tuple(self.tables.heads.values())
         return (2, 2 * max(2, self.tables.heads_together)) if {"H", "HV"} <= {row[1] for row in self.tables.inputs} else (2, 2)

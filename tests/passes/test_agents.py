@@ -36,12 +36,14 @@ def _unchecked():
 CHANGES = {"blocks": {"inverse_block": 16}, "page": {"lanes": 1, "order": "page", "cache_masks": False}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", CHANGES)
 @pytest.mark.parametrize("name", ["staged", "replay"])
 def test_every_wait_of_a_variant_is_needed(name, changes):
     needed(lowered(name, sizes={"C": 32, "K": 16, "V": 32}, **CHANGES[changes]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["gated_delta_rule", "simple_gla"])
 @pytest.mark.parametrize("name", ON_CORES)
 def test_every_wait_and_barrier_is_needed(name, page):
@@ -106,6 +108,7 @@ def test_one_agent_needs_no_waits():
     assert not any(o.kind in ("signal", "barrier") for k in p.kernels for o in walk(k.body))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_CORES)
 def test_ids_are_the_devices(name):
     for k in lowered(name).kernels:
@@ -116,6 +119,7 @@ def test_ids_are_the_devices(name):
 
 
 # --- places ----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("size", [(16, 64, 64), (128, 128, 128)])
 @pytest.mark.parametrize("form", FORMS)

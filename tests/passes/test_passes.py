@@ -30,6 +30,7 @@ def run(p, x, exact=True):
                      {t.name: given[t.name] for t in p.role("input")}, {"scale": x["scale"]}, exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", OWN)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("form, inverse", [*((form, "substitution") for form in FORMS),
@@ -41,6 +42,7 @@ def test_lowered_programs_are_the_recurrence(target, name, form, inverse):
     assert rms_error(got["o"], o) < 1e-11 and rms_error(got["final_state"], S) < 1e-11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [("float16", 1e-3), ("bfloat16", 5e-3), ("float32", 1e-6)])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_rounding_stays_within_bounds(name, dtype, tolerance):

@@ -56,6 +56,7 @@ def test_the_last_entry_of_a_workspaces_vector_is_a_load_of_one_number():
     assert "last" in {o.kind for o in walk(fused.body)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("span", [0, 1, 2])
 @pytest.mark.parametrize("how", [None, "decay", "exact"])
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -40,11 +40,13 @@ def with_attr(o, **attrs):
 
 
 # --- waits -----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("name, prefetch", WALKS)
 def test_every_wait_of_a_walk_ahead_is_needed(name, prefetch):
     needed(lowered(name, sizes=SMALL, prefetch=prefetch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["gated_delta_rule", "simple_gla"])
 @pytest.mark.parametrize("name, changes", [
     ("staged", {"lanes": 1}), ("staged", {"order": "page"}), ("replay", {}), ("fused", {"prefetch": "all"})])
@@ -52,6 +54,7 @@ def test_every_wait_with_two_slots_a_channel_is_needed(name, changes, page):
     needed(lowered(name, page=page, sizes=SMALL, channel_slots=2, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["staged", "fused"])
 def test_every_wait_with_one_tile_in_l0_is_needed(name):
     needed(lowered(name, sizes=SMALL, l0_slots=1))
@@ -117,6 +120,7 @@ def test_halves_that_are_too_small_are_no_error(_unchecked):  # noqa: F811
 
 
 # --- ahead -----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("name, prefetch", WALKS)
 def test_what_is_ahead_has_a_slot_a_turn(name, prefetch):
     p = lowered(name, sizes=SMALL, prefetch=prefetch)

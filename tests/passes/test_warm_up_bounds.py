@@ -53,6 +53,7 @@ def gates(lengths, heads, *per_token, norm=1.0):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
 def test_where_it_reads_less(target):
     for schedule, first in (("fused_walk", "G_beta_F_chunk_least"), ("fused", "F_chunk_least")):

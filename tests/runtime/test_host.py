@@ -303,6 +303,7 @@ def test_another_gpu_becomes_the_current_one_for_the_call(stubbed, monkeypatch):
 
 
 # --- the package's op ------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_op_is_looked_up_once(monkeypatch):
     x = problem([40], 1, 2, 32, 32)
     calls.forget()

@@ -119,7 +119,7 @@ class Values:
         return f"{start} + {self.iteration(loop, ahead, b.slots)} * {prod(b.shape) * WIDTH[b.dtype]}" if loop else start
 
     def iteration(self, loop: str, ahead: int, slots: int) -> str:
-        """The slot that a iteration of a loop takes, or one so many iterations ahead."""
+        """The slot that an iteration of a loop takes, or one so many iterations ahead."""
         count = COUNT[loop]
         return f"{f'({count} + {ahead})' if ahead else count} % {slots}"
 
