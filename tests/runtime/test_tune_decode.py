@@ -132,6 +132,23 @@ def test_a_candidate_is_held_against_float64(target, monkeypatch):
     assert meter.time(b, tune_decode.CHECKED) == {"ms": 0.25}
 
 
+@pytest.mark.parametrize("target", [t for t in ("triton", "tilelang") if runs(t, "cpu")])
+def test_a_candidate_that_is_off_on_keys_that_are_alike_is_dropped(target, monkeypatch):
+    """Its step is right on other keys."""
+    b = Build(target, contract=tune_decode.CONTRACTS[0], schedule=varied("fused", v_block=16, state="vk"), **SMALL)
+    monkeypatch.setattr(tune_decode, "CHECKED", Shape("2 x 3, 1/2", (3,) * 2, 1, 2))
+    monkeypatch.setattr(tune_decode, "ALIKE", Shape("1 x 16, 1/2", (16,), 1, 2))
+    call = tune_decode.call
+
+    def worse(b, x, pool):
+        k = x.given["k"].float()
+        near = (k - k[:, :1]).norm() < 0.5 * k.norm()
+        return tuple(t * (1.1 if near else 1) for t in call(b, x, pool))
+    monkeypatch.setattr(tune_decode, "call", worse)
+    assert tune_decode.Steps(1, "cpu").wrong(b).startswith("off by")
+    assert tune_decode.Steps(1, "cpu").wrong(b).endswith("on keys that are alike")
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 def test_what_means_nothing_with_decode_is_refused(tmp_path, capsys):
     shapes = tmp_path / "shapes.json"

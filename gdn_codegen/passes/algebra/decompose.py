@@ -31,16 +31,15 @@ from ..storage.pack import WIDTH
 
 @takes("typed", gives="decomposed")
 def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int = 0, block: int = 0) -> Program:
-    """Expand the ops named above; products of the inverse take operands in `s.inverse_dtype`. solves, whole: the device's."""
-    operand = dtype if s.inverse_dtype == "input" else "float32"
+    """Expand the ops named above; products of the inverse take operands in `dtype`, that of q. solves, whole: the device's."""
     size = p.sizes["C"]
     how = "doubling" if s.inverse == "substitution" and not solves else s.inverse
 
     def rule(o: Op, b: Body, count: dict[str, int]) -> str | None:
         if o.kind == "unit_lower_inverse":
-            inverse = _Inverse(o, b, operand)
+            inverse = _Inverse(o, b, dtype)
             if how == "substitution":
-                alone = size == whole and WIDTH[operand] == 2 and count[o.args[0]] == 1  # it overwrites its operand
+                alone = size == whole and WIDTH[dtype] == 2 and count[o.args[0]] == 1  # it overwrites its operand
                 return inverse.by_substitution(whole if alone else solves, size)
             return inverse.by_blocks(block) if block and size == 2 * block else inverse.by_doubling(size)
         made = OPS[o.kind].decompose
