@@ -395,8 +395,8 @@ def _prelude(cpu):
 
     @T.macro
     def warm_up_length(totals, slot, head, chunks, most, bound):
-        """How many of the last of so many chunks, which begin at `slot`, it takes for the sum of their totals to be -bound or
-        less; all of them where none do; -1 where that is more than `most`."""
+        """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
+        is more than `most`. The chunks begin at `slot`."""
         # variables, since expressions would be repeated, divisions and all
         every = T.alloc_var(T.int32, init=chunks)
         limit = T.alloc_var(T.int32, init=T.min(chunks, most))
@@ -1467,8 +1467,8 @@ _compiling = threading.Lock()
 
 
 def library(name, arch):
-    """The file of a kernel that was compiled ahead for an architecture (gdn_codegen build --compile). It lies beside this
-    module, and its name says from which text and by what it was made."""
+    """The file of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module. Its
+    name is a hash of the module's text, the compilers' versions and the machine."""
     with open(__file__, "rb") as f:
         made = hashlib.sha256(f.read() + f"{tilelang.__version__} {tvm_ffi.__version__} {platform.machine()}".encode())
     return os.path.join(os.path.splitext(__file__)[0] + ".kernels", f"{name}_{arch}_{made.hexdigest()[:16]}.so")
@@ -1483,8 +1483,8 @@ def _compiled(name, arch):
 
 @contextlib.contextmanager
 def _in_turn(name, arch):
-    """Of processes that start together one compiles, and the others find in TileLang's cache what it left there. Without such a
-    cache, or where no lock can be held, each compiles for itself."""
+    """Hold a lock, so that of several processes one compiles and the others find the result in TileLang's cache. Without that
+    cache, or where no lock can be taken, each process compiles."""
     folder = os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
     with contextlib.ExitStack() as held:
         if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() not in ("1", "true", "yes", "on"):

@@ -911,8 +911,8 @@ _compiling = threading.Lock()
 
 
 def library(name, arch):
-    """The file of a kernel that was compiled ahead for an architecture (gdn_codegen build --compile). It lies beside this
-    module, and its name says from which text and by what it was made."""
+    """The file of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module. Its
+    name is a hash of the module's text, the compilers' versions and the machine."""
     with open(__file__, "rb") as f:
         made = hashlib.sha256(f.read() + f"{tilelang.__version__} {tvm_ffi.__version__} {platform.machine()}".encode())
     return os.path.join(os.path.splitext(__file__)[0] + ".kernels", f"{name}_{arch}_{made.hexdigest()[:16]}.so")
@@ -927,8 +927,8 @@ def _compiled(name, arch):
 
 @contextlib.contextmanager
 def _in_turn(name, arch):
-    """Of processes that start together one compiles, and the others find in TileLang's cache what it left there. Without such a
-    cache, or where no lock can be held, each compiles for itself."""
+    """Hold a lock, so that of several processes one compiles and the others find the result in TileLang's cache. Without that
+    cache, or where no lock can be taken, each process compiles."""
     folder = os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
     with contextlib.ExitStack() as held:
         if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() not in ("1", "true", "yes", "on"):

@@ -26,7 +26,7 @@ def test_agents_follow_the_data():
 
 
 def test_who_reads_a_tile_transposed_turns_it():
-    """v comes as it lies; `state`, whose tiles lie transposed, takes it into a fragment and widens it there."""
+    """v is loaded untransposed; the state's agent, whose tiles are transposed, moves it to a fragment and widens it there."""
     k, ops = walker(lowered()), inside(lowered())
     made = {o.out: o for o in ops if o.out}
     space = {b.name: b.space for b in k.buffers}

@@ -1,4 +1,4 @@
-"""masks: a mask around a product and one in its exponential are one, where nobody else reads that."""
+"""masks: a mask around a product and one in its exponential become one, if no other op reads the exponential."""
 import pytest
 import torch
 from reference import expected, problem, rms_error

@@ -39,7 +39,7 @@ def test_every_wait_arrival_fence_and_drain_is_needed(plan):
 
 
 def test_what_the_rest_orders_has_no_barrier():
-    """The loader waits once a turn: what frees k came after all else that the turn loaded."""
+    """The loader waits once an iteration, as k is freed after all else that the iteration loaded."""
     ops = inside(lowered())
     assert [o.attr("channel") for o in ops if o.kind == "wait" and o.agent == "loader"] == ["k_free"]
     assert [o.agent for o in ops if o.kind == "signal" and o.attr("channel") == "k_free"] == ["state"]
