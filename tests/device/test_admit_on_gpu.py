@@ -37,8 +37,8 @@ BROKEN = {
     # aux reads gates at once, and they are what it is loaded last; a wait for what it computes of them is often over by itself
     "a wait for gates": ("walk", r"^ +T\.barrier_wait\(G_ready.*\n", ""),
     # it comes after the copy: left out, the warp that stores would be through before o is, and the next wait never end
-    "a wait for o to be stored": ("walk", r"^( +T\.barrier_wait\(o_f16_shared_ready.*\n)((?:.*\n)*?)(?= +T\.barrier_arrive\(o_f16_shared_free)",
-                                  r"\2\1"),
+    "a wait for o to be stored": ("walk", r"^( +T\.barrier_wait\(o_f16_shared_ready.*\n)((?:.*\n)*?)"
+                                          r"(?= +T\.barrier_arrive\(o_f16_shared_free)", r"\2\1"),
     "a stride": ("walk", r"final_state_out\[n, hv, j, i\]", "final_state_out[n, hv, i, j]"),
     "a slot of a ring": ("walk", r"(v_minus_exp_G_k_S_f16,\s+Tinv_below)\[chunk % 2, :, :\]", r"\1[0, :, :]"),
     "a mask": ("walk", r"T\.if_then_else\(i >= j, (G_col\[i\] - G_row\[j\]), -T\.infinity\(T\.float32\)\)", r"\1"),
