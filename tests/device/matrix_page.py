@@ -79,7 +79,9 @@ def _left(result: dict[str, Any]) -> str:
     """What of the draw was not run, in a line."""
     if result["not_run"]:
         return f"- not run when time was up: {len(result['not_run'])} calls or more, from {result['not_run'][0]} on"
-    return f"- ended after {result['asked']} builds, as asked: the rest of the draw was not run" if result["asked"] else "- all was run"
+    if result["asked"]:
+        return f"- ended after {result['asked']} builds, as asked: the rest of the draw was not run"
+    return "- all was run"
 
 
 def page(result: dict[str, Any]) -> str:

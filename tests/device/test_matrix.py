@@ -137,8 +137,8 @@ def test_the_page_names_failures_and_how_to_repeat_them():
     call = lambda n, status, why="": {"target": "triton", "n": n, "call": 0, "seed": 1, "row": {**ROW, "alike": 0.0},
                                       "status": status, "why": why, "build": "triton_gdn", "seconds": 1.0}
     result = {"commit": "abc", "date": "2026-01-01", "device": "a GPU", "versions": {"torch": "2"}, "seed": 5, "on": "cuda",
-              "admission": True,
-              "seconds": 9, "workers": 2, "builds": 3, "pairs": {"triton": (5, 7)}, "not_run": ["triton:9.0"], "asked": 0, "calls": [
+              "admission": True, "asked": 0, "seconds": 9, "workers": 2, "builds": 3, "pairs": {"triton": (5, 7)},
+              "not_run": ["triton:9.0"], "calls": [
                   call(0, "ok"), call(1, "wrong", "('o', 0.5, 0.01)"),
                   call(2, "refused", "ValueError: K: got 3; accepted: 4 \u2713"), call(3, "error", "RuntimeError: CUDA error")]}
     text = page(result)
