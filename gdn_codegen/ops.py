@@ -18,12 +18,15 @@ State = Tensor | None
 
 def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: dict[str, Any], decode: bool = False,
           few: bool = False) -> tuple[Any, ...]:
-    """o and the final state, and the checkpoints where they were asked for. t, x: Tensors and Options, as tuples, which are made
-    in a tenth of the time. few: no more tokens than a decoding step has."""
+    """o, the final state, and the checkpoints if the call has some.
+
+    t, x: Tensors and Options, as plain tuples, which take a tenth of the time to make. others: keywords of other libraries.
+    decode: take the kernel for decoding steps. few: refuse more tokens than such a step has.
+    """
     if others:
         t, x = spelled(Tensors(*t), Options(*x), others, -1 if few else DECODE_CHUNK if decode else 0)
     scale = None if scale is None else number("scale", scale)
-    # classes of tensors that have their own way with ops, as fake ones, and whoever traces get an op
+    # tensors of classes that dispatch ops themselves, as fake ones, and tracers get a torch op
     if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
         results = eager(t, x, scale, decode, few)
         if results is not None:
@@ -146,7 +149,7 @@ def fused_recurrent_gated_delta_rule(
     others = dict(kwargs, gk=gk, gv=gv)
     for name, said, form in (("use_gate_in_kernel", use_gate_in_kernel, "gate"),
                              ("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel, "beta_form")):
-        if said is not False or form not in kwargs:  # its own word says more than a flag that nobody set
+        if said is not False or form not in kwargs:  # our own keyword wins over a flag that was not set
             others[name] = said
     t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
     x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})

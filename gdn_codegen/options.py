@@ -1,4 +1,4 @@
-"""The command line's options: the parser, what words of it mean, and which of them mean nothing."""
+"""The command line's options: the parser, what their values mean, and which options are refused beside others."""
 from __future__ import annotations
 
 import argparse
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 ASKED = "asked for"
 #: Tokens of a chunk where a schedule is named and nothing said of it.
 CHUNK = 64
-#: How the default is told where no schedule is named, either.
+#: How help describes the default where no schedule is named either.
 OPEN = f"{CHUNK} with --schedule, else as the op chooses"
 
 #: Numbers that an option may not be below.
 LEAST = {"tokens": 1, "value_heads": 1, "blocks": 1, "runs": 1, "budget": 0, "memory": 0}
-#: What `bench` takes where nothing is said: None tells that, so that an option is refused where it means nothing.
+#: Defaults of `bench`. The parser gives None for an option that is absent, so that one that would be ignored can be refused.
 BENCH: dict[str, Any] = {"heads": "16", "tokens": 2048, "blocks": 24, "seed": 0, "runs": 15, "gates": "layer"}
 #: Ways of `bench`, and the options of some of them alone.
 WAYS = {"pto": "with --target pto", "gpu": "with times on a GPU", "errors": "with --errors"}
 MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "interpret": ("errors",), "plot": ("pto", "gpu"),
          "detail": ("pto", "gpu"), **dict.fromkeys(("seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
-#: Forms that an input of the package's pages may come in; on a page of one's own, any that its dims take.
+#: The forms in which inputs of the package's pages may come. An input of your own page may have any form that suits its dims.
 COMES = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw"), "beta": ("sigmoid", "twice_sigmoid")}
 #: Of `tune`: seconds, bytes and runs of measurements.
 TUNE = {"budget": None, "memory": 8.0, "runs": 15}

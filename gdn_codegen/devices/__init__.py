@@ -8,7 +8,7 @@ from .part_cost import PartCost
 
 @dataclass(frozen=True)
 class Device:
-    """spaces: bytes of each memory space, 0 where a compiler manages it.
+    """A device, for passes. spaces: bytes of each memory space, 0 where a compiler manages it.
 
     The next fields name the space in which `place` puts a value: an operand of a product, a product's result, what was
     loaded, a vector, another tile, a number. agents: who can run ops; the first also runs what no rule assigns.

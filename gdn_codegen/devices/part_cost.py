@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 
 def of_chunks(cost: PartCost, tokens: int) -> PartCost:
-    """`cost`, which is for chunks of 64 tokens, for chunks of so many."""
+    """`cost`, which is for chunks of 64 tokens, converted to chunks of `tokens`."""
     ratio = tokens / 64
     return replace(cost, chunk_us=round(cost.chunk_us * ratio, 3), summary_us=round(cost.summary_us * ratio, 3),
                    warm_up_chunks=round(cost.warm_up_chunks / ratio, 3),

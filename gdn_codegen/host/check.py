@@ -76,7 +76,7 @@ class Check:
             self(device, heads)
 
     def heads(self) -> Any:
-        """H and HV to try where nobody says: two value heads a key head, or as many as a kernel takes together."""
+        """H and HV to try where the caller names none: two value heads a key head, or as many as an instance has."""
         if self.tables.heads:
             return tuple(self.tables.heads.values())
         return (2, 2 * max(2, self.tables.heads_together)) if {"H", "HV"} <= {row[1] for row in self.tables.inputs} else (2, 2)

@@ -9,8 +9,10 @@ from ..devices.part_cost import PartCost
 
 # --- copied from here on ---
 def _needs_summaries(chunks: int, span: int, most: int) -> bool:
-    """Whether a walk over a part of a sequence of so many chunks may need a summary of those before it. span: chunks of a part.
-    most: a warm-up is at most so many parts long."""
+    """Whether some part of a sequence of `chunks` chunks may need a summary of the parts before it.
+
+    span: chunks of a part. most: the longest warm-up, in parts.
+    """
     return chunks > (most + 1) * span
 
 

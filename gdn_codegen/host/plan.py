@@ -122,7 +122,7 @@ class Plan:
 
     def expect_buffers(self, buffers: Sequence[Any]) -> None:
         """Callers' memory for final states and checkpoints. Of each, `as_they_are`: whether it goes to kernels as it is;
-        `state_kin`: what stands for one that nobody wants, and what a made one is like."""
+        `state_kin`: what stands for one that is not wanted, and the kind of one that the call makes."""
         t = self.tables
         lent: list[tuple[str, tuple[int, ...], Any]] = []
         for (name, dims), x in zip(t.final, buffers, strict=False):

@@ -62,7 +62,7 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
         _fail("heads", f"H = {key_heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
     if value_heads // key_heads % batched:
         _fail("heads", f"H = {key_heads}, HV = {value_heads}",
-              f"HV a multiple of {batched} H, for this module takes so many value heads together")
+              f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
     for (name, default, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
         if x is None and default is not None:
             continue

@@ -1,4 +1,4 @@
-"""Where generated modules and compiled objects lie: content-hashed, safe under several processes and kills."""
+"""The cache of generated modules and compiled objects: named by hashes of content, safe for several processes and kills."""
 from __future__ import annotations
 
 import contextlib
@@ -163,7 +163,7 @@ def made(path: Path, make: Callable[[Path], object]) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left: folders in which something was made, whose lock nobody holds, and half-written files."""
+    """Remove what killed processes left: folders of artefacts that no process is making any more, and half-written files."""
     for x in folder.glob(MAKING + "*"):
         of = folder / x.name.removeprefix(MAKING)
         with lock(of, wait=False) as held:

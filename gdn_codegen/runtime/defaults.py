@@ -14,7 +14,7 @@ KNOWN = {"sm_90": "sm_90a", "sm_90a": "sm_90a"}
 
 
 def planned(about: Build, gpus: Sequence[str], parts: bool, chunk: int | None, fields: dict[str, Any]) -> Choice:
-    """The first of the model's builds that fits; tables are of shapes, which nobody names here.
+    """The first of the model's builds that fits. Tables are not read, since they are for shapes, and the command line names none.
 
     about: a build without arch, of any schedule. gpus: architectures, none for any. parts: whether long sequences are split.
     chunk: None where it is open. fields: of the schedule, as they are asked for.

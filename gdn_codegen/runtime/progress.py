@@ -40,7 +40,7 @@ def _tell(what: str, done: threading.Event) -> None:
 
 
 def first_call(what: str) -> contextlib.AbstractContextManager[None]:
-    """`under_way` for somebody who only calls an op: at a terminal, or with GDN_DEBUG=1. In logs a library is silent."""
+    """`under_way` for calls of ops: it prints at a terminal or with GDN_DEBUG=1, and nothing in logs."""
     return under_way(what) if _told() else contextlib.nullcontext()
 
 

@@ -32,7 +32,7 @@ def named(p: Program, role: str, index: str) -> list[Tensor]:
 def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
     """The facts of a build, whose program is `p`, that its module's host works from.
 
-    check_chunks: more chunks than any ring has slots, and so many that some parts of one are summed up.
+    check_chunks: more than any ring has slots, and enough that some parts of one chunk need summaries.
     """
     def rows(role: str, index: str, row: Callable[[Tensor], Any]) -> Any:
         return tuple(map(row, named(p, role, index)))

@@ -22,7 +22,7 @@ PARTITIONS = (None, "exact", "decay")
 
 #: Fields that take one of a few values.
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "form": FORMS, "inverse": INVERSES, "inverse_dtype": ("input", "float32"), "launch": LAUNCHES, "partition": PARTITIONS,
+    "form": FORMS, "inverse": INVERSES, "launch": LAUNCHES, "partition": PARTITIONS,
     "order": ORDERS, "lanes": (1, 2), "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state": STATES,
     "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (1, 2, 4),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
@@ -48,7 +48,6 @@ class Schedule:
       "gate-free" inverts without decay. With groups of roles, a page without an inverse takes any form as "direct".
     state: "kv", or "vk": walks hold tiles whose last dim is V transposed.
     inverse: "doubling" merges blocks of 1, 2, 4... rows. "substitution" starts from blocks that the device solves directly.
-    inverse_dtype: operands of the inverse's products: "input" (the dtype of q) or "float32".
     v_block: columns of V per instance, for kernels whose results all have V. 0 is 64 in Triton's walks and V elsewhere.
     launch: "kernels", or "single": one launch, with barriers over the device between kernels (PTO).
     partition: how a long sequence is split into parts that run side by side. "exact" computes each part's initial state from
@@ -83,7 +82,6 @@ class Schedule:
     form: str = "direct"
     inverse: str = "substitution"
     v_block: int = 0
-    inverse_dtype: str = "input"
     launch: str = "kernels"
     partition: str | None = None
     part_chunks: int = 0

@@ -47,8 +47,8 @@ CALL = "gdn_codegen bench: a call"
 
 # --- times -----------------------------------------------------------------------------------------------------------
 def attribute(calls: Sequence[tuple[float, float]], kernels: Sequence[tuple[str, float, float]]) -> list[dict[str, float]]:
-    """For each call (start, end), the time of each kernel (name, start, duration) that began in it, in the order of their
-    first launch. A call ends after its last kernel has, and what lies between calls is nobody's."""
+    """For each call (start, end), the time of each kernel (name, start, duration) that began in it, in the order of their first
+    launch. A call ends after its last kernel. Kernels between calls are left out."""
     out: list[dict[str, float]] = []
     for start, end in calls:
         mine: dict[str, float] = {}
@@ -112,8 +112,8 @@ def wall_time(f: Callable[[], object], n: int) -> float:
 
 
 def host_time(run: Callable[[], object], n: int) -> float:
-    """us until a call returns, of n in a row, which wait for no kernel: the fastest row of half a second: a host has spells
-    in which it takes half as long again."""
+    """us until a call returns, on average over n calls that wait for no kernel. The fastest of the repetitions of half a second,
+    since a host is at times slower by half."""
     fastest, start = float("inf"), time.perf_counter()
     while time.perf_counter() - start < 0.5:
         torch.cuda.synchronize()
@@ -215,7 +215,7 @@ def outcome(base: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[st
 
 
 def judged(error_o: float, error_state: float, limit: float | None) -> dict[str, str]:
-    """What a row says whose errors are above the limit, which NaN is, too."""
+    """{"error": text} where an error is above the limit or NaN, else {}."""
     if limit is None or (error_o <= limit and error_state <= limit):
         return {}
     return {"error": f"off by {error_o:.1e} (o) and {error_state:.1e} (state); at most {limit:g}"}
@@ -224,8 +224,8 @@ def judged(error_o: float, error_state: float, limit: float | None) -> dict[str,
 @torch.no_grad()
 def measured(base: dict[str, Any], prepare: Callable[[], Run], want: Reference, runs: int, known: dict[str, Cost],
              top: Ceilings | None, limit: float | None, graphs: bool = False, host: bool = True) -> dict[str, Any]:
-    """The outcome of a row. limit: the error that our own rows may reach. graphs: whether the call is captured in a graph, too;
-    nobody says that peers' can be. host: whether the host is timed."""
+    """The outcome of a row. limit: the error that our own rows may reach. graphs: whether the call is also captured in a graph,
+    which peers may not support. host: whether the host is timed."""
     def work() -> dict[str, Any]:
         """Run once and compare, then take the times."""
         started = time.perf_counter()

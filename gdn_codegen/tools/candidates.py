@@ -64,8 +64,8 @@ A_WARP = 128 * 32
 
 
 def steps(about: Build) -> list[Build]:
-    """The builds to try for decoding steps of a kind of inputs, for targets one after the other: states as they lie and the other
-    way, and so many columns and warps as hold them. Loads of one chunk have none to run ahead of, so stages are one or two."""
+    """The builds to try for decoding steps, target by target: states in memory's order and transposed, with the columns and warps
+    that can hold them. A step is one chunk, so there is nothing to prefetch, and stages are one or two."""
     found = []
     for target, ways in STEPS.items():
         for chunk, columns, warps in ways:

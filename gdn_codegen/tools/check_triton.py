@@ -29,7 +29,7 @@ class Unit:
     lanes: int
 
     def registers(self, warps: int) -> int:
-        """What a lane may have where an instance has so many warps."""
+        """Registers that a lane may have in an instance of `warps` warps."""
         return min(self.most, self.file // (self.lanes * warps))
 
 
@@ -39,7 +39,7 @@ class Unit:
 UNITS = {**{arch: Unit(shared * 1024, 64 * 1024, 255, 32)
             for arch, shared in (("sm_80", 163), ("sm_89", 99), ("sm_90", 227), ("sm_100", 227), ("sm_120", 99))},
          **{arch: Unit(shared * 1024, 128 * 1024, 512, 64) for arch, shared in (("gfx90a", 64), ("gfx942", 64), ("gfx950", 160))}}
-#: For which modules are compiled where nobody says.
+#: The architectures to compile for where the command names none.
 USUAL = ("sm_90", "gfx942", "gfx950")
 SHORT = {"int32": "i32", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 

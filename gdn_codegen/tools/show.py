@@ -14,7 +14,7 @@ def schedule_text(b: Build) -> str:
     roles, groups = (" ".join(f"[{' '.join(g)}]" for g in x.kernels) for x in (s, resolved(p, s)))
     return "\n".join([f"schedule {s.name}", f"  kernels        {groups}",
                       *([f"  by role        {roles}"] if s.generic else []), f"  form           {s.form}",
-                      f"  inverse        {s.inverse}", f"  inverse_dtype  {s.inverse_dtype}",
+                      f"  inverse        {s.inverse}",
                       f"  v_block        {s.v_block or 'as the device has it'}", f"  partition      {s.partition or 'none'}"])
 
 

@@ -38,9 +38,10 @@ from .shapes import Shape
 from .verify import TOLERANCE
 
 TARGETS = bench_gpu.TARGETS
-#: A candidate must take at most so much of what the model's choice takes to be preferred to it.
+#: A candidate replaces the model's choice if it takes at most this share of its time.
 MARGIN = 0.98
-#: On keys that are alike a candidate's error may be so many times that of its target's `fused`, or what `Check` accepts.
+#: With nearly equal keys a candidate's error may be at most so many times that of its target's `fused`, or what `Check`
+#: accepts.
 ALIKE = 2
 
 
@@ -239,8 +240,10 @@ class Gpu:
     runs: int = 15
 
     def wrong(self, b: Build) -> str:
-        """Against float64, on sequences of several chunks, with a tail, and shorter than a chunk; a head forgets nothing. Then on
-        keys that are alike."""
+        """Why results differ from float64; "" if they do not.
+
+        Sequences have several chunks, a partial one, or less than one; one head has no decay. Then keys are nearly equal.
+        """
         s = small(b.chunk)
         x = problem(s, b.dtype, b.head_dim_k, b.head_dim_v)
         x.g[:, :, 0] = 0.0
@@ -284,7 +287,7 @@ def small(chunk: int) -> Shape:
 
 
 def in_short_parts(b: Build) -> Build:
-    """The same kernels, in parts of which a short sequence has so many that some are summed up."""
+    """The same kernels with parts of one chunk, so that even a short sequence has parts that need summaries."""
     return replace(b, schedule=replace(b.plan, part_chunks=1)) if b.plan.partition else b
 
 

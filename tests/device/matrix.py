@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: small sizes, for a look at the matrix itself")
     p.add_argument("--targets", default="tilelang,triton", help="joined by commas")
     p.add_argument("--seed", type=int, default=0, help="another draw of the same contract")
-    p.add_argument("--builds", type=int, default=0, help="stop after so many builds (default: when each pair is met)")
+    p.add_argument("--builds", type=int, default=0, help="stop after this many builds (default: when each pair is met)")
     p.add_argument("--more", action="store_true", help="when each pair is met go on at random, until the budget ends")
     p.add_argument("--budget", type=float, default=540, help="seconds, from start to end; what is left then is not run")
     p.add_argument("--limit", type=float, default=90, help="seconds that one call may take, its compile included")

@@ -61,7 +61,7 @@ def test_levels_make_schedules_of_the_package():
     assert way({**ROW, "schedule": "auto in parts"}) == type(way(ROW))(parts=2)
 
 
-# --- what calls are held against --------------------------------------------------------------------------------------
+# --- what calls are compared with -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("gate", [-0.1, "mixed"])
 def test_the_recurrence_at_once_is_the_recurrence(gate):
     x = problem([5, 0, 33, 1], 2, 4, 16, 32, gate=gate)

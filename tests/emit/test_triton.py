@@ -73,8 +73,8 @@ def test_sizes(k, v, chunk):
 @pytest.mark.parametrize("schedule", ["prepared", "prepared_vk"])
 @pytest.mark.parametrize("chunk", [16, 32, 64])
 def test_prepared_keeps_the_inverse_in_the_inputs_dtype(schedule, chunk):
-    text = {d: render(build(replace(SCHEDULES[schedule], inverse_dtype=d), chunk=chunk)) for d in ("input", "float32")}
-    assert "ieee" not in text["input"] and 'input_precision="ieee"' in text["float32"]
+    text = {d: render(build(schedule, chunk=chunk, dtype=d)) for d in ("float16", "float32")}
+    assert "ieee" not in text["float16"] and 'input_precision="ieee"' in text["float32"]
     check(function(schedule, chunk=chunk), problem([2 * chunk + 1, chunk], 1, 1, 16, 32))
 
 

@@ -9,6 +9,8 @@ import torch
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "qwen3_next.py"
 CALLS, WITH_STATE = 12, 3  # three layers; a prompt at once, in two parts, and for generation
 STEPS = 3 * 7  # generated tokens after the first, a layer each

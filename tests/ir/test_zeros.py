@@ -10,7 +10,7 @@ from gdn_codegen.ir.interpret import Interpreter, Problem, _At
 from gdn_codegen.ir.ops import OPS, infer
 from gdn_codegen.ir.types import Tensor, Tile
 from gdn_codegen.passes.algebra.decompose import decompose
-from gdn_codegen.schedule import varied
+from gdn_codegen.schedule import named
 
 SIZE = 8
 #: How much of C, and of K and V, is no padding: all or part.
@@ -110,7 +110,7 @@ def test_a_decomposed_op_is_zero_where_what_it_becomes_is(kind, solves):
         out = b.op(kind, b.op("load", tensor="x", name="x"), name="y", **attrs)
         b.op("store", out, tensor="y")
         p = Program("p", "typed", tensors, (Kernel("k", "chunks", b.finish()),), (), tuple(SIZES.items()))
-        made = decompose(p, varied("fused", inverse_dtype="float32"), "float32", solves)
+        made = decompose(p, named("fused"), "float32", solves)
         ops = list(walk(made.kernels[0].body))
         assert kind not in {o.kind for o in ops}
         for zero in subsets(padded(Tile(dims[0]))):

@@ -36,12 +36,14 @@ def _unchecked():
 CHANGES = {"blocks": {"inverse_block": 16}, "page": {"lanes": 1, "order": "page", "cache_masks": False}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", CHANGES)
 @pytest.mark.parametrize("name", ["staged", "replay"])
 def test_every_wait_of_a_variant_is_needed(name, changes):
     needed(lowered(name, sizes={"C": 32, "K": 16, "V": 32}, **CHANGES[changes]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["gated_delta_rule", "simple_gla"])
 @pytest.mark.parametrize("name", ON_CORES)
 def test_every_wait_and_barrier_is_needed(name, page):
@@ -84,9 +86,9 @@ def drop(k, kind, n):
 def test_a_race_names_both_ops_and_the_bytes():
     p = lowered(prefetch="no")
     (k,) = p.kernels
-    n = next(o.attr("channel") for o in walk(k.body) if o.kind == "wait" and o.attr("why").startswith("k_k_x ->"))
-    with pytest.raises(RaceError, match=r"k_k_in \(vector.MTE2, reads k_k_x\) does not wait for store \(cube.FIX, writes "
-                                        r"k_k_x\); both use k_k_x"):
+    n = next(o.attr("channel") for o in walk(k.body) if o.kind == "wait" and o.attr("why").startswith("k_kT_channel ->"))
+    with pytest.raises(RaceError, match=r"k_kT_in \(vector.MTE2, reads k_kT_channel\) does not wait for store \(cube.FIX, writes "
+                                        r"k_kT_channel\); both use k_kT_channel"):
         check_waits(replace(p, kernels=(without(k, n),)), ASCEND_A2)
 
 
@@ -106,6 +108,7 @@ def test_one_agent_needs_no_waits():
     assert not any(o.kind in ("signal", "barrier") for k in p.kernels for o in walk(k.body))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_CORES)
 def test_ids_are_the_devices(name):
     for k in lowered(name).kernels:
@@ -116,6 +119,7 @@ def test_ids_are_the_devices(name):
 
 
 # --- places ----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("size", [(16, 64, 64), (128, 128, 128)])
 @pytest.mark.parametrize("form", FORMS)

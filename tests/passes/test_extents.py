@@ -45,6 +45,7 @@ def test_views_are_addressed_by_strides_where_the_contract_says_so():
     assert not any(t.strided for t in memory(page(), SIZES, TRITON, PLAIN).tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, schedule, more", [
     ("triton", "staged", {}), ("tilelang", "prepared", {"partition": "decay"}), ("triton", "fused", {"v_block": 16}),
     ("tilelang", "walk", {}), ("pto", "fused", {}), ("pto", "staged", {})])

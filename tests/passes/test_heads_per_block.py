@@ -25,6 +25,7 @@ def together(p):
     return {k.name: k.heads_per_block for k in p.kernels if k.heads_per_block != 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options, names", [
     ({}, ["G"]), ({"schedule": "fused_walk"}, ["G_beta"]), ({"schedule": "fused_walk", "arch": "sm_90a"}, ["G_beta"]),
     ({"schedule": "fused_walk", "arch": "sm_90a", "accept": "beta=sigmoid/bfloat16,dt_bias=bfloat16,g=raw/float16,strided"},

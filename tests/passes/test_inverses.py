@@ -106,6 +106,7 @@ def test_what_lies_below_the_ones_is_a_strict_inverse(schedule, arch, dtype):
     assert all(torch.equal(got[n], was[n]) for n in was)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [*SCHEDULES, *UNIT])
 @pytest.mark.parametrize("chunk, dtype", [(32, "float16"), (128, "float16"), (64, "float32")])
 def test_inverses_of_blocks_stay(schedule, chunk, dtype):

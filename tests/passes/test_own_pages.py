@@ -61,6 +61,7 @@ def negative(q, k, v, g, beta, S):
     return o, S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["direct", "wy", "gate-free", "unit"])
 @pytest.mark.parametrize("target", ["triton", "tilelang", "pto"])
 def test_signs_of_what_the_inverse_multiplies(target, form):
@@ -112,6 +113,7 @@ def outer_products(q, k, v, g, beta, S):
     return o, S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["triton", "tilelang", "pto"])
 @pytest.mark.parametrize("page, groups", [
     *((page, ONE) for page in (read_often, inverse_read_twice, column_elsewhere, outer_products, "gated_delta_rule")),
@@ -208,11 +210,13 @@ def test_hopper_reads_a_state_before_it_replaces_it(page, plan):
     means_the_page(find(page), plan, "tilelang", "sm_90a", span=1)
 
 
+@pytest.mark.slow
 def test_lanes_of_several_kernels_that_compute_the_same():
     groups = (("U_weight",), ("U_offset",), ("S", "U"), ("o",))
     means_the_page(find("gated_delta_rule"), Schedule("own", groups, form="wy"), "pto")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["unit", "direct"])
 def test_columns_in_blocks_on_cores(form):
     groups = (("G", "Tinv_below" if form == "unit" else "Tinv"), ("o", "S"))
@@ -246,6 +250,7 @@ def begun_anew(q, k, v, S):
     return o, S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
 @pytest.mark.parametrize("page", [linear, halved])
 def test_parts_of_plain_pages(page, target):

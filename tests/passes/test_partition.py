@@ -52,6 +52,7 @@ def heads(x, *gates):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("span", [0, 1, 2, 5])
@@ -60,6 +61,7 @@ def test_exact_is_exact(target, schedule, span):
     assert max(errors(lowered("exact", schedule, target), x, span)) < 1e-11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["direct", "wy", "gate-free", "unit"])
 @pytest.mark.parametrize("v_block", [0, 8])
 def test_every_form_has_summaries(form, v_block):
@@ -72,6 +74,7 @@ def test_every_form_has_summaries(form, v_block):
         assert split["S_offset"] == split["S_start"] == split["o_S"] == "V" and split["S_factor"] == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("span", [0, 1, 2, 3])
 def test_decay_forgets_below_its_bound(schedule, span):
@@ -81,7 +84,7 @@ def test_decay_forgets_below_its_bound(schedule, span):
 
 
 def warm_up(i, seq, head, x):
-    """What the plan says of each part of a sequence but the first, of which nothing is written, and nobody asks."""
+    """The warm-up length of each part of a sequence but the first, which has none and for which none is stored."""
     at, part = i.problem.starts[seq], i.problem.part(16)
     first = at // part + seq
     assert i.memory["S_warm_up"][first].isnan().all()

@@ -1,4 +1,4 @@
-"""lookahead: vectors of a walk are loaded one turn ahead, and mean the same."""
+"""prefetch_vectors: vectors of a walk are loaded one iteration ahead, and results do not change."""
 from dataclasses import replace
 
 import pytest
@@ -40,7 +40,7 @@ def test_a_walk_waits_for_no_vector_of_its_own_turn(schedule):
         first = [o for o in k.body if isinstance(o, Op) and o.attr("ahead")]
         assert len(first) == len(ahead(k)) > 0
         n = list(k.body).index(loop)
-        assert first == list(k.body[n - len(first):n]), "the first turn's stand before the loop"
+        assert first == list(k.body[n - len(first):n]), "those of the first iteration stand before the loop"
 
 
 def test_other_targets_load_in_their_turn():
@@ -56,6 +56,7 @@ def test_the_last_entry_of_a_workspaces_vector_is_a_load_of_one_number():
     assert "last" in {o.kind for o in walk(fused.body)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("span", [0, 1, 2])
 @pytest.mark.parametrize("how", [None, "decay", "exact"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -68,7 +69,7 @@ def test_it_means_the_same(schedule, how, span):
 
 
 def test_verify_wants_the_same_zeros_in_every_turn():
-    """A vector carried as zero past the end, which a later turn's is not."""
+    """A vector that is zero past the end in the first iteration and not in later ones."""
     p = lowered("fused")
     (k,) = walks(p)
     (loop,) = loops(k.body)

@@ -115,6 +115,7 @@ def inputs(seed=0):
     return problem(LENGTHS, 1, 2, 32, 16, torch.float32, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["triton", "tilelang", "pto"])
 @pytest.mark.parametrize("schedule", ["replay", "fused", "walk"])
 @pytest.mark.parametrize("text", CONTRACTS)
@@ -122,6 +123,7 @@ def test_states_in_callers_memory(text, schedule, target):
     assert right(lowered(text, target, schedule), inputs(), text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["exact", "decay"])
 @pytest.mark.parametrize("text", CONTRACTS)
 def test_parts_in_any_order(text, how):

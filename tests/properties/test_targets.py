@@ -19,6 +19,8 @@ from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.schedule.schedule import FORMS, STATES
 from gdn_codegen.targets import OWN
 
+pytestmark = pytest.mark.slow
+
 HERE = [t for t in OWN if runs(t, "cpu")]
 LADDER = (1, 17, 31, 32, 33, 63, 64, 65, 95, 127, 128, 129, 191, 193, 367, 447, 512, 640, 1920)
 #: chunk, layout, schedule, dtype, K, V: each value of each option at least once.

@@ -5,6 +5,8 @@ from guarded import STATES, TENSORS, every_way, laid
 
 from gdn_codegen.runtime.targets import runs
 
+pytestmark = pytest.mark.slow
+
 TARGETS = ("triton", "tilelang", "pto")
 
 

@@ -114,6 +114,7 @@ def test_a_lock_that_was_removed_holds_nobody_apart_from_its_next_holder(tmp_pat
 
 
 # --- PTO -------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_simulators_engine_is_compiled_once_and_mended(folder, compiler):
     code = "from gdn_codegen import pto_sim; print(pto_sim.runtime_object())"
     many = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]

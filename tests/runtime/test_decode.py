@@ -16,6 +16,7 @@ HERE = [t for t in OWN if runs(t, "cpu")]
 NAMES = ("q", "k", "v", "g", "beta")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 5, 16])
 @pytest.mark.parametrize("target", HERE)
 def test_new_tokens_agree_with_the_recurrence(target, tokens):
@@ -166,6 +167,7 @@ def test_tilelang_on_a_gpu_holds_a_state_as_it_lies(gpu):
     assert ask(target="triton").plan == varied("fused")
 
 
+@pytest.mark.slow
 def test_the_models_first_plan_that_fits_is_taken(gpu):
     for K, V in ((96, 96), (256, 256), (36, 100)):
         for target in ("triton", "tilelang"):

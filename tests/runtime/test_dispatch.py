@@ -53,6 +53,7 @@ def test_the_nearest_power_of_two_by_ratio(n, want):
     assert tables.power(n) == want
 
 
+@pytest.mark.slow
 def test_a_row_serves_its_class_and_those_one_step_away(gpu):
     gpu.append(row())
     assert ask().build == PARTS
@@ -84,6 +85,7 @@ def test_rows_of_the_device_come_before_those_of_its_kind_which_still_serve(gpu)
     assert Row("sm_90", PARTS, LONG, 0.3).known(H200) == 2 and Row("x", PARTS, LONG, 0.3).known(H200) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [dict(dtype=torch.float32), dict(V=64), dict(layout="bhtd"), dict(target="triton"),
                                    dict(chunk=32)])
 def test_rows_are_for_their_inputs_alone(gpu, other):
@@ -98,6 +100,7 @@ def test_rows_for_16_bit_serve_both_dtypes_and_those_for_unit_keys_what_normalis
     assert "0.1 ms" in str(ask(contract=Contract.parse("k=l2norm,q=l2norm"))) and "0.1 ms" not in str(ask())
 
 
+@pytest.mark.slow
 def test_outside_of_tables_the_model_chooses_and_says_why(gpu):
     few, many = ask(Extent(16, 16, 1, 8192)), ask(Extent(16, 16, 8, 32768))
     assert few.build.name == "gdn_c64_bthd_decay_sm90a" and ("chosen by model", "walks fill half of the GPU at most") in few.why
@@ -164,6 +167,7 @@ def test_candidates_are_tried_in_order(gpu, monkeypatch):
     assert [reason for what, reason in got.why if what.startswith("not ")] == ["too large", "also too large"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, dtype, K, V", [("triton", torch.float16, 256, 256), ("triton", torch.float32, 132, 32),
                                                  ("tilelang", torch.float32, 256, 256)])
 def test_what_has_no_room_on_hopper_is_refused_with_the_chunks_that_would(gpu, monkeypatch, target, dtype, K, V):
@@ -231,6 +235,7 @@ def test_rows_survive_json():
     assert tables.from_json(json.loads(json.dumps(table)), tables.PACKAGE) == rows
 
 
+@pytest.mark.slow
 def test_the_packages_tables_can_be_read_and_name_builds_that_fit():
     paths = sorted(tables.PACKAGED.glob("*.json"))
     assert paths

@@ -30,6 +30,7 @@ def words(output_final_state=True, gate="", beta_form="", l2norm=False, unit_key
             chunk_size, "bthd", None, decode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [dict(), dict(output_final_state=False), dict(decode=True, chunk_size=None)])
 @pytest.mark.parametrize("batched", [False, True])
 def test_opcheck(options, batched):
@@ -76,6 +77,7 @@ def test_lengths_may_be_symbols():
         torch.ops.gdn_codegen.gated_delta_rule.default]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported(strict):
     class Layer(torch.nn.Module):

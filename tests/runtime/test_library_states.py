@@ -33,6 +33,7 @@ def compiled(f):
     return torch.compile(f, fullgraph=True, backend="aot_eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda f: f, compiled], ids=["eager", "compiled"])
 def test_a_pool_in_place(given, wrap):
     a, cu, (want, S), x, slots, pool = given
@@ -70,6 +71,7 @@ def test_a_buffer_for_o_beside_a_pool_that_stays(given, wrap):
         call(torch.zeros_like(a[2], dtype=torch.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda f: f, compiled], ids=["eager", "compiled"])
 def test_checkpoints(given, wrap):
     a, cu, _, x, _, _ = given

@@ -34,6 +34,7 @@ def views(sizes=(1, 2, 3, 5), gaps=(0, 1, 2, 7)):
     return one()
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(views(), views())
 def test_nothing_is_said_to_be_shared_that_is_not(x, y):

@@ -32,7 +32,8 @@ SIGNATURES = {
         "g beta scale initial_state output_final_state cu_seqlens use_qk_l2norm_in_kernel output output_state "
         "state_checkpoints checkpoint_cu_starts checkpoint_every_n_tokens use_cp state_indices _cp_chunk_len state "
         "A_log a dt_bias b use_qk_l2norm initial_state_indices output_state_indices intermediate_states_buffer "
-        "ssm_state_indices disable_state_update"),
+        "ssm_state_indices disable_state_update accepted_steps recovery_steps disable_output tile_v softplus_beta "
+        "softplus_threshold initial_state_source"),
     "AITER": (
         "o g gk gv beta scale initial_state output_final_state use_qk_l2norm_in_kernel cu_seqlens use_chunk_hip "
         "use_chunk_flydsl use_prepare_flydsl state_dtype use_exp2 num_decodes num_decode_tokens seq_lens_cpu "

@@ -114,6 +114,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form, poison", [*((f, True) for f in FORMS), ("rows", False), ("packed, with states", False)])
 def test_it_gives_the_bits_that_python_gives(form, started):
     def run(seed):
@@ -159,6 +160,7 @@ def test_an_argument_given_twice_is_two(started):
 
 
 
+@pytest.mark.slow
 def test_what_is_not_the_same_call_is_not_taken_for_it(started):
     x = tensors()
     ask = dict(target="tilelang", chunk_size=16, schedule="walk")
@@ -274,6 +276,7 @@ def arguments():
     return [torch.zeros(4)], [(ARGUMENT, 0, (4,))], []
 
 
+@pytest.mark.slow
 def test_beside_kernels_compiled_ahead_it_is_loaded_and_never_compiled(empty_cache, monkeypatch):
     ahead = empty_cache / "ahead"
     ahead.mkdir()
@@ -286,6 +289,7 @@ def test_beside_kernels_compiled_ahead_it_is_loaded_and_never_compiled(empty_cac
     assert launcher(ahead, *arguments())(torch.zeros(4))
 
 
+@pytest.mark.slow
 def test_where_torch_gives_the_ffi_no_memory_there_is_none(empty_cache, monkeypatch):
     def none(*args):
         raise RuntimeError("no allocator")
@@ -305,6 +309,7 @@ def test_without_a_compiler_calls_go_the_other_way(empty_cache, monkeypatch, sta
     assert {how for _, how in started} == {"python"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["k", "A_log"])
 def test_a_sign_beside_the_memory_and_an_option_that_only_equals_are_seen(name, started):
     x = dict(FORMS["raw gates"](tensors()), target="tilelang", schedule="walk", chunk_size=16)

@@ -15,6 +15,7 @@ from gdn_codegen.targets import OWN
 HERE = [t for t in OWN if runs(t, "cpu")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_a_layers_values_before_its_activations(target):
     """As a layer has them: raw gates and beta in bfloat16, q and k before their norms; with FLA's words."""

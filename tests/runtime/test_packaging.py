@@ -49,6 +49,7 @@ def test_the_description_has_no_relative_link(wheel):
     assert "Classifier: Typing :: Typed" in meta and "gdn_codegen/py.typed" in archive.namelist()
 
 
+@pytest.mark.slow
 def test_an_install_elsewhere_builds(wheel, tmp_path):
     site = tmp_path / "site"
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)], check=True)

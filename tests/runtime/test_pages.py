@@ -46,6 +46,7 @@ PAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize("name", PAGES)
 def test_values_may_be_handed_on_as_they_are(name, target, tmp_path):
@@ -63,6 +64,7 @@ SUMS = {"summed": "n = valid(exp(row_sum(k * k)))", "of sums": "n = valid(exp(va
         "with an input": "n = valid(exp(row_sum(k * k)) + b)"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize("what", SUMS)
 def test_sums_along_rows_may_end_with_a_sequence(what, target, tmp_path):
@@ -123,6 +125,7 @@ def test_parameters_may_not_have_names_of_generated_functions(name, number):
         algorithm(**{words.get("q", "q"): "C K", "S": carried("K V")})(fn).trace()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_numbers_may_have_names_of_the_kernels_own_and_no_default(target, tmp_path):
     spec = file(tmp_path, page("o = n * (length * (q @ S))\n    return o, S", "q, v, S, *, n, length=2.0"))
@@ -151,6 +154,7 @@ RATES = """R = cumsum(a)
     return o, S"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_two_gates_side_by_side_and_names_of_the_targets(target, tmp_path):
     """Either gate may forget all."""
@@ -168,6 +172,7 @@ def test_two_gates_side_by_side_and_names_of_the_targets(target, tmp_path):
     assert max(rms_error(got[n], want[n]) for n in want) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_a_rate_that_is_subtracted_forgets_all(target, tmp_path):
     text = "from math import inf\n" + page(RATES, "x, T, tl, a, S", 'x="C K", T="C K", tl="C V", a="C", S=carried("K V")')
@@ -180,6 +185,7 @@ def test_a_rate_that_is_subtracted_forgets_all(target, tmp_path):
     assert max(rms_error(got[n], want[n]) for n in want) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_a_page_without_state(target, tmp_path):
     spec = file(tmp_path, page("o = lower(q @ k.T) @ v\n    return o", "q, k, v", 'q="C K", k="C K", v="C V"'))
@@ -250,7 +256,7 @@ def test_verify_of_a_page_without_value_heads_and_of_any_gates_name(tmp_path, ca
                 'q="C K", log_decay="H C", S=carried("K V")')
     decays = inputs(b := Build("triton", algorithm=file(tmp_path, text)), b.page.trace(), Case((20,)))["log_decay"]
     assert (decays <= 0).all() and len(decays.unique()) > 2
-    words = ["--target", HERE[0], "--quick", "--set", "kernels=mul_exp/S", "--head-dim-k", "16", "--head-dim-v", "16"]
+    words = ["--target", HERE[0], "--quick", "--set", "kernels=exp_G_q_S/S", "--head-dim-k", "16", "--head-dim-v", "16"]
     assert main(["verify", "--algorithm", file(tmp_path, text), *words]) == 0, capsys.readouterr()
 
 
@@ -291,6 +297,7 @@ def test_names_of_files_do_no_harm_to_a_module(name, tmp_path):
     assert "_" in made_by(b) and str(tmp_path) not in render(b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_words_of_a_page_do_no_harm_to_a_module(target, tmp_path):
     text = page("o = (q @ S) * 2.0 + \\\n        v\n    return o, S").replace("A page.", 'Has \\"\\"\\" and \\\\x.')
@@ -313,6 +320,7 @@ def test_a_page_that_is_called_like_one_of_the_package_is_to_be_renamed(name, tm
         render(Build("triton", algorithm=file(tmp_path, page(name=name), name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_inputs_may_have_any_name_where_gradients_are_enabled(target, tmp_path):
     """The function that callers see has variables of its own."""

@@ -41,6 +41,7 @@ def recurrence(q, k, v, g, S):
     return o, S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_a_page_without_a_file_is_built_called_and_verified(target):
     (errors,) = pages.verify(mine, CASES, target=target, **SMALL)

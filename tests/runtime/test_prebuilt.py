@@ -41,6 +41,7 @@ def first_call(path):
     m._launcher("G", 6, (1, 40, 0, 1, 2, 3), [], Gpu())(x[:2], x[2], [])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_the_first_call_loads_what_was_compiled_ahead(gpu, tmp_path, monkeypatch):
     b = Build("tilelang", schedule="staged", **SMALL)

@@ -1,4 +1,4 @@
-"""What whoever waits is told, and what is said of toolchains that are missing and disks that are full."""
+"""Messages: progress of long work, missing toolchains, full disks."""
 import errno
 import os
 import shutil
@@ -155,6 +155,7 @@ def test_a_build_that_does_not_compile_is_refused_by_name(error, said, tmp_path,
         space["faults"]()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not targets.runs("tilelang", "cpu"), reason="needs TileLang and a C++ compiler")
 def test_tilelang_without_a_compiler_says_what_to_install(tmp_path):
     """A call in a process of its own, whose caches are empty and whose PATH has nothing."""

@@ -78,6 +78,7 @@ def test_a_page_whose_chunk_matters_is_run_token_by_token(monkeypatch):
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @needs_target
 def test_files(tmp_path, capsys):
     pytest.importorskip("matplotlib")
@@ -130,6 +131,7 @@ def test_a_report_says_what_did_not_run(tmp_path, capsys):
     assert not write_report([], tmp_path / "b", left=left) and "FAILED" in (tmp_path / "b" / "report.md").read_text()
 
 
+@pytest.mark.slow
 @needs_target
 def test_a_wrong_target_fails_and_is_reported(tmp_path, monkeypatch, capsys):
     options = ["verify", "--target", HERE, "--quick", "--head-dim-k", "32", "--head-dim-v", "32", "--report"]

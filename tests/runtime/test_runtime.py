@@ -51,6 +51,7 @@ def test_rendering_is_ascii_and_repeatable(target):
     assert str(ROOT) not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_a_copied_module_stands_alone(target, tmp_path):
     """In an empty folder, with the package out of reach (only the PTO simulator comes from it)."""
@@ -279,6 +280,7 @@ def test_doctor_looks_for_headers(tmp_path, monkeypatch):
     assert said() == (True, str(tmp_path / "include"))
 
 
+@pytest.mark.slow
 def test_check_says_what_is_missing_and_fails_on_a_bad_kernel(tmp_path, capsys, monkeypatch):
     from gdn_codegen.tools import check as checks
     options = ["build", "--target", "pto", "--check", "--head-dim-k", "32", "--head-dim-v", "32", "--out", str(tmp_path)]

@@ -80,6 +80,7 @@ class Wrapped(torch.Tensor):
         return func(*map(bare, args), **{n: bare(x) for n, x in (kwargs or {}).items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, target", [*((n, TARGET) for n in TENSORS if n not in STATES),
                                           *((n, t) for t in OWN for n in ("k", "A_log") if t != TARGET and runs(t, "cpu"))])
 def test_a_class_of_its_own_gets_the_op_in_whatever_place(name, target):

@@ -1,4 +1,4 @@
-"""`gdn_codegen tune --decode`: the candidates, how they are held against float64, and the one table of all targets."""
+"""`gdn_codegen tune --decode`: candidates, their comparison with float64, and the one table of all targets."""
 import json
 import math
 from dataclasses import replace
@@ -110,6 +110,7 @@ def test_the_float64_recurrence_is_that_of_the_tests(accept):
     assert rms_error(got_o.flatten(0, 1), o[:, [1, 3]]) < 1e-12 and rms_error(got, S[:, [1, 3]]) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [t for t in ("triton", "tilelang") if runs(t, "cpu")])
 def test_a_candidate_is_held_against_float64(target, monkeypatch):
     b = Build(target, contract=tune_decode.CONTRACTS[0], schedule=varied("fused", v_block=16, state="vk"), **SMALL)
@@ -129,6 +130,23 @@ def test_a_candidate_is_held_against_float64(target, monkeypatch):
     monkeypatch.setattr(tune_decode, "call", call)
     monkeypatch.setattr(bench_gpu, "wall_time", lambda run, n: 0.25 if run() else 0)
     assert meter.time(b, tune_decode.CHECKED) == {"ms": 0.25}
+
+
+@pytest.mark.parametrize("target", [t for t in ("triton", "tilelang") if runs(t, "cpu")])
+def test_a_candidate_that_is_off_on_keys_that_are_alike_is_dropped(target, monkeypatch):
+    """Its step is right on other keys."""
+    b = Build(target, contract=tune_decode.CONTRACTS[0], schedule=varied("fused", v_block=16, state="vk"), **SMALL)
+    monkeypatch.setattr(tune_decode, "CHECKED", Shape("2 x 3, 1/2", (3,) * 2, 1, 2))
+    monkeypatch.setattr(tune_decode, "ALIKE", Shape("1 x 16, 1/2", (16,), 1, 2))
+    call = tune_decode.call
+
+    def worse(b, x, pool):
+        k = x.given["k"].float()
+        near = (k - k[:, :1]).norm() < 0.5 * k.norm()
+        return tuple(t * (1.1 if near else 1) for t in call(b, x, pool))
+    monkeypatch.setattr(tune_decode, "call", worse)
+    assert tune_decode.Steps(1, "cpu").wrong(b).startswith("off by")
+    assert tune_decode.Steps(1, "cpu").wrong(b).endswith("on keys that are alike")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

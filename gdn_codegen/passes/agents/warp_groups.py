@@ -139,7 +139,7 @@ class _Assign:
         if made is None or made not in self.agent or self.roles.of[made] == "load":
             raise self.error(f"{o.attr('tensor')} would be stored as it was loaded; let an earlier kernel store it")
         kind = "transpose" if o.attr("transposed") else "move"
-        x = self.move(a, f"{a}_s", self.agent[made], self.device.operand, b, kind)
+        x = self.move(a, f"{a}_{self.device.operand}", self.agent[made], self.device.operand, b, kind)
         b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})
 
     def read(self, a: str, agent: str, b: Body, view: str = "", shared: bool = False) -> str:
@@ -159,7 +159,8 @@ class _Assign:
         else:
             out, maker = a, self.agent[o]
             if (maker != agent or shared) and self.roles.of[o] not in ("load", "inverse"):
-                out = self.names[a, "", ""] = self.names.get((a, "", "")) or self.move(a, f"{a}_s", maker, self.device.operand, b)
+                space = self.device.operand
+                out = self.names[a, "", ""] = self.names.get((a, "", "")) or self.move(a, f"{a}_{space}", maker, space, b)
             if is_transposed(o):
                 out = self.move(a, f"{a}_T", agent, self.device.tile, b, "transpose")
             elif view and maker != agent:

@@ -27,12 +27,12 @@ from . import tables
 from .tables import Extent
 
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
-#: Of calls that leave it open, where no table says better.
+#: Tokens of a chunk for calls that leave it open and have no row in a table.
 DEFAULT_CHUNK = 64
 #: By architecture: the schedule of whole sequences.
 WHOLE = {"sm_90a": "fused_walk"}
-#: The class of tokens from which that is so in parts, too, where value heads share nothing: there a kernel for inverses costs
-#: more than warm-ups with inverses of their own.
+#: The class of tokens (Extent.shape_class) from which that schedule also serves parts, where each key head has one value head: a
+#: kernel for inverses then costs more than warm-ups that compute their inverses again.
 LONG = 15
 #: Triton on a GPU, where K and V are at most SPLIT: fields of `walk` by chunk, the first for calls that leave it open.
 INSTANCES: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
@@ -152,7 +152,7 @@ def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[i
 
 
 def described(arch: str, chunk: int, parts: bool) -> dict[str, Any]:
-    """What an architecture changes of Triton's walks."""
+    """Fields of Triton's walks that differ on an architecture."""
     return {"descriptors": True} if arch in DESCRIBED and (parts or chunk in DESCRIBED[arch]) else {}
 
 
@@ -180,7 +180,7 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
 
 
 def _served(b: Build) -> Build:
-    """The build without promises that nobody asks for."""
+    """The build without promises of the caller that its schedule does not use."""
     return b if b.plan.partition == "decay" else replace(b, contract=b.contract.unpromised())
 
 
@@ -285,6 +285,8 @@ def build(*wanted: Any) -> Build:
 
 def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int | None, layout: str,
               schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> Build:
-    """The build that serves these tensors, a batch of rows or so many packed sequences: without a schedule that of a table, or
-    the one for their GPU's architecture where it fits, in parts where sequences and heads fill half of it at most."""
+    """The build for these tensors: that of `schedule`, else of a table, else of the model for their GPU's architecture.
+
+    sequences: how many are packed; None for a batch of rows. ValueError names a bad argument.
+    """
     return build(*key(algorithm, q, v, target, chunk_size, layout, schedule, sequences, contract))

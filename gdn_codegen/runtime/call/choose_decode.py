@@ -64,8 +64,11 @@ def columns(b: Build, walks: int, units: int) -> Iterator[int]:
 
 
 def plan(b: Build, n: int, on_gpu: bool) -> str | Schedule:
-    """One kernel with `n` columns. TileLang's on a GPU hold the state as it lies: of what lies the other way a warp would read
-    lines of 32 rows, two bytes each."""
+    """The schedule of one kernel whose instances have `n` columns of the state, 0 for all.
+
+    On a GPU TileLang's kernel holds the state in the order that memory has. Otherwise a warp would read two bytes from each of
+    32 rows at a time.
+    """
     fields: dict[str, Any] = {"v_block": n} if n else {}
     if on_gpu and b.target == "tilelang" and b.contract.state != named(DEFAULT_SCHEDULE).state:
         fields["state"] = b.contract.state

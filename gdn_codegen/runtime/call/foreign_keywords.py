@@ -30,8 +30,10 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "cp_context": ((None,), "one device holds a sequence"),
     "num_accepted_tokens": ((None,), _DRAFT), "retrieve_parent_token": ((None,), "tokens in a row, not a tree"),
     "ddtree_parent_ids": ((None,), "tokens in a row, not a tree"),
+    "accepted_steps": ((None,), _DRAFT), "recovery_steps": ((None,), _DRAFT),
     "intermediate_states_buffer": ((None,), _DRAFT), "intermediate_state_indices": ((None,), _DRAFT),
     "cache_steps": ((None, 0), _DRAFT), "disable_output_calculation": ((False,), "o is always computed"),
+    "disable_output": ((False,), "o is always computed"),
     "has_initial_state": ((None,), "every slot of state_indices is read: zero those of new sequences"),
     "return_intermediate_states": ((None, False), _KEPT), "output_h": ((None, False), _KEPT),
     "state_checkpoints": ((None,), _KEPT + ", in rows of its own order"),
@@ -42,10 +44,10 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "rand_seed": ((None,), "states are rounded to the nearest")}
 #: Keywords that change no result: how another library runs, tables for its kernels, what a model passes to all its layers.
 IGNORED = frozenset({
-    "num_warps", "num_stages", "use_cp", "_cp_chunk_len", "auto_cp", "enable_fwd_cp_cache", "use_chunk_hip", "use_chunk_flydsl",
-    "use_prepare_flydsl", "use_exp2", "seq_lens_cpu", "prefill_metadata", "prebuilt_meta", "philox_rounds",
-    "use_cache", "position_ids", "num_items_in_batch", "output_hidden_states", "output_attentions", "output_router_logits",
-    "cu_seq_lens_k", "max_length_q", "max_length_k"})
+    "num_warps", "num_stages", "tile_v", "use_cp", "_cp_chunk_len", "auto_cp", "enable_fwd_cp_cache", "use_chunk_hip",
+    "use_chunk_flydsl", "use_prepare_flydsl", "use_exp2", "seq_lens_cpu", "prefill_metadata", "prebuilt_meta",
+    "philox_rounds", "use_cache", "position_ids", "num_items_in_batch", "output_hidden_states", "output_attentions",
+    "output_router_logits", "cu_seq_lens_k", "max_length_q", "max_length_k"})
 _UNSET = {"state_v_first": False, "use_qk_l2norm_in_kernel": False}
 
 
@@ -82,7 +84,7 @@ def _beta(own: dict[str, Any], x: Any, _: int) -> None:
 
 
 def _state(own: dict[str, Any], x: Any, _: int) -> None:
-    """FlashInfer's: a state a sequence, read and written."""
+    """FlashInfer's keyword: one state for each sequence, read and then written."""
     if x is not None:
         for ours in ("initial_state", "inplace_final_state"):
             if own[ours] is not None:
@@ -98,7 +100,7 @@ def _no_update(own: dict[str, Any], x: Any, _: int) -> None:
 
 
 def _first_rows(own: dict[str, Any], x: Any, _: int) -> None:
-    """vLLM's buffer is of any shape, with room for o: it lies at its beginning."""
+    """vLLM's buffer for o: it has any shape, and o takes its first elements."""
     if x is None:
         return
     if own["out"] is not None:
@@ -152,8 +154,11 @@ def _unknown(name: str, own: dict[str, Any]) -> None:
 
 
 def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict[str, Any]:
-    """Keywords of other libraries put among ours, names first. What would change the result and is not done here is refused, and
-    so is what nobody knows. chunk: tokens of one where the op decides, -1 where it keeps no checkpoints."""
+    """`own`, our arguments by name, with what keywords of other libraries say of them; synonyms of our names come first.
+
+    chunk: tokens of a chunk where the op fixes it, 0 where it does not, -1 where it keeps no checkpoints. ValueError for a
+    keyword that asks for what this op does not do, and for one that no library has.
+    """
     for name in sorted(others, key=lambda name: name not in ALIASES):
         x = others[name]
         if name in ALIASES:

@@ -104,7 +104,8 @@ def _admitted(t: Tensors, x: Words, checkpoints: Tensor | None, step: bool, *wan
 
 
 def _check_step(t: Tensors, layout: str) -> None:
-    """A decoding step has few tokens a sequence. Where ends lie on a GPU nobody looks, and more are right too, only slow."""
+    """ValueError where a sequence has more tokens than a decoding step takes. Ends on a GPU are not read; a longer sequence is
+    then computed correctly, but slowly."""
     ends = t.cu_seqlens
     if ends is None:
         tokens = t.q.shape[1 if layout == "bthd" else 2]
@@ -221,7 +222,8 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
 
 
 def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
-    """A call of a kind that none had before. None where a tensor is of a class that has its own way with ops, as fake ones."""
+    """The results of the first call of a kind, whose decisions are kept. None for tensors of a class that dispatches ops
+    itself, as fake tensors do."""
     if any(isinstance(y, Tensor) and type(y) not in PLAIN for y in t):
         return None
     words, reaches = settled(t, x, decode), tuple(map(reach, t[:12]))
@@ -252,8 +254,10 @@ def _adapted(t: Tensors, x: Options, scale: float | None, decode: bool, few: boo
 
 
 def _is_memory(t: tuple[Any, ...], given: tuple[int, ...]) -> bool:
-    """Whether tensors of a settled kind are what their memory holds: without a class of their own, torch's negative bit, or
-    whatever a transform keeps beside it. One by one, for a call waits."""
+    """Whether the values of a call's tensors are those in their memory: no subclass, no negative bit, no transform.
+
+    given: places of the optional tensors that are given. The conditions are written out, as each call waits for them.
+    """
     q, k, v, g, beta = t[:5]
     if not (type(q) is type(k) is type(v) is type(g) is type(beta) is Tensor) and any(type(y) not in PLAIN for y in t[:5]):
         return False
@@ -266,8 +270,10 @@ def _is_memory(t: tuple[Any, ...], given: tuple[int, ...]) -> bool:
 
 
 def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
-    """What the op returns for Tensors and Options as they came: whatever options and kinds of tensors decide is looked up at
-    once. Every microsecond here is one that a server waits. None where some tensor is of a class with its own way with ops."""
+    """What the op returns for Tensors and Options as they came. None for tensors of a class that dispatches ops itself.
+
+    What follows from options and kinds of tensors is looked up in one step: each microsecond here delays every call.
+    """
     global _last
     last = _last
     if last is not None:

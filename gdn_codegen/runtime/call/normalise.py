@@ -1,4 +1,7 @@
-"""What callers pass, in one spelling: defaults, contradictions, tensors that are no plain memory. Modules check the rest."""
+"""A call's options in one spelling, with defaults, and errors for contradictions and for tensors that kernels cannot read.
+
+Generated modules check shapes and devices.
+"""
 from __future__ import annotations
 
 import os
@@ -21,7 +24,7 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 _INTEGERS = (torch.int32, torch.int64)
 #: Tensors that need not be given, and that nothing else looks at first.
 _OPTIONAL = ("A_log", "dt_bias", "initial_state", "state_indices", "final_state", "out")
-#: By the place in Tensors of what is written: what else there is than memory of its own.
+#: By the place in Tensors of what is written: what is accepted beside memory of its own.
 _APART = {7: ", where the final state takes its place", 10: ", or inplace_final_state=True", 11: ""}
 
 
@@ -94,7 +97,7 @@ def transformed() -> bool:
 
 
 def _check_memory(name: str, x: Tensor) -> None:
-    """That a tensor is what its memory holds, and nothing besides."""
+    """ValueError for a tensor whose values are not those in its memory: one of a transform, or with torch's negative bit."""
     if torch.compiler.is_compiling():
         return
     if _functorch.is_functorch_wrapped_tensor(x):
@@ -102,7 +105,7 @@ def _check_memory(name: str, x: Tensor) -> None:
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
         fail(name, "a dual tensor of forward-mode differentiation", "inference only: its primal")
     if x.is_neg():
-        fail(name, "a view with torch's negative bit", "x.resolve_neg(): memory as it lies")
+        fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
 
 
 def check_tensor(name: str, x: Any) -> None:
@@ -127,7 +130,7 @@ def check_ends(x: Any) -> None:
 
 
 def _check_dtypes(t: Tensors) -> None:
-    """That q, k and v are of one dtype, or q and k in float32, as a caller has them who normalises rows."""
+    """ValueError unless q, k and v have one dtype, or v has 16 bits and q and k are float32, as after a norm of their rows."""
     wide = t.v.dtype in DTYPES and t.v.dtype != torch.float32
     for name, y in (("q", t.q), ("k", t.k), ("v", t.v)):
         if y.dtype not in DTYPES:
@@ -165,7 +168,7 @@ def _word(name: str, x: Any, accepted: dict[str, str]) -> str:
 
 
 def reads(*tensors: Tensor | None) -> bool:
-    """Whether values may be looked at: where that waits for no device, or the caller debugs."""
+    """Whether values may be read: all are on the CPU, so no read waits for a device, or GDN_CODEGEN_CHECK=1 asks for it."""
     if torch.compiler.is_compiling():
         return False
     return os.environ.get("GDN_CODEGEN_CHECK") == "1" or all(x is None or x.device.type == "cpu" for x in tensors)
@@ -187,7 +190,7 @@ def check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
 
 
 def check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_size: int | None) -> None:
-    """Tables of chunks need not be given. Those that are must speak of this call's sequences."""
+    """ValueError unless the tables of chunks, where they are given, are those of this call's cu_seqlens."""
     for name, x, rank, form in (("chunk_indices", indices, 2, "[chunks, 2]"), ("chunk_offsets", offsets, 1, "[N + 1]")):
         if x is None:
             continue
@@ -242,8 +245,12 @@ def _gate(gate: Any, a_log: bool, dt_bias: bool) -> str:
 
 
 def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) -> None:
-    """Of a call's Tensors: what it writes lies apart from what it reads and else writes, for kernels do it all side by side.
-    reaches: of each tensor, which its kind decides, so that most calls compare addresses alone."""
+    """ValueError where a tensor that the call writes shares memory with another that it reads or writes: kernels run side by
+    side, in no order.
+
+    t: the call's Tensors as a tuple. reaches: bytes from each tensor's first element to its last. They depend on its kind alone,
+    so most calls compare only addresses.
+    """
     state = 10 if t[10] is not None and t[10] is not t[7] else 7 if in_place else -1
     for n in (11, state):
         if n < 0 or t[n] is None:
