@@ -1,4 +1,4 @@
-"""Calls whose tensors lie in all ways in memory, each amid bytes that are nobody's: reads and writes beside them show."""
+"""Calls with tensors of all strides, each between guard bytes, so that a read or write outside a tensor shows."""
 from __future__ import annotations
 
 import itertools

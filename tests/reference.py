@@ -1,4 +1,4 @@
-"""Recurrences written out by hand, in float64, and random problems: what every target is held against, and how."""
+"""Recurrences written by hand, in float64, random problems, and comparisons of targets with them."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -134,7 +134,7 @@ def check(fn, x, tolerance=5e-3, page=None, **options):
 
 
 def in_parts(fn, chunks):
-    """`fn`, of whose module a part has so many chunks; 0: what the module chooses. Without parts, nothing."""
+    """`fn`, with parts of `chunks` chunks; 0 lets the module choose. It changes nothing in a module without parts."""
     host = fn.__globals__["HOST"]
     host.part_chunks = chunks
     host.plans.clear()

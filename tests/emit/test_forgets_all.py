@@ -39,7 +39,7 @@ def needs(target):
 
 
 def forgetting(x, *decays):
-    """The problem with such tokens, of heads in turns."""
+    """The problem with such tokens; heads have the decays in rotation."""
     g = x["g"].clone()
     for head, tokens in enumerate(TOKENS, 1):
         g[tokens, head] = decays[head % len(decays)]
@@ -67,7 +67,7 @@ def test_in_other_forms(target, accept):
     x, page = passed(LENGTHS, 1, 7, 32, 32, dict(b.contract.inputs))
     x = forgetting(x, 0.0 if accept == "g=linear" else 3e38)
     check(function(b), x, page=forgetting(page, -inf))
-    x["g"][5, 0] = torch.nan  # no decay: whoever passes it is to see it
+    x["g"][5, 0] = torch.nan  # not a decay: the caller must see the NaN
     o, S = call(function(b), x)
     assert o[5:32, 0].isnan().all() and S[0, 0].isnan().all() and not o[:, 1:].isnan().any()
 

@@ -134,7 +134,7 @@ def test_how_early_walks_begin(target, span, monkeypatch):
     bound, most, start, seen = BOUND["float16"], host.tables.most * span, 0, set()
     for n, length in enumerate(lengths):
         sums = torch.stack([y.double().sum(0) for y in x["g"][start:start + length].split(16)])
-        for part in range(1, -(-len(sums) // span)):  # nobody asks of the first
+        for part in range(1, -(-len(sums) // span)):  # the first part has no warm-up
             for h in range(3):
                 back = sums[:part * span, h].flip(0).cumsum(0)
                 need = int((back > -bound).sum()) + 1

@@ -163,7 +163,7 @@ def test_launch_arguments(fresh, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ON_CORES)
 def test_torch_npu_is_not_imported_for_cpu_tensors(schedule, tmp_path):
-    """Nor on import: here torch_npu stops whoever imports it. An NPU tensor exists only where it was imported before."""
+    """Nor on import: here importing torch_npu fails. An NPU tensor exists only where torch_npu was imported before."""
     (tmp_path / "torch_npu.py").write_text("raise SystemExit('torch_npu was imported')\n")
     (tmp_path / "alone.py").write_text(text(schedule))
     code = ("import torch, alone\n"

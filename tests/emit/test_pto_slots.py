@@ -45,7 +45,7 @@ def test_blocks_of_columns_ahead():
 
 @pytest.mark.parametrize("changes", [{"prefetch": "all"}, {"channel_slots": 2, "order": "page"}])
 def test_a_wait_between_turns_taken_out_stops_the_simulator(monkeypatch, changes):
-    """Those that order a turn with an earlier one: what slots are about."""
+    """Channels that order an iteration with an earlier one, as slots need."""
     b = build(variant("fused", **changes))
     p = lowered(b)
     (k,) = p.kernels

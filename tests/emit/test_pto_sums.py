@@ -11,7 +11,7 @@ LENGTHS = [33, 0, 70, 1, 8, 32]
 
 
 def sums(layout, chunk, x):
-    """The workspace of G, [slots, HV, chunk]. Tokens past the last sequence are nobody's."""
+    """The workspace of G, [slots, HV, chunk]. Tokens past the last sequence belong to none."""
     plan = Schedule("sums", (("G",), ("S",), ("o",)))
     fn = function(Build("pto", chunk, layout=layout, algorithm="simple_gla", schedule=plan, head_dim_k=16, head_dim_v=16))
     ends = torch.tensor([0, *x["lengths"]]).cumsum(0)

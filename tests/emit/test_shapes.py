@@ -303,7 +303,7 @@ def test_the_op_takes_the_build_for_views(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [t for t in HERE if t != "pto"])
 def test_offsets_past_2_to_the_31(target):
-    """Few tokens, far apart: memory that nobody touches costs nothing."""
+    """Few tokens, far apart: memory that is not touched costs nothing."""
     b = build(target, 32, 32, 64, contract=VIEWS)
     x = problem([70], 1, 1, 32, 32)
     far = 2**25

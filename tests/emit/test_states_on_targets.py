@@ -82,7 +82,7 @@ def test_order_and_dtype(target, text, schedule):
     o, S = run(fn, rounded, initial_state=given, output_final_state=True)
     assert S.dtype == given.dtype and S.shape == given.shape
     assert rms_error(o[0], want_o) < tolerance(b) and rms_error(as_kv(b, S), want_S) < tolerance(b)
-    # into a caller's memory that is no dense tensor, to the bit; nothing where nobody asks
+    # into a caller's strided memory, to the bit; nothing where no final state is asked for
     wide = torch.full((len(LENGTHS), 3, *given.shape[2:]), 9.0, dtype=given.dtype)
     o2, S2 = run(fn, rounded, initial_state=given, final_state=wide[:, 1:])
     assert S2.data_ptr() == wide[:, 1:].data_ptr() and torch.equal(S2, S) and torch.equal(o2, o) and (wide[:, 0] == 9).all()

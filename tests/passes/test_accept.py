@@ -74,7 +74,7 @@ def test_the_promise_of_unit_keys_saves_reading_them():
 
 
 def test_the_promise_is_what_counts():
-    """With the promise a beta that turns keys over is still seen, and longer keys are not."""
+    """With the promise, warm-ups still depend on a beta above 1, and not on the length of keys."""
     x = problem([9 * 16], 1, 1, 16, 16, torch.float64, gate=-0.05)
     found = {}
     for how, contract, beta, longer in (("seen", "", 1.0, 3.0), ("not seen", "k=unit", 1.0, 3.0), ("beta", "k=unit", 3.0, 1.0)):

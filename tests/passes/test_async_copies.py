@@ -1,4 +1,4 @@
-"""arrive: a tile that is still on its way is read by nobody."""
+"""async_copies: no op reads a tile before its copy has arrived."""
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ SIZES = {"C": 32, "K": 16, "V": 32}
 
 
 def early(k):
-    """Reads and overwritings of buffers that no wait has been for, over two turns of a loop."""
+    """Accesses to buffers whose copies were not waited for, over two iterations of a loop."""
     defs, coming, found = {o.out: o for o in walk(k.body) if o.out}, set(), []
 
     def buffers(a):

@@ -84,7 +84,7 @@ def test_decay_forgets_below_its_bound(schedule, span):
 
 
 def warm_up(i, seq, head, x):
-    """What the plan says of each part of a sequence but the first, of which nothing is written, and nobody asks."""
+    """The warm-up length of each part of a sequence but the first, which has none and for which none is stored."""
     at, part = i.problem.starts[seq], i.problem.part(16)
     first = at // part + seq
     assert i.memory["S_warm_up"][first].isnan().all()

@@ -206,7 +206,8 @@ def test_what_was_loaded_is_multiplied_apart_unless_the_device_has_it_joined():
 
 
 @pytest.mark.parametrize("groups, waiting", [((("G", "beta"), ("o", "S")), []), ((("G", "Tinv_below", "beta"), ("o", "S")), []),
-                                             ((("G",), ("U", "S"), ("o",)), ["sub_v"]), ((("G", "Tinv"), ("o", "S")), ["sub_v"])])
+                                             ((("G",), ("U", "S"), ("o",)), ["v_minus_exp_G_k_S"]),
+                                             ((("G", "Tinv"), ("o", "S")), ["v_minus_exp_G_k_S"])])
 def test_in_form_unit_beta_multiplies_what_does_not_wait_for_the_state(groups, waiting):
     """Unless a group names what it would have to go through."""
     p = rewrite(find("gated_delta_rule").trace(), Schedule("own", groups, form="unit"))
@@ -247,7 +248,8 @@ def _reads_the_old_state(q, k, S):
 
 
 def test_workspaces_lie_as_the_walk_that_writes_them_holds_them():
-    """What a later kernel's products read lies as it is, and the product turns it; what waits for no state is as ever."""
+    """An operand of a later kernel's product is stored untransposed, and the product transposes it. Ops that wait for no state do
+    not change."""
     p = lower(find("gated_delta_rule").trace(), "triton", named("prepared_vk"), SIZES, "float16")
     assert {t.name: t.dims for t in p.tensors if t.role == "workspace" and len(t.dims) > 1} == {
         "A_ws": ("C", "C"), "U_weight_ws": ("C", "K"), "U_offset_ws": ("C", "V"), "S_ws": ("V", "K"), "U_ws": ("V", "C")}

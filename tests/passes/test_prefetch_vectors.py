@@ -1,4 +1,4 @@
-"""lookahead: vectors of a walk are loaded one turn ahead, and mean the same."""
+"""prefetch_vectors: vectors of a walk are loaded one iteration ahead, and results do not change."""
 from dataclasses import replace
 
 import pytest
@@ -40,7 +40,7 @@ def test_a_walk_waits_for_no_vector_of_its_own_turn(schedule):
         first = [o for o in k.body if isinstance(o, Op) and o.attr("ahead")]
         assert len(first) == len(ahead(k)) > 0
         n = list(k.body).index(loop)
-        assert first == list(k.body[n - len(first):n]), "the first turn's stand before the loop"
+        assert first == list(k.body[n - len(first):n]), "those of the first iteration stand before the loop"
 
 
 def test_other_targets_load_in_their_turn():
@@ -69,7 +69,7 @@ def test_it_means_the_same(schedule, how, span):
 
 
 def test_verify_wants_the_same_zeros_in_every_turn():
-    """A vector carried as zero past the end, which a later turn's is not."""
+    """A vector that is zero past the end in the first iteration and not in later ones."""
     p = lowered("fused")
     (k,) = walks(p)
     (loop,) = loops(k.body)

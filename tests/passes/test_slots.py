@@ -62,7 +62,7 @@ def test_every_wait_with_one_tile_in_l0_is_needed(name):
 
 # --- channels --------------------------------------------------------------------------------------------------------
 def test_a_writer_waits_for_the_reads_of_the_turn_before_the_last():
-    """Two signals prime what turns take in turn, and two waits after the loop take the last."""
+    """Two signals before the loop prime the two slots, and two waits after it take the last signals."""
     def primes(slots):
         k = kernel(lowered("staged", sizes=SMALL, lanes=1, order="page", channel_slots=slots), "A")
         i = next(i for i, s in enumerate(k.body) if isinstance(s, Loop))
@@ -81,7 +81,7 @@ def test_one_slot_does_not_do_with_the_waits_of_two():
 
 
 def test_slots_of_a_channel_are_interpreted():
-    """A load from the other slot gets another turn's tile."""
+    """A load from the other slot gets the tile of another iteration."""
     p = lowered("fused", sizes=SMALL, channel_slots=2, prefetch="no")
     problem = Problem([70], 1, 1)
 
@@ -95,7 +95,7 @@ def test_slots_of_a_channel_are_interpreted():
     channel = {t.name for t in p.tensors if t.slots == 2}
     first = next(o for o in walk(p.kernels[0].body) if o.kind == "load" and o.attr("tensor") in channel)
     wrong = changed(p, lambda o: with_attr(o, ahead=1) if o is first else o)
-    with pytest.raises(KeyError):  # nobody wrote that slot yet
+    with pytest.raises(KeyError):  # no op wrote that slot yet
         output(wrong)
     assert right.isfinite().all()
 
@@ -144,8 +144,8 @@ def test_all_is_what_needs_no_state():
     """Of the next chunk the inverse, but no product with the state."""
     p = lowered("fused", sizes=SMALL, prefetch="all")
     ahead = {o.out.removesuffix("_next") for o in walk(p.kernels[0].body) if o.attr("ahead") and o.out.endswith("_next")}
-    assert {"k_k", "G", "q_k"} <= ahead
-    assert not {"U", "o", "S_h", "S"} & ahead
+    assert {"k_kT", "G", "q_kT"} <= ahead
+    assert not {"U", "o", "S_f16", "S"} & ahead
 
 
 def test_nothing_is_ahead_over_instances():
@@ -181,7 +181,7 @@ def sums(v, S):
      "nothing sets|does not wait"),
     (lambda o: None if isinstance(o.attr("id"), tuple) else o, "does not wait|left set")])
 def test_ids_take_turns(tmp_path, change, message):
-    """A pipe signals the next chunk's tile before this one's signal was taken: two ids, by the turn."""
+    """A pipe signals the next chunk's tile before this one's signal was taken: two ids alternate."""
     page = tmp_path / "sums.py"
     page.write_text(SUMS)
     s = Schedule("sums", (("U",), ("o", "S")), prefetch="loads", order="page")

@@ -70,7 +70,7 @@ def test_chunks_that_parts_forget_are_not_read():
     x = gates([24 * 16 + 5, 16, 8 * 16 + 1], 2, -BOUND["float16"] / 40, -50.0)
     i = ran(lowered(), x, 8)
     sums = i.memory["F_chunk_ws"]
-    known = [[n for n in range(25) if sums[n, h] != float("inf")] for h in (0, 1)]  # NaN is what nobody wrote
+    known = [[n for n in range(25) if sums[n, h] != float("inf")] for h in (0, 1)]  # NaN was not written
     assert known == [[4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23], [6, 7, 14, 15, 22, 23]]
     assert i.memory["S_warm_up"][1:4, 0].tolist() == [3, 3, 3]
     assert torch.allclose(sums[4, 0], x["g"][64:80, 0].double().sum())

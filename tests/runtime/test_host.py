@@ -74,7 +74,7 @@ def test_a_second_call_allocates_what_it_writes_and_does_nothing_else(target, pa
     forbid(m, monkeypatch, "Plan", "_check_inputs", "_check_sequences", "_check_state", "_plain", "_is_plain")
     with Count() as count:
         m.chunk_gated_delta_rule(**x)
-    # a final state that nobody asked for is none
+    # a final state is not made unless it is asked for
     cleared = {"zero_.default": len(m.TABLES.outputs)} if packed and target == "pto" else {}
     assert count.seen == {"empty_like.default": len(m.TABLES.outputs) + len(m.TABLES.workspaces), **cleared}
     names = [n for n, *_ in m.TABLES.kernels]

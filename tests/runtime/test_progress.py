@@ -1,4 +1,4 @@
-"""What whoever waits is told, and what is said of toolchains that are missing and disks that are full."""
+"""Messages: progress of long work, missing toolchains, full disks."""
 import errno
 import os
 import shutil

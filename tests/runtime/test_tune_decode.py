@@ -1,4 +1,4 @@
-"""`gdn_codegen tune --decode`: the candidates, how they are held against float64, and the one table of all targets."""
+"""`gdn_codegen tune --decode`: candidates, their comparison with float64, and the one table of all targets."""
 import json
 import math
 from dataclasses import replace

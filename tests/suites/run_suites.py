@@ -86,8 +86,8 @@ def lines(r: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--every", default="1", help="of each test's parameters every so manyth, as 1,flashinfer=40")
-    p.add_argument("--seconds", type=float, default=0, help="no test begins after so many")
+    p.add_argument("--every", default="1", help="run every n-th parameter set of each test: n, or n by suite, as 1,flashinfer=40")
+    p.add_argument("--seconds", type=float, default=0, help="begin no test after this many")
     p.add_argument("--workers", type=int, default=0, help="processes of a suite (pytest-xdist)")
     p.add_argument("--out", help="the file for all results (JSON)")
     p.add_argument("words", nargs="*", help="for pytest, after --, as -k NAME")
