@@ -47,6 +47,7 @@ def signs_and_sums(q, k, v, g, b, S, *, scale=0.5):
     row = P * log((2 + g * g)[None, :]) + P * (exp(g)[None, :] * exp(b)[None, :])
     o = o + (x / (2 + y * y)) * v + (x / 2.0) * v + (1.0 / (2 + x * x)) * v + (y * 0.5) * (v + w) + (3 - x * x) * w
     o = o + (exp(x * x) + log(2 + x * x) * sigmoid(x * x) - (x * x - y * y) * (x * x + y * y) * (x * x - 1)) * v
+    o = o + ((exp(g) * exp(b)) + (g * exp(b)) * exp(g) + exp(b) / exp(g))[:, None] * v
     r, t = g[None, :], b[None, :]
     row = row + P * (r / (2 + t * t)) + P * (r / 2.0) + P * (1.0 / (2 + r * r)) + exp(P * (0.5 * t)) + (3 - r * r) * M
     row = row + (exp(r * r) + log(2 + r * r) * sigmoid(r * r) - (r * r - t * t) * (r * r + t * t) * (r * r - 1)) * M

@@ -100,9 +100,6 @@ class Terms:
     def ranks(self, found: Found, names: str) -> tuple[int, ...]:
         return tuple(self.type[found[n]].rank for n in names)
 
-    def alike(self, found: Found, names: str) -> bool:
-        return len({self.type[found[n]] for n in names}) == 1
-
     def difference(self, a: str) -> bool:
         """Whether `a` is the difference of a number a token from another token's."""
         return matched("x[:, None] - y[None, :]", self.defs.get(a), self.defs) is not None

@@ -87,10 +87,11 @@ for _v in ("[:, None]", "[None, :]"):
     _rule(f"two exponentials as {_kind}s", f"exp(x){_v} * exp(y){_v}", f"exp(x + y){_v}", "mul")
     _rule(f"two more exponentials as {_kind}s", f"(z * exp(x){_v}) * exp(y){_v}", f"z * exp(x + y){_v}", "mul")
 
-# --- exponentials: of a sum, which is in range where their product is --------------------------------------------------
-_rule("two exponentials", "exp(x) * exp(y)", "exp(x + y)", "mul", lambda t, x: t.alike(x, "xy"))
-_rule("two more exponentials", "(z * exp(x)) * exp(y)", "z * exp(x + y)", "mul", lambda t, x: t.alike(x, "xy"))
-_rule("a quotient of exponentials", "exp(x) / exp(y)", "exp(x - y)", "div", lambda t, x: t.alike(x, "xy"))
+# --- exponentials of vectors and numbers: of a sum, which is in range where their product is (tiles may be decays) ----------
+FEW = ((0, 0), (1, 1))
+_rule("two exponentials", "exp(x) * exp(y)", "exp(x + y)", "mul", lambda t, x: t.ranks(x, "xy") in FEW)
+_rule("two more exponentials", "(z * exp(x)) * exp(y)", "z * exp(x + y)", "mul", lambda t, x: t.ranks(x, "xy") in FEW)
+_rule("a quotient of exponentials", "exp(x) / exp(y)", "exp(x - y)", "div", lambda t, x: t.ranks(x, "xy") in FEW)
 
 # --- masks: outside of factors; a decay is masked inside its exponential -------------------------------------------------
 _rule("a mask of a factor", "lower(x) * y", "lower(x * y)", "mul")
