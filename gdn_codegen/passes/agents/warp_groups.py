@@ -88,8 +88,12 @@ class _Assign:
         rows = heights[0]
         if len(heights) > 1 or rows % d.rows or rows > d.rows * d.most:
             names = ", ".join(c.name for c in self.loop.carried)
+            takes = [d.rows * n for n in range(1, d.most + 1)]
+            split = [n for n in takes if len(heights) == 1 and rows > n and rows % n == 0]
+            dims = {c.type.dims[0] for c in self.loop.carried}
+            hint = f"; v_block={split[-1]} gives an instance as many" if split and dims == {"V"} else ""
             raise self.error(f"carried values ({names}) have {', '.join(map(str, heights))} rows; {self.hub} takes "
-                             f"{', '.join(str(d.rows * n) for n in range(1, d.most + 1))}")
+                             f"{', '.join(map(str, takes))}{hint}")
         for a in (a for a in self.plan.agents if a.name in used):
             out.append(Agent(a.name, first, WARP * (a.warps or WARPS_OF_GROUP * (rows // d.rows)), a.registers, a.slots))
             first += out[-1].threads
