@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from .core import Carry, Kernel, Loop, Op, Program, Stmt
+from .names import name_of
 from .ops import OPS, TypeRuleError, infer
 from .types import Dim, Tensor, Tile
 
@@ -51,7 +52,7 @@ class Body:
                 raise TypeRuleError(f"{kind}: operand {missing[0]!r} is not defined before it is read")
             out_type = infer(kind, tuple(self.types[a] for a in args), dict(kept))
         effect = kind in OPS and OPS[kind].effect in ("write", "sync")
-        out = "" if effect else (name or self.fresh(hint(kind, args, attrs)))
+        out = "" if effect else (name or self.fresh(name_of(kind, args, attrs)))
         self.taken.add(out)
         self.stmts.append(Op(kind, out, args, kept, None if effect else out_type, line, agent, buffer))
         if out:
@@ -77,27 +78,6 @@ def _free(name: str, taken: set[str]) -> str:
         name = f"{stem}_{n}"
     taken.add(name)
     return name
-
-
-def hint(kind: str, args: tuple[str, ...], attrs: dict[str, Any]) -> str:
-    """A readable name for a value that the page did not name."""
-    def short(a: str) -> str:
-        return a if len(a) <= 6 else a.split("_")[0][:6]
-    if kind == "const":
-        return "c"
-    if kind == "scalar":
-        return str(attrs.get("param") or attrs["tensor"])
-    if kind == "load":
-        return str(attrs["tensor"])
-    if kind == "matmul":
-        return f"{short(args[0])}_{short(args[1])}"
-    if kind == "cast":
-        return f"{short(args[0])}_{ {'float16': 'h', 'bfloat16': 'b', 'float32': 'f', 'float64': 'd'}[attrs['to']]}"
-    if kind == "eye":
-        return "identity"
-    if kind in ("col", "row"):
-        return f"{args[0]}_{kind}"
-    return f"{kind}_{short(args[0])}" if args else kind
 
 
 class _Trace:
@@ -364,14 +344,16 @@ class Algorithm:
         for st, r in zip(self.states, results[n_out:], strict=True):
             names.setdefault(r._name, f"{st}_next")
         names = same | names
-        rename = {st: st for st in self.states}
+        rename, about = {st: st for st in self.states}, _lines(tr.body.stmts, names)
+        fed = {a for o in tr.body.stmts if isinstance(o, Op) and o.kind == "matmul" for a in o.args}
         taken = set(self.inputs) | set(self.states)
         for o in tr.body.stmts:
             assert isinstance(o, Op)
             if o.out in self.inputs:
                 rename[o.out] = o.out
                 continue
-            want = names.get(o.out) or hint(o.kind, tuple(rename[a] for a in o.args), dict(o.attrs))
+            want = names.get(o.out) or name_of(o.kind, tuple(rename[a] for a in o.args), dict(o.attrs),
+                                               about.get(o.line, "").removesuffix("_next"), o.out in fed)
             rename[o.out] = _free(want, taken)
         forgets = self.forgets
         if forgets:
@@ -404,6 +386,11 @@ class Algorithm:
         source = tuple((n, linecache.getline(filename, n).strip().split("  #")[0].rstrip("\\ \t")) for n in lines)
         return Program(self.name, "traced", tuple(tensors.values()), (kernel,), tuple(self.scalars), (), source,
                        forgets=forgets)
+
+
+def _lines(stmts: list[Stmt], names: dict[str, str]) -> dict[int, str]:
+    """The value that each line of the page names, the last of several."""
+    return {o.line: names[o.out] for o in stmts if isinstance(o, Op) and o.line and o.out in names}
 
 
 def _line_of(e: Exception) -> str:

@@ -25,27 +25,27 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("gated_delta_rule_o_S_fp16", ["lower_64_mask", "lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "k_k_x", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "S_h_x", "k_S_x", "mul_h_x", "U_x", "q_S_x", "q_k_x", "mul_h_2_x", "add_mul_part_x", "mul_h_3_x", "S_next_part_x"], [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("gated_delta_rule_o_S_fp16", ["lower_64_mask", "lower_fill", "strictly_lower_mask", "eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "k_kT_channel", "minus_A_4_f16_channel", "Tinv_rows_2_f16_channel", "minus_A_8_f16_channel", "minus_A_16_f16_channel", "minus_A_32_f16_channel", "minus_A_64_f16_channel", "S_f16_channel", "k_S_channel", "U_operand_f16_channel", "U_channel", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "S_operand_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
-    "k_k_x": ([64, 64], "float32"),
-    "pairs_h_x": ([64, 64], "float16"),
-    "Tinv_1_h_x": ([64, 64], "float16"),
-    "pairs_h_2_x": ([64, 64], "float16"),
-    "pairs_h_3_x": ([64, 64], "float16"),
-    "pairs_h_4_x": ([64, 64], "float16"),
-    "pairs_h_5_x": ([64, 64], "float16"),
-    "S_h_x": ([128, 128], "float16"),
-    "k_S_x": ([64, 128], "float32"),
-    "mul_h_x": ([64, 128], "float16"),
-    "U_x": ([64, 128], "float32"),
-    "q_S_x": ([64, 128], "float32"),
-    "q_k_x": ([64, 64], "float32"),
-    "mul_h_2_x": ([64, 64], "float16"),
-    "add_mul_part_x": ([64, 128], "float32"),
-    "mul_h_3_x": ([64, 128], "float16"),
-    "S_next_part_x": ([128, 128], "float32"),
+    "k_kT_channel": ([64, 64], "float32"),
+    "minus_A_4_f16_channel": ([64, 64], "float16"),
+    "Tinv_rows_2_f16_channel": ([64, 64], "float16"),
+    "minus_A_8_f16_channel": ([64, 64], "float16"),
+    "minus_A_16_f16_channel": ([64, 64], "float16"),
+    "minus_A_32_f16_channel": ([64, 64], "float16"),
+    "minus_A_64_f16_channel": ([64, 64], "float16"),
+    "S_f16_channel": ([128, 128], "float16"),
+    "k_S_channel": ([64, 128], "float32"),
+    "U_operand_f16_channel": ([64, 128], "float16"),
+    "U_channel": ([64, 128], "float32"),
+    "q_S_channel": ([64, 128], "float32"),
+    "q_kT_channel": ([64, 64], "float32"),
+    "q_kT_D_f16_channel": ([64, 64], "float16"),
+    "o_sum_part_channel": ([64, 128], "float32"),
+    "S_operand_f16_channel": ([64, 128], "float16"),
+    "S_next_part_channel": ([128, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; side; dtype
 CONSTANTS = {
@@ -205,23 +205,23 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * pairs_16_mask: workspace, const, [C, C] float32
  * pairs_32_mask: workspace, const, [C, C] float32
  * identity_float16_C: workspace, const, [C, C] float16
- * k_k_x: workspace, block, [C, C] float32
- * pairs_h_x: workspace, block, [C, C] float16
- * Tinv_1_h_x: workspace, block, [C, C] float16
- * pairs_h_2_x: workspace, block, [C, C] float16
- * pairs_h_3_x: workspace, block, [C, C] float16
- * pairs_h_4_x: workspace, block, [C, C] float16
- * pairs_h_5_x: workspace, block, [C, C] float16
- * S_h_x: workspace, block, [K, V] float16
- * k_S_x: workspace, block, [C, V] float32
- * mul_h_x: workspace, block, [C, V] float16
- * U_x: workspace, block, [C, V] float32
- * q_S_x: workspace, block, [C, V] float32
- * q_k_x: workspace, block, [C, C] float32
- * mul_h_2_x: workspace, block, [C, C] float16
- * add_mul_part_x: workspace, block, [C, V] float32
- * mul_h_3_x: workspace, block, [C, V] float16
- * S_next_part_x: workspace, block, [K, V] float32
+ * k_kT_channel: workspace, block, [C, C] float32
+ * minus_A_4_f16_channel: workspace, block, [C, C] float16
+ * Tinv_rows_2_f16_channel: workspace, block, [C, C] float16
+ * minus_A_8_f16_channel: workspace, block, [C, C] float16
+ * minus_A_16_f16_channel: workspace, block, [C, C] float16
+ * minus_A_32_f16_channel: workspace, block, [C, C] float16
+ * minus_A_64_f16_channel: workspace, block, [C, C] float16
+ * S_f16_channel: workspace, block, [K, V] float16
+ * k_S_channel: workspace, block, [C, V] float32
+ * U_operand_f16_channel: workspace, block, [C, V] float16
+ * U_channel: workspace, block, [C, V] float32
+ * q_S_channel: workspace, block, [C, V] float32
+ * q_kT_channel: workspace, block, [C, C] float32
+ * q_kT_D_f16_channel: workspace, block, [C, C] float16
+ * o_sum_part_channel: workspace, block, [C, V] float32
+ * S_operand_f16_channel: workspace, block, [C, V] float16
+ * S_next_part_channel: workspace, block, [K, V] float32
  */
 PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ uint8_t *q_bytes,
@@ -243,23 +243,23 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ uint8_t *pairs_16_mask_bytes,
     __gm__ uint8_t *pairs_32_mask_bytes,
     __gm__ uint8_t *identity_float16_C_bytes,
-    __gm__ uint8_t *k_k_x_bytes,
-    __gm__ uint8_t *pairs_h_x_bytes,
-    __gm__ uint8_t *Tinv_1_h_x_bytes,
-    __gm__ uint8_t *pairs_h_2_x_bytes,
-    __gm__ uint8_t *pairs_h_3_x_bytes,
-    __gm__ uint8_t *pairs_h_4_x_bytes,
-    __gm__ uint8_t *pairs_h_5_x_bytes,
-    __gm__ uint8_t *S_h_x_bytes,
-    __gm__ uint8_t *k_S_x_bytes,
-    __gm__ uint8_t *mul_h_x_bytes,
-    __gm__ uint8_t *U_x_bytes,
-    __gm__ uint8_t *q_S_x_bytes,
-    __gm__ uint8_t *q_k_x_bytes,
-    __gm__ uint8_t *mul_h_2_x_bytes,
-    __gm__ uint8_t *add_mul_part_x_bytes,
-    __gm__ uint8_t *mul_h_3_x_bytes,
-    __gm__ uint8_t *S_next_part_x_bytes,
+    __gm__ uint8_t *k_kT_channel_bytes,
+    __gm__ uint8_t *minus_A_4_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
+    __gm__ uint8_t *minus_A_8_f16_channel_bytes,
+    __gm__ uint8_t *minus_A_16_f16_channel_bytes,
+    __gm__ uint8_t *minus_A_32_f16_channel_bytes,
+    __gm__ uint8_t *minus_A_64_f16_channel_bytes,
+    __gm__ uint8_t *S_f16_channel_bytes,
+    __gm__ uint8_t *k_S_channel_bytes,
+    __gm__ uint8_t *U_operand_f16_channel_bytes,
+    __gm__ uint8_t *U_channel_bytes,
+    __gm__ uint8_t *q_S_channel_bytes,
+    __gm__ uint8_t *q_kT_channel_bytes,
+    __gm__ uint8_t *q_kT_D_f16_channel_bytes,
+    __gm__ uint8_t *o_sum_part_channel_bytes,
+    __gm__ uint8_t *S_operand_f16_channel_bytes,
+    __gm__ uint8_t *S_next_part_channel_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -293,23 +293,23 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
     __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
     __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
-    __gm__ float *k_k_x_gm = reinterpret_cast<__gm__ float *>(k_k_x_bytes);
-    __gm__ half *pairs_h_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_x_bytes);
-    __gm__ half *Tinv_1_h_x_gm = reinterpret_cast<__gm__ half *>(Tinv_1_h_x_bytes);
-    __gm__ half *pairs_h_2_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_2_x_bytes);
-    __gm__ half *pairs_h_3_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_3_x_bytes);
-    __gm__ half *pairs_h_4_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_4_x_bytes);
-    __gm__ half *pairs_h_5_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_5_x_bytes);
-    __gm__ half *S_h_x_gm = reinterpret_cast<__gm__ half *>(S_h_x_bytes);
-    __gm__ float *k_S_x_gm = reinterpret_cast<__gm__ float *>(k_S_x_bytes);
-    __gm__ half *mul_h_x_gm = reinterpret_cast<__gm__ half *>(mul_h_x_bytes);
-    __gm__ float *U_x_gm = reinterpret_cast<__gm__ float *>(U_x_bytes);
-    __gm__ float *q_S_x_gm = reinterpret_cast<__gm__ float *>(q_S_x_bytes);
-    __gm__ float *q_k_x_gm = reinterpret_cast<__gm__ float *>(q_k_x_bytes);
-    __gm__ half *mul_h_2_x_gm = reinterpret_cast<__gm__ half *>(mul_h_2_x_bytes);
-    __gm__ float *add_mul_part_x_gm = reinterpret_cast<__gm__ float *>(add_mul_part_x_bytes);
-    __gm__ half *mul_h_3_x_gm = reinterpret_cast<__gm__ half *>(mul_h_3_x_bytes);
-    __gm__ float *S_next_part_x_gm = reinterpret_cast<__gm__ float *>(S_next_part_x_bytes);
+    __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(k_kT_channel_bytes);
+    __gm__ half *minus_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_4_f16_channel_bytes);
+    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
+    __gm__ half *minus_A_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_8_f16_channel_bytes);
+    __gm__ half *minus_A_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_16_f16_channel_bytes);
+    __gm__ half *minus_A_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_32_f16_channel_bytes);
+    __gm__ half *minus_A_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_64_f16_channel_bytes);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
+    __gm__ float *k_S_channel_gm = reinterpret_cast<__gm__ float *>(k_S_channel_bytes);
+    __gm__ half *U_operand_f16_channel_gm = reinterpret_cast<__gm__ half *>(U_operand_f16_channel_bytes);
+    __gm__ float *U_channel_gm = reinterpret_cast<__gm__ float *>(U_channel_bytes);
+    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(q_S_channel_bytes);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
+    __gm__ half *q_kT_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_kT_D_f16_channel_bytes);
+    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_part_channel_bytes);
+    __gm__ half *S_operand_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_operand_f16_channel_bytes);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 64, 64> identity;
@@ -320,270 +320,270 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(k_left_first, 0x0);
     TileRight<half, 128, 64> k_right_first;
     TASSIGN(k_right_first, 0x0);
-    TileAcc<float, 64, 64> k_k_first;
-    TASSIGN(k_k_first, 0x0);
+    TileAcc<float, 64, 64> k_kT_first;
+    TASSIGN(k_kT_first, 0x0);
     L1Tile<half, 64, 128> q_first;
     TASSIGN(q_first, 0xa000);
     TileLeft<half, 64, 128> q_left_2_first;
     TASSIGN(q_left_2_first, 0x8000);
     TileRight<half, 128, 64> k_right_2_first;
     TASSIGN(k_right_2_first, 0x8000);
-    TileAcc<float, 64, 64> q_k_first;
-    TASSIGN(q_k_first, 0x4000);
-    L1Tile<half, 64, 64> pairs_h_in_first;
-    TASSIGN(pairs_h_in_first, 0x12000);
-    L1Tile<half, 64, 64> Tinv_1_h_in_first;
-    TASSIGN(Tinv_1_h_in_first, 0x14000);
-    TileLeft<half, 64, 64> pairs_h_in_left_first;
-    TASSIGN(pairs_h_in_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_1_h_in_right_first;
-    TASSIGN(Tinv_1_h_in_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_p_first;
-    TASSIGN(Tinv_p_first, 0x8000);
-    L1Tile<half, 64, 64> pairs_h_2_in_first;
-    TASSIGN(pairs_h_2_in_first, 0x16000);
-    L1Tile<half, 64, 64> pairs_h_3_in_first;
-    TASSIGN(pairs_h_3_in_first, 0x18000);
-    L1Tile<half, 64, 64> Tinv_p_h_first;
-    TASSIGN(Tinv_p_h_first, 0x1a000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left_first;
-    TASSIGN(Tinv_1_h_in_left_first, 0x8000);
+    TileAcc<float, 64, 64> q_kT_first;
+    TASSIGN(q_kT_first, 0x4000);
+    L1Tile<half, 64, 64> minus_A_4_f16_in_first;
+    TASSIGN(minus_A_4_f16_in_first, 0x12000);
+    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_first;
+    TASSIGN(Tinv_rows_2_f16_in_first, 0x14000);
+    TileLeft<half, 64, 64> minus_A_4_left_first;
+    TASSIGN(minus_A_4_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_2_right_first;
+    TASSIGN(Tinv_rows_2_right_first, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_4_first;
+    TASSIGN(Tinv_below_4_first, 0x8000);
+    L1Tile<half, 64, 64> minus_A_8_f16_in_first;
+    TASSIGN(minus_A_8_f16_in_first, 0x16000);
+    L1Tile<half, 64, 64> minus_A_16_f16_in_first;
+    TASSIGN(minus_A_16_f16_in_first, 0x18000);
+    L1Tile<half, 64, 64> Tinv_below_4_f16_first;
+    TASSIGN(Tinv_below_4_f16_first, 0x1a000);
+    TileLeft<half, 64, 64> Tinv_rows_2_left_first;
+    TASSIGN(Tinv_rows_2_left_first, 0x8000);
     TileRight<half, 64, 64> identity_right_first;
     TASSIGN(identity_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_identi_first;
-    TASSIGN(Tinv_identi_first, 0xc000);
-    L1Tile<half, 64, 64> pairs_h_4_in_first;
-    TASSIGN(pairs_h_4_in_first, 0x1c000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left_2_first;
-    TASSIGN(Tinv_1_h_in_left_2_first, 0x0);
-    TileRight<half, 64, 64> Tinv_p_h_right_first;
-    TASSIGN(Tinv_p_h_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_s_first;
-    TASSIGN(Tinv_s_first, 0xc000);
-    L1Tile<half, 64, 64> pairs_h_5_in_first;
-    TASSIGN(pairs_h_5_in_first, 0x1e000);
-    L1Tile<half, 64, 64> Tinv_s_h_first;
-    TASSIGN(Tinv_s_h_first, 0x20000);
-    L1Tile<half, 64, 64> mul_h_2_in_first;
-    TASSIGN(mul_h_2_in_first, 0x22000);
-    TileLeft<half, 64, 64> pairs_h_2_in_left_first;
-    TASSIGN(pairs_h_2_in_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_s_h_right_first;
-    TASSIGN(Tinv_s_h_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_3_first;
-    TASSIGN(Tinv_p_3_first, 0x10000);
-    L1Tile<half, 64, 64> Tinv_h_2_first;
-    TASSIGN(Tinv_h_2_first, 0x26000);
-    TileLeft<half, 64, 64> Tinv_s_h_left_first;
-    TASSIGN(Tinv_s_h_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_h_2_right_first;
-    TASSIGN(Tinv_h_2_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_s_2_first;
-    TASSIGN(Tinv_s_2_first, 0xc000);
-    L1Tile<half, 64, 64> Tinv_h_3_first;
-    TASSIGN(Tinv_h_3_first, 0x28000);
-    TileLeft<half, 64, 64> pairs_h_3_in_left_first;
-    TASSIGN(pairs_h_3_in_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_3_right_first;
-    TASSIGN(Tinv_h_3_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_5_first;
-    TASSIGN(Tinv_p_5_first, 0x14000);
-    L1Tile<half, 64, 64> Tinv_h_4_first;
-    TASSIGN(Tinv_h_4_first, 0x2a000);
-    TileLeft<half, 64, 64> Tinv_h_3_left_first;
-    TASSIGN(Tinv_h_3_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_h_4_right_first;
-    TASSIGN(Tinv_h_4_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_s_3_first;
-    TASSIGN(Tinv_s_3_first, 0xc000);
-    L1Tile<half, 64, 64> Tinv_h_5_first;
-    TASSIGN(Tinv_h_5_first, 0x2c000);
-    TileLeft<half, 64, 64> pairs_h_4_in_left_first;
-    TASSIGN(pairs_h_4_in_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_5_right_first;
-    TASSIGN(Tinv_h_5_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_7_first;
-    TASSIGN(Tinv_p_7_first, 0x18000);
-    L1Tile<half, 64, 64> Tinv_h_6_first;
-    TASSIGN(Tinv_h_6_first, 0x2e000);
-    TileLeft<half, 64, 64> Tinv_h_5_left_first;
-    TASSIGN(Tinv_h_5_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_h_6_right_first;
-    TASSIGN(Tinv_h_6_right_first, 0x0);
-    TileAcc<float, 64, 64> Tinv_s_4_first;
-    TASSIGN(Tinv_s_4_first, 0xc000);
-    L1Tile<half, 64, 64> Tinv_h_7_first;
-    TASSIGN(Tinv_h_7_first, 0x30000);
-    TileLeft<half, 64, 64> pairs_h_5_in_left_first;
-    TASSIGN(pairs_h_5_in_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_7_right_first;
-    TASSIGN(Tinv_h_7_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_9_first;
-    TASSIGN(Tinv_p_9_first, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_h_8_first;
-    TASSIGN(Tinv_h_8_first, 0x32000);
-    TileLeft<half, 64, 64> Tinv_h_7_left_first;
-    TASSIGN(Tinv_h_7_left_first, 0x0);
-    TileRight<half, 64, 64> Tinv_h_8_right_first;
-    TASSIGN(Tinv_h_8_right_first, 0x0);
+    TileAcc<float, 64, 64> identity_product_first;
+    TASSIGN(identity_product_first, 0xc000);
+    L1Tile<half, 64, 64> minus_A_32_f16_in_first;
+    TASSIGN(minus_A_32_f16_in_first, 0x1c000);
+    TileLeft<half, 64, 64> Tinv_rows_2_left_2_first;
+    TASSIGN(Tinv_rows_2_left_2_first, 0x0);
+    TileRight<half, 64, 64> Tinv_below_4_right_first;
+    TASSIGN(Tinv_below_4_right_first, 0x0);
+    TileAcc<float, 64, 64> Tinv_rows_4_first;
+    TASSIGN(Tinv_rows_4_first, 0xc000);
+    L1Tile<half, 64, 64> minus_A_64_f16_in_first;
+    TASSIGN(minus_A_64_f16_in_first, 0x1e000);
+    L1Tile<half, 64, 64> Tinv_rows_4_f16_first;
+    TASSIGN(Tinv_rows_4_f16_first, 0x20000);
+    L1Tile<half, 64, 64> q_kT_D_f16_in_first;
+    TASSIGN(q_kT_D_f16_in_first, 0x22000);
+    TileLeft<half, 64, 64> minus_A_8_left_first;
+    TASSIGN(minus_A_8_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_4_right_first;
+    TASSIGN(Tinv_rows_4_right_first, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_8_first;
+    TASSIGN(Tinv_below_8_first, 0x10000);
+    L1Tile<half, 64, 64> Tinv_below_8_f16_first;
+    TASSIGN(Tinv_below_8_f16_first, 0x26000);
+    TileLeft<half, 64, 64> Tinv_rows_4_left_first;
+    TASSIGN(Tinv_rows_4_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_below_8_right_first;
+    TASSIGN(Tinv_below_8_right_first, 0x0);
+    TileAcc<float, 64, 64> Tinv_rows_8_first;
+    TASSIGN(Tinv_rows_8_first, 0xc000);
+    L1Tile<half, 64, 64> Tinv_rows_8_f16_first;
+    TASSIGN(Tinv_rows_8_f16_first, 0x28000);
+    TileLeft<half, 64, 64> minus_A_16_left_first;
+    TASSIGN(minus_A_16_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_8_right_first;
+    TASSIGN(Tinv_rows_8_right_first, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_16_first;
+    TASSIGN(Tinv_below_16_first, 0x14000);
+    L1Tile<half, 64, 64> Tinv_below_16_f16_first;
+    TASSIGN(Tinv_below_16_f16_first, 0x2a000);
+    TileLeft<half, 64, 64> Tinv_rows_8_left_first;
+    TASSIGN(Tinv_rows_8_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_below_16_right_first;
+    TASSIGN(Tinv_below_16_right_first, 0x0);
+    TileAcc<float, 64, 64> Tinv_rows_16_first;
+    TASSIGN(Tinv_rows_16_first, 0xc000);
+    L1Tile<half, 64, 64> Tinv_rows_16_f16_first;
+    TASSIGN(Tinv_rows_16_f16_first, 0x2c000);
+    TileLeft<half, 64, 64> minus_A_32_left_first;
+    TASSIGN(minus_A_32_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_16_right_first;
+    TASSIGN(Tinv_rows_16_right_first, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_32_first;
+    TASSIGN(Tinv_below_32_first, 0x18000);
+    L1Tile<half, 64, 64> Tinv_below_32_f16_first;
+    TASSIGN(Tinv_below_32_f16_first, 0x2e000);
+    TileLeft<half, 64, 64> Tinv_rows_16_left_first;
+    TASSIGN(Tinv_rows_16_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_below_32_right_first;
+    TASSIGN(Tinv_below_32_right_first, 0x0);
+    TileAcc<float, 64, 64> Tinv_rows_32_first;
+    TASSIGN(Tinv_rows_32_first, 0xc000);
+    L1Tile<half, 64, 64> Tinv_rows_32_f16_first;
+    TASSIGN(Tinv_rows_32_f16_first, 0x30000);
+    TileLeft<half, 64, 64> minus_A_64_left_first;
+    TASSIGN(minus_A_64_left_first, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_32_right_first;
+    TASSIGN(Tinv_rows_32_right_first, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_64_first;
+    TASSIGN(Tinv_below_64_first, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_below_64_f16_first;
+    TASSIGN(Tinv_below_64_f16_first, 0x32000);
+    TileLeft<half, 64, 64> Tinv_rows_32_left_first;
+    TASSIGN(Tinv_rows_32_left_first, 0x0);
+    TileRight<half, 64, 64> Tinv_below_64_right_first;
+    TASSIGN(Tinv_below_64_right_first, 0x0);
     TileAcc<float, 64, 64> Tinv_first;
     TASSIGN(Tinv_first, 0xc000);
-    L1Tile<half, 64, 64> Tinv_h_first;
-    TASSIGN(Tinv_h_first, 0x34000);
+    L1Tile<half, 64, 64> Tinv_f16_first;
+    TASSIGN(Tinv_f16_first, 0x34000);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> k;
-    L1Tile<half, 64, 64> Tinv_h;
-    L1Tile<half, 64, 64> mul_h_2_in;
+    L1Tile<half, 64, 64> Tinv_f16;
+    L1Tile<half, 64, 64> q_kT_D_f16_in;
     L1Tile<half, 64, 128> k_next;
     TileLeft<half, 64, 128> k_left_next;
     TASSIGN(k_left_next, 0x8000);
     TileRight<half, 128, 64> k_right_next;
     TASSIGN(k_right_next, 0x8000);
-    TileAcc<float, 64, 64> k_k_next;
-    TASSIGN(k_k_next, 0x0);
+    TileAcc<float, 64, 64> k_kT_next;
+    TASSIGN(k_kT_next, 0x0);
     L1Tile<half, 64, 128> q_next;
-    L1Tile<half, 128, 128> S_h_in;
-    TASSIGN(S_h_in, 0x38000);
+    L1Tile<half, 128, 128> S_f16_in;
+    TASSIGN(S_f16_in, 0x38000);
     TileLeft<half, 64, 128> q_left_2_next;
     TASSIGN(q_left_2_next, 0x0);
     TileRight<half, 128, 64> k_right_2_next;
     TASSIGN(k_right_2_next, 0x0);
-    TileAcc<float, 64, 64> q_k_next;
-    TASSIGN(q_k_next, 0x4000);
+    TileAcc<float, 64, 64> q_kT_next;
+    TASSIGN(q_kT_next, 0x4000);
     TileLeft<half, 64, 128> k_left_2;
     TASSIGN(k_left_2, 0x8000);
-    TileRight<half, 128, 128> S_h_in_right;
-    TASSIGN(S_h_in_right, 0x8000);
+    TileRight<half, 128, 128> S_right;
+    TASSIGN(S_right, 0x8000);
     TileAcc<float, 64, 128> k_S;
     TASSIGN(k_S, 0x8000);
     TileLeft<half, 64, 128> q_left;
     TASSIGN(q_left, 0x0);
-    TileRight<half, 128, 128> S_h_in_right_2;
-    TASSIGN(S_h_in_right_2, 0x0);
+    TileRight<half, 128, 128> S_right_2;
+    TASSIGN(S_right_2, 0x0);
     TileAcc<float, 64, 128> q_S;
     TASSIGN(q_S, 0x10000);
-    L1Tile<half, 64, 64> pairs_h_in_next;
-    TASSIGN(pairs_h_in_next, 0x40000);
-    L1Tile<half, 64, 64> Tinv_1_h_in_next;
-    TASSIGN(Tinv_1_h_in_next, 0x42000);
-    TileLeft<half, 64, 64> pairs_h_in_left_next;
-    TASSIGN(pairs_h_in_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_1_h_in_right_next;
-    TASSIGN(Tinv_1_h_in_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_next;
-    TASSIGN(Tinv_p_next, 0x18000);
-    L1Tile<half, 64, 64> pairs_h_2_in_next;
-    TASSIGN(pairs_h_2_in_next, 0x44000);
-    L1Tile<half, 64, 64> pairs_h_3_in_next;
-    TASSIGN(pairs_h_3_in_next, 0x46000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left_next;
-    TASSIGN(Tinv_1_h_in_left_next, 0x0);
+    L1Tile<half, 64, 64> minus_A_4_f16_in_next;
+    TASSIGN(minus_A_4_f16_in_next, 0x40000);
+    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_next;
+    TASSIGN(Tinv_rows_2_f16_in_next, 0x42000);
+    TileLeft<half, 64, 64> minus_A_4_left_next;
+    TASSIGN(minus_A_4_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_2_right_next;
+    TASSIGN(Tinv_rows_2_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_4_next;
+    TASSIGN(Tinv_below_4_next, 0x18000);
+    L1Tile<half, 64, 64> minus_A_8_f16_in_next;
+    TASSIGN(minus_A_8_f16_in_next, 0x44000);
+    L1Tile<half, 64, 64> minus_A_16_f16_in_next;
+    TASSIGN(minus_A_16_f16_in_next, 0x46000);
+    TileLeft<half, 64, 64> Tinv_rows_2_left_next;
+    TASSIGN(Tinv_rows_2_left_next, 0x0);
     TileRight<half, 64, 64> identity_right_next;
     TASSIGN(identity_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_identi_next;
-    TASSIGN(Tinv_identi_next, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_p_h_next;
-    TASSIGN(Tinv_p_h_next, 0x48000);
-    L1Tile<half, 64, 64> pairs_h_4_in_next;
-    TASSIGN(pairs_h_4_in_next, 0x4a000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left_2_next;
-    TASSIGN(Tinv_1_h_in_left_2_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_p_h_right_next;
-    TASSIGN(Tinv_p_h_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_s_next;
-    TASSIGN(Tinv_s_next, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_s_h_next;
-    TASSIGN(Tinv_s_h_next, 0x4c000);
-    TileLeft<half, 64, 64> pairs_h_2_in_left_next;
-    TASSIGN(pairs_h_2_in_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_s_h_right_next;
-    TASSIGN(Tinv_s_h_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_p_3_next;
-    TASSIGN(Tinv_p_3_next, 0x0);
-    L1Tile<half, 64, 128> mul_h_in;
-    TASSIGN(mul_h_in, 0x4e000);
-    L1Tile<half, 64, 64> Tinv_h_2_next;
-    TASSIGN(Tinv_h_2_next, 0x52000);
-    TileLeft<half, 64, 64> Tinv_h_left;
-    TASSIGN(Tinv_h_left, 0x8000);
-    TileRight<half, 64, 128> mul_h_in_right;
-    TASSIGN(mul_h_in_right, 0x8000);
+    TileAcc<float, 64, 64> identity_product_next;
+    TASSIGN(identity_product_next, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_below_4_f16_next;
+    TASSIGN(Tinv_below_4_f16_next, 0x48000);
+    L1Tile<half, 64, 64> minus_A_32_f16_in_next;
+    TASSIGN(minus_A_32_f16_in_next, 0x4a000);
+    TileLeft<half, 64, 64> Tinv_rows_2_left_2_next;
+    TASSIGN(Tinv_rows_2_left_2_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_4_right_next;
+    TASSIGN(Tinv_below_4_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_4_next;
+    TASSIGN(Tinv_rows_4_next, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_rows_4_f16_next;
+    TASSIGN(Tinv_rows_4_f16_next, 0x4c000);
+    TileLeft<half, 64, 64> minus_A_8_left_next;
+    TASSIGN(minus_A_8_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_4_right_next;
+    TASSIGN(Tinv_rows_4_right_next, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_8_next;
+    TASSIGN(Tinv_below_8_next, 0x0);
+    L1Tile<half, 64, 128> U_operand_f16_in;
+    TASSIGN(U_operand_f16_in, 0x4e000);
+    L1Tile<half, 64, 64> Tinv_below_8_f16_next;
+    TASSIGN(Tinv_below_8_f16_next, 0x52000);
+    TileLeft<half, 64, 64> Tinv_left;
+    TASSIGN(Tinv_left, 0x8000);
+    TileRight<half, 64, 128> U_operand_right;
+    TASSIGN(U_operand_right, 0x8000);
     TileAcc<float, 64, 128> U;
     TASSIGN(U, 0x4000);
-    L1Tile<half, 64, 64> pairs_h_5_in_next;
-    TASSIGN(pairs_h_5_in_next, 0x54000);
-    L1Tile<half, 64, 64> mul_h_2_in_next;
-    TileLeft<half, 64, 64> Tinv_s_h_left_next;
-    TASSIGN(Tinv_s_h_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_h_2_right_next;
-    TASSIGN(Tinv_h_2_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_s_2_next;
-    TASSIGN(Tinv_s_2_next, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_h_3_next;
-    TASSIGN(Tinv_h_3_next, 0x56000);
-    L1Tile<half, 64, 128> U_h;
-    TASSIGN(U_h, 0x58000);
-    TileLeft<half, 64, 64> pairs_h_3_in_left_next;
-    TASSIGN(pairs_h_3_in_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_3_right_next;
-    TASSIGN(Tinv_h_3_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_5_next;
-    TASSIGN(Tinv_p_5_next, 0xc000);
-    L1Tile<half, 64, 64> Tinv_h_4_next;
-    TASSIGN(Tinv_h_4_next, 0x5c000);
-    TileLeft<half, 64, 64> mul_h_2_in_left;
-    TASSIGN(mul_h_2_in_left, 0x0);
-    TileRight<half, 64, 128> U_h_right;
-    TASSIGN(U_h_right, 0x0);
-    TileAcc<float, 64, 128> add_mul_part;
-    TASSIGN(add_mul_part, 0x10000);
-    L1Tile<half, 64, 128> mul_h_3_in;
-    TASSIGN(mul_h_3_in, 0x5e000);
-    TileLeft<half, 64, 64> Tinv_h_3_left_next;
-    TASSIGN(Tinv_h_3_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_4_right_next;
-    TASSIGN(Tinv_h_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_s_3_next;
-    TASSIGN(Tinv_s_3_next, 0x1c000);
+    L1Tile<half, 64, 64> minus_A_64_f16_in_next;
+    TASSIGN(minus_A_64_f16_in_next, 0x54000);
+    L1Tile<half, 64, 64> q_kT_D_f16_in_next;
+    TileLeft<half, 64, 64> Tinv_rows_4_left_next;
+    TASSIGN(Tinv_rows_4_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_below_8_right_next;
+    TASSIGN(Tinv_below_8_right_next, 0x0);
+    TileAcc<float, 64, 64> Tinv_rows_8_next;
+    TASSIGN(Tinv_rows_8_next, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_rows_8_f16_next;
+    TASSIGN(Tinv_rows_8_f16_next, 0x56000);
+    L1Tile<half, 64, 128> U_f16;
+    TASSIGN(U_f16, 0x58000);
+    TileLeft<half, 64, 64> minus_A_16_left_next;
+    TASSIGN(minus_A_16_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_8_right_next;
+    TASSIGN(Tinv_rows_8_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_16_next;
+    TASSIGN(Tinv_below_16_next, 0xc000);
+    L1Tile<half, 64, 64> Tinv_below_16_f16_next;
+    TASSIGN(Tinv_below_16_f16_next, 0x5c000);
+    TileLeft<half, 64, 64> q_kT_D_left;
+    TASSIGN(q_kT_D_left, 0x0);
+    TileRight<half, 64, 128> U_right;
+    TASSIGN(U_right, 0x0);
+    TileAcc<float, 64, 128> o_sum_part;
+    TASSIGN(o_sum_part, 0x10000);
+    L1Tile<half, 64, 128> S_operand_f16_in;
+    TASSIGN(S_operand_f16_in, 0x5e000);
+    TileLeft<half, 64, 64> Tinv_rows_8_left_next;
+    TASSIGN(Tinv_rows_8_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_16_right_next;
+    TASSIGN(Tinv_below_16_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_16_next;
+    TASSIGN(Tinv_rows_16_next, 0x1c000);
     TileLeft<half, 128, 64> k_left_3;
     TASSIGN(k_left_3, 0x0);
-    TileRight<half, 64, 128> mul_h_3_in_right;
-    TASSIGN(mul_h_3_in_right, 0x0);
+    TileRight<half, 64, 128> S_operand_right;
+    TASSIGN(S_operand_right, 0x0);
     TileAcc<float, 128, 128> S_next_part;
     TASSIGN(S_next_part, 0x0);
-    L1Tile<half, 64, 64> Tinv_h_5_next;
-    TASSIGN(Tinv_h_5_next, 0x62000);
-    TileLeft<half, 64, 64> pairs_h_4_in_left_next;
-    TASSIGN(pairs_h_4_in_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_5_right_next;
-    TASSIGN(Tinv_h_5_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_7_next;
-    TASSIGN(Tinv_p_7_next, 0x10000);
-    L1Tile<half, 64, 64> Tinv_h_6_next;
-    TASSIGN(Tinv_h_6_next, 0x64000);
-    TileLeft<half, 64, 64> Tinv_h_5_left_next;
-    TASSIGN(Tinv_h_5_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_h_6_right_next;
-    TASSIGN(Tinv_h_6_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_s_4_next;
-    TASSIGN(Tinv_s_4_next, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_h_7_next;
-    TASSIGN(Tinv_h_7_next, 0x66000);
-    TileLeft<half, 64, 64> pairs_h_5_in_left_next;
-    TASSIGN(pairs_h_5_in_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_7_right_next;
-    TASSIGN(Tinv_h_7_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_9_next;
-    TASSIGN(Tinv_p_9_next, 0x14000);
-    L1Tile<half, 64, 64> Tinv_h_8_next;
-    TASSIGN(Tinv_h_8_next, 0x68000);
-    TileLeft<half, 64, 64> Tinv_h_7_left_next;
-    TASSIGN(Tinv_h_7_left_next, 0x0);
-    TileRight<half, 64, 64> Tinv_h_8_right_next;
-    TASSIGN(Tinv_h_8_right_next, 0x0);
+    L1Tile<half, 64, 64> Tinv_rows_16_f16_next;
+    TASSIGN(Tinv_rows_16_f16_next, 0x62000);
+    TileLeft<half, 64, 64> minus_A_32_left_next;
+    TASSIGN(minus_A_32_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_16_right_next;
+    TASSIGN(Tinv_rows_16_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_32_next;
+    TASSIGN(Tinv_below_32_next, 0x10000);
+    L1Tile<half, 64, 64> Tinv_below_32_f16_next;
+    TASSIGN(Tinv_below_32_f16_next, 0x64000);
+    TileLeft<half, 64, 64> Tinv_rows_16_left_next;
+    TASSIGN(Tinv_rows_16_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_below_32_right_next;
+    TASSIGN(Tinv_below_32_right_next, 0x0);
+    TileAcc<float, 64, 64> Tinv_rows_32_next;
+    TASSIGN(Tinv_rows_32_next, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_rows_32_f16_next;
+    TASSIGN(Tinv_rows_32_f16_next, 0x66000);
+    TileLeft<half, 64, 64> minus_A_64_left_next;
+    TASSIGN(minus_A_64_left_next, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_32_right_next;
+    TASSIGN(Tinv_rows_32_right_next, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_64_next;
+    TASSIGN(Tinv_below_64_next, 0x14000);
+    L1Tile<half, 64, 64> Tinv_below_64_f16_next;
+    TASSIGN(Tinv_below_64_f16_next, 0x68000);
+    TileLeft<half, 64, 64> Tinv_rows_32_left_next;
+    TASSIGN(Tinv_rows_32_left_next, 0x0);
+    TileRight<half, 64, 64> Tinv_below_64_right_next;
+    TASSIGN(Tinv_below_64_right_next, 0x0);
     TileAcc<float, 64, 64> Tinv_next;
     TASSIGN(Tinv_next, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_h_next;
+    L1Tile<half, 64, 64> Tinv_f16_next;
     // Tinv = unit_lower_inverse(A)
     {
         auto from = view(identity_float16_C_gm, 64, 64, 64);
@@ -612,10 +612,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TRESHAPE(k_right_first_from, k_first);
             TEXTRACT(k_right_first, k_right_first_from, 0, 0);
         }
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> k_k_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> k_k_first
-        if (rows_next > 0) TMATMUL(k_k_first, k_left_first, k_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k_first -> store
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> k_kT_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> k_kT_first
+        if (rows_next > 0) TMATMUL(k_kT_first, k_left_first, k_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
         L1Part<half, 64, 128> q_raw_first(rows_next, 128);
         TASSIGN(q_raw_first, 0xa000);
         auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
@@ -624,14 +624,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_left_2_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k_first -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(k_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_k_first);
+                auto to = view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, k_kT_first);
             }
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_k_x -> k_k_in_first
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_left_2_first
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         if (rows_next > 0) TEXTRACT(q_left_2_first, q_first, 0, 0);
@@ -640,194 +640,194 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TRESHAPE(k_right_2_first_from, k_first);
             TEXTRACT(k_right_2_first, k_right_2_first_from, 0, 0);
         }
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2_first -> q_k_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2_first -> q_k_first
-        if (rows_next > 0) TMATMUL(q_k_first, q_left_2_first, k_right_2_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k_first -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_left_2_first -> Tinv_1_h_in_left_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k_first -> store
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2_first -> q_kT_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_2_first -> q_kT_first
+        if (rows_next > 0) TMATMUL(q_kT_first, q_left_2_first, k_right_2_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_left_2_first -> Tinv_rows_2_left_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_k_first);
+                auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_kT_first);
             }
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k_x -> q_k_in_first
-        wait_flag_dev(1);  // pairs_h_x -> pairs_h_in_first
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_first
+        wait_flag_dev(1);  // minus_A_4_f16_channel -> minus_A_4_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(pairs_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_in_first, from);
+                auto from = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(minus_A_4_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_first -> pairs_h_in_left_first
-        wait_flag_dev(1);  // Tinv_1_h_x -> Tinv_1_h_in_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_first -> minus_A_4_left_first
+        wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(Tinv_1_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_1_h_in_first, from);
+                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(Tinv_rows_2_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_first -> Tinv_1_h_in_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_first -> pairs_h_in_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_rows_2_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_first -> minus_A_4_left_first
         // Tinv = unit_lower_inverse(A)
-        if (rows_next > 0) TEXTRACT(pairs_h_in_left_first, pairs_h_in_first, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_first -> Tinv_1_h_in_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_1_h_in_right_first, Tinv_1_h_in_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_1_h_in_right_first -> Tinv_p_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_1_h_in_right_first -> Tinv_p_first
-        if (rows_next > 0) TMATMUL(Tinv_p_first, pairs_h_in_left_first, Tinv_1_h_in_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_first -> Tinv_p_h_first
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // pairs_h_in_left_first -> Tinv_1_h_in_left_2_first
-        wait_flag_dev(1);  // pairs_h_2_x -> pairs_h_2_in_first
+        if (rows_next > 0) TEXTRACT(minus_A_4_left_first, minus_A_4_f16_in_first, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_rows_2_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_2_right_first, Tinv_rows_2_f16_in_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_2_right_first -> Tinv_below_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_2_right_first -> Tinv_below_4_first
+        if (rows_next > 0) TMATMUL(Tinv_below_4_first, minus_A_4_left_first, Tinv_rows_2_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // minus_A_4_left_first -> Tinv_rows_2_left_2_first
+        wait_flag_dev(1);  // minus_A_8_f16_channel -> minus_A_8_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(pairs_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_2_in_first, from);
+                auto from = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(minus_A_8_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_2_in_first -> pairs_h_2_in_left_first
-        wait_flag_dev(1);  // pairs_h_3_x -> pairs_h_3_in_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_8_f16_in_first -> minus_A_8_left_first
+        wait_flag_dev(1);  // minus_A_16_f16_channel -> minus_A_16_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(pairs_h_3_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_3_in_first, from);
+                auto from = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(minus_A_16_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_3_in_first -> pairs_h_3_in_left_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_first -> Tinv_p_h_first
-        if (rows_next > 0) TMOV(Tinv_p_h_first, Tinv_p_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h_first -> Tinv_p_h_right_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_left_2_first -> Tinv_1_h_in_left_first
-        if (rows_next > 0) TEXTRACT(Tinv_1_h_in_left_first, Tinv_1_h_in_first, 0, 0);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_16_f16_in_first -> minus_A_16_left_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
+        if (rows_next > 0) TMOV(Tinv_below_4_f16_first, Tinv_below_4_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_below_4_right_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_left_2_first -> Tinv_rows_2_left_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_2_left_first, Tinv_rows_2_f16_in_first, 0, 0);
         if (rows_next > 0) TEXTRACT(identity_right_first, identity, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_right_first -> Tinv_identi_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_right_first -> Tinv_identi_first
-        if (rows_next > 0) TMATMUL(Tinv_identi_first, Tinv_1_h_in_left_first, identity_right_first);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_1_h_in_left_first -> pairs_h_2_in_left_first
-        wait_flag_dev(1);  // pairs_h_4_x -> pairs_h_4_in_first
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_right_first -> identity_product_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // identity_right_first -> identity_product_first
+        if (rows_next > 0) TMATMUL(identity_product_first, Tinv_rows_2_left_first, identity_right_first);
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_left_first -> minus_A_8_left_first
+        wait_flag_dev(1);  // minus_A_32_f16_channel -> minus_A_32_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(pairs_h_4_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_4_in_first, from);
+                auto from = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(minus_A_32_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_4_in_first -> pairs_h_4_in_left_first
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // pairs_h_in_left_first -> Tinv_1_h_in_left_2_first
-        if (rows_next > 0) TEXTRACT(Tinv_1_h_in_left_2_first, Tinv_1_h_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h_first -> Tinv_p_h_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_p_h_right_first, Tinv_p_h_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_p_h_right_first -> Tinv_s_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_p_h_right_first -> Tinv_s_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_s_first, Tinv_identi_first, Tinv_1_h_in_left_2_first, Tinv_p_h_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_first -> Tinv_s_h_first
-        wait_flag_dev(1);  // pairs_h_5_x -> pairs_h_5_in_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_32_f16_in_first -> minus_A_32_left_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // minus_A_4_left_first -> Tinv_rows_2_left_2_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_2_left_2_first, Tinv_rows_2_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_below_4_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_4_right_first, Tinv_below_4_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right_first -> Tinv_rows_4_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right_first -> Tinv_rows_4_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_first, identity_product_first, Tinv_rows_2_left_2_first, Tinv_below_4_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
+        wait_flag_dev(1);  // minus_A_64_f16_channel -> minus_A_64_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(pairs_h_5_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(pairs_h_5_in_first, from);
+                auto from = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(minus_A_64_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // pairs_h_5_in_first -> pairs_h_5_in_left_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_s_first -> Tinv_s_h_first
-        if (rows_next > 0) TMOV(Tinv_s_h_first, Tinv_s_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h_first -> Tinv_s_h_right_first
-        wait_flag_dev(1);  // mul_h_2_x -> mul_h_2_in_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_A_64_f16_in_first -> minus_A_64_left_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
+        if (rows_next > 0) TMOV(Tinv_rows_4_f16_first, Tinv_rows_4_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_rows_4_right_first
+        wait_flag_dev(1);  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(mul_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(mul_h_2_in_first, from);
+                auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(q_kT_D_f16_in_first, from);
             }
         }
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_1_h_in_left_first -> pairs_h_2_in_left_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_2_in_first -> pairs_h_2_in_left_first
-        if (rows_next > 0) TEXTRACT(pairs_h_2_in_left_first, pairs_h_2_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h_first -> Tinv_s_h_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_s_h_right_first, Tinv_s_h_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_s_h_right_first -> Tinv_p_3_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_s_h_right_first -> Tinv_p_3_first
-        if (rows_next > 0) TMATMUL(Tinv_p_3_first, pairs_h_2_in_left_first, Tinv_s_h_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_3_first -> Tinv_h_2_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_3_first -> Tinv_h_2_first
-        if (rows_next > 0) TMOV(Tinv_h_2_first, Tinv_p_3_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2_first -> Tinv_h_2_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_s_h_left_first, Tinv_s_h_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_2_first -> Tinv_h_2_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_h_2_right_first, Tinv_h_2_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_2_right_first -> Tinv_s_2_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_2_right_first -> Tinv_s_2_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_s_2_first, Tinv_s_first, Tinv_s_h_left_first, Tinv_h_2_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_2_first -> Tinv_h_3_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_2_first -> Tinv_h_3_first
-        if (rows_next > 0) TMOV(Tinv_h_3_first, Tinv_s_2_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3_first -> Tinv_h_3_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_3_in_first -> pairs_h_3_in_left_first
-        if (rows_next > 0) TEXTRACT(pairs_h_3_in_left_first, pairs_h_3_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_3_first -> Tinv_h_3_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_h_3_right_first, Tinv_h_3_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_3_right_first -> Tinv_p_5_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_3_right_first -> Tinv_p_5_first
-        if (rows_next > 0) TMATMUL(Tinv_p_5_first, pairs_h_3_in_left_first, Tinv_h_3_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_5_first -> Tinv_h_4_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_p_5_first -> Tinv_h_4_first
-        if (rows_next > 0) TMOV(Tinv_h_4_first, Tinv_p_5_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4_first -> Tinv_h_4_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_h_3_left_first, Tinv_h_3_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_4_first -> Tinv_h_4_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_h_4_right_first, Tinv_h_4_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_4_right_first -> Tinv_s_3_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_4_right_first -> Tinv_s_3_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_s_3_first, Tinv_s_2_first, Tinv_h_3_left_first, Tinv_h_4_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_3_first -> Tinv_h_5_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_3_first -> Tinv_h_5_first
-        if (rows_next > 0) TMOV(Tinv_h_5_first, Tinv_s_3_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5_first -> Tinv_h_5_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_4_in_first -> pairs_h_4_in_left_first
-        if (rows_next > 0) TEXTRACT(pairs_h_4_in_left_first, pairs_h_4_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_5_first -> Tinv_h_5_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_h_5_right_first, Tinv_h_5_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_5_right_first -> Tinv_p_7_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_5_right_first -> Tinv_p_7_first
-        if (rows_next > 0) TMATMUL(Tinv_p_7_first, pairs_h_4_in_left_first, Tinv_h_5_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_7_first -> Tinv_h_6_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_7_first -> Tinv_h_6_first
-        if (rows_next > 0) TMOV(Tinv_h_6_first, Tinv_p_7_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6_first -> Tinv_h_6_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_h_5_left_first, Tinv_h_5_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_6_first -> Tinv_h_6_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_h_6_right_first, Tinv_h_6_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_6_right_first -> Tinv_s_4_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_6_right_first -> Tinv_s_4_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_s_4_first, Tinv_s_3_first, Tinv_h_5_left_first, Tinv_h_6_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_4_first -> Tinv_h_7_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_4_first -> Tinv_h_7_first
-        if (rows_next > 0) TMOV(Tinv_h_7_first, Tinv_s_4_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7_first -> Tinv_h_7_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // pairs_h_5_in_first -> pairs_h_5_in_left_first
-        if (rows_next > 0) TEXTRACT(pairs_h_5_in_left_first, pairs_h_5_in_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_7_first -> Tinv_h_7_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_h_7_right_first, Tinv_h_7_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_7_right_first -> Tinv_p_9_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_7_right_first -> Tinv_p_9_first
-        if (rows_next > 0) TMATMUL(Tinv_p_9_first, pairs_h_5_in_left_first, Tinv_h_7_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_9_first -> Tinv_h_8_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_9_first -> Tinv_h_8_first
-        if (rows_next > 0) TMOV(Tinv_h_8_first, Tinv_p_9_first);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8_first -> Tinv_h_8_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_h_7_left_first, Tinv_h_7_first, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8_first -> Tinv_h_8_right_first
-        if (rows_next > 0) TEXTRACT(Tinv_h_8_right_first, Tinv_h_8_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_8_right_first -> Tinv_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_8_right_first -> Tinv_first
-        if (rows_next > 0) TMATMUL_ACC(Tinv_first, Tinv_s_4_first, Tinv_h_7_left_first, Tinv_h_8_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_h_first
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_h_first
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_left_first -> minus_A_8_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_8_f16_in_first -> minus_A_8_left_first
+        if (rows_next > 0) TEXTRACT(minus_A_8_left_first, minus_A_8_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_rows_4_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_first, Tinv_rows_4_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_4_right_first -> Tinv_below_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_4_right_first -> Tinv_below_8_first
+        if (rows_next > 0) TMATMUL(Tinv_below_8_first, minus_A_8_left_first, Tinv_rows_4_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
+        if (rows_next > 0) TMOV(Tinv_below_8_f16_first, Tinv_below_8_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16_first -> Tinv_below_8_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_first, Tinv_rows_4_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16_first -> Tinv_below_8_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_below_8_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right_first -> Tinv_rows_8_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right_first -> Tinv_rows_8_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_first, Tinv_rows_4_first, Tinv_rows_4_left_first, Tinv_below_8_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
+        if (rows_next > 0) TMOV(Tinv_rows_8_f16_first, Tinv_rows_8_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_rows_8_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_16_f16_in_first -> minus_A_16_left_first
+        if (rows_next > 0) TEXTRACT(minus_A_16_left_first, minus_A_16_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_rows_8_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_first, Tinv_rows_8_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right_first -> Tinv_below_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right_first -> Tinv_below_16_first
+        if (rows_next > 0) TMATMUL(Tinv_below_16_first, minus_A_16_left_first, Tinv_rows_8_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
+        if (rows_next > 0) TMOV(Tinv_below_16_f16_first, Tinv_below_16_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16_first -> Tinv_below_16_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_first, Tinv_rows_8_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_f16_first -> Tinv_below_16_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_16_right_first, Tinv_below_16_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_16_right_first -> Tinv_rows_16_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_16_right_first -> Tinv_rows_16_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_first, Tinv_rows_8_first, Tinv_rows_8_left_first, Tinv_below_16_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_rows_16_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_rows_16_f16_first
+        if (rows_next > 0) TMOV(Tinv_rows_16_f16_first, Tinv_rows_16_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_rows_16_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_32_f16_in_first -> minus_A_32_left_first
+        if (rows_next > 0) TEXTRACT(minus_A_32_left_first, minus_A_32_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_f16_first -> Tinv_rows_16_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_first, Tinv_rows_16_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_first -> Tinv_below_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_first -> Tinv_below_32_first
+        if (rows_next > 0) TMATMUL(Tinv_below_32_first, minus_A_32_left_first, Tinv_rows_16_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
+        if (rows_next > 0) TMOV(Tinv_below_32_f16_first, Tinv_below_32_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_below_32_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_first, Tinv_rows_16_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_below_32_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_32_right_first, Tinv_below_32_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_32_right_first -> Tinv_rows_32_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_32_right_first -> Tinv_rows_32_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_first, Tinv_rows_16_first, Tinv_rows_16_left_first, Tinv_below_32_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_first -> Tinv_rows_32_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_32_first -> Tinv_rows_32_f16_first
+        if (rows_next > 0) TMOV(Tinv_rows_32_f16_first, Tinv_rows_32_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_rows_32_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_A_64_f16_in_first -> minus_A_64_left_first
+        if (rows_next > 0) TEXTRACT(minus_A_64_left_first, minus_A_64_f16_in_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_32_f16_first -> Tinv_rows_32_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_first, Tinv_rows_32_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_32_right_first -> Tinv_below_64_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_32_right_first -> Tinv_below_64_first
+        if (rows_next > 0) TMATMUL(Tinv_below_64_first, minus_A_64_left_first, Tinv_rows_32_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_first -> Tinv_below_64_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_64_first -> Tinv_below_64_f16_first
+        if (rows_next > 0) TMOV(Tinv_below_64_f16_first, Tinv_below_64_first);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_below_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_first, Tinv_rows_32_f16_first, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_first -> Tinv_below_64_right_first
+        if (rows_next > 0) TEXTRACT(Tinv_below_64_right_first, Tinv_below_64_f16_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_64_right_first -> Tinv_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_64_right_first -> Tinv_first
+        if (rows_next > 0) TMATMUL_ACC(Tinv_first, Tinv_rows_32_first, Tinv_rows_32_left_first, Tinv_below_64_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
         // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-        if (rows_next > 0) TMOV(Tinv_h_first, Tinv_first);
+        if (rows_next > 0) TMOV(Tinv_f16_first, Tinv_first);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_first -> k_S
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_first -> k_S
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_7_left_next -> q_left_2_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_32_left_next -> q_left_2_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -837,12 +837,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             TASSIGN(q, 0xa000 + c % 2 * 16384);
             TASSIGN(k, 0x2000 + c % 2 * 16384);
-            TASSIGN(Tinv_h, 0x34000 + c % 2 * 8192);
-            TASSIGN(mul_h_2_in, 0x22000 + c % 2 * 8192);
+            TASSIGN(Tinv_f16, 0x34000 + c % 2 * 8192);
+            TASSIGN(q_kT_D_f16_in, 0x22000 + c % 2 * 8192);
             TASSIGN(k_next, 0x2000 + (c + 1) % 2 * 16384);
             TASSIGN(q_next, 0xa000 + (c + 1) % 2 * 16384);
-            TASSIGN(mul_h_2_in_next, 0x22000 + (c + 1) % 2 * 8192);
-            TASSIGN(Tinv_h_next, 0x34000 + (c + 1) % 2 * 8192);
+            TASSIGN(q_kT_D_f16_in_next, 0x22000 + (c + 1) % 2 * 8192);
+            TASSIGN(Tinv_f16_next, 0x34000 + (c + 1) % 2 * 8192);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
             L1Part<half, 64, 128> k_raw_next(rows_next, 128);
             TASSIGN(k_raw_next, 0x2000 + (c + 1) % 2 * 16384);
@@ -860,10 +860,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TRESHAPE(k_right_next_from, k_next);
                 TEXTRACT(k_right_next, k_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_right_next -> k_k_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_right_next -> k_k_next
-            if (rows_next > 0) TMATMUL(k_k_next, k_left_next, k_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_k_next -> store
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_right_next -> k_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_right_next -> k_kT_next
+            if (rows_next > 0) TMATMUL(k_kT_next, k_left_next, k_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_kT_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_left_next -> k_left_2
             L1Part<half, 64, 128> q_raw_next(rows_next, 128);
             TASSIGN(q_raw_next, 0xa000 + (c + 1) % 2 * 16384);
@@ -873,22 +873,22 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_left_2_next
-            wait_flag_dev(1);  // S_h_x -> S_h_in
+            wait_flag_dev(1);  // S_f16_channel -> S_f16_in
             {
-                auto from = view(S_h_x_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_h_in, from);
+                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
+                TLOAD(S_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_h_in -> S_h_in_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_k_next -> store
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> S_right
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_kT_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(k_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k_k_next);
+                    auto to = view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TSTORE(to, k_kT_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_k_x -> k_k_in_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_left_2_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_7_left_next -> q_left_2_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_32_left_next -> q_left_2_next
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             if (rows_next > 0) TEXTRACT(q_left_2_next, q_next, 0, 0);
             if (rows_next > 0) {
@@ -896,296 +896,296 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TRESHAPE(k_right_2_next_from, k_next);
                 TEXTRACT(k_right_2_next, k_right_2_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_right_2_next -> q_k_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_right_2_next -> q_k_next
-            if (rows_next > 0) TMATMUL(q_k_next, q_left_2_next, k_right_2_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k_next -> store
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_right_2_next -> q_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // k_right_2_next -> q_kT_next
+            if (rows_next > 0) TMATMUL(q_kT_next, q_left_2_next, k_right_2_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_2_next -> q_left
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k_next -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_k_next);
+                    auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TSTORE(to, q_kT_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k_x -> q_k_in_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_left_next -> k_left_2
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TEXTRACT(k_left_2, k, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_h_in -> S_h_in_right
-            TEXTRACT(S_h_in_right, S_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_h_in_right -> k_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_h_in_right -> k_S
-            TMATMUL(k_S, k_left_2, S_h_in_right);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> S_right
+            TEXTRACT(S_right, S_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_right -> k_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // S_right -> k_S
+            TMATMUL(k_S, k_left_2, S_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_left_2 -> pairs_h_in_left_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_left_2 -> minus_A_4_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
             {
-                auto to = view(k_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                auto to = view(k_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, k_S);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_S_x -> k_S_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_S_channel -> k_S_in
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_2_next -> q_left
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TEXTRACT(q_left, q, 0, 0);
-            TEXTRACT(S_h_in_right_2, S_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right_2 -> q_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right_2 -> q_S
-            TMATMUL(q_S, q_left, S_h_in_right_2);
+            TEXTRACT(S_right_2, S_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right_2 -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right_2 -> q_S
+            TMATMUL(q_S, q_left, S_right_2);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_left -> Tinv_1_h_in_left_next
-            wait_flag_dev(1);  // pairs_h_x -> pairs_h_in_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_left -> Tinv_rows_2_left_next
+            wait_flag_dev(1);  // minus_A_4_f16_channel -> minus_A_4_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(pairs_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(pairs_h_in_next, from);
+                    auto from = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(minus_A_4_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_in_next -> pairs_h_in_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_4_f16_in_next -> minus_A_4_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_S -> store
             {
-                auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, q_S);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_x -> q_S_in
-            wait_flag_dev(1);  // Tinv_1_h_x -> Tinv_1_h_in_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel -> q_S_in
+            wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(Tinv_1_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(Tinv_1_h_in_next, from);
+                    auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(Tinv_rows_2_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_1_h_in_next -> Tinv_1_h_in_right_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // pairs_h_in_next -> pairs_h_in_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_left_2 -> pairs_h_in_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_rows_2_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_4_f16_in_next -> minus_A_4_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_left_2 -> minus_A_4_left_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TEXTRACT(pairs_h_in_left_next, pairs_h_in_next, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_1_h_in_next -> Tinv_1_h_in_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_1_h_in_right_next, Tinv_1_h_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_1_h_in_right_next -> Tinv_p_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_1_h_in_right_next -> Tinv_p_next
-            if (rows_next > 0) TMATMUL(Tinv_p_next, pairs_h_in_left_next, Tinv_1_h_in_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_next -> Tinv_p_h_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // pairs_h_in_left_next -> Tinv_1_h_in_left_2_next
-            wait_flag_dev(1);  // pairs_h_2_x -> pairs_h_2_in_next
+            if (rows_next > 0) TEXTRACT(minus_A_4_left_next, minus_A_4_f16_in_next, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_rows_2_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_2_right_next, Tinv_rows_2_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_2_right_next -> Tinv_below_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_2_right_next -> Tinv_below_4_next
+            if (rows_next > 0) TMATMUL(Tinv_below_4_next, minus_A_4_left_next, Tinv_rows_2_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // minus_A_4_left_next -> Tinv_rows_2_left_2_next
+            wait_flag_dev(1);  // minus_A_8_f16_channel -> minus_A_8_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(pairs_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(pairs_h_2_in_next, from);
+                    auto from = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(minus_A_8_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_2_in_next -> pairs_h_2_in_left_next
-            wait_flag_dev(1);  // pairs_h_3_x -> pairs_h_3_in_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_8_f16_in_next -> minus_A_8_left_next
+            wait_flag_dev(1);  // minus_A_16_f16_channel -> minus_A_16_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(pairs_h_3_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(pairs_h_3_in_next, from);
+                    auto from = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(minus_A_16_f16_in_next, from);
                 }
             }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_left -> Tinv_1_h_in_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_1_h_in_left_next, Tinv_1_h_in_next, 0, 0);
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_left -> Tinv_rows_2_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_2_left_next, Tinv_rows_2_f16_in_next, 0, 0);
             if (rows_next > 0) TEXTRACT(identity_right_next, identity, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_right_next -> Tinv_identi_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_right_next -> Tinv_identi_next
-            if (rows_next > 0) TMATMUL(Tinv_identi_next, Tinv_1_h_in_left_next, identity_right_next);
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in_left_next -> pairs_h_2_in_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_next -> Tinv_p_h_next
-            if (rows_next > 0) TMOV(Tinv_p_h_next, Tinv_p_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_p_h_next -> Tinv_p_h_right_next
-            wait_flag_dev(1);  // pairs_h_4_x -> pairs_h_4_in_next
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_right_next -> identity_product_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // identity_right_next -> identity_product_next
+            if (rows_next > 0) TMATMUL(identity_product_next, Tinv_rows_2_left_next, identity_right_next);
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_left_next -> minus_A_8_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_4_f16_next, Tinv_below_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_below_4_right_next
+            wait_flag_dev(1);  // minus_A_32_f16_channel -> minus_A_32_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(pairs_h_4_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(pairs_h_4_in_next, from);
+                    auto from = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(minus_A_32_f16_in_next, from);
                 }
             }
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // pairs_h_in_left_next -> Tinv_1_h_in_left_2_next
-            if (rows_next > 0) TEXTRACT(Tinv_1_h_in_left_2_next, Tinv_1_h_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_p_h_next -> Tinv_p_h_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_p_h_right_next, Tinv_p_h_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_p_h_right_next -> Tinv_s_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_p_h_right_next -> Tinv_s_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_s_next, Tinv_identi_next, Tinv_1_h_in_left_2_next, Tinv_p_h_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_next -> Tinv_s_h_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_next -> Tinv_s_h_next
-            if (rows_next > 0) TMOV(Tinv_s_h_next, Tinv_s_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_s_h_next -> Tinv_s_h_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in_left_next -> pairs_h_2_in_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_2_in_next -> pairs_h_2_in_left_next
-            if (rows_next > 0) TEXTRACT(pairs_h_2_in_left_next, pairs_h_2_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_s_h_next -> Tinv_s_h_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_s_h_right_next, Tinv_s_h_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_s_h_right_next -> Tinv_p_3_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_s_h_right_next -> Tinv_p_3_next
-            if (rows_next > 0) TMATMUL(Tinv_p_3_next, pairs_h_2_in_left_next, Tinv_s_h_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_3_next -> Tinv_h_2_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_2_in_left_next -> Tinv_s_h_left_next
-            wait_flag_dev(1);  // mul_h_x -> mul_h_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // minus_A_4_left_next -> Tinv_rows_2_left_2_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_2_left_2_next, Tinv_rows_2_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_next -> Tinv_below_4_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_below_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right_next -> Tinv_rows_4_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right_next -> Tinv_rows_4_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_4_next, identity_product_next, Tinv_rows_2_left_2_next, Tinv_below_4_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
+            if (rows_next > 0) TMOV(Tinv_rows_4_f16_next, Tinv_rows_4_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_rows_4_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_left_next -> minus_A_8_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_8_f16_in_next -> minus_A_8_left_next
+            if (rows_next > 0) TEXTRACT(minus_A_8_left_next, minus_A_8_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_next -> Tinv_rows_4_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_next, Tinv_rows_4_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_below_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_below_8_next
+            if (rows_next > 0) TMATMUL(Tinv_below_8_next, minus_A_8_left_next, Tinv_rows_4_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_8_left_next -> Tinv_rows_4_left_next
+            wait_flag_dev(1);  // U_operand_f16_channel -> U_operand_f16_in
             {
-                auto from = view(mul_h_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(mul_h_in, from);
+                auto from = view(U_operand_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(U_operand_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // mul_h_in -> mul_h_in_right
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_p_3_next -> Tinv_h_2_next
-            if (rows_next > 0) TMOV(Tinv_h_2_next, Tinv_p_3_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_2_next -> Tinv_h_2_right_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // U_operand_f16_in -> U_operand_right
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_below_8_right_next
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TEXTRACT(Tinv_h_left, Tinv_h, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // mul_h_in -> mul_h_in_right
-            TEXTRACT(mul_h_in_right, mul_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // mul_h_in_right -> U
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // mul_h_in_right -> U
-            TMATMUL(U, Tinv_h_left, mul_h_in_right);
+            TEXTRACT(Tinv_left, Tinv_f16, 0, 0);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // U_operand_f16_in -> U_operand_right
+            TEXTRACT(U_operand_right, U_operand_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_operand_right -> U
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_operand_right -> U
+            TMATMUL(U, Tinv_left, U_operand_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_left -> pairs_h_3_in_left_next
-            wait_flag_dev(1);  // pairs_h_5_x -> pairs_h_5_in_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left -> minus_A_16_left_next
+            wait_flag_dev(1);  // minus_A_64_f16_channel -> minus_A_64_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(pairs_h_5_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(pairs_h_5_in_next, from);
+                    auto from = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(minus_A_64_f16_in_next, from);
                 }
             }
-            wait_flag_dev(1);  // mul_h_2_x -> mul_h_2_in_next
+            wait_flag_dev(1);  // q_kT_D_f16_channel -> q_kT_D_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(mul_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(mul_h_2_in_next, from);
+                    auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(q_kT_D_f16_in_next, from);
                 }
             }
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> store
             {
-                auto to = view(U_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                auto to = view(U_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, U);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // U_x -> U_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_2_in_left_next -> Tinv_s_h_left_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // U_channel -> U_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_8_left_next -> Tinv_rows_4_left_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TEXTRACT(Tinv_s_h_left_next, Tinv_s_h_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_2_next -> Tinv_h_2_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_h_2_right_next, Tinv_h_2_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_2_right_next -> Tinv_s_2_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_2_right_next -> Tinv_s_2_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_s_2_next, Tinv_s_next, Tinv_s_h_left_next, Tinv_h_2_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_s_2_next -> Tinv_h_3_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_s_2_next -> Tinv_h_3_next
-            if (rows_next > 0) TMOV(Tinv_h_3_next, Tinv_s_2_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_3_next -> Tinv_h_3_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_next, Tinv_rows_4_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_below_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_below_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right_next -> Tinv_rows_8_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right_next -> Tinv_rows_8_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_next, Tinv_rows_4_next, Tinv_rows_4_left_next, Tinv_below_8_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
+            if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_rows_8_right_next
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            TMOV(U_h, U);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_h -> U_h_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_left -> pairs_h_3_in_left_next
+            TMOV(U_f16, U);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> U_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left -> minus_A_16_left_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TEXTRACT(pairs_h_3_in_left_next, pairs_h_3_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_3_next -> Tinv_h_3_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_h_3_right_next, Tinv_h_3_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_3_right_next -> Tinv_p_5_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_3_right_next -> Tinv_p_5_next
-            if (rows_next > 0) TMATMUL(Tinv_p_5_next, pairs_h_3_in_left_next, Tinv_h_3_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_p_5_next -> Tinv_h_4_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // pairs_h_3_in_left_next -> Tinv_h_3_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_p_5_next -> Tinv_h_4_next
-            if (rows_next > 0) TMOV(Tinv_h_4_next, Tinv_p_5_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_4_next -> Tinv_h_4_right_next
+            if (rows_next > 0) TEXTRACT(minus_A_16_left_next, minus_A_16_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_rows_8_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_rows_8_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right_next -> Tinv_below_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right_next -> Tinv_below_16_next
+            if (rows_next > 0) TMATMUL(Tinv_below_16_next, minus_A_16_left_next, Tinv_rows_8_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_16_next -> Tinv_below_16_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // minus_A_16_left_next -> Tinv_rows_8_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_16_next -> Tinv_below_16_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_below_16_right_next
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            TEXTRACT(mul_h_2_in_left, mul_h_2_in, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_h -> U_h_right
-            TEXTRACT(U_h_right, U_h, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_h_right -> add_mul_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_h_right -> add_mul_part
-            TMATMUL(add_mul_part, mul_h_2_in_left, U_h_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // add_mul_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // mul_h_2_in_left -> k_left_3
-            wait_flag_dev(1);  // mul_h_3_x -> mul_h_3_in
+            TEXTRACT(q_kT_D_left, q_kT_D_f16_in, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> U_right
+            TEXTRACT(U_right, U_f16, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_right -> o_sum_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_right -> o_sum_part
+            TMATMUL(o_sum_part, q_kT_D_left, U_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_kT_D_left -> k_left_3
+            wait_flag_dev(1);  // S_operand_f16_channel -> S_operand_f16_in
             {
-                auto from = view(mul_h_3_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(mul_h_3_in, from);
+                auto from = view(S_operand_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(S_operand_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // mul_h_3_in -> mul_h_3_in_right
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // pairs_h_3_in_left_next -> Tinv_h_3_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_operand_f16_in -> S_operand_right
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // minus_A_16_left_next -> Tinv_rows_8_left_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TEXTRACT(Tinv_h_3_left_next, Tinv_h_3_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_4_next -> Tinv_h_4_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_h_4_right_next, Tinv_h_4_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_4_right_next -> Tinv_s_3_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_4_right_next -> Tinv_s_3_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_s_3_next, Tinv_s_2_next, Tinv_h_3_left_next, Tinv_h_4_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_3_next -> Tinv_h_5_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_h_3_left_next -> pairs_h_4_in_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // add_mul_part -> store
+            if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_next, Tinv_rows_8_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_below_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_below_16_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_16_right_next -> Tinv_rows_16_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_16_right_next -> Tinv_rows_16_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_next, Tinv_rows_8_next, Tinv_rows_8_left_next, Tinv_below_16_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_left_next -> minus_A_32_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part -> store
             {
-                auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, add_mul_part);
+                auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, o_sum_part);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // add_mul_part_x -> add_mul_part_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // mul_h_2_in_left -> k_left_3
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_kT_D_left -> k_left_3
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             L1View<half, 128, 64> k_left_3_from;
             TRESHAPE(k_left_3_from, k);
             TEXTRACT(k_left_3, k_left_3_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // mul_h_3_in -> mul_h_3_in_right
-            TEXTRACT(mul_h_3_in_right, mul_h_3_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // mul_h_3_in_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // mul_h_3_in_right -> S_next_part
-            TMATMUL(S_next_part, k_left_3, mul_h_3_in_right);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_operand_f16_in -> S_operand_right
+            TEXTRACT(S_operand_right, S_operand_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_operand_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_operand_right -> S_next_part
+            TMATMUL(S_next_part, k_left_3, S_operand_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k_left_3 -> Tinv_h_5_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_s_3_next -> Tinv_h_5_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k_left_3 -> Tinv_rows_16_left_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TMOV(Tinv_h_5_next, Tinv_s_3_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_5_next -> Tinv_h_5_right_next
+            if (rows_next > 0) TMOV(Tinv_rows_16_f16_next, Tinv_rows_16_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_rows_16_right_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
             {
-                auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
+                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_x -> S_next_part_in
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_h_3_left_next -> pairs_h_4_in_left_next
-            if (rows_next > 0) TEXTRACT(pairs_h_4_in_left_next, pairs_h_4_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_5_next -> Tinv_h_5_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_h_5_right_next, Tinv_h_5_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_5_right_next -> Tinv_p_7_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_5_right_next -> Tinv_p_7_next
-            if (rows_next > 0) TMATMUL(Tinv_p_7_next, pairs_h_4_in_left_next, Tinv_h_5_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_7_next -> Tinv_h_6_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_7_next -> Tinv_h_6_next
-            if (rows_next > 0) TMOV(Tinv_h_6_next, Tinv_p_7_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_6_next -> Tinv_h_6_right_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k_left_3 -> Tinv_h_5_left_next
-            if (rows_next > 0) TEXTRACT(Tinv_h_5_left_next, Tinv_h_5_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_6_next -> Tinv_h_6_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_h_6_right_next, Tinv_h_6_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_6_right_next -> Tinv_s_4_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_6_right_next -> Tinv_s_4_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_s_4_next, Tinv_s_3_next, Tinv_h_5_left_next, Tinv_h_6_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s_4_next -> Tinv_h_7_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s_4_next -> Tinv_h_7_next
-            if (rows_next > 0) TMOV(Tinv_h_7_next, Tinv_s_4_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_next -> Tinv_h_7_right_next
-            if (rows_next > 0) TEXTRACT(pairs_h_5_in_left_next, pairs_h_5_in_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_next -> Tinv_h_7_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_h_7_right_next, Tinv_h_7_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_7_right_next -> Tinv_p_9_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_7_right_next -> Tinv_p_9_next
-            if (rows_next > 0) TMATMUL(Tinv_p_9_next, pairs_h_5_in_left_next, Tinv_h_7_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_9_next -> Tinv_h_8_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_9_next -> Tinv_h_8_next
-            if (rows_next > 0) TMOV(Tinv_h_8_next, Tinv_p_9_next);
-            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_8_next -> Tinv_h_8_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_h_7_left_next, Tinv_h_7_next, 0, 0);
-            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_8_next -> Tinv_h_8_right_next
-            if (rows_next > 0) TEXTRACT(Tinv_h_8_right_next, Tinv_h_8_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_8_right_next -> Tinv_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_8_right_next -> Tinv_next
-            if (rows_next > 0) TMATMUL_ACC(Tinv_next, Tinv_s_4_next, Tinv_h_7_left_next, Tinv_h_8_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_h_next
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_7_left_next -> q_left_2_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_h_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_channel -> S_next_part_in
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_left_next -> minus_A_32_left_next
+            if (rows_next > 0) TEXTRACT(minus_A_32_left_next, minus_A_32_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_rows_16_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_rows_16_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right_next -> Tinv_below_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right_next -> Tinv_below_32_next
+            if (rows_next > 0) TMATMUL(Tinv_below_32_next, minus_A_32_left_next, Tinv_rows_16_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_next -> Tinv_below_32_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_next -> Tinv_below_32_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_below_32_right_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k_left_3 -> Tinv_rows_16_left_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_next, Tinv_rows_16_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_below_32_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_32_right_next, Tinv_below_32_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right_next -> Tinv_rows_32_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right_next -> Tinv_rows_32_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_rows_32_next, Tinv_rows_16_next, Tinv_rows_16_left_next, Tinv_below_32_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_32_next -> Tinv_rows_32_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_32_next -> Tinv_rows_32_f16_next
+            if (rows_next > 0) TMOV(Tinv_rows_32_f16_next, Tinv_rows_32_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_rows_32_right_next
+            if (rows_next > 0) TEXTRACT(minus_A_64_left_next, minus_A_64_f16_in_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_f16_next -> Tinv_rows_32_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_32_right_next, Tinv_rows_32_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_32_right_next -> Tinv_below_64_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_32_right_next -> Tinv_below_64_next
+            if (rows_next > 0) TMATMUL(Tinv_below_64_next, minus_A_64_left_next, Tinv_rows_32_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_64_next -> Tinv_below_64_f16_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_64_next -> Tinv_below_64_f16_next
+            if (rows_next > 0) TMOV(Tinv_below_64_f16_next, Tinv_below_64_next);
+            set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_below_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_rows_32_left_next, Tinv_rows_32_f16_next, 0, 0);
+            wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_below_64_right_next
+            if (rows_next > 0) TEXTRACT(Tinv_below_64_right_next, Tinv_below_64_f16_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_64_right_next -> Tinv_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_64_right_next -> Tinv_next
+            if (rows_next > 0) TMATMUL_ACC(Tinv_next, Tinv_rows_32_next, Tinv_rows_32_left_next, Tinv_below_64_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_32_left_next -> q_left_2_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            if (rows_next > 0) TMOV(Tinv_h_next, Tinv_next);
+            if (rows_next > 0) TMOV(Tinv_f16_next, Tinv_next);
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_h_7_left_next -> q_left_2_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_32_left_next -> q_left_2_next
     }
 #endif
 #if defined(__DAV_C220_VEC__)
@@ -1204,38 +1204,38 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(lower_fill_first, 0x4000);
     UbTile<float, 1, 64> exp_g_first;
     TASSIGN(exp_g_first, 0x6000);
-    UbTile<float, 1, 64> mul_exp_g_first;
-    TASSIGN(mul_exp_g_first, 0x6000);
-    UbTile<float, 1, 64> maximum_g_first;
-    TASSIGN(maximum_g_first, 0xa000);
-    UbTile<float, 1, 64> add_maximu_first;
-    TASSIGN(add_maximu_first, 0xa000);
-    UbTile<float, 1, 64> part_add_first;
-    TASSIGN(part_add_first, 0xa000);
-    UbTile<float, 64, 64> expand_part_first;
-    TASSIGN(expand_part_first, 0x6000);
-    UbTile<float, 64, 64> mul_expand_first;
-    TASSIGN(mul_expand_first, 0x6000);
+    UbTile<float, 1, 64> exp_g_c_first;
+    TASSIGN(exp_g_c_first, 0x6000);
+    UbTile<float, 1, 64> g_max_c_2_first;
+    TASSIGN(g_max_c_2_first, 0xa000);
+    UbTile<float, 1, 64> exp_g_c_sum_first;
+    TASSIGN(exp_g_c_sum_first, 0xa000);
+    UbTile<float, 1, 64> part_exp_g_c_sum_first;
+    TASSIGN(part_exp_g_c_sum_first, 0xa000);
+    UbTile<float, 64, 64> part_exp_g_expand_first;
+    TASSIGN(part_exp_g_expand_first, 0x6000);
+    UbTile<float, 64, 64> lower_64_scaled_first;
+    TASSIGN(lower_64_scaled_first, 0x6000);
     UbWide<float, 64> beta_wide_first;
     TASSIGN(beta_wide_first, 0x2000);
     UbTile<float, 32, 64> strictly_lower_mask_first;
     TASSIGN(strictly_lower_mask_first, 0x0);
-    UbTile<float, 1, 64> row_sum_mul_first;
-    TASSIGN(row_sum_mul_first, 0x2800);
+    UbTile<float, 1, 64> lower_64_row_sum_first;
+    TASSIGN(lower_64_row_sum_first, 0x2800);
     UbTile<float, 1, 64> G_first;
     TASSIGN(G_first, 0x2a000);
     UbCol<float, 32> G_col_first;
     TASSIGN(G_col_first, 0x2a000 + sub * 128);
-    UbTile<float, 1, 64> mul_G_first;
-    TASSIGN(mul_G_first, 0x2a200);
-    UbTile<float, 32, 64> expand_mul_first;
-    TASSIGN(expand_mul_first, 0x8000);
-    UbTile<float, 32, 64> sub_G_col_first;
-    TASSIGN(sub_G_col_first, 0x8000);
+    UbTile<float, 1, 64> G_c_3_first;
+    TASSIGN(G_c_3_first, 0x2a200);
+    UbTile<float, 32, 64> expand_G_c_3_first;
+    TASSIGN(expand_G_c_3_first, 0x8000);
+    UbTile<float, 32, 64> G_minus_G_first;
+    TASSIGN(G_minus_G_first, 0x8000);
     UbTile<float, 32, 64> pairs_1_mask_first;
     TASSIGN(pairs_1_mask_first, 0xc000);
-    UbTile<float, 32, 64> lower_sub_first;
-    TASSIGN(lower_sub_first, 0x8000);
+    UbTile<float, 32, 64> lower_G_minus_G_first;
+    TASSIGN(lower_G_minus_G_first, 0x8000);
     UbTile<float, 1, 64> beta_first;
     TASSIGN(beta_first, 0x2a400);
     UbCol<float, 32> beta_col_first;
@@ -1244,91 +1244,91 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(D_first, 0x8000);
     UbTile<float, 32, 64> pairs_2_mask_first;
     TASSIGN(pairs_2_mask_first, 0x10000);
-    UbTile<float, 1, 64> sub_last_G_first;
-    TASSIGN(sub_last_G_first, 0x2a200);
+    UbTile<float, 1, 64> last_G_minus_G_first;
+    TASSIGN(last_G_minus_G_first, 0x2a200);
     UbTile<float, 1, 64> exp_G_first;
     TASSIGN(exp_G_first, 0x2a000);
     UbCol<float, 32> exp_G_col_first;
     TASSIGN(exp_G_col_first, 0x2a000 + sub * 128);
-    UbTile<float, 1, 64> exp_sub_first;
-    TASSIGN(exp_sub_first, 0x2a200);
-    UbCol<float, 32> exp_sub_col_first;
-    TASSIGN(exp_sub_col_first, 0x2a200 + sub * 128);
+    UbTile<float, 1, 64> exp_last_G_minus_G_first;
+    TASSIGN(exp_last_G_minus_G_first, 0x2a200);
+    UbCol<float, 32> exp_last_G_minus_G_col_first;
+    TASSIGN(exp_last_G_minus_G_col_first, 0x2a200 + sub * 128);
     UbTile<float, 32, 64> pairs_4_mask_first;
     TASSIGN(pairs_4_mask_first, 0x16000);
-    UbTile<float, 32, 64> k_k_in_first;
-    TASSIGN(k_k_in_first, 0xa000);
-    UbTile<float, 32, 64> mul_beta_first;
-    TASSIGN(mul_beta_first, 0xa000);
+    UbTile<float, 32, 64> k_kT_in_first;
+    TASSIGN(k_kT_in_first, 0xa000);
+    UbTile<float, 32, 64> beta_k_kT_first;
+    TASSIGN(beta_k_kT_first, 0xa000);
     UbTile<float, 32, 64> pairs_8_mask_first;
     TASSIGN(pairs_8_mask_first, 0x18000);
-    UbTile<float, 32, 64> mul_mul_first;
-    TASSIGN(mul_mul_first, 0xa000);
+    UbTile<float, 32, 64> beta_k_kT_D_first;
+    TASSIGN(beta_k_kT_D_first, 0xa000);
     UbTile<float, 32, 64> A_first;
     TASSIGN(A_first, 0xa000);
     UbTile<float, 32, 64> pairs_16_mask_first;
     TASSIGN(pairs_16_mask_first, 0x12000);
-    UbTile<float, 32, 64> neg_A_first;
-    TASSIGN(neg_A_first, 0xa000);
-    UbTile<float, 32, 64> pairs_neg_A_first;
-    TASSIGN(pairs_neg_A_first, 0xc000);
+    UbTile<float, 32, 64> minus_A_first;
+    TASSIGN(minus_A_first, 0xa000);
+    UbTile<float, 32, 64> minus_A_2_first;
+    TASSIGN(minus_A_2_first, 0xc000);
     UbTile<float, 32, 64> pairs_32_mask_first;
     TASSIGN(pairs_32_mask_first, 0xe000);
-    UbTile<float, 32, 64> Tinv_1_first;
-    TASSIGN(Tinv_1_first, 0xc000);
-    UbTile<float, 32, 64> pairs_neg_A_2_first;
-    TASSIGN(pairs_neg_A_2_first, 0x10000);
+    UbTile<float, 32, 64> Tinv_rows_2_first;
+    TASSIGN(Tinv_rows_2_first, 0xc000);
+    UbTile<float, 32, 64> minus_A_4_first;
+    TASSIGN(minus_A_4_first, 0x10000);
     UbTile<float, 64, 128> S_0_raw;
     TASSIGN(S_0_raw, 0x0);
     UbTile<float, 64, 128> S_0;
     TASSIGN(S_0, 0x0);
-    UbTile<half, 32, 64> pairs_h_first;
-    TASSIGN(pairs_h_first, 0x1a000);
-    UbTile<half, 32, 64> Tinv_1_h_first;
-    TASSIGN(Tinv_1_h_first, 0x10000);
-    UbTile<float, 32, 64> pairs_neg_A_3_first;
-    TASSIGN(pairs_neg_A_3_first, 0x16000);
-    UbTile<half, 32, 64> pairs_h_2_first;
-    TASSIGN(pairs_h_2_first, 0xc000);
-    UbTile<float, 32, 64> pairs_neg_A_4_first;
-    TASSIGN(pairs_neg_A_4_first, 0x18000);
-    UbTile<half, 32, 64> pairs_h_3_first;
-    TASSIGN(pairs_h_3_first, 0xc000);
-    UbTile<float, 32, 64> pairs_neg_A_5_first;
-    TASSIGN(pairs_neg_A_5_first, 0x12000);
-    UbTile<half, 32, 64> pairs_h_4_first;
-    TASSIGN(pairs_h_4_first, 0x10000);
-    UbTile<float, 32, 64> q_k_in_first;
-    TASSIGN(q_k_in_first, 0xc000);
-    UbTile<float, 32, 64> pairs_neg_A_6_first;
-    TASSIGN(pairs_neg_A_6_first, 0xa000);
-    UbTile<half, 32, 64> pairs_h_5_first;
-    TASSIGN(pairs_h_5_first, 0xe000);
+    UbTile<half, 32, 64> minus_A_4_f16_first;
+    TASSIGN(minus_A_4_f16_first, 0x1a000);
+    UbTile<half, 32, 64> Tinv_rows_2_f16_first;
+    TASSIGN(Tinv_rows_2_f16_first, 0x10000);
+    UbTile<float, 32, 64> minus_A_8_first;
+    TASSIGN(minus_A_8_first, 0x16000);
+    UbTile<half, 32, 64> minus_A_8_f16_first;
+    TASSIGN(minus_A_8_f16_first, 0xc000);
+    UbTile<float, 32, 64> minus_A_16_first;
+    TASSIGN(minus_A_16_first, 0x18000);
+    UbTile<half, 32, 64> minus_A_16_f16_first;
+    TASSIGN(minus_A_16_f16_first, 0xc000);
+    UbTile<float, 32, 64> minus_A_32_first;
+    TASSIGN(minus_A_32_first, 0x12000);
+    UbTile<half, 32, 64> minus_A_32_f16_first;
+    TASSIGN(minus_A_32_f16_first, 0x10000);
+    UbTile<float, 32, 64> q_kT_in_first;
+    TASSIGN(q_kT_in_first, 0xc000);
+    UbTile<float, 32, 64> minus_A_64_first;
+    TASSIGN(minus_A_64_first, 0xa000);
+    UbTile<half, 32, 64> minus_A_64_f16_first;
+    TASSIGN(minus_A_64_f16_first, 0xe000);
     UbTile<half, 32, 128> v_first;
     TASSIGN(v_first, 0x10000);
-    UbTile<float, 32, 64> mul_q_k_first;
-    TASSIGN(mul_q_k_first, 0xc000);
-    UbTile<half, 32, 64> mul_h_2_first;
-    TASSIGN(mul_h_2_first, 0x8000);
+    UbTile<float, 32, 64> q_kT_D_first;
+    TASSIGN(q_kT_D_first, 0xc000);
+    UbTile<half, 32, 64> q_kT_D_f16_first;
+    TASSIGN(q_kT_D_f16_first, 0x8000);
     UbTile<float, 64, 128> S;
     TASSIGN(S, 0x0);
     UbTile<half, 32, 128> v;
     UbTile<float, 1, 64> beta;
     UbTile<float, 1, 64> exp_G;
-    UbTile<float, 1, 64> exp_sub;
-    UbTile<half, 64, 128> S_h;
-    TASSIGN(S_h, 0x16000);
+    UbTile<float, 1, 64> exp_last_G_minus_G;
+    UbTile<half, 64, 128> S_f16;
+    TASSIGN(S_f16, 0x16000);
     UbCol<float, 32> exp_G_col;
     UbTile<float, 64, 64> lower_64_mask_next;
     TASSIGN(lower_64_mask_next, 0x8000);
     UbCol<float, 32> beta_col;
-    UbCol<float, 32> exp_sub_col;
+    UbCol<float, 32> exp_last_G_minus_G_col;
     UbWide<float, 64> g_wide_next;
     TASSIGN(g_wide_next, 0xe800);
     UbTile<float, 32, 64> lower_fill_next;
     TASSIGN(lower_fill_next, 0xc000);
-    UbTile<float, 32, 128> v_f;
-    TASSIGN(v_f, 0x16000);
+    UbTile<float, 32, 128> v_f32;
+    TASSIGN(v_f32, 0x16000);
     UbWide<float, 64> beta_wide_next;
     TASSIGN(beta_wide_next, 0xe000);
     UbTile<float, 32, 64> strictly_lower_mask_next;
@@ -1337,141 +1337,141 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(g_next, 0xf000);
     UbTile<float, 1, 64> exp_g_next;
     TASSIGN(exp_g_next, 0xe800);
-    UbTile<float, 1, 64> mul_exp_g_next;
-    TASSIGN(mul_exp_g_next, 0xe800);
-    UbTile<float, 1, 64> maximum_g_next;
-    TASSIGN(maximum_g_next, 0xf000);
-    UbTile<float, 1, 64> add_maximu_next;
-    TASSIGN(add_maximu_next, 0xf000);
-    UbTile<float, 1, 64> part_add_next;
-    TASSIGN(part_add_next, 0xf000);
-    UbTile<float, 64, 64> expand_part_next;
-    TASSIGN(expand_part_next, 0x1e000);
+    UbTile<float, 1, 64> exp_g_c_next;
+    TASSIGN(exp_g_c_next, 0xe800);
+    UbTile<float, 1, 64> g_max_c_2_next;
+    TASSIGN(g_max_c_2_next, 0xf000);
+    UbTile<float, 1, 64> exp_g_c_sum_next;
+    TASSIGN(exp_g_c_sum_next, 0xf000);
+    UbTile<float, 1, 64> part_exp_g_c_sum_next;
+    TASSIGN(part_exp_g_c_sum_next, 0xf000);
+    UbTile<float, 64, 64> part_exp_g_expand_next;
+    TASSIGN(part_exp_g_expand_next, 0x1e000);
     UbTile<float, 32, 64> pairs_1_mask_next;
     TASSIGN(pairs_1_mask_next, 0x1a000);
-    UbTile<float, 64, 64> mul_expand_next;
-    TASSIGN(mul_expand_next, 0x1e000);
-    UbTile<float, 1, 64> row_sum_mul_next;
-    TASSIGN(row_sum_mul_next, 0x8000);
+    UbTile<float, 64, 64> lower_64_scaled_next;
+    TASSIGN(lower_64_scaled_next, 0x1e000);
+    UbTile<float, 1, 64> lower_64_row_sum_next;
+    TASSIGN(lower_64_row_sum_next, 0x8000);
     UbTile<float, 1, 64> G_next;
     TASSIGN(G_next, 0x2a600);
     UbCol<float, 32> G_col_next;
     TASSIGN(G_col_next, 0x2a600 + sub * 128);
-    UbTile<float, 1, 64> mul_G_next;
-    TASSIGN(mul_G_next, 0x2a700);
-    UbTile<float, 32, 64> expand_mul_next;
-    TASSIGN(expand_mul_next, 0x1e000);
+    UbTile<float, 1, 64> G_c_3_next;
+    TASSIGN(G_c_3_next, 0x2a700);
+    UbTile<float, 32, 64> expand_G_c_3_next;
+    TASSIGN(expand_G_c_3_next, 0x1e000);
     UbTile<float, 32, 64> pairs_2_mask_next;
     TASSIGN(pairs_2_mask_next, 0x22000);
-    UbTile<float, 32, 64> sub_G_col_next;
-    TASSIGN(sub_G_col_next, 0x1e000);
-    UbTile<float, 32, 64> lower_sub_next;
-    TASSIGN(lower_sub_next, 0x1e000);
+    UbTile<float, 32, 64> G_minus_G_next;
+    TASSIGN(G_minus_G_next, 0x1e000);
+    UbTile<float, 32, 64> lower_G_minus_G_next;
+    TASSIGN(lower_G_minus_G_next, 0x1e000);
     UbTile<float, 32, 64> pairs_4_mask_next;
     TASSIGN(pairs_4_mask_next, 0x26000);
     UbTile<float, 1, 64> beta_next;
     UbCol<float, 32> beta_col_next;
     UbTile<float, 32, 64> D_next;
     TASSIGN(D_next, 0x1e000);
-    UbTile<float, 64, 128> mul_exp_3;
-    TASSIGN(mul_exp_3, 0x8000);
-    UbTile<float, 32, 64> k_k_in_next;
-    TASSIGN(k_k_in_next, 0x20000);
+    UbTile<float, 64, 128> exp_last_G_S;
+    TASSIGN(exp_last_G_S, 0x8000);
+    UbTile<float, 32, 64> k_kT_in_next;
+    TASSIGN(k_kT_in_next, 0x20000);
     UbTile<float, 32, 64> pairs_8_mask_next;
     TASSIGN(pairs_8_mask_next, 0x28000);
-    UbTile<float, 32, 64> mul_beta_next;
-    TASSIGN(mul_beta_next, 0x20000);
-    UbTile<float, 32, 64> mul_mul_next;
-    TASSIGN(mul_mul_next, 0x20000);
+    UbTile<float, 32, 64> beta_k_kT_next;
+    TASSIGN(beta_k_kT_next, 0x20000);
+    UbTile<float, 32, 64> beta_k_kT_D_next;
+    TASSIGN(beta_k_kT_D_next, 0x20000);
     UbTile<float, 32, 64> A_next;
     TASSIGN(A_next, 0x20000);
     UbTile<float, 32, 64> pairs_16_mask_next;
     TASSIGN(pairs_16_mask_next, 0x1c000);
-    UbTile<float, 32, 64> neg_A_next;
-    TASSIGN(neg_A_next, 0x20000);
-    UbTile<float, 32, 64> pairs_neg_A_next;
-    TASSIGN(pairs_neg_A_next, 0x1a000);
-    UbTile<float, 32, 64> Tinv_1_next;
-    TASSIGN(Tinv_1_next, 0x1a000);
-    UbTile<float, 32, 64> pairs_neg_A_2_next;
-    TASSIGN(pairs_neg_A_2_next, 0x22000);
-    UbTile<half, 32, 64> pairs_h_next;
-    TASSIGN(pairs_h_next, 0x2a800);
+    UbTile<float, 32, 64> minus_A_next;
+    TASSIGN(minus_A_next, 0x20000);
+    UbTile<float, 32, 64> minus_A_2_next;
+    TASSIGN(minus_A_2_next, 0x1a000);
+    UbTile<float, 32, 64> Tinv_rows_2_next;
+    TASSIGN(Tinv_rows_2_next, 0x1a000);
+    UbTile<float, 32, 64> minus_A_4_next;
+    TASSIGN(minus_A_4_next, 0x22000);
+    UbTile<half, 32, 64> minus_A_4_f16_next;
+    TASSIGN(minus_A_4_f16_next, 0x2a800);
     UbTile<float, 32, 64> pairs_32_mask_next;
     TASSIGN(pairs_32_mask_next, 0x24000);
-    UbTile<half, 32, 64> Tinv_1_h_next;
-    TASSIGN(Tinv_1_h_next, 0x2a800);
-    UbTile<float, 32, 64> q_k_in_next;
-    TASSIGN(q_k_in_next, 0x22000);
-    UbTile<float, 32, 64> pairs_neg_A_3_next;
-    TASSIGN(pairs_neg_A_3_next, 0x26000);
-    UbTile<half, 32, 64> pairs_h_2_next;
-    TASSIGN(pairs_h_2_next, 0x1a000);
+    UbTile<half, 32, 64> Tinv_rows_2_f16_next;
+    TASSIGN(Tinv_rows_2_f16_next, 0x2a800);
+    UbTile<float, 32, 64> q_kT_in_next;
+    TASSIGN(q_kT_in_next, 0x22000);
+    UbTile<float, 32, 64> minus_A_8_next;
+    TASSIGN(minus_A_8_next, 0x26000);
+    UbTile<half, 32, 64> minus_A_8_f16_next;
+    TASSIGN(minus_A_8_f16_next, 0x1a000);
     UbTile<half, 32, 128> v_next;
-    UbTile<float, 32, 64> pairs_neg_A_4_next;
-    TASSIGN(pairs_neg_A_4_next, 0x28000);
-    UbTile<half, 32, 64> pairs_h_3_next;
-    TASSIGN(pairs_h_3_next, 0x1a000);
+    UbTile<float, 32, 64> minus_A_16_next;
+    TASSIGN(minus_A_16_next, 0x28000);
+    UbTile<half, 32, 64> minus_A_16_f16_next;
+    TASSIGN(minus_A_16_f16_next, 0x1a000);
     UbTile<float, 32, 128> k_S_in;
     TASSIGN(k_S_in, 0x26000);
-    UbTile<float, 32, 64> pairs_neg_A_5_next;
-    TASSIGN(pairs_neg_A_5_next, 0x1c000);
-    UbTile<half, 32, 64> pairs_h_4_next;
-    TASSIGN(pairs_h_4_next, 0x1a000);
-    UbTile<float, 32, 128> mul_exp;
-    TASSIGN(mul_exp, 0x26000);
-    UbTile<float, 32, 128> sub_v;
-    TASSIGN(sub_v, 0x16000);
+    UbTile<float, 32, 64> minus_A_32_next;
+    TASSIGN(minus_A_32_next, 0x1c000);
+    UbTile<half, 32, 64> minus_A_32_f16_next;
+    TASSIGN(minus_A_32_f16_next, 0x1a000);
+    UbTile<float, 32, 128> exp_G_k_S;
+    TASSIGN(exp_G_k_S, 0x26000);
+    UbTile<float, 32, 128> v_minus_exp_G_k_S;
+    TASSIGN(v_minus_exp_G_k_S, 0x16000);
     UbTile<float, 32, 128> q_S_in;
     TASSIGN(q_S_in, 0x1a000);
-    UbTile<float, 32, 128> mul_beta_2;
-    TASSIGN(mul_beta_2, 0x16000);
-    UbTile<half, 32, 128> mul_h;
-    TASSIGN(mul_h, 0x26000);
-    UbTile<float, 32, 64> pairs_neg_A_6_next;
-    TASSIGN(pairs_neg_A_6_next, 0x20000);
-    UbTile<half, 32, 64> pairs_h_5_next;
-    TASSIGN(pairs_h_5_next, 0x16000);
-    UbTile<float, 32, 128> mul_exp_2;
-    TASSIGN(mul_exp_2, 0x1a000);
-    UbTile<float, 32, 64> mul_q_k_next;
-    TASSIGN(mul_q_k_next, 0x22000);
-    UbTile<half, 32, 64> mul_h_2_next;
-    TASSIGN(mul_h_2_next, 0x16000);
-    UbTile<float, 1, 64> sub_last_G_next;
-    TASSIGN(sub_last_G_next, 0x2a700);
+    UbTile<float, 32, 128> U_operand;
+    TASSIGN(U_operand, 0x16000);
+    UbTile<half, 32, 128> U_operand_f16;
+    TASSIGN(U_operand_f16, 0x26000);
+    UbTile<float, 32, 64> minus_A_64_next;
+    TASSIGN(minus_A_64_next, 0x20000);
+    UbTile<half, 32, 64> minus_A_64_f16_next;
+    TASSIGN(minus_A_64_f16_next, 0x16000);
+    UbTile<float, 32, 128> exp_G_q_S;
+    TASSIGN(exp_G_q_S, 0x1a000);
+    UbTile<float, 32, 64> q_kT_D_next;
+    TASSIGN(q_kT_D_next, 0x22000);
+    UbTile<half, 32, 64> q_kT_D_f16_next;
+    TASSIGN(q_kT_D_f16_next, 0x16000);
+    UbTile<float, 1, 64> last_G_minus_G_next;
+    TASSIGN(last_G_minus_G_next, 0x2a700);
     UbTile<float, 1, 64> exp_G_next;
     UbCol<float, 32> exp_G_col_next;
-    UbTile<float, 1, 64> exp_sub_next;
-    UbCol<float, 32> exp_sub_col_next;
+    UbTile<float, 1, 64> exp_last_G_minus_G_next;
+    UbCol<float, 32> exp_last_G_minus_G_col_next;
     UbTile<float, 32, 128> U_in;
     TASSIGN(U_in, 0x16000);
-    UbTile<float, 32, 128> mul_exp_4;
-    TASSIGN(mul_exp_4, 0x16000);
-    UbTile<half, 32, 128> mul_h_3;
-    TASSIGN(mul_h_3, 0x1e000);
-    UbTile<float, 32, 128> add_mul_part_in;
-    TASSIGN(add_mul_part_in, 0x16000);
-    UbTile<float, 32, 128> add_mul;
-    TASSIGN(add_mul, 0x1a000);
+    UbTile<float, 32, 128> S_operand;
+    TASSIGN(S_operand, 0x16000);
+    UbTile<half, 32, 128> S_operand_f16;
+    TASSIGN(S_operand_f16, 0x1e000);
+    UbTile<float, 32, 128> o_sum_part_in;
+    TASSIGN(o_sum_part_in, 0x16000);
+    UbTile<float, 32, 128> o_sum;
+    TASSIGN(o_sum, 0x1a000);
     UbTile<float, 32, 128> o;
     TASSIGN(o, 0x1a000);
-    UbTile<half, 32, 128> o_h;
-    TASSIGN(o_h, 0x16000);
+    UbTile<half, 32, 128> o_f16;
+    TASSIGN(o_f16, 0x16000);
     UbTile<float, 64, 128> S_next_part_in;
     TASSIGN(S_next_part_in, 0x16000);
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x0);
     UbTile<float, 64, 8> g_first_scratch;
     TASSIGN(g_first_scratch, 0x4800);
-    UbTile<float, 64, 64> row_sum_mul_first_scratch;
-    TASSIGN(row_sum_mul_first_scratch, 0xa000);
+    UbTile<float, 64, 64> lower_64_row_sum_first_scratch;
+    TASSIGN(lower_64_row_sum_first_scratch, 0xa000);
     UbTile<float, 64, 8> beta_first_scratch;
     TASSIGN(beta_first_scratch, 0x2800);
     UbTile<float, 64, 8> g_next_scratch;
     TASSIGN(g_next_scratch, 0xf100);
-    UbTile<float, 64, 64> row_sum_mul_next_scratch;
-    TASSIGN(row_sum_mul_next_scratch, 0x22000);
+    UbTile<float, 64, 64> lower_64_row_sum_next_scratch;
+    TASSIGN(lower_64_row_sum_next_scratch, 0x22000);
     UbTile<float, 64, 8> beta_next_scratch;
     TASSIGN(beta_next_scratch, 0x8000);
     // Tinv = unit_lower_inverse(A)
@@ -1518,14 +1518,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         // G = cumsum(g)
         if (rows_next > 0) TEXP(exp_g_first, g_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(mul_exp_g_first, exp_g_first, 0.0f);
-        if (rows_next > 0) TMAXS(maximum_g_first, g_first, -105.0f);
+        if (rows_next > 0) TMULS(exp_g_c_first, exp_g_first, 0.0f);
+        if (rows_next > 0) TMAXS(g_max_c_2_first, g_first, -105.0f);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(add_maximu_first, maximum_g_first, mul_exp_g_first);
+        if (rows_next > 0) TADD(exp_g_c_sum_first, g_max_c_2_first, exp_g_c_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCOLEXPAND(expand_part_first, part_add_first);
+        if (rows_next > 0) TCOLEXPAND(part_exp_g_expand_first, part_exp_g_c_sum_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(mul_expand_first, expand_part_first, lower_64_mask_first);
+        if (rows_next > 0) TMUL(lower_64_scaled_first, part_exp_g_expand_first, lower_64_mask_first);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
         UbWidePart<float, 64> beta_raw_first(rows_next);
@@ -1547,7 +1547,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             {
                 UbCol<float, 64> sums;
                 TASSIGN(sums, 0x2800);
-                TROWSUM(sums, mul_expand_first, row_sum_mul_first_scratch);
+                TROWSUM(sums, lower_64_scaled_first, lower_64_row_sum_first_scratch);
             }
         }
         pipe_barrier(PIPE_V);
@@ -1555,21 +1555,21 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             {
                 UbTile<float, 1, 64> to;
                 TASSIGN(to, 0x2a000);
-                TMOV(to, row_sum_mul_first);
+                TMOV(to, lower_64_row_sum_first);
             }
         }
         set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(mul_G_first, G_first, -1.0f);
+        if (rows_next > 0) TMULS(G_c_3_first, G_first, -1.0f);
         wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
         const float last_G_first = rows_next > 0 ? G_first.GetValue(63) : 0.0f;
         pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        if (rows_next > 0) TCOLEXPAND(expand_mul_first, mul_G_first);
+        if (rows_next > 0) TCOLEXPAND(expand_G_c_3_first, G_c_3_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TROWEXPANDADD(sub_G_col_first, expand_mul_first, G_col_first);
+        if (rows_next > 0) TROWEXPANDADD(G_minus_G_first, expand_G_c_3_first, G_col_first);
         // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) {
             {
@@ -1579,12 +1579,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         }
         pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        if (rows_next > 0) TADD(lower_sub_first, sub_G_col_first, lower_fill_first);
+        if (rows_next > 0) TADD(lower_G_minus_G_first, G_minus_G_first, lower_fill_first);
         if (rows_next > 0) TTRANS(beta_first, beta_wide_first, beta_first_scratch);
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        if (rows_next > 0) TEXP(D_first, lower_sub_first);
+        if (rows_next > 0) TEXP(D_first, lower_G_minus_G_first);
         // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) {
             {
@@ -1593,13 +1593,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
         }
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-        if (rows_next > 0) TADDS(sub_last_G_first, mul_G_first, last_G_first);
+        if (rows_next > 0) TADDS(last_G_minus_G_first, G_c_3_first, last_G_first);
         // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         if (rows_next > 0) TEXP(exp_G_first, G_first);
         set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
         pipe_barrier(PIPE_V);
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-        if (rows_next > 0) TEXP(exp_sub_first, sub_last_G_first);
+        if (rows_next > 0) TEXP(exp_last_G_minus_G_first, last_G_minus_G_first);
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
         const float exp_last_G_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
         // Tinv = unit_lower_inverse(A)
@@ -1609,17 +1609,17 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 TLOAD(pairs_4_mask_first, from);
             }
         }
-        wait_flag_dev(0);  // k_k_x -> k_k_in_first
+        wait_flag_dev(0);  // k_kT_channel -> k_kT_in_first
         if (rows_next > 0) {
             {
-                auto from = view(k_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_k_in_first, from);
+                auto from = view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(k_kT_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_k_in_first -> mul_beta_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_k_in_first -> mul_beta_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in_first -> beta_k_kT_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in_first -> beta_k_kT_first
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-        if (rows_next > 0) TROWEXPANDMUL(mul_beta_first, k_k_in_first, beta_col_first);
+        if (rows_next > 0) TROWEXPANDMUL(beta_k_kT_first, k_kT_in_first, beta_col_first);
         // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) {
             {
@@ -1629,9 +1629,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         }
         pipe_barrier(PIPE_V);
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-        if (rows_next > 0) TMUL(mul_mul_first, mul_beta_first, D_first);
+        if (rows_next > 0) TMUL(beta_k_kT_D_first, beta_k_kT_first, D_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(A_first, mul_mul_first, strictly_lower_mask_first);
+        if (rows_next > 0) TMUL(A_first, beta_k_kT_D_first, strictly_lower_mask_first);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_first -> S_0_raw
         // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) {
@@ -1641,9 +1641,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
         }
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(neg_A_first, A_first, -1.0f);
+        if (rows_next > 0) TMULS(minus_A_first, A_first, -1.0f);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(pairs_neg_A_first, neg_A_first, pairs_1_mask_first);
+        if (rows_next > 0) TMUL(minus_A_2_first, minus_A_first, pairs_1_mask_first);
         if (rows_next > 0) {
             {
                 auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
@@ -1651,8 +1651,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
         }
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(Tinv_1_first, eye_mask, pairs_neg_A_first);
-        if (rows_next > 0) TMUL(pairs_neg_A_2_first, neg_A_first, pairs_2_mask_first);
+        if (rows_next > 0) TADD(Tinv_rows_2_first, eye_mask, minus_A_2_first);
+        if (rows_next > 0) TMUL(minus_A_4_first, minus_A_first, pairs_2_mask_first);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_first -> S_0_raw
         if (has_initial_state) {
             auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
@@ -1662,80 +1662,80 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(pairs_h_first, pairs_neg_A_2_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_first -> store
+        if (rows_next > 0) TCVT(minus_A_4_f16_first, minus_A_4_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16_first -> store
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(Tinv_1_h_first, Tinv_1_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_first -> store
+        if (rows_next > 0) TCVT(Tinv_rows_2_f16_first, Tinv_rows_2_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(pairs_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, pairs_h_first);
+                auto to = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, minus_A_4_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_x -> pairs_h_in_first
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h_first -> store
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_4_f16_channel -> minus_A_4_f16_in_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(Tinv_1_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, Tinv_1_h_first);
+                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, Tinv_rows_2_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_1_h_x -> Tinv_1_h_in_first
-        if (rows_next > 0) TMUL(pairs_neg_A_3_first, neg_A_first, pairs_4_mask_first);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
+        if (rows_next > 0) TMUL(minus_A_8_first, minus_A_first, pairs_4_mask_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(pairs_h_2_first, pairs_neg_A_3_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2_first -> store
+        if (rows_next > 0) TCVT(minus_A_8_f16_first, minus_A_8_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_8_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_8_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(pairs_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, pairs_h_2_first);
+                auto to = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, minus_A_8_f16_first);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_2_first -> pairs_h_3_first
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_2_x -> pairs_h_2_in_first
-        if (rows_next > 0) TMUL(pairs_neg_A_4_first, neg_A_first, pairs_8_mask_first);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_2_first -> pairs_h_3_first
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_8_f16_first -> minus_A_16_f16_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_8_f16_channel -> minus_A_8_f16_in_first
+        if (rows_next > 0) TMUL(minus_A_16_first, minus_A_first, pairs_8_mask_first);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_8_f16_first -> minus_A_16_f16_first
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(pairs_h_3_first, pairs_neg_A_4_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3_first -> store
+        if (rows_next > 0) TCVT(minus_A_16_f16_first, minus_A_16_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_16_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_16_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(pairs_h_3_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, pairs_h_3_first);
+                auto to = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, minus_A_16_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_3_x -> pairs_h_3_in_first
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // pairs_h_3_first -> q_k_in_first
-        if (rows_next > 0) TMUL(pairs_neg_A_5_first, neg_A_first, pairs_16_mask_first);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_16_f16_channel -> minus_A_16_f16_in_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // minus_A_16_f16_first -> q_kT_in_first
+        if (rows_next > 0) TMUL(minus_A_32_first, minus_A_first, pairs_16_mask_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(pairs_h_4_first, pairs_neg_A_5_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4_first -> store
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // pairs_h_3_first -> q_k_in_first
-        wait_flag_dev(0);  // q_k_x -> q_k_in_first
+        if (rows_next > 0) TCVT(minus_A_32_f16_first, minus_A_32_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_32_f16_first -> store
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // minus_A_16_f16_first -> q_kT_in_first
+        wait_flag_dev(0);  // q_kT_channel -> q_kT_in_first
         if (rows_next > 0) {
             {
-                auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_k_in_first, from);
+                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_kT_in_first, from);
             }
         }
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_32_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(pairs_h_4_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, pairs_h_4_first);
+                auto to = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, minus_A_32_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_4_x -> pairs_h_4_in_first
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // pairs_h_4_first -> v_raw_first
-        if (rows_next > 0) TMUL(pairs_neg_A_6_first, neg_A_first, pairs_32_mask_first);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_32_f16_channel -> minus_A_32_f16_in_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // minus_A_32_f16_first -> v_raw_first
+        if (rows_next > 0) TMUL(minus_A_64_first, minus_A_first, pairs_32_mask_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(pairs_h_5_first, pairs_neg_A_6_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5_first -> store
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // pairs_h_4_first -> v_raw_first
+        if (rows_next > 0) TCVT(minus_A_64_f16_first, minus_A_64_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_64_f16_first -> store
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // minus_A_32_f16_first -> v_raw_first
         UbPart<half, 32, 128> v_raw_first(part_next, 128);
         TASSIGN(v_raw_first, 0x10000);
         if (part_next > 0) {
@@ -1745,30 +1745,30 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw_first -> v_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw_first -> v_first
         if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x10000);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_5_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_64_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(pairs_h_5_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, pairs_h_5_first);
+                auto to = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, minus_A_64_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_5_x -> pairs_h_5_in_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_64_f16_channel -> minus_A_64_f16_in_first
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-        if (rows_next > 0) TMUL(mul_q_k_first, q_k_in_first, D_first);
+        if (rows_next > 0) TMUL(q_kT_D_first, q_kT_in_first, D_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(mul_h_2_first, mul_q_k_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // mul_h_2_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // mul_h_2_first -> store
+        if (rows_next > 0) TCVT(q_kT_D_f16_first, q_kT_D_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_kT_D_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_kT_D_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(mul_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, mul_h_2_first);
+                auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, q_kT_D_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_2_x -> mul_h_2_in_first
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // mul_h_2_first -> lower_64_mask_next
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // mul_h_2_first -> lower_64_mask_next
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // mul_exp_3 -> lower_64_mask_next
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // q_kT_D_f16_first -> lower_64_mask_next
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // q_kT_D_f16_first -> lower_64_mask_next
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_last_G_S -> lower_64_mask_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -1781,22 +1781,22 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TASSIGN(v, 0x10000 + c % 2 * 8192);
             TASSIGN(beta, 0x2a400 + c % 2 * 256);
             TASSIGN(exp_G, 0x2a000 + c % 2 * 256);
-            TASSIGN(exp_sub, 0x2a200 + c % 2 * 256);
+            TASSIGN(exp_last_G_minus_G, 0x2a200 + c % 2 * 256);
             TASSIGN(exp_G_col, 0x2a000 + c % 2 * 256 + sub * 128);
             TASSIGN(beta_col, 0x2a400 + c % 2 * 256 + sub * 128);
-            TASSIGN(exp_sub_col, 0x2a200 + c % 2 * 256 + sub * 128);
+            TASSIGN(exp_last_G_minus_G_col, 0x2a200 + c % 2 * 256 + sub * 128);
             TASSIGN(beta_next, 0x2a400 + (c + 1) % 2 * 256);
             TASSIGN(beta_col_next, 0x2a400 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(v_next, 0x10000 + (c + 1) % 2 * 8192);
             TASSIGN(exp_G_next, 0x2a000 + (c + 1) % 2 * 256);
             TASSIGN(exp_G_col_next, 0x2a000 + (c + 1) % 2 * 256 + sub * 128);
-            TASSIGN(exp_sub_next, 0x2a200 + (c + 1) % 2 * 256);
-            TASSIGN(exp_sub_col_next, 0x2a200 + (c + 1) % 2 * 256 + sub * 128);
+            TASSIGN(exp_last_G_minus_G_next, 0x2a200 + (c + 1) % 2 * 256);
+            TASSIGN(exp_last_G_minus_G_col_next, 0x2a200 + (c + 1) % 2 * 256 + sub * 128);
             pipe_barrier(PIPE_V);
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TCVT(S_h, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_h -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // mul_exp_3 -> lower_64_mask_next
+            TCVT(S_f16, S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_last_G_S -> lower_64_mask_next
             // G = cumsum(g)
             if (rows_next > 0) {
                 {
@@ -1821,16 +1821,16 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(lower_fill_next, from);
                 }
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_f16 -> store
             {
-                auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_h);
+                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TSTORE(to, S_f16);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_h -> v_f
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_h_x -> S_h_in
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_h -> v_f
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> v_f32
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_f16_channel -> S_f16_in
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> v_f32
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TCVT(v_f, v, RoundMode::CAST_NONE);
+            TCVT(v_f32, v, RoundMode::CAST_NONE);
             UbWidePart<float, 64> beta_raw_next(rows_next);
             TASSIGN(beta_raw_next, 0xe000);
             auto beta_raw_next_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
@@ -1851,12 +1851,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             // G = cumsum(g)
             if (rows_next > 0) TEXP(exp_g_next, g_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(mul_exp_g_next, exp_g_next, 0.0f);
-            if (rows_next > 0) TMAXS(maximum_g_next, g_next, -105.0f);
+            if (rows_next > 0) TMULS(exp_g_c_next, exp_g_next, 0.0f);
+            if (rows_next > 0) TMAXS(g_max_c_2_next, g_next, -105.0f);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(add_maximu_next, maximum_g_next, mul_exp_g_next);
+            if (rows_next > 0) TADD(exp_g_c_sum_next, g_max_c_2_next, exp_g_c_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCOLEXPAND(expand_part_next, part_add_next);
+            if (rows_next > 0) TCOLEXPAND(part_exp_g_expand_next, part_exp_g_c_sum_next);
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) {
                 {
@@ -1866,13 +1866,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             pipe_barrier(PIPE_V);
             // G = cumsum(g)
-            if (rows_next > 0) TMUL(mul_expand_next, expand_part_next, lower_64_mask_next);
+            if (rows_next > 0) TMUL(lower_64_scaled_next, part_exp_g_expand_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
                     UbCol<float, 64> sums;
                     TASSIGN(sums, 0x8000);
-                    TROWSUM(sums, mul_expand_next, row_sum_mul_next_scratch);
+                    TROWSUM(sums, lower_64_scaled_next, lower_64_row_sum_next_scratch);
                 }
             }
             pipe_barrier(PIPE_V);
@@ -1880,19 +1880,19 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 {
                     UbTile<float, 1, 64> to;
                     TASSIGN(to, 0x2a600);
-                    TMOV(to, row_sum_mul_next);
+                    TMOV(to, lower_64_row_sum_next);
                 }
             }
             set_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(mul_G_next, G_next, -1.0f);
+            if (rows_next > 0) TMULS(G_c_3_next, G_next, -1.0f);
             wait_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             const float last_G_next = rows_next > 0 ? G_next.GetValue(63) : 0.0f;
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) TCOLEXPAND(expand_mul_next, mul_G_next);
+            if (rows_next > 0) TCOLEXPAND(expand_G_c_3_next, G_c_3_next);
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) {
                 {
@@ -1902,9 +1902,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) TROWEXPANDADD(sub_G_col_next, expand_mul_next, G_col_next);
+            if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, expand_G_c_3_next, G_col_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(lower_sub_next, sub_G_col_next, lower_fill_next);
+            if (rows_next > 0) TADD(lower_G_minus_G_next, G_minus_G_next, lower_fill_next);
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) {
                 {
@@ -1916,17 +1916,17 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) TEXP(D_next, lower_sub_next);
+            if (rows_next > 0) TEXP(D_next, lower_G_minus_G_next);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TMULS(mul_exp_3, S, exp_last_G);
-            wait_flag_dev(0);  // k_k_x -> k_k_in_next
+            TMULS(exp_last_G_S, S, exp_last_G);
+            wait_flag_dev(0);  // k_kT_channel -> k_kT_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(k_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k_k_in_next, from);
+                    auto from = view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(k_kT_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_k_in_next -> mul_beta_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_kT_in_next -> beta_k_kT_next
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) {
                 {
@@ -1934,13 +1934,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                     TLOAD(pairs_8_mask_next, from);
                 }
             }
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_k_in_next -> mul_beta_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_kT_in_next -> beta_k_kT_next
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-            if (rows_next > 0) TROWEXPANDMUL(mul_beta_next, k_k_in_next, beta_col_next);
+            if (rows_next > 0) TROWEXPANDMUL(beta_k_kT_next, k_kT_in_next, beta_col_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(mul_mul_next, mul_beta_next, D_next);
+            if (rows_next > 0) TMUL(beta_k_kT_D_next, beta_k_kT_next, D_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(A_next, mul_mul_next, strictly_lower_mask_next);
+            if (rows_next > 0) TMUL(A_next, beta_k_kT_D_next, strictly_lower_mask_next);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // strictly_lower_mask_next -> pairs_16_mask_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // strictly_lower_mask_next -> pairs_16_mask_next
             // Tinv = unit_lower_inverse(A)
@@ -1951,54 +1951,54 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
                 }
             }
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(neg_A_next, A_next, -1.0f);
+            if (rows_next > 0) TMULS(minus_A_next, A_next, -1.0f);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMUL(pairs_neg_A_next, neg_A_next, pairs_1_mask_next);
+            if (rows_next > 0) TMUL(minus_A_2_next, minus_A_next, pairs_1_mask_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(Tinv_1_next, eye_mask, pairs_neg_A_next);
-            if (rows_next > 0) TMUL(pairs_neg_A_2_next, neg_A_next, pairs_2_mask_next);
+            if (rows_next > 0) TADD(Tinv_rows_2_next, eye_mask, minus_A_2_next);
+            if (rows_next > 0) TMUL(minus_A_4_next, minus_A_next, pairs_2_mask_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(pairs_h_next, pairs_neg_A_2_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_next -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // pairs_neg_A_2_next -> q_k_in_next
+            if (rows_next > 0) TCVT(minus_A_4_f16_next, minus_A_4_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // minus_A_4_next -> q_kT_in_next
             if (rows_next > 0) {
                 {
                     auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
                     TLOAD(pairs_32_mask_next, from);
                 }
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(pairs_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, pairs_h_next);
+                    auto to = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, minus_A_4_f16_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_next -> Tinv_1_h_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_x -> pairs_h_in_next
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // pairs_h_next -> Tinv_1_h_next
-            if (rows_next > 0) TCVT(Tinv_1_h_next, Tinv_1_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // pairs_neg_A_2_next -> q_k_in_next
-            wait_flag_dev(0);  // q_k_x -> q_k_in_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // minus_A_4_f16_next -> Tinv_rows_2_f16_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_4_f16_channel -> minus_A_4_f16_in_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // minus_A_4_f16_next -> Tinv_rows_2_f16_next
+            if (rows_next > 0) TCVT(Tinv_rows_2_f16_next, Tinv_rows_2_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // minus_A_4_next -> q_kT_in_next
+            wait_flag_dev(0);  // q_kT_channel -> q_kT_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_k_in_next, from);
+                    auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(q_kT_in_next, from);
                 }
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(Tinv_1_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, Tinv_1_h_next);
+                    auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, Tinv_rows_2_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_1_h_x -> Tinv_1_h_in_next
-            if (rows_next > 0) TMUL(pairs_neg_A_3_next, neg_A_next, pairs_4_mask_next);
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
+            if (rows_next > 0) TMUL(minus_A_8_next, minus_A_next, pairs_4_mask_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(pairs_h_2_next, pairs_neg_A_3_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2_next -> store
+            if (rows_next > 0) TCVT(minus_A_8_f16_next, minus_A_8_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_8_f16_next -> store
             UbPart<half, 32, 128> v_raw_next(part_next, 128);
             TASSIGN(v_raw_next, 0x10000 + (c + 1) % 2 * 8192);
             if (part_next > 0) {
@@ -2008,166 +2008,166 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw_next -> v_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw_next -> v_next
             if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0x10000 + (c + 1) % 2 * 8192);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_2_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_8_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(pairs_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, pairs_h_2_next);
+                    auto to = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, minus_A_8_f16_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_2_next -> pairs_h_3_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_2_x -> pairs_h_2_in_next
-            if (rows_next > 0) TMUL(pairs_neg_A_4_next, neg_A_next, pairs_8_mask_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // pairs_h_2_next -> pairs_h_3_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // minus_A_8_f16_next -> minus_A_16_f16_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_8_f16_channel -> minus_A_8_f16_in_next
+            if (rows_next > 0) TMUL(minus_A_16_next, minus_A_next, pairs_8_mask_next);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // minus_A_8_f16_next -> minus_A_16_f16_next
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(pairs_h_3_next, pairs_neg_A_4_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // pairs_neg_A_4_next -> k_S_in
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3_next -> store
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // pairs_neg_A_4_next -> k_S_in
-            wait_flag_dev(0);  // k_S_x -> k_S_in
+            if (rows_next > 0) TCVT(minus_A_16_f16_next, minus_A_16_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // minus_A_16_next -> k_S_in
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_16_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // minus_A_16_next -> k_S_in
+            wait_flag_dev(0);  // k_S_channel -> k_S_in
             {
-                auto from = view(k_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                auto from = view(k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(k_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> mul_exp
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // pairs_h_3_next -> store
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> exp_G_k_S
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // minus_A_16_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(pairs_h_3_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, pairs_h_3_next);
+                    auto to = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, minus_A_16_f16_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_3_next -> pairs_h_4_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_3_x -> pairs_h_3_in_next
-            if (rows_next > 0) TMUL(pairs_neg_A_5_next, neg_A_next, pairs_16_mask_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // pairs_h_3_next -> pairs_h_4_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // minus_A_16_f16_next -> minus_A_32_f16_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_16_f16_channel -> minus_A_16_f16_in_next
+            if (rows_next > 0) TMUL(minus_A_32_next, minus_A_next, pairs_16_mask_next);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // minus_A_16_f16_next -> minus_A_32_f16_next
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(pairs_h_4_next, pairs_neg_A_5_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4_next -> store
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> mul_exp
+            if (rows_next > 0) TCVT(minus_A_32_f16_next, minus_A_32_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_32_f16_next -> store
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> exp_G_k_S
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TROWEXPANDMUL(mul_exp, k_S_in, exp_G_col);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_4_next -> store
+            TROWEXPANDMUL(exp_G_k_S, k_S_in, exp_G_col);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_32_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(pairs_h_4_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, pairs_h_4_next);
+                    auto to = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, minus_A_32_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_4_x -> pairs_h_4_in_next
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_next -> q_S_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_32_f16_channel -> minus_A_32_f16_in_next
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_next -> q_S_in
             pipe_barrier(PIPE_V);
-            TSUB(sub_v, v_f, mul_exp);
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_next -> q_S_in
-            wait_flag_dev(0);  // q_S_x -> q_S_in
+            TSUB(v_minus_exp_G_k_S, v_f32, exp_G_k_S);
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_next -> q_S_in
+            wait_flag_dev(0);  // q_S_channel -> q_S_in
             {
-                auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(q_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> mul_exp_2
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> exp_G_q_S
             pipe_barrier(PIPE_V);
-            TROWEXPANDMUL(mul_beta_2, sub_v, beta_col);
+            TROWEXPANDMUL(U_operand, v_minus_exp_G_k_S, beta_col);
             pipe_barrier(PIPE_V);
-            TCVT(mul_h, mul_beta_2, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // mul_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // mul_h -> store
+            TCVT(U_operand_f16, U_operand, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_operand_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_operand_f16 -> store
             {
-                auto to = view(mul_h_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, mul_h);
+                auto to = view(U_operand_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, U_operand_f16);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_x -> mul_h_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // U_operand_f16_channel -> U_operand_f16_in
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) TMUL(pairs_neg_A_6_next, neg_A_next, pairs_32_mask_next);
+            if (rows_next > 0) TMUL(minus_A_64_next, minus_A_next, pairs_32_mask_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(pairs_h_5_next, pairs_neg_A_6_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_5_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_5_next -> store
+            if (rows_next > 0) TCVT(minus_A_64_f16_next, minus_A_64_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_64_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_64_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(pairs_h_5_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, pairs_h_5_next);
+                    auto to = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, minus_A_64_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // pairs_h_5_x -> pairs_h_5_in_next
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5_next -> mul_h_2_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> mul_exp_2
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // minus_A_64_f16_channel -> minus_A_64_f16_in_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // minus_A_64_f16_next -> q_kT_D_f16_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> exp_G_q_S
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            TROWEXPANDMUL(mul_exp_2, q_S_in, exp_G_col);
-            if (rows_next > 0) TMUL(mul_q_k_next, q_k_in_next, D_next);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // pairs_h_5_next -> mul_h_2_next
+            TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
+            if (rows_next > 0) TMUL(q_kT_D_next, q_kT_in_next, D_next);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // minus_A_64_f16_next -> q_kT_D_f16_next
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(mul_h_2_next, mul_q_k_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // mul_h_2_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // mul_h_2_next -> store
+            if (rows_next > 0) TCVT(q_kT_D_f16_next, q_kT_D_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_kT_D_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_kT_D_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(mul_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, mul_h_2_next);
+                    auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, q_kT_D_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_2_x -> mul_h_2_in_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel -> q_kT_D_f16_in_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            if (rows_next > 0) TADDS(sub_last_G_next, mul_G_next, last_G_next);
+            if (rows_next > 0) TADDS(last_G_minus_G_next, G_c_3_next, last_G_next);
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             if (rows_next > 0) TEXP(exp_G_next, G_next);
             set_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            if (rows_next > 0) TEXP(exp_sub_next, sub_last_G_next);
+            if (rows_next > 0) TEXP(exp_last_G_minus_G_next, last_G_minus_G_next);
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
             const float exp_last_G_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
-            wait_flag_dev(0);  // U_x -> U_in
+            wait_flag_dev(0);  // U_channel -> U_in
             {
-                auto from = view(U_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                auto from = view(U_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(U_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> mul_exp_4
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> mul_exp_4
-            TROWEXPANDMUL(mul_exp_4, U_in, exp_sub_col);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> S_operand
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_in -> S_operand
+            TROWEXPANDMUL(S_operand, U_in, exp_last_G_minus_G_col);
             pipe_barrier(PIPE_V);
-            TCVT(mul_h_3, mul_exp_4, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_3 -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_3 -> store
+            TCVT(S_operand_f16, S_operand, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_operand_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_operand_f16 -> store
             {
-                auto to = view(mul_h_3_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, mul_h_3);
+                auto to = view(S_operand_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, S_operand_f16);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_3_x -> mul_h_3_in
-            wait_flag_dev(0);  // add_mul_part_x -> add_mul_part_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_operand_f16_channel -> S_operand_f16_in
+            wait_flag_dev(0);  // o_sum_part_channel -> o_sum_part_in
             {
-                auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(add_mul_part_in, from);
+                auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(o_sum_part_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // add_mul_part_in -> add_mul
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // add_mul_part_in -> add_mul
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // o_sum_part_in -> o_sum
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // o_sum_part_in -> o_sum
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-            TADD(add_mul, mul_exp_2, add_mul_part_in);
+            TADD(o_sum, exp_G_q_S, o_sum_part_in);
             pipe_barrier(PIPE_V);
-            TMULS(o, add_mul, scale);
+            TMULS(o, o_sum, scale);
             pipe_barrier(PIPE_V);
-            TCVT(o_h, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_h -> store
+            TCVT(o_f16, o, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // o_f16 -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
                 TASSIGN(valid, 0x16000);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // o_h -> S_next_part_in
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // o_h -> S_next_part_in
-            wait_flag_dev(0);  // S_next_part_x -> S_next_part_in
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // o_f16 -> S_next_part_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // o_f16 -> S_next_part_in
+            wait_flag_dev(0);  // S_next_part_channel -> S_next_part_in
             {
-                auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TADD(S_next, mul_exp_3, S_next_part_in);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // mul_exp_3 -> lower_64_mask_next
+            TADD(S_next, exp_last_G_S, S_next_part_in);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_last_G_S -> lower_64_mask_next
         }
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // mul_exp_3 -> lower_64_mask_next
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_last_G_S -> lower_64_mask_next
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_next -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_next -> store
         if (has_final_state) {
@@ -2205,23 +2205,23 @@ extern "C" int call_gated_delta_rule_o_S_fp16(
     uint8_t *pairs_16_mask_bytes,
     uint8_t *pairs_32_mask_bytes,
     uint8_t *identity_float16_C_bytes,
-    uint8_t *k_k_x_bytes,
-    uint8_t *pairs_h_x_bytes,
-    uint8_t *Tinv_1_h_x_bytes,
-    uint8_t *pairs_h_2_x_bytes,
-    uint8_t *pairs_h_3_x_bytes,
-    uint8_t *pairs_h_4_x_bytes,
-    uint8_t *pairs_h_5_x_bytes,
-    uint8_t *S_h_x_bytes,
-    uint8_t *k_S_x_bytes,
-    uint8_t *mul_h_x_bytes,
-    uint8_t *U_x_bytes,
-    uint8_t *q_S_x_bytes,
-    uint8_t *q_k_x_bytes,
-    uint8_t *mul_h_2_x_bytes,
-    uint8_t *add_mul_part_x_bytes,
-    uint8_t *mul_h_3_x_bytes,
-    uint8_t *S_next_part_x_bytes,
+    uint8_t *k_kT_channel_bytes,
+    uint8_t *minus_A_4_f16_channel_bytes,
+    uint8_t *Tinv_rows_2_f16_channel_bytes,
+    uint8_t *minus_A_8_f16_channel_bytes,
+    uint8_t *minus_A_16_f16_channel_bytes,
+    uint8_t *minus_A_32_f16_channel_bytes,
+    uint8_t *minus_A_64_f16_channel_bytes,
+    uint8_t *S_f16_channel_bytes,
+    uint8_t *k_S_channel_bytes,
+    uint8_t *U_operand_f16_channel_bytes,
+    uint8_t *U_channel_bytes,
+    uint8_t *q_S_channel_bytes,
+    uint8_t *q_kT_channel_bytes,
+    uint8_t *q_kT_D_f16_channel_bytes,
+    uint8_t *o_sum_part_channel_bytes,
+    uint8_t *S_operand_f16_channel_bytes,
+    uint8_t *S_next_part_channel_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2236,7 +2236,7 @@ extern "C" int call_gated_delta_rule_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, k_k_x_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, S_h_x_bytes, k_S_x_bytes, mul_h_x_bytes, U_x_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_2_x_bytes, add_mul_part_x_bytes, mul_h_3_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    gated_delta_rule_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, beta_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, strictly_lower_mask_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, k_kT_channel_bytes, minus_A_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, minus_A_8_f16_channel_bytes, minus_A_16_f16_channel_bytes, minus_A_32_f16_channel_bytes, minus_A_64_f16_channel_bytes, S_f16_channel_bytes, k_S_channel_bytes, U_operand_f16_channel_bytes, U_channel_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_D_f16_channel_bytes, o_sum_part_channel_bytes, S_operand_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -3653,43 +3653,43 @@ def _page(_inputs, _states, _numbers):
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
-    sub_G_col = G_col - G_row
-    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
-    D = torch.exp(lower_sub)
+    G_minus_G = G_col - G_row
+    lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
+    D = torch.exp(lower_G_minus_G)
     # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
     beta_col = beta[..., :, None]
-    k_k = k @ k.mT
-    mul_beta = beta_col * k_k
-    mul_mul = mul_beta * D
-    A = mul_mul.tril(-1)
+    k_kT = k @ k.mT
+    beta_k_kT = beta_col * k_kT
+    beta_k_kT_D = beta_k_kT * D
+    A = beta_k_kT_D.tril(-1)
     # Tinv = unit_lower_inverse(A)
     Tinv = _unit_lower_inverse(A)
     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     k_S = k @ S
-    mul_exp = exp_G_col * k_S
-    sub_v = v - mul_exp
-    mul_beta_2 = beta_col * sub_v
-    U = Tinv @ mul_beta_2
+    exp_G_k_S = exp_G_col * k_S
+    v_minus_exp_G_k_S = v - exp_G_k_S
+    U_operand = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ U_operand
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
-    mul_exp_2 = exp_G_col * q_S
-    q_k = q @ k.mT
-    mul_q_k = q_k * D
-    mul_U = mul_q_k @ U
-    add_mul = mul_exp_2 + mul_U
-    o = scale[..., None, None] * add_mul
+    exp_G_q_S = exp_G_col * q_S
+    q_kT = q @ k.mT
+    q_kT_D = q_kT * D
+    q_kT_D_U = q_kT_D @ U
+    o_sum = exp_G_q_S + q_kT_D_U
+    o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
     exp_last_G = torch.exp(last_G)
-    mul_exp_3 = exp_last_G[..., None, None] * S
-    sub_last_G = last_G[..., None] - G
-    exp_sub = torch.exp(sub_last_G)
-    exp_sub_col = exp_sub[..., :, None]
-    mul_exp_4 = exp_sub_col * U
-    k_mul = k.mT @ mul_exp_4
-    S_next = mul_exp_3 + k_mul
+    exp_last_G_S = exp_last_G[..., None, None] * S
+    last_G_minus_G = last_G[..., None] - G
+    exp_last_G_minus_G = torch.exp(last_G_minus_G)
+    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
+    S_operand = exp_last_G_minus_G_col * U
+    kT_S_operand = k.mT @ S_operand
+    S_next = exp_last_G_S + kT_S_operand
     return o, S_next
 
 

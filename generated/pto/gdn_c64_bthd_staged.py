@@ -26,41 +26,41 @@ import torch
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
     "G": ("gated_delta_rule_G_fp16", ["lower_64_mask"], [0, 1, 0, 0]),
-    "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_k_x"], [0, 0, 0, 1, 0, 2, 0]),
-    "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "pairs_h_x", "Tinv_1_h_x", "pairs_h_2_x", "pairs_h_3_x", "pairs_h_4_x", "pairs_h_5_x", "pairs_h_x1", "Tinv_1_h_x1", "pairs_h_2_x1", "pairs_h_3_x1", "pairs_h_4_x1", "pairs_h_5_x1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
-    "U_weight_U_offset": ("gated_delta_rule_U_weight_U_offset_fp16", ["mul_h_x", "mul_h_2_x"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
-    "S_U": ("gated_delta_rule_S_U_fp16", ["mul_h_x", "S_h_x", "U_S_x", "S_next_part_x"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
-    "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_x", "q_k_x", "mul_h_xx", "add_mul_part_x", "q_S_x1", "q_k_x1", "mul_h_xx1", "add_mul_part_x1"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "A": ("gated_delta_rule_A_fp16", ["strictly_lower_fill", "k_kT_channel"], [0, 0, 0, 1, 0, 2, 0]),
+    "Tinv": ("gated_delta_rule_Tinv_fp16", ["eye_mask", "pairs_1_mask", "pairs_2_mask", "pairs_4_mask", "pairs_8_mask", "pairs_16_mask", "pairs_32_mask", "identity_float16_C", "minus_A_4_f16_channel", "Tinv_rows_2_f16_channel", "minus_A_8_f16_channel", "minus_A_16_f16_channel", "minus_A_32_f16_channel", "minus_A_64_f16_channel", "minus_A_4_f16_channel1", "Tinv_rows_2_f16_channel1", "minus_A_8_f16_channel1", "minus_A_16_f16_channel1", "minus_A_32_f16_channel1", "minus_A_64_f16_channel1"], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "U_weight_U_offset": ("gated_delta_rule_U_weight_U_offset_fp16", ["beta_v_f16_channel", "beta_exp_G_k_f16_channel"], [0, 0, 0, 0, 0, 1, 1, 2, 2, 0]),
+    "S_U": ("gated_delta_rule_S_U_fp16", ["S_f16_channel", "U_weight_S_channel", "S_operand_f16_channel", "S_next_part_channel"], [0, 0, 1, 0, 0, 0, 1, 1, 2, 2, 2, 2, 0]),
+    "o": ("gated_delta_rule_o_fp16", ["lower_fill", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "q_S_channel1", "q_kT_channel1", "q_kT_D_f16_channel1", "o_sum_part_channel1"], [0, 0, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
-    "k_k_x": ([64, 64], "float32"),
-    "pairs_h_x": ([64, 64], "float16"),
-    "Tinv_1_h_x": ([64, 64], "float16"),
-    "pairs_h_2_x": ([64, 64], "float16"),
-    "pairs_h_3_x": ([64, 64], "float16"),
-    "pairs_h_4_x": ([64, 64], "float16"),
-    "pairs_h_5_x": ([64, 64], "float16"),
-    "pairs_h_x1": ([64, 64], "float16"),
-    "Tinv_1_h_x1": ([64, 64], "float16"),
-    "pairs_h_2_x1": ([64, 64], "float16"),
-    "pairs_h_3_x1": ([64, 64], "float16"),
-    "pairs_h_4_x1": ([64, 64], "float16"),
-    "pairs_h_5_x1": ([64, 64], "float16"),
-    "mul_h_x": ([64, 128], "float16"),
-    "mul_h_2_x": ([64, 128], "float16"),
-    "mul_h_x": ([64, 128], "float16"),
-    "S_h_x": ([128, 128], "float16"),
-    "U_S_x": ([64, 128], "float32"),
-    "S_next_part_x": ([128, 128], "float32"),
-    "q_S_x": ([64, 128], "float32"),
-    "q_k_x": ([64, 64], "float32"),
-    "mul_h_xx": ([64, 64], "float16"),
-    "add_mul_part_x": ([64, 128], "float32"),
-    "q_S_x1": ([64, 128], "float32"),
-    "q_k_x1": ([64, 64], "float32"),
-    "mul_h_xx1": ([64, 64], "float16"),
-    "add_mul_part_x1": ([64, 128], "float32"),
+    "k_kT_channel": ([64, 64], "float32"),
+    "minus_A_4_f16_channel": ([64, 64], "float16"),
+    "Tinv_rows_2_f16_channel": ([64, 64], "float16"),
+    "minus_A_8_f16_channel": ([64, 64], "float16"),
+    "minus_A_16_f16_channel": ([64, 64], "float16"),
+    "minus_A_32_f16_channel": ([64, 64], "float16"),
+    "minus_A_64_f16_channel": ([64, 64], "float16"),
+    "minus_A_4_f16_channel1": ([64, 64], "float16"),
+    "Tinv_rows_2_f16_channel1": ([64, 64], "float16"),
+    "minus_A_8_f16_channel1": ([64, 64], "float16"),
+    "minus_A_16_f16_channel1": ([64, 64], "float16"),
+    "minus_A_32_f16_channel1": ([64, 64], "float16"),
+    "minus_A_64_f16_channel1": ([64, 64], "float16"),
+    "beta_v_f16_channel": ([64, 128], "float16"),
+    "beta_exp_G_k_f16_channel": ([64, 128], "float16"),
+    "S_f16_channel": ([128, 128], "float16"),
+    "U_weight_S_channel": ([64, 128], "float32"),
+    "S_operand_f16_channel": ([64, 128], "float16"),
+    "S_next_part_channel": ([128, 128], "float32"),
+    "q_S_channel": ([64, 128], "float32"),
+    "q_kT_channel": ([64, 64], "float32"),
+    "q_kT_D_f16_channel": ([64, 64], "float16"),
+    "o_sum_part_channel": ([64, 128], "float32"),
+    "q_S_channel1": ([64, 128], "float32"),
+    "q_kT_channel1": ([64, 64], "float32"),
+    "q_kT_D_f16_channel1": ([64, 64], "float16"),
+    "o_sum_part_channel1": ([64, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; side; dtype
 CONSTANTS = {
@@ -236,26 +236,26 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     TASSIGN(g, 0x5000);
     UbTile<float, 1, 64> exp_g;
     TASSIGN(exp_g, 0x5100);
-    UbTile<float, 1, 64> mul_exp_g;
-    TASSIGN(mul_exp_g, 0x5100);
-    UbTile<float, 1, 64> maximum_g;
-    TASSIGN(maximum_g, 0x5000);
-    UbTile<float, 1, 64> add_maximu;
-    TASSIGN(add_maximu, 0x5000);
-    UbTile<float, 1, 64> part_add;
-    TASSIGN(part_add, 0x5000);
-    UbTile<float, 64, 64> expand_part;
-    TASSIGN(expand_part, 0x5200);
-    UbTile<float, 64, 64> mul_expand;
-    TASSIGN(mul_expand, 0x5200);
-    UbTile<float, 1, 64> row_sum_mul;
-    TASSIGN(row_sum_mul, 0xd200);
+    UbTile<float, 1, 64> exp_g_c;
+    TASSIGN(exp_g_c, 0x5100);
+    UbTile<float, 1, 64> g_max_c_2;
+    TASSIGN(g_max_c_2, 0x5000);
+    UbTile<float, 1, 64> exp_g_c_sum;
+    TASSIGN(exp_g_c_sum, 0x5000);
+    UbTile<float, 1, 64> part_exp_g_c_sum;
+    TASSIGN(part_exp_g_c_sum, 0x5000);
+    UbTile<float, 64, 64> part_exp_g_expand;
+    TASSIGN(part_exp_g_expand, 0x5200);
+    UbTile<float, 64, 64> lower_64_scaled;
+    TASSIGN(lower_64_scaled, 0x5200);
+    UbTile<float, 1, 64> lower_64_row_sum;
+    TASSIGN(lower_64_row_sum, 0xd200);
     UbTile<float, 1, 64> G;
     TASSIGN(G, 0xd300);
     UbTile<float, 64, 8> g_scratch;
     TASSIGN(g_scratch, 0x4800);
-    UbTile<float, 64, 64> row_sum_mul_scratch;
-    TASSIGN(row_sum_mul_scratch, 0x9200);
+    UbTile<float, 64, 64> lower_64_row_sum_scratch;
+    TASSIGN(lower_64_row_sum_scratch, 0x9200);
     // G = cumsum(g)
     {
         auto from = view(lower_64_mask_gm, 64, 64, 64);
@@ -286,26 +286,26 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         pipe_barrier(PIPE_V);
         TEXP(exp_g, g);
         pipe_barrier(PIPE_V);
-        TMULS(mul_exp_g, exp_g, 0.0f);
-        TMAXS(maximum_g, g, -105.0f);
+        TMULS(exp_g_c, exp_g, 0.0f);
+        TMAXS(g_max_c_2, g, -105.0f);
         pipe_barrier(PIPE_V);
-        TADD(add_maximu, maximum_g, mul_exp_g);
+        TADD(exp_g_c_sum, g_max_c_2, exp_g_c);
         pipe_barrier(PIPE_V);
-        TCOLEXPAND(expand_part, part_add);
+        TCOLEXPAND(part_exp_g_expand, part_exp_g_c_sum);
         pipe_barrier(PIPE_V);
-        TMUL(mul_expand, expand_part, lower_64_mask);
+        TMUL(lower_64_scaled, part_exp_g_expand, lower_64_mask);
         pipe_barrier(PIPE_V);
         {
             UbCol<float, 64> sums;
             TASSIGN(sums, 0xd200);
-            TROWSUM(sums, mul_expand, row_sum_mul_scratch);
+            TROWSUM(sums, lower_64_scaled, lower_64_row_sum_scratch);
         }
         wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
         pipe_barrier(PIPE_V);
         {
             UbTile<float, 1, 64> to;
             TASSIGN(to, 0xd300);
-            TMOV(to, row_sum_mul);
+            TMOV(to, lower_64_row_sum);
         }
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
@@ -330,7 +330,7 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
  * G_ws: workspace, slot, [C] float32
  * A_ws: workspace, slot, [C, C] float32
  * strictly_lower_fill: workspace, const, [C, C] float32
- * k_k_x: workspace, block, [C, C] float32
+ * k_kT_channel: workspace, block, [C, C] float32
  */
 PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ uint8_t *k_bytes,
@@ -338,7 +338,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ uint8_t *G_ws_bytes,
     __gm__ uint8_t *A_ws_bytes,
     __gm__ uint8_t *strictly_lower_fill_bytes,
-    __gm__ uint8_t *k_k_x_bytes,
+    __gm__ uint8_t *k_kT_channel_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -355,7 +355,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(G_ws_bytes);
     __gm__ float *A_ws_gm = reinterpret_cast<__gm__ float *>(A_ws_bytes);
     __gm__ float *strictly_lower_fill_gm = reinterpret_cast<__gm__ float *>(strictly_lower_fill_bytes);
-    __gm__ float *k_k_x_gm = reinterpret_cast<__gm__ float *>(k_k_x_bytes);
+    __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(k_kT_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 64, 128> k;
@@ -364,11 +364,11 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     TASSIGN(k_left, 0x0);
     TileRight<half, 128, 64> k_right;
     TASSIGN(k_right, 0x0);
-    TileAcc<float, 64, 64> k_k;
-    TASSIGN(k_k, 0x0);
+    TileAcc<float, 64, 64> k_kT;
+    TASSIGN(k_kT, 0x0);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
-    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_k -> k_k
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
@@ -391,26 +391,26 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         L1View<half, 128, 64> k_right_from;
         TRESHAPE(k_right_from, k);
         TEXTRACT(k_right, k_right_from, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_k
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_kT
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_k
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_k -> k_k
-        TMATMUL(k_k, k_left, k_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k -> store
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> k_kT
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
+        TMATMUL(k_kT, k_left, k_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_k -> store
-        wait_flag_dev(1);  // k_k_x -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT -> store
+        wait_flag_dev(1);  // k_kT_channel -> store
         {
-            auto to = view(k_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-            TSTORE(to, k_k);
+            auto to = view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+            TSTORE(to, k_kT);
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_k_x -> k_k_in
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_k -> k_k
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
     wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
-    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_k -> k_k
-    wait_flag_dev(1);  // k_k_x -> store
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
+    wait_flag_dev(1);  // k_kT_channel -> store
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
@@ -422,28 +422,28 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     TASSIGN(G, 0x2000);
     UbCol<float, 32> G_col;
     TASSIGN(G_col, 0x2000 + sub * 128);
-    UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0x2100);
+    UbTile<float, 1, 64> G_c;
+    TASSIGN(G_c, 0x2100);
     UbWide<float, 64> beta_wide;
     TASSIGN(beta_wide, 0x2200);
-    UbTile<float, 32, 64> expand_mul;
-    TASSIGN(expand_mul, 0x2a00);
-    UbTile<float, 32, 64> sub_G_col;
-    TASSIGN(sub_G_col, 0x2a00);
-    UbTile<float, 32, 64> lower_sub;
-    TASSIGN(lower_sub, 0x2a00);
+    UbTile<float, 32, 64> expand_G_c;
+    TASSIGN(expand_G_c, 0x2a00);
+    UbTile<float, 32, 64> G_minus_G;
+    TASSIGN(G_minus_G, 0x2a00);
+    UbTile<float, 32, 64> lower_G_minus_G;
+    TASSIGN(lower_G_minus_G, 0x2a00);
     UbTile<float, 1, 64> beta;
     TASSIGN(beta, 0x5200);
     UbCol<float, 32> beta_col;
     TASSIGN(beta_col, 0x5200 + sub * 128);
     UbTile<float, 32, 64> D;
     TASSIGN(D, 0x2a00);
-    UbTile<float, 32, 64> k_k_in;
-    TASSIGN(k_k_in, 0x5300);
-    UbTile<float, 32, 64> mul_beta;
-    TASSIGN(mul_beta, 0x5300);
-    UbTile<float, 32, 64> mul_mul;
-    TASSIGN(mul_mul, 0x5300);
+    UbTile<float, 32, 64> k_kT_in;
+    TASSIGN(k_kT_in, 0x5300);
+    UbTile<float, 32, 64> beta_k_kT;
+    TASSIGN(beta_k_kT, 0x5300);
+    UbTile<float, 32, 64> beta_k_kT_D;
+    TASSIGN(beta_k_kT_D, 0x5300);
     UbTile<float, 64, 8> beta_scratch;
     TASSIGN(beta_scratch, 0x4a00);
     // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
@@ -453,8 +453,8 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     }
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_k_x -> store
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // mul_mul -> k_k_in
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
@@ -469,9 +469,9 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
             auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
             TLOAD(G, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
-        TMULS(mul_G, G, -1.0f);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_c
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_c
+        TMULS(G_c, G, -1.0f);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
         UbWidePart<float, 64> beta_raw(rows);
         TASSIGN(beta_raw, 0x2200);
@@ -481,42 +481,42 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw -> beta_wide
         fill_wide(beta_raw, rows, 0x2200);
         pipe_barrier(PIPE_V);
-        TCOLEXPAND(expand_mul, mul_G);
+        TCOLEXPAND(expand_G_c, G_c);
         pipe_barrier(PIPE_V);
-        TROWEXPANDADD(sub_G_col, expand_mul, G_col);
+        TROWEXPANDADD(G_minus_G, expand_G_c, G_col);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
         pipe_barrier(PIPE_V);
-        TADD(lower_sub, sub_G_col, strictly_lower_fill);
+        TADD(lower_G_minus_G, G_minus_G, strictly_lower_fill);
         TTRANS(beta, beta_wide, beta_scratch);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        TEXP(D, lower_sub);
-        wait_flag_dev(0);  // k_k_x -> k_k_in
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // mul_mul -> k_k_in
+        TEXP(D, lower_G_minus_G);
+        wait_flag_dev(0);  // k_kT_channel -> k_kT_in
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
         {
-            auto from = view(k_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TLOAD(k_k_in, from);
+            auto from = view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TLOAD(k_kT_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_k_in -> mul_beta
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_k_x -> store
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_k_in -> mul_beta
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-        TROWEXPANDMUL(mul_beta, k_k_in, beta_col);
+        TROWEXPANDMUL(beta_k_kT, k_kT_in, beta_col);
         pipe_barrier(PIPE_V);
-        TMUL(mul_mul, mul_beta, D);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_mul -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_mul -> store
+        TMUL(beta_k_kT_D, beta_k_kT, D);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // beta_k_kT_D -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // beta_k_kT_D -> store
         {
             auto to = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, mul_mul);
+            TSTORE(to, beta_k_kT_D);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // mul_mul -> k_k_in
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // mul_mul -> k_k_in
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
 #endif
 #endif
 }
@@ -533,18 +533,18 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
  * pairs_16_mask: workspace, const, [C, C] float32
  * pairs_32_mask: workspace, const, [C, C] float32
  * identity_float16_C: workspace, const, [C, C] float16
- * pairs_h_x: workspace, block, [C, C] float16
- * Tinv_1_h_x: workspace, block, [C, C] float16
- * pairs_h_2_x: workspace, block, [C, C] float16
- * pairs_h_3_x: workspace, block, [C, C] float16
- * pairs_h_4_x: workspace, block, [C, C] float16
- * pairs_h_5_x: workspace, block, [C, C] float16
- * pairs_h_x1: workspace, block, [C, C] float16
- * Tinv_1_h_x1: workspace, block, [C, C] float16
- * pairs_h_2_x1: workspace, block, [C, C] float16
- * pairs_h_3_x1: workspace, block, [C, C] float16
- * pairs_h_4_x1: workspace, block, [C, C] float16
- * pairs_h_5_x1: workspace, block, [C, C] float16
+ * minus_A_4_f16_channel: workspace, block, [C, C] float16
+ * Tinv_rows_2_f16_channel: workspace, block, [C, C] float16
+ * minus_A_8_f16_channel: workspace, block, [C, C] float16
+ * minus_A_16_f16_channel: workspace, block, [C, C] float16
+ * minus_A_32_f16_channel: workspace, block, [C, C] float16
+ * minus_A_64_f16_channel: workspace, block, [C, C] float16
+ * minus_A_4_f16_channel1: workspace, block, [C, C] float16
+ * Tinv_rows_2_f16_channel1: workspace, block, [C, C] float16
+ * minus_A_8_f16_channel1: workspace, block, [C, C] float16
+ * minus_A_16_f16_channel1: workspace, block, [C, C] float16
+ * minus_A_32_f16_channel1: workspace, block, [C, C] float16
+ * minus_A_64_f16_channel1: workspace, block, [C, C] float16
  */
 PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ uint8_t *A_ws_bytes,
@@ -557,18 +557,18 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ uint8_t *pairs_16_mask_bytes,
     __gm__ uint8_t *pairs_32_mask_bytes,
     __gm__ uint8_t *identity_float16_C_bytes,
-    __gm__ uint8_t *pairs_h_x_bytes,
-    __gm__ uint8_t *Tinv_1_h_x_bytes,
-    __gm__ uint8_t *pairs_h_2_x_bytes,
-    __gm__ uint8_t *pairs_h_3_x_bytes,
-    __gm__ uint8_t *pairs_h_4_x_bytes,
-    __gm__ uint8_t *pairs_h_5_x_bytes,
-    __gm__ uint8_t *pairs_h_x1_bytes,
-    __gm__ uint8_t *Tinv_1_h_x1_bytes,
-    __gm__ uint8_t *pairs_h_2_x1_bytes,
-    __gm__ uint8_t *pairs_h_3_x1_bytes,
-    __gm__ uint8_t *pairs_h_4_x1_bytes,
-    __gm__ uint8_t *pairs_h_5_x1_bytes,
+    __gm__ uint8_t *minus_A_4_f16_channel_bytes,
+    __gm__ uint8_t *Tinv_rows_2_f16_channel_bytes,
+    __gm__ uint8_t *minus_A_8_f16_channel_bytes,
+    __gm__ uint8_t *minus_A_16_f16_channel_bytes,
+    __gm__ uint8_t *minus_A_32_f16_channel_bytes,
+    __gm__ uint8_t *minus_A_64_f16_channel_bytes,
+    __gm__ uint8_t *minus_A_4_f16_channel1_bytes,
+    __gm__ uint8_t *Tinv_rows_2_f16_channel1_bytes,
+    __gm__ uint8_t *minus_A_8_f16_channel1_bytes,
+    __gm__ uint8_t *minus_A_16_f16_channel1_bytes,
+    __gm__ uint8_t *minus_A_32_f16_channel1_bytes,
+    __gm__ uint8_t *minus_A_64_f16_channel1_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -590,212 +590,212 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ float *pairs_16_mask_gm = reinterpret_cast<__gm__ float *>(pairs_16_mask_bytes);
     __gm__ float *pairs_32_mask_gm = reinterpret_cast<__gm__ float *>(pairs_32_mask_bytes);
     __gm__ half *identity_float16_C_gm = reinterpret_cast<__gm__ half *>(identity_float16_C_bytes);
-    __gm__ half *pairs_h_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_x_bytes);
-    __gm__ half *Tinv_1_h_x_gm = reinterpret_cast<__gm__ half *>(Tinv_1_h_x_bytes);
-    __gm__ half *pairs_h_2_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_2_x_bytes);
-    __gm__ half *pairs_h_3_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_3_x_bytes);
-    __gm__ half *pairs_h_4_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_4_x_bytes);
-    __gm__ half *pairs_h_5_x_gm = reinterpret_cast<__gm__ half *>(pairs_h_5_x_bytes);
-    __gm__ half *pairs_h_x1_gm = reinterpret_cast<__gm__ half *>(pairs_h_x1_bytes);
-    __gm__ half *Tinv_1_h_x1_gm = reinterpret_cast<__gm__ half *>(Tinv_1_h_x1_bytes);
-    __gm__ half *pairs_h_2_x1_gm = reinterpret_cast<__gm__ half *>(pairs_h_2_x1_bytes);
-    __gm__ half *pairs_h_3_x1_gm = reinterpret_cast<__gm__ half *>(pairs_h_3_x1_bytes);
-    __gm__ half *pairs_h_4_x1_gm = reinterpret_cast<__gm__ half *>(pairs_h_4_x1_bytes);
-    __gm__ half *pairs_h_5_x1_gm = reinterpret_cast<__gm__ half *>(pairs_h_5_x1_bytes);
+    __gm__ half *minus_A_4_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_4_f16_channel_bytes);
+    __gm__ half *Tinv_rows_2_f16_channel_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel_bytes);
+    __gm__ half *minus_A_8_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_8_f16_channel_bytes);
+    __gm__ half *minus_A_16_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_16_f16_channel_bytes);
+    __gm__ half *minus_A_32_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_32_f16_channel_bytes);
+    __gm__ half *minus_A_64_f16_channel_gm = reinterpret_cast<__gm__ half *>(minus_A_64_f16_channel_bytes);
+    __gm__ half *minus_A_4_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_4_f16_channel1_bytes);
+    __gm__ half *Tinv_rows_2_f16_channel1_gm = reinterpret_cast<__gm__ half *>(Tinv_rows_2_f16_channel1_bytes);
+    __gm__ half *minus_A_8_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_8_f16_channel1_bytes);
+    __gm__ half *minus_A_16_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_16_f16_channel1_bytes);
+    __gm__ half *minus_A_32_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_32_f16_channel1_bytes);
+    __gm__ half *minus_A_64_f16_channel1_gm = reinterpret_cast<__gm__ half *>(minus_A_64_f16_channel1_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 64, 64> identity;
     TASSIGN(identity, 0x0);
-    L1Tile<half, 64, 64> pairs_h_in;
-    TASSIGN(pairs_h_in, 0x2000);
-    L1Tile<half, 64, 64> Tinv_1_h_in;
-    TASSIGN(Tinv_1_h_in, 0x4000);
-    TileLeft<half, 64, 64> pairs_h_in_left;
-    TASSIGN(pairs_h_in_left, 0x0);
-    TileRight<half, 64, 64> Tinv_1_h_in_right;
-    TASSIGN(Tinv_1_h_in_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_p;
-    TASSIGN(Tinv_p, 0x0);
-    L1Tile<half, 64, 64> pairs_h_in_b;
-    TASSIGN(pairs_h_in_b, 0x6000);
-    L1Tile<half, 64, 64> Tinv_p_h;
-    TASSIGN(Tinv_p_h, 0x8000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left;
-    TASSIGN(Tinv_1_h_in_left, 0x8000);
+    L1Tile<half, 64, 64> minus_A_4_f16_in;
+    TASSIGN(minus_A_4_f16_in, 0x2000);
+    L1Tile<half, 64, 64> Tinv_rows_2_f16_in;
+    TASSIGN(Tinv_rows_2_f16_in, 0x4000);
+    TileLeft<half, 64, 64> minus_A_4_left;
+    TASSIGN(minus_A_4_left, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_2_right;
+    TASSIGN(Tinv_rows_2_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_4;
+    TASSIGN(Tinv_below_4, 0x0);
+    L1Tile<half, 64, 64> minus_A_4_f16_in_b;
+    TASSIGN(minus_A_4_f16_in_b, 0x6000);
+    L1Tile<half, 64, 64> Tinv_below_4_f16;
+    TASSIGN(Tinv_below_4_f16, 0x8000);
+    TileLeft<half, 64, 64> Tinv_rows_2_left;
+    TASSIGN(Tinv_rows_2_left, 0x8000);
     TileRight<half, 64, 64> identity_right;
     TASSIGN(identity_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_identi;
-    TASSIGN(Tinv_identi, 0x4000);
-    L1Tile<half, 64, 64> Tinv_1_h_in_b;
-    TASSIGN(Tinv_1_h_in_b, 0xa000);
-    TileLeft<half, 64, 64> pairs_h_in_left_b;
-    TASSIGN(pairs_h_in_left_b, 0x0);
-    TileRight<half, 64, 64> Tinv_1_h_in_right_b;
-    TASSIGN(Tinv_1_h_in_right_b, 0x0);
-    TileAcc<float, 64, 64> Tinv_p_b;
-    TASSIGN(Tinv_p_b, 0x8000);
-    L1Tile<half, 64, 64> pairs_h_2_in;
-    TASSIGN(pairs_h_2_in, 0xc000);
-    L1Tile<half, 64, 64> pairs_h_2_in_b;
-    TASSIGN(pairs_h_2_in_b, 0xe000);
-    L1Tile<half, 64, 64> Tinv_p_h_b;
-    TASSIGN(Tinv_p_h_b, 0x10000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left_2;
-    TASSIGN(Tinv_1_h_in_left_2, 0x8000);
-    TileRight<half, 64, 64> Tinv_p_h_right;
-    TASSIGN(Tinv_p_h_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_s;
-    TASSIGN(Tinv_s, 0x4000);
-    L1Tile<half, 64, 64> pairs_h_3_in;
-    TASSIGN(pairs_h_3_in, 0x12000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left_b;
-    TASSIGN(Tinv_1_h_in_left_b, 0x0);
+    TileAcc<float, 64, 64> identity_product;
+    TASSIGN(identity_product, 0x4000);
+    L1Tile<half, 64, 64> Tinv_rows_2_f16_in_b;
+    TASSIGN(Tinv_rows_2_f16_in_b, 0xa000);
+    TileLeft<half, 64, 64> minus_A_4_left_b;
+    TASSIGN(minus_A_4_left_b, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_2_right_b;
+    TASSIGN(Tinv_rows_2_right_b, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_4_b;
+    TASSIGN(Tinv_below_4_b, 0x8000);
+    L1Tile<half, 64, 64> minus_A_8_f16_in;
+    TASSIGN(minus_A_8_f16_in, 0xc000);
+    L1Tile<half, 64, 64> minus_A_8_f16_in_b;
+    TASSIGN(minus_A_8_f16_in_b, 0xe000);
+    L1Tile<half, 64, 64> Tinv_below_4_f16_b;
+    TASSIGN(Tinv_below_4_f16_b, 0x10000);
+    TileLeft<half, 64, 64> Tinv_rows_2_left_2;
+    TASSIGN(Tinv_rows_2_left_2, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_4_right;
+    TASSIGN(Tinv_below_4_right, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_4;
+    TASSIGN(Tinv_rows_4, 0x4000);
+    L1Tile<half, 64, 64> minus_A_16_f16_in;
+    TASSIGN(minus_A_16_f16_in, 0x12000);
+    TileLeft<half, 64, 64> Tinv_rows_2_left_b;
+    TASSIGN(Tinv_rows_2_left_b, 0x0);
     TileRight<half, 64, 64> identity_right_b;
     TASSIGN(identity_right_b, 0x0);
-    TileAcc<float, 64, 64> Tinv_identi_b;
-    TASSIGN(Tinv_identi_b, 0xc000);
-    L1Tile<half, 64, 64> Tinv_s_h;
-    TASSIGN(Tinv_s_h, 0x14000);
-    L1Tile<half, 64, 64> pairs_h_3_in_b;
-    TASSIGN(pairs_h_3_in_b, 0x16000);
-    TileLeft<half, 64, 64> Tinv_1_h_in_left_2_b;
-    TASSIGN(Tinv_1_h_in_left_2_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_p_h_right_b;
-    TASSIGN(Tinv_p_h_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_s_b;
-    TASSIGN(Tinv_s_b, 0xc000);
-    L1Tile<half, 64, 64> pairs_h_4_in;
-    TASSIGN(pairs_h_4_in, 0x18000);
-    L1Tile<half, 64, 64> Tinv_s_h_b;
-    TASSIGN(Tinv_s_h_b, 0x1a000);
-    TileLeft<half, 64, 64> pairs_h_2_in_left;
-    TASSIGN(pairs_h_2_in_left, 0x0);
-    TileRight<half, 64, 64> Tinv_s_h_right;
-    TASSIGN(Tinv_s_h_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_p_3;
-    TASSIGN(Tinv_p_3, 0x10000);
-    L1Tile<half, 64, 64> pairs_h_4_in_b;
-    TASSIGN(pairs_h_4_in_b, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_h_2;
-    TASSIGN(Tinv_h_2, 0x1e000);
-    TileLeft<half, 64, 64> pairs_h_2_in_left_b;
-    TASSIGN(pairs_h_2_in_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_s_h_right_b;
-    TASSIGN(Tinv_s_h_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_3_b;
-    TASSIGN(Tinv_p_3_b, 0x14000);
-    L1Tile<half, 64, 64> pairs_h_5_in;
-    TASSIGN(pairs_h_5_in, 0x20000);
-    L1Tile<half, 64, 64> pairs_h_5_in_b;
-    TASSIGN(pairs_h_5_in_b, 0x22000);
-    L1Tile<half, 64, 64> Tinv_h_2_b;
-    TASSIGN(Tinv_h_2_b, 0x24000);
-    TileLeft<half, 64, 64> Tinv_s_h_left;
-    TASSIGN(Tinv_s_h_left, 0x0);
-    TileRight<half, 64, 64> Tinv_h_2_right;
-    TASSIGN(Tinv_h_2_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_s_2;
-    TASSIGN(Tinv_s_2, 0x4000);
-    L1Tile<half, 64, 64> Tinv_h_3;
-    TASSIGN(Tinv_h_3, 0x26000);
-    TileLeft<half, 64, 64> Tinv_s_h_left_b;
-    TASSIGN(Tinv_s_h_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_2_right_b;
-    TASSIGN(Tinv_h_2_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_s_2_b;
-    TASSIGN(Tinv_s_2_b, 0xc000);
-    L1Tile<half, 64, 64> Tinv_h_3_b;
-    TASSIGN(Tinv_h_3_b, 0x28000);
-    TileLeft<half, 64, 64> pairs_h_3_in_left;
-    TASSIGN(pairs_h_3_in_left, 0x0);
-    TileRight<half, 64, 64> Tinv_h_3_right;
-    TASSIGN(Tinv_h_3_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_p_5;
-    TASSIGN(Tinv_p_5, 0x18000);
-    L1Tile<half, 64, 64> Tinv_h_4;
-    TASSIGN(Tinv_h_4, 0x2a000);
-    TileLeft<half, 64, 64> pairs_h_3_in_left_b;
-    TASSIGN(pairs_h_3_in_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_3_right_b;
-    TASSIGN(Tinv_h_3_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_5_b;
-    TASSIGN(Tinv_p_5_b, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_h_4_b;
-    TASSIGN(Tinv_h_4_b, 0x2c000);
-    TileLeft<half, 64, 64> Tinv_h_3_left;
-    TASSIGN(Tinv_h_3_left, 0x0);
-    TileRight<half, 64, 64> Tinv_h_4_right;
-    TASSIGN(Tinv_h_4_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_s_3;
-    TASSIGN(Tinv_s_3, 0x4000);
-    L1Tile<half, 64, 64> Tinv_h_5;
-    TASSIGN(Tinv_h_5, 0x2e000);
-    TileLeft<half, 64, 64> Tinv_h_3_left_b;
-    TASSIGN(Tinv_h_3_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_4_right_b;
-    TASSIGN(Tinv_h_4_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_s_3_b;
-    TASSIGN(Tinv_s_3_b, 0xc000);
-    L1Tile<half, 64, 64> Tinv_h_5_b;
-    TASSIGN(Tinv_h_5_b, 0x30000);
-    TileLeft<half, 64, 64> pairs_h_4_in_left;
-    TASSIGN(pairs_h_4_in_left, 0x0);
-    TileRight<half, 64, 64> Tinv_h_5_right;
-    TASSIGN(Tinv_h_5_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_p_7;
-    TASSIGN(Tinv_p_7, 0x0);
-    L1Tile<half, 64, 64> Tinv_h_6;
-    TASSIGN(Tinv_h_6, 0x32000);
-    TileLeft<half, 64, 64> pairs_h_4_in_left_b;
-    TASSIGN(pairs_h_4_in_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_5_right_b;
-    TASSIGN(Tinv_h_5_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_7_b;
-    TASSIGN(Tinv_p_7_b, 0x8000);
-    L1Tile<half, 64, 64> Tinv_h_6_b;
-    TASSIGN(Tinv_h_6_b, 0x34000);
-    TileLeft<half, 64, 64> Tinv_h_5_left;
-    TASSIGN(Tinv_h_5_left, 0x0);
-    TileRight<half, 64, 64> Tinv_h_6_right;
-    TASSIGN(Tinv_h_6_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_s_4;
-    TASSIGN(Tinv_s_4, 0x4000);
-    L1Tile<half, 64, 64> Tinv_h_7;
-    TASSIGN(Tinv_h_7, 0x36000);
-    TileLeft<half, 64, 64> Tinv_h_5_left_b;
-    TASSIGN(Tinv_h_5_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_6_right_b;
-    TASSIGN(Tinv_h_6_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_s_4_b;
-    TASSIGN(Tinv_s_4_b, 0xc000);
-    L1Tile<half, 64, 64> Tinv_h_7_b;
-    TASSIGN(Tinv_h_7_b, 0x38000);
-    TileLeft<half, 64, 64> pairs_h_5_in_left;
-    TASSIGN(pairs_h_5_in_left, 0x0);
-    TileRight<half, 64, 64> Tinv_h_7_right;
-    TASSIGN(Tinv_h_7_right, 0x0);
-    TileAcc<float, 64, 64> Tinv_p_9;
-    TASSIGN(Tinv_p_9, 0x10000);
-    L1Tile<half, 64, 64> Tinv_h_8;
-    TASSIGN(Tinv_h_8, 0x3a000);
-    TileLeft<half, 64, 64> pairs_h_5_in_left_b;
-    TASSIGN(pairs_h_5_in_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_7_right_b;
-    TASSIGN(Tinv_h_7_right_b, 0x8000);
-    TileAcc<float, 64, 64> Tinv_p_9_b;
-    TASSIGN(Tinv_p_9_b, 0x14000);
-    L1Tile<half, 64, 64> Tinv_h_8_b;
-    TASSIGN(Tinv_h_8_b, 0x3c000);
-    TileLeft<half, 64, 64> Tinv_h_7_left;
-    TASSIGN(Tinv_h_7_left, 0x0);
-    TileRight<half, 64, 64> Tinv_h_8_right;
-    TASSIGN(Tinv_h_8_right, 0x0);
+    TileAcc<float, 64, 64> identity_product_b;
+    TASSIGN(identity_product_b, 0xc000);
+    L1Tile<half, 64, 64> Tinv_rows_4_f16;
+    TASSIGN(Tinv_rows_4_f16, 0x14000);
+    L1Tile<half, 64, 64> minus_A_16_f16_in_b;
+    TASSIGN(minus_A_16_f16_in_b, 0x16000);
+    TileLeft<half, 64, 64> Tinv_rows_2_left_2_b;
+    TASSIGN(Tinv_rows_2_left_2_b, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_4_right_b;
+    TASSIGN(Tinv_below_4_right_b, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_4_b;
+    TASSIGN(Tinv_rows_4_b, 0xc000);
+    L1Tile<half, 64, 64> minus_A_32_f16_in;
+    TASSIGN(minus_A_32_f16_in, 0x18000);
+    L1Tile<half, 64, 64> Tinv_rows_4_f16_b;
+    TASSIGN(Tinv_rows_4_f16_b, 0x1a000);
+    TileLeft<half, 64, 64> minus_A_8_left;
+    TASSIGN(minus_A_8_left, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_4_right;
+    TASSIGN(Tinv_rows_4_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_8;
+    TASSIGN(Tinv_below_8, 0x10000);
+    L1Tile<half, 64, 64> minus_A_32_f16_in_b;
+    TASSIGN(minus_A_32_f16_in_b, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_below_8_f16;
+    TASSIGN(Tinv_below_8_f16, 0x1e000);
+    TileLeft<half, 64, 64> minus_A_8_left_b;
+    TASSIGN(minus_A_8_left_b, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_4_right_b;
+    TASSIGN(Tinv_rows_4_right_b, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_8_b;
+    TASSIGN(Tinv_below_8_b, 0x14000);
+    L1Tile<half, 64, 64> minus_A_64_f16_in;
+    TASSIGN(minus_A_64_f16_in, 0x20000);
+    L1Tile<half, 64, 64> minus_A_64_f16_in_b;
+    TASSIGN(minus_A_64_f16_in_b, 0x22000);
+    L1Tile<half, 64, 64> Tinv_below_8_f16_b;
+    TASSIGN(Tinv_below_8_f16_b, 0x24000);
+    TileLeft<half, 64, 64> Tinv_rows_4_left;
+    TASSIGN(Tinv_rows_4_left, 0x0);
+    TileRight<half, 64, 64> Tinv_below_8_right;
+    TASSIGN(Tinv_below_8_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_rows_8;
+    TASSIGN(Tinv_rows_8, 0x4000);
+    L1Tile<half, 64, 64> Tinv_rows_8_f16;
+    TASSIGN(Tinv_rows_8_f16, 0x26000);
+    TileLeft<half, 64, 64> Tinv_rows_4_left_b;
+    TASSIGN(Tinv_rows_4_left_b, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_8_right_b;
+    TASSIGN(Tinv_below_8_right_b, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_8_b;
+    TASSIGN(Tinv_rows_8_b, 0xc000);
+    L1Tile<half, 64, 64> Tinv_rows_8_f16_b;
+    TASSIGN(Tinv_rows_8_f16_b, 0x28000);
+    TileLeft<half, 64, 64> minus_A_16_left;
+    TASSIGN(minus_A_16_left, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_8_right;
+    TASSIGN(Tinv_rows_8_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_16;
+    TASSIGN(Tinv_below_16, 0x18000);
+    L1Tile<half, 64, 64> Tinv_below_16_f16;
+    TASSIGN(Tinv_below_16_f16, 0x2a000);
+    TileLeft<half, 64, 64> minus_A_16_left_b;
+    TASSIGN(minus_A_16_left_b, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_8_right_b;
+    TASSIGN(Tinv_rows_8_right_b, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_16_b;
+    TASSIGN(Tinv_below_16_b, 0x1c000);
+    L1Tile<half, 64, 64> Tinv_below_16_f16_b;
+    TASSIGN(Tinv_below_16_f16_b, 0x2c000);
+    TileLeft<half, 64, 64> Tinv_rows_8_left;
+    TASSIGN(Tinv_rows_8_left, 0x0);
+    TileRight<half, 64, 64> Tinv_below_16_right;
+    TASSIGN(Tinv_below_16_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_rows_16;
+    TASSIGN(Tinv_rows_16, 0x4000);
+    L1Tile<half, 64, 64> Tinv_rows_16_f16;
+    TASSIGN(Tinv_rows_16_f16, 0x2e000);
+    TileLeft<half, 64, 64> Tinv_rows_8_left_b;
+    TASSIGN(Tinv_rows_8_left_b, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_16_right_b;
+    TASSIGN(Tinv_below_16_right_b, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_16_b;
+    TASSIGN(Tinv_rows_16_b, 0xc000);
+    L1Tile<half, 64, 64> Tinv_rows_16_f16_b;
+    TASSIGN(Tinv_rows_16_f16_b, 0x30000);
+    TileLeft<half, 64, 64> minus_A_32_left;
+    TASSIGN(minus_A_32_left, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_16_right;
+    TASSIGN(Tinv_rows_16_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_32;
+    TASSIGN(Tinv_below_32, 0x0);
+    L1Tile<half, 64, 64> Tinv_below_32_f16;
+    TASSIGN(Tinv_below_32_f16, 0x32000);
+    TileLeft<half, 64, 64> minus_A_32_left_b;
+    TASSIGN(minus_A_32_left_b, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_16_right_b;
+    TASSIGN(Tinv_rows_16_right_b, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_32_b;
+    TASSIGN(Tinv_below_32_b, 0x8000);
+    L1Tile<half, 64, 64> Tinv_below_32_f16_b;
+    TASSIGN(Tinv_below_32_f16_b, 0x34000);
+    TileLeft<half, 64, 64> Tinv_rows_16_left;
+    TASSIGN(Tinv_rows_16_left, 0x0);
+    TileRight<half, 64, 64> Tinv_below_32_right;
+    TASSIGN(Tinv_below_32_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_rows_32;
+    TASSIGN(Tinv_rows_32, 0x4000);
+    L1Tile<half, 64, 64> Tinv_rows_32_f16;
+    TASSIGN(Tinv_rows_32_f16, 0x36000);
+    TileLeft<half, 64, 64> Tinv_rows_16_left_b;
+    TASSIGN(Tinv_rows_16_left_b, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_32_right_b;
+    TASSIGN(Tinv_below_32_right_b, 0x8000);
+    TileAcc<float, 64, 64> Tinv_rows_32_b;
+    TASSIGN(Tinv_rows_32_b, 0xc000);
+    L1Tile<half, 64, 64> Tinv_rows_32_f16_b;
+    TASSIGN(Tinv_rows_32_f16_b, 0x38000);
+    TileLeft<half, 64, 64> minus_A_64_left;
+    TASSIGN(minus_A_64_left, 0x0);
+    TileRight<half, 64, 64> Tinv_rows_32_right;
+    TASSIGN(Tinv_rows_32_right, 0x0);
+    TileAcc<float, 64, 64> Tinv_below_64;
+    TASSIGN(Tinv_below_64, 0x10000);
+    L1Tile<half, 64, 64> Tinv_below_64_f16;
+    TASSIGN(Tinv_below_64_f16, 0x3a000);
+    TileLeft<half, 64, 64> minus_A_64_left_b;
+    TASSIGN(minus_A_64_left_b, 0x8000);
+    TileRight<half, 64, 64> Tinv_rows_32_right_b;
+    TASSIGN(Tinv_rows_32_right_b, 0x8000);
+    TileAcc<float, 64, 64> Tinv_below_64_b;
+    TASSIGN(Tinv_below_64_b, 0x14000);
+    L1Tile<half, 64, 64> Tinv_below_64_f16_b;
+    TASSIGN(Tinv_below_64_f16_b, 0x3c000);
+    TileLeft<half, 64, 64> Tinv_rows_32_left;
+    TASSIGN(Tinv_rows_32_left, 0x0);
+    TileRight<half, 64, 64> Tinv_below_64_right;
+    TASSIGN(Tinv_below_64_right, 0x0);
     TileAcc<float, 64, 64> Tinv;
     TASSIGN(Tinv, 0x4000);
-    TileLeft<half, 64, 64> Tinv_h_7_left_b;
-    TASSIGN(Tinv_h_7_left_b, 0x8000);
-    TileRight<half, 64, 64> Tinv_h_8_right_b;
-    TASSIGN(Tinv_h_8_right_b, 0x8000);
+    TileLeft<half, 64, 64> Tinv_rows_32_left_b;
+    TASSIGN(Tinv_rows_32_left_b, 0x8000);
+    TileRight<half, 64, 64> Tinv_below_64_right_b;
+    TASSIGN(Tinv_below_64_right_b, 0x8000);
     TileAcc<float, 64, 64> Tinv_b;
     TASSIGN(Tinv_b, 0xc000);
     // Tinv = unit_lower_inverse(A)
@@ -803,26 +803,26 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         auto from = view(identity_float16_C_gm, 64, 64, 64);
         TLOAD(identity, from);
     }
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // pairs_h_x -> store
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_1_h_x -> store
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // pairs_h_x1 -> store
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> pairs_h_in_left
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_1_h_x1 -> store
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_left_b -> Tinv_1_h_in_left
-    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // pairs_h_2_x -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_2_in -> pairs_h_2_in
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // pairs_h_2_x1 -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // pairs_h_2_in_b -> pairs_h_2_in_b
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // pairs_h_3_x -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_3_in -> pairs_h_3_in
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // pairs_h_3_x1 -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in_b -> pairs_h_3_in_b
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(9));  // pairs_h_4_x -> store
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(10));  // pairs_h_4_x1 -> store
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(11));  // pairs_h_5_x -> store
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(12));  // pairs_h_5_x1 -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // minus_A_4_f16_channel -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // minus_A_4_f16_channel1 -> store
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> minus_A_4_left
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_rows_2_f16_channel1 -> store
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_b -> Tinv_rows_2_left
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // minus_A_8_f16_channel -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // minus_A_8_f16_channel1 -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_b -> minus_A_8_f16_in_b
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // minus_A_16_f16_channel -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // minus_A_16_f16_channel1 -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_b -> minus_A_16_f16_in_b
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(9));  // minus_A_32_f16_channel -> store
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(10));  // minus_A_32_f16_channel1 -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(11));  // minus_A_64_f16_channel -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(12));  // minus_A_64_f16_channel1 -> store
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
         const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
         const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
@@ -832,362 +832,362 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         if (c * 64 >= length) continue;
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-        wait_flag_dev(0);  // pairs_h_x -> pairs_h_in
+        wait_flag_dev(0);  // minus_A_4_f16_channel -> minus_A_4_f16_in
         {
-            auto from = view(pairs_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(pairs_h_in, from);
+            auto from = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(minus_A_4_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // pairs_h_in -> pairs_h_in_left
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // pairs_h_x -> store
-        wait_flag_dev(0);  // Tinv_1_h_x -> Tinv_1_h_in
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_A_4_f16_in -> minus_A_4_left
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // minus_A_4_f16_channel -> store
+        wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
         {
-            auto from = view(Tinv_1_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(Tinv_1_h_in, from);
+            auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(Tinv_rows_2_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in_right
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_1_h_x -> store
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // pairs_h_in -> pairs_h_in_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> pairs_h_in_left
-        TEXTRACT(pairs_h_in_left, pairs_h_in, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_1_h_in -> Tinv_1_h_in_right
-        TEXTRACT(Tinv_1_h_in_right, Tinv_1_h_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_1_h_in_right -> Tinv_p
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_1_h_in_right -> Tinv_p
-        TMATMUL(Tinv_p, pairs_h_in_left, Tinv_1_h_in_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p -> Tinv_p_h
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_left -> pairs_h_in_left_b
-        wait_flag_dev(0);  // pairs_h_x1 -> pairs_h_in_b
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_rows_2_right
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_A_4_f16_in -> minus_A_4_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> minus_A_4_left
+        TEXTRACT(minus_A_4_left, minus_A_4_f16_in, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_rows_2_right
+        TEXTRACT(Tinv_rows_2_right, Tinv_rows_2_f16_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_2_right -> Tinv_below_4
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_2_right -> Tinv_below_4
+        TMATMUL(Tinv_below_4, minus_A_4_left, Tinv_rows_2_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_4_left -> minus_A_4_left_b
+        wait_flag_dev(0);  // minus_A_4_f16_channel1 -> minus_A_4_f16_in_b
         {
-            auto from = view(pairs_h_x1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(pairs_h_in_b, from);
+            auto from = view(minus_A_4_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(minus_A_4_f16_in_b, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_b -> pairs_h_in_left_b
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // pairs_h_x1 -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p -> Tinv_p_h
-        TMOV(Tinv_p_h, Tinv_p);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_left_b -> Tinv_1_h_in_left
-        TEXTRACT(Tinv_1_h_in_left, Tinv_1_h_in, 0, 0);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_b -> minus_A_4_left_b
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // minus_A_4_f16_channel1 -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
+        TMOV(Tinv_below_4_f16, Tinv_below_4);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_below_4_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_b -> Tinv_rows_2_left
+        TEXTRACT(Tinv_rows_2_left, Tinv_rows_2_f16_in, 0, 0);
         TEXTRACT(identity_right, identity, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> Tinv_identi
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> Tinv_identi
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
-        TMATMUL(Tinv_identi, Tinv_1_h_in_left, identity_right);
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_left -> Tinv_1_h_in_left_2
-        wait_flag_dev(0);  // Tinv_1_h_x1 -> Tinv_1_h_in_b
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> identity_product
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // identity_right -> identity_product
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
+        TMATMUL(identity_product, Tinv_rows_2_left, identity_right);
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_left -> Tinv_rows_2_left_2
+        wait_flag_dev(0);  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_b
         {
-            auto from = view(Tinv_1_h_x1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(Tinv_1_h_in_b, from);
+            auto from = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(Tinv_rows_2_f16_in_b, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_b -> Tinv_1_h_in_right_b
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_1_h_x1 -> store
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_b -> pairs_h_in_left_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_in_left -> pairs_h_in_left_b
-        TEXTRACT(pairs_h_in_left_b, pairs_h_in_b, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_b -> Tinv_1_h_in_right_b
-        TEXTRACT(Tinv_1_h_in_right_b, Tinv_1_h_in_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_1_h_in_right_b -> Tinv_p_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_1_h_in_right_b -> Tinv_p_b
-        TMATMUL(Tinv_p_b, pairs_h_in_left_b, Tinv_1_h_in_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_b -> Tinv_p_h_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // pairs_h_in_left_b -> Tinv_1_h_in_left_b
-        wait_flag_dev(0);  // pairs_h_2_x -> pairs_h_2_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_2_in -> pairs_h_2_in
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_b -> Tinv_rows_2_right_b
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_rows_2_f16_channel1 -> store
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_b -> minus_A_4_left_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_4_left -> minus_A_4_left_b
+        TEXTRACT(minus_A_4_left_b, minus_A_4_f16_in_b, 0, 0);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_b -> Tinv_rows_2_right_b
+        TEXTRACT(Tinv_rows_2_right_b, Tinv_rows_2_f16_in_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_2_right_b -> Tinv_below_4_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_2_right_b -> Tinv_below_4_b
+        TMATMUL(Tinv_below_4_b, minus_A_4_left_b, Tinv_rows_2_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_b -> Tinv_below_4_f16_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // minus_A_4_left_b -> Tinv_rows_2_left_b
+        wait_flag_dev(0);  // minus_A_8_f16_channel -> minus_A_8_f16_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
         {
-            auto from = view(pairs_h_2_x_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(pairs_h_2_in, from);
+            auto from = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(minus_A_8_f16_in, from);
         }
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // pairs_h_2_x -> store
-        wait_flag_dev(0);  // pairs_h_2_x1 -> pairs_h_2_in_b
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // pairs_h_2_in_b -> pairs_h_2_in_b
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // minus_A_8_f16_channel -> store
+        wait_flag_dev(0);  // minus_A_8_f16_channel1 -> minus_A_8_f16_in_b
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_b -> minus_A_8_f16_in_b
         {
-            auto from = view(pairs_h_2_x1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(pairs_h_2_in_b, from);
+            auto from = view(minus_A_8_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(minus_A_8_f16_in_b, from);
         }
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // pairs_h_2_x1 -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_p_b -> Tinv_p_h_b
-        TMOV(Tinv_p_h_b, Tinv_p_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_p_h_b -> Tinv_p_h_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_1_h_in_left -> Tinv_1_h_in_left_2
-        TEXTRACT(Tinv_1_h_in_left_2, Tinv_1_h_in, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_p_h -> Tinv_p_h_right
-        TEXTRACT(Tinv_p_h_right, Tinv_p_h, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_p_h_right -> Tinv_s
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_p_h_right -> Tinv_s
-        TMATMUL_ACC(Tinv_s, Tinv_identi, Tinv_1_h_in_left_2, Tinv_p_h_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s -> Tinv_s_h
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_1_h_in_left_2 -> Tinv_1_h_in_left_2_b
-        wait_flag_dev(0);  // pairs_h_3_x -> pairs_h_3_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_3_in -> pairs_h_3_in
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // minus_A_8_f16_channel1 -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_b -> Tinv_below_4_f16_b
+        TMOV(Tinv_below_4_f16_b, Tinv_below_4_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_b -> Tinv_below_4_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_left -> Tinv_rows_2_left_2
+        TEXTRACT(Tinv_rows_2_left_2, Tinv_rows_2_f16_in, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_below_4_right
+        TEXTRACT(Tinv_below_4_right, Tinv_below_4_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right -> Tinv_rows_4
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right -> Tinv_rows_4
+        TMATMUL_ACC(Tinv_rows_4, identity_product, Tinv_rows_2_left_2, Tinv_below_4_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4 -> Tinv_rows_4_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_2_left_2 -> Tinv_rows_2_left_2_b
+        wait_flag_dev(0);  // minus_A_16_f16_channel -> minus_A_16_f16_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
         {
-            auto from = view(pairs_h_3_x_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(pairs_h_3_in, from);
+            auto from = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(minus_A_16_f16_in, from);
         }
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // pairs_h_3_x -> store
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // pairs_h_in_left_b -> Tinv_1_h_in_left_b
-        TEXTRACT(Tinv_1_h_in_left_b, Tinv_1_h_in_b, 0, 0);
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // minus_A_16_f16_channel -> store
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // minus_A_4_left_b -> Tinv_rows_2_left_b
+        TEXTRACT(Tinv_rows_2_left_b, Tinv_rows_2_f16_in_b, 0, 0);
         TEXTRACT(identity_right_b, identity, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_right_b -> Tinv_identi_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_right_b -> Tinv_identi_b
-        TMATMUL(Tinv_identi_b, Tinv_1_h_in_left_b, identity_right_b);
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s -> Tinv_s_h
-        TMOV(Tinv_s_h, Tinv_s);
-        wait_flag_dev(0);  // pairs_h_3_x1 -> pairs_h_3_in_b
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in_b -> pairs_h_3_in_b
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_right_b -> identity_product_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // identity_right_b -> identity_product_b
+        TMATMUL(identity_product_b, Tinv_rows_2_left_b, identity_right_b);
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4 -> Tinv_rows_4_f16
+        TMOV(Tinv_rows_4_f16, Tinv_rows_4);
+        wait_flag_dev(0);  // minus_A_16_f16_channel1 -> minus_A_16_f16_in_b
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_b -> minus_A_16_f16_in_b
         {
-            auto from = view(pairs_h_3_x1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(pairs_h_3_in_b, from);
+            auto from = view(minus_A_16_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(minus_A_16_f16_in_b, from);
         }
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // pairs_h_3_x1 -> store
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_1_h_in_left_2 -> Tinv_1_h_in_left_2_b
-        TEXTRACT(Tinv_1_h_in_left_2_b, Tinv_1_h_in_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_p_h_b -> Tinv_p_h_right_b
-        TEXTRACT(Tinv_p_h_right_b, Tinv_p_h_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_p_h_right_b -> Tinv_s_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_p_h_right_b -> Tinv_s_b
-        TMATMUL_ACC(Tinv_s_b, Tinv_identi_b, Tinv_1_h_in_left_2_b, Tinv_p_h_right_b);
-        wait_flag_dev(0);  // pairs_h_4_x -> pairs_h_4_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // minus_A_16_f16_channel1 -> store
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_2_left_2 -> Tinv_rows_2_left_2_b
+        TEXTRACT(Tinv_rows_2_left_2_b, Tinv_rows_2_f16_in_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_b -> Tinv_below_4_right_b
+        TEXTRACT(Tinv_below_4_right_b, Tinv_below_4_f16_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_4_right_b -> Tinv_rows_4_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_4_right_b -> Tinv_rows_4_b
+        TMATMUL_ACC(Tinv_rows_4_b, identity_product_b, Tinv_rows_2_left_2_b, Tinv_below_4_right_b);
+        wait_flag_dev(0);  // minus_A_32_f16_channel -> minus_A_32_f16_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
         {
-            auto from = view(pairs_h_4_x_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(pairs_h_4_in, from);
+            auto from = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(minus_A_32_f16_in, from);
         }
         pipe_barrier(PIPE_ALL);
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(9));  // pairs_h_4_x -> store
-        TMOV(Tinv_s_h_b, Tinv_s_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_s_h_b -> Tinv_s_h_right_b
-        TEXTRACT(pairs_h_2_in_left, pairs_h_2_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_2_in -> pairs_h_2_in
-        TEXTRACT(Tinv_s_h_right, Tinv_s_h, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_s_h_right -> Tinv_p_3
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_s_h_right -> Tinv_p_3
-        TMATMUL(Tinv_p_3, pairs_h_2_in_left, Tinv_s_h_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_3 -> Tinv_h_2
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // pairs_h_2_in_left -> Tinv_s_h_left
-        wait_flag_dev(0);  // pairs_h_4_x1 -> pairs_h_4_in_b
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(9));  // minus_A_32_f16_channel -> store
+        TMOV(Tinv_rows_4_f16_b, Tinv_rows_4_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_b -> Tinv_rows_4_right_b
+        TEXTRACT(minus_A_8_left, minus_A_8_f16_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
+        TEXTRACT(Tinv_rows_4_right, Tinv_rows_4_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right -> Tinv_below_8
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right -> Tinv_below_8
+        TMATMUL(Tinv_below_8, minus_A_8_left, Tinv_rows_4_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8 -> Tinv_below_8_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // minus_A_8_left -> Tinv_rows_4_left
+        wait_flag_dev(0);  // minus_A_32_f16_channel1 -> minus_A_32_f16_in_b
         {
-            auto from = view(pairs_h_4_x1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(pairs_h_4_in_b, from);
+            auto from = view(minus_A_32_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(minus_A_32_f16_in_b, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_4_in_b -> pairs_h_4_in_left_b
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(10));  // pairs_h_4_x1 -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_3 -> Tinv_h_2
-        TMOV(Tinv_h_2, Tinv_p_3);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_2 -> Tinv_h_2_right
-        TEXTRACT(pairs_h_2_in_left_b, pairs_h_2_in_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // pairs_h_2_in_b -> pairs_h_2_in_b
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_s_h_b -> Tinv_s_h_right_b
-        TEXTRACT(Tinv_s_h_right_b, Tinv_s_h_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_s_h_right_b -> Tinv_p_3_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_s_h_right_b -> Tinv_p_3_b
-        TMATMUL(Tinv_p_3_b, pairs_h_2_in_left_b, Tinv_s_h_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_3_b -> Tinv_h_2_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // pairs_h_2_in_left_b -> Tinv_s_h_left_b
-        wait_flag_dev(0);  // pairs_h_5_x -> pairs_h_5_in
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_32_f16_in_b -> minus_A_32_left_b
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(10));  // minus_A_32_f16_channel1 -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8 -> Tinv_below_8_f16
+        TMOV(Tinv_below_8_f16, Tinv_below_8);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16 -> Tinv_below_8_right
+        TEXTRACT(minus_A_8_left_b, minus_A_8_f16_in_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_b -> minus_A_8_f16_in_b
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_4_f16_b -> Tinv_rows_4_right_b
+        TEXTRACT(Tinv_rows_4_right_b, Tinv_rows_4_f16_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_4_right_b -> Tinv_below_8_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_4_right_b -> Tinv_below_8_b
+        TMATMUL(Tinv_below_8_b, minus_A_8_left_b, Tinv_rows_4_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_b -> Tinv_below_8_f16_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // minus_A_8_left_b -> Tinv_rows_4_left_b
+        wait_flag_dev(0);  // minus_A_64_f16_channel -> minus_A_64_f16_in
         {
-            auto from = view(pairs_h_5_x_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(pairs_h_5_in, from);
+            auto from = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(minus_A_64_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in_left
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(11));  // pairs_h_5_x -> store
-        wait_flag_dev(0);  // pairs_h_5_x1 -> pairs_h_5_in_b
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_64_f16_in -> minus_A_64_left
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(11));  // minus_A_64_f16_channel -> store
+        wait_flag_dev(0);  // minus_A_64_f16_channel1 -> minus_A_64_f16_in_b
         {
-            auto from = view(pairs_h_5_x1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(pairs_h_5_in_b, from);
+            auto from = view(minus_A_64_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(minus_A_64_f16_in_b, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_5_in_b -> pairs_h_5_in_left_b
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(12));  // pairs_h_5_x1 -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_3_b -> Tinv_h_2_b
-        TMOV(Tinv_h_2_b, Tinv_p_3_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_2_b -> Tinv_h_2_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // pairs_h_2_in_left -> Tinv_s_h_left
-        TEXTRACT(Tinv_s_h_left, Tinv_s_h, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_2 -> Tinv_h_2_right
-        TEXTRACT(Tinv_h_2_right, Tinv_h_2, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_2_right -> Tinv_s_2
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_2_right -> Tinv_s_2
-        TMATMUL_ACC(Tinv_s_2, Tinv_s, Tinv_s_h_left, Tinv_h_2_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_2 -> Tinv_h_3
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_s_h_left -> pairs_h_3_in_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_2 -> Tinv_h_3
-        TMOV(Tinv_h_3, Tinv_s_2);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_3 -> Tinv_h_3_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // pairs_h_2_in_left_b -> Tinv_s_h_left_b
-        TEXTRACT(Tinv_s_h_left_b, Tinv_s_h_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_2_b -> Tinv_h_2_right_b
-        TEXTRACT(Tinv_h_2_right_b, Tinv_h_2_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_2_right_b -> Tinv_s_2_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_2_right_b -> Tinv_s_2_b
-        TMATMUL_ACC(Tinv_s_2_b, Tinv_s_b, Tinv_s_h_left_b, Tinv_h_2_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_2_b -> Tinv_h_3_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h_left_b -> pairs_h_3_in_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_2_b -> Tinv_h_3_b
-        TMOV(Tinv_h_3_b, Tinv_s_2_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_3_b -> Tinv_h_3_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_s_h_left -> pairs_h_3_in_left
-        TEXTRACT(pairs_h_3_in_left, pairs_h_3_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_3_in -> pairs_h_3_in
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_3 -> Tinv_h_3_right
-        TEXTRACT(Tinv_h_3_right, Tinv_h_3, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_3_right -> Tinv_p_5
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_3_right -> Tinv_p_5
-        TMATMUL(Tinv_p_5, pairs_h_3_in_left, Tinv_h_3_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_5 -> Tinv_h_4
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_3_in_left -> Tinv_h_3_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_5 -> Tinv_h_4
-        TMOV(Tinv_h_4, Tinv_p_5);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_4 -> Tinv_h_4_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_s_h_left_b -> pairs_h_3_in_left_b
-        TEXTRACT(pairs_h_3_in_left_b, pairs_h_3_in_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in_b -> pairs_h_3_in_b
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_3_b -> Tinv_h_3_right_b
-        TEXTRACT(Tinv_h_3_right_b, Tinv_h_3_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_3_right_b -> Tinv_p_5_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_3_right_b -> Tinv_p_5_b
-        TMATMUL(Tinv_p_5_b, pairs_h_3_in_left_b, Tinv_h_3_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_5_b -> Tinv_h_4_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // pairs_h_3_in_left_b -> Tinv_h_3_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_5_b -> Tinv_h_4_b
-        TMOV(Tinv_h_4_b, Tinv_p_5_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_4_b -> Tinv_h_4_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_3_in_left -> Tinv_h_3_left
-        TEXTRACT(Tinv_h_3_left, Tinv_h_3, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_4 -> Tinv_h_4_right
-        TEXTRACT(Tinv_h_4_right, Tinv_h_4, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_4_right -> Tinv_s_3
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_4_right -> Tinv_s_3
-        TMATMUL_ACC(Tinv_s_3, Tinv_s_2, Tinv_h_3_left, Tinv_h_4_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_3 -> Tinv_h_5
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_h_3_left -> pairs_h_4_in_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_s_3 -> Tinv_h_5
-        TMOV(Tinv_h_5, Tinv_s_3);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h_5 -> Tinv_h_5_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // pairs_h_3_in_left_b -> Tinv_h_3_left_b
-        TEXTRACT(Tinv_h_3_left_b, Tinv_h_3_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_4_b -> Tinv_h_4_right_b
-        TEXTRACT(Tinv_h_4_right_b, Tinv_h_4_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_4_right_b -> Tinv_s_3_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_4_right_b -> Tinv_s_3_b
-        TMATMUL_ACC(Tinv_s_3_b, Tinv_s_2_b, Tinv_h_3_left_b, Tinv_h_4_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s_3_b -> Tinv_h_5_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_h_3_left_b -> pairs_h_4_in_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_s_3_b -> Tinv_h_5_b
-        TMOV(Tinv_h_5_b, Tinv_s_3_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_5_b -> Tinv_h_5_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_h_3_left -> pairs_h_4_in_left
-        TEXTRACT(pairs_h_4_in_left, pairs_h_4_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_h_5 -> Tinv_h_5_right
-        TEXTRACT(Tinv_h_5_right, Tinv_h_5, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_5_right -> Tinv_p_7
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_h_5_right -> Tinv_p_7
-        TMATMUL(Tinv_p_7, pairs_h_4_in_left, Tinv_h_5_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_7 -> Tinv_h_6
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // pairs_h_4_in_left -> Tinv_h_5_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_p_7 -> Tinv_h_6
-        TMOV(Tinv_h_6, Tinv_p_7);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_6 -> Tinv_h_6_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_h_3_left_b -> pairs_h_4_in_left_b
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // pairs_h_4_in_b -> pairs_h_4_in_left_b
-        TEXTRACT(pairs_h_4_in_left_b, pairs_h_4_in_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_h_5_b -> Tinv_h_5_right_b
-        TEXTRACT(Tinv_h_5_right_b, Tinv_h_5_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_5_right_b -> Tinv_p_7_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_h_5_right_b -> Tinv_p_7_b
-        TMATMUL(Tinv_p_7_b, pairs_h_4_in_left_b, Tinv_h_5_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_7_b -> Tinv_h_6_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // pairs_h_4_in_left_b -> Tinv_h_5_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_p_7_b -> Tinv_h_6_b
-        TMOV(Tinv_h_6_b, Tinv_p_7_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_6_b -> Tinv_h_6_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // pairs_h_4_in_left -> Tinv_h_5_left
-        TEXTRACT(Tinv_h_5_left, Tinv_h_5, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_h_6 -> Tinv_h_6_right
-        TEXTRACT(Tinv_h_6_right, Tinv_h_6, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_6_right -> Tinv_s_4
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_h_6_right -> Tinv_s_4
-        TMATMUL_ACC(Tinv_s_4, Tinv_s_3, Tinv_h_5_left, Tinv_h_6_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_4 -> Tinv_h_7
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_5_left -> pairs_h_5_in_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_s_4 -> Tinv_h_7
-        TMOV(Tinv_h_7, Tinv_s_4);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_7 -> Tinv_h_7_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // pairs_h_4_in_left_b -> Tinv_h_5_left_b
-        TEXTRACT(Tinv_h_5_left_b, Tinv_h_5_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_h_6_b -> Tinv_h_6_right_b
-        TEXTRACT(Tinv_h_6_right_b, Tinv_h_6_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_6_right_b -> Tinv_s_4_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_h_6_right_b -> Tinv_s_4_b
-        TMATMUL_ACC(Tinv_s_4_b, Tinv_s_3_b, Tinv_h_5_left_b, Tinv_h_6_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_4_b -> Tinv_h_7_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_5_left_b -> pairs_h_5_in_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_s_4_b -> Tinv_h_7_b
-        TMOV(Tinv_h_7_b, Tinv_s_4_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_7_b -> Tinv_h_7_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_5_left -> pairs_h_5_in_left
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // pairs_h_5_in -> pairs_h_5_in_left
-        TEXTRACT(pairs_h_5_in_left, pairs_h_5_in, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_h_7 -> Tinv_h_7_right
-        TEXTRACT(Tinv_h_7_right, Tinv_h_7, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_7_right -> Tinv_p_9
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_h_7_right -> Tinv_p_9
-        TMATMUL(Tinv_p_9, pairs_h_5_in_left, Tinv_h_7_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_9 -> Tinv_h_8
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_5_in_left -> Tinv_h_7_left
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_p_9 -> Tinv_h_8
-        TMOV(Tinv_h_8, Tinv_p_9);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_8 -> Tinv_h_8_right
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_5_left_b -> pairs_h_5_in_left_b
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // pairs_h_5_in_b -> pairs_h_5_in_left_b
-        TEXTRACT(pairs_h_5_in_left_b, pairs_h_5_in_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_h_7_b -> Tinv_h_7_right_b
-        TEXTRACT(Tinv_h_7_right_b, Tinv_h_7_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_7_right_b -> Tinv_p_9_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_h_7_right_b -> Tinv_p_9_b
-        TMATMUL(Tinv_p_9_b, pairs_h_5_in_left_b, Tinv_h_7_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_9_b -> Tinv_h_8_b
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // pairs_h_5_in_left_b -> Tinv_h_7_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_p_9_b -> Tinv_h_8_b
-        TMOV(Tinv_h_8_b, Tinv_p_9_b);
-        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8_b -> Tinv_h_8_right_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // pairs_h_5_in_left -> Tinv_h_7_left
-        TEXTRACT(Tinv_h_7_left, Tinv_h_7, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_h_8 -> Tinv_h_8_right
-        TEXTRACT(Tinv_h_8_right, Tinv_h_8, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_8_right -> Tinv
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_h_8_right -> Tinv
-        TMATMUL_ACC(Tinv, Tinv_s_4, Tinv_h_7_left, Tinv_h_8_right);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_64_f16_in_b -> minus_A_64_left_b
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(12));  // minus_A_64_f16_channel1 -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_b -> Tinv_below_8_f16_b
+        TMOV(Tinv_below_8_f16_b, Tinv_below_8_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_b -> Tinv_below_8_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // minus_A_8_left -> Tinv_rows_4_left
+        TEXTRACT(Tinv_rows_4_left, Tinv_rows_4_f16, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16 -> Tinv_below_8_right
+        TEXTRACT(Tinv_below_8_right, Tinv_below_8_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right -> Tinv_rows_8
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right -> Tinv_rows_8
+        TMATMUL_ACC(Tinv_rows_8, Tinv_rows_4, Tinv_rows_4_left, Tinv_below_8_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8 -> Tinv_rows_8_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_4_left -> minus_A_16_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8 -> Tinv_rows_8_f16
+        TMOV(Tinv_rows_8_f16, Tinv_rows_8);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16 -> Tinv_rows_8_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // minus_A_8_left_b -> Tinv_rows_4_left_b
+        TEXTRACT(Tinv_rows_4_left_b, Tinv_rows_4_f16_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_8_f16_b -> Tinv_below_8_right_b
+        TEXTRACT(Tinv_below_8_right_b, Tinv_below_8_f16_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_8_right_b -> Tinv_rows_8_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_8_right_b -> Tinv_rows_8_b
+        TMATMUL_ACC(Tinv_rows_8_b, Tinv_rows_4_b, Tinv_rows_4_left_b, Tinv_below_8_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_b -> Tinv_rows_8_f16_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_left_b -> minus_A_16_left_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_b -> Tinv_rows_8_f16_b
+        TMOV(Tinv_rows_8_f16_b, Tinv_rows_8_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_f16_b -> Tinv_rows_8_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_4_left -> minus_A_16_left
+        TEXTRACT(minus_A_16_left, minus_A_16_f16_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16 -> Tinv_rows_8_right
+        TEXTRACT(Tinv_rows_8_right, Tinv_rows_8_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_8_right -> Tinv_below_16
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_8_right -> Tinv_below_16
+        TMATMUL(Tinv_below_16, minus_A_16_left, Tinv_rows_8_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16 -> Tinv_below_16_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_16_left -> Tinv_rows_8_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16 -> Tinv_below_16_f16
+        TMOV(Tinv_below_16_f16, Tinv_below_16);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_16_f16 -> Tinv_below_16_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_left_b -> minus_A_16_left_b
+        TEXTRACT(minus_A_16_left_b, minus_A_16_f16_in_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_b -> minus_A_16_f16_in_b
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_f16_b -> Tinv_rows_8_right_b
+        TEXTRACT(Tinv_rows_8_right_b, Tinv_rows_8_f16_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_8_right_b -> Tinv_below_16_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_8_right_b -> Tinv_below_16_b
+        TMATMUL(Tinv_below_16_b, minus_A_16_left_b, Tinv_rows_8_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16_b -> Tinv_below_16_f16_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // minus_A_16_left_b -> Tinv_rows_8_left_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16_b -> Tinv_below_16_f16_b
+        TMOV(Tinv_below_16_f16_b, Tinv_below_16_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_b -> Tinv_below_16_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_16_left -> Tinv_rows_8_left
+        TEXTRACT(Tinv_rows_8_left, Tinv_rows_8_f16, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_16_f16 -> Tinv_below_16_right
+        TEXTRACT(Tinv_below_16_right, Tinv_below_16_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_16_right -> Tinv_rows_16
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_16_right -> Tinv_rows_16
+        TMATMUL_ACC(Tinv_rows_16, Tinv_rows_8, Tinv_rows_8_left, Tinv_below_16_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_rows_16_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_left -> minus_A_32_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_rows_16_f16
+        TMOV(Tinv_rows_16_f16, Tinv_rows_16);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_f16 -> Tinv_rows_16_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // minus_A_16_left_b -> Tinv_rows_8_left_b
+        TEXTRACT(Tinv_rows_8_left_b, Tinv_rows_8_f16_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_b -> Tinv_below_16_right_b
+        TEXTRACT(Tinv_below_16_right_b, Tinv_below_16_f16_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_16_right_b -> Tinv_rows_16_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_16_right_b -> Tinv_rows_16_b
+        TMATMUL_ACC(Tinv_rows_16_b, Tinv_rows_8_b, Tinv_rows_8_left_b, Tinv_below_16_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_b -> Tinv_rows_16_f16_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_left_b -> minus_A_32_left_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_b -> Tinv_rows_16_f16_b
+        TMOV(Tinv_rows_16_f16_b, Tinv_rows_16_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_16_f16_b -> Tinv_rows_16_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_left -> minus_A_32_left
+        TEXTRACT(minus_A_32_left, minus_A_32_f16_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_f16 -> Tinv_rows_16_right
+        TEXTRACT(Tinv_rows_16_right, Tinv_rows_16_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_16_right -> Tinv_below_32
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_16_right -> Tinv_below_32
+        TMATMUL(Tinv_below_32, minus_A_32_left, Tinv_rows_16_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // minus_A_32_left -> Tinv_rows_16_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
+        TMOV(Tinv_below_32_f16, Tinv_below_32);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_below_32_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_left_b -> minus_A_32_left_b
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // minus_A_32_f16_in_b -> minus_A_32_left_b
+        TEXTRACT(minus_A_32_left_b, minus_A_32_f16_in_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_16_f16_b -> Tinv_rows_16_right_b
+        TEXTRACT(Tinv_rows_16_right_b, Tinv_rows_16_f16_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_16_right_b -> Tinv_below_32_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_16_right_b -> Tinv_below_32_b
+        TMATMUL(Tinv_below_32_b, minus_A_32_left_b, Tinv_rows_16_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_b -> Tinv_below_32_f16_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // minus_A_32_left_b -> Tinv_rows_16_left_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_b -> Tinv_below_32_f16_b
+        TMOV(Tinv_below_32_f16_b, Tinv_below_32_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_b -> Tinv_below_32_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // minus_A_32_left -> Tinv_rows_16_left
+        TEXTRACT(Tinv_rows_16_left, Tinv_rows_16_f16, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_below_32_right
+        TEXTRACT(Tinv_below_32_right, Tinv_below_32_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_32_right -> Tinv_rows_32
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_32_right -> Tinv_rows_32
+        TMATMUL_ACC(Tinv_rows_32, Tinv_rows_16, Tinv_rows_16_left, Tinv_below_32_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_32 -> Tinv_rows_32_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_16_left -> minus_A_64_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_32 -> Tinv_rows_32_f16
+        TMOV(Tinv_rows_32_f16, Tinv_rows_32);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_32_f16 -> Tinv_rows_32_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // minus_A_32_left_b -> Tinv_rows_16_left_b
+        TEXTRACT(Tinv_rows_16_left_b, Tinv_rows_16_f16_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_b -> Tinv_below_32_right_b
+        TEXTRACT(Tinv_below_32_right_b, Tinv_below_32_f16_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_b -> Tinv_rows_32_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_b -> Tinv_rows_32_b
+        TMATMUL_ACC(Tinv_rows_32_b, Tinv_rows_16_b, Tinv_rows_16_left_b, Tinv_below_32_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32_b -> Tinv_rows_32_f16_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_left_b -> minus_A_64_left_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_32_b -> Tinv_rows_32_f16_b
+        TMOV(Tinv_rows_32_f16_b, Tinv_rows_32_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16_b -> Tinv_rows_32_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_16_left -> minus_A_64_left
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // minus_A_64_f16_in -> minus_A_64_left
+        TEXTRACT(minus_A_64_left, minus_A_64_f16_in, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_32_f16 -> Tinv_rows_32_right
+        TEXTRACT(Tinv_rows_32_right, Tinv_rows_32_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right -> Tinv_below_64
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_32_right -> Tinv_below_64
+        TMATMUL(Tinv_below_64, minus_A_64_left, Tinv_rows_32_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_64_left -> Tinv_rows_32_left
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
+        TMOV(Tinv_below_64_f16, Tinv_below_64);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_below_64_right
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_16_left_b -> minus_A_64_left_b
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // minus_A_64_f16_in_b -> minus_A_64_left_b
+        TEXTRACT(minus_A_64_left_b, minus_A_64_f16_in_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_32_f16_b -> Tinv_rows_32_right_b
+        TEXTRACT(Tinv_rows_32_right_b, Tinv_rows_32_f16_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_32_right_b -> Tinv_below_64_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_32_right_b -> Tinv_below_64_b
+        TMATMUL(Tinv_below_64_b, minus_A_64_left_b, Tinv_rows_32_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_b -> Tinv_below_64_f16_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // minus_A_64_left_b -> Tinv_rows_32_left_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_64_b -> Tinv_below_64_f16_b
+        TMOV(Tinv_below_64_f16_b, Tinv_below_64_b);
+        set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_b -> Tinv_below_64_right_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // minus_A_64_left -> Tinv_rows_32_left
+        TEXTRACT(Tinv_rows_32_left, Tinv_rows_32_f16, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_f16 -> Tinv_below_64_right
+        TEXTRACT(Tinv_below_64_right, Tinv_below_64_f16, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_64_right -> Tinv
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_64_right -> Tinv
+        TMATMUL_ACC(Tinv, Tinv_rows_32, Tinv_rows_32_left, Tinv_below_64_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> pairs_h_in_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> minus_A_4_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv -> store
         {
             auto to = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
             TSTORE(to, Tinv);
         }
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // pairs_h_5_in_left_b -> Tinv_h_7_left_b
-        TEXTRACT(Tinv_h_7_left_b, Tinv_h_7_b, 0, 0);
-        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_h_8_b -> Tinv_h_8_right_b
-        TEXTRACT(Tinv_h_8_right_b, Tinv_h_8_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_8_right_b -> Tinv_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_h_8_right_b -> Tinv_b
-        TMATMUL_ACC(Tinv_b, Tinv_s_4_b, Tinv_h_7_left_b, Tinv_h_8_right_b);
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // minus_A_64_left_b -> Tinv_rows_32_left_b
+        TEXTRACT(Tinv_rows_32_left_b, Tinv_rows_32_f16_b, 0, 0);
+        wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_b -> Tinv_below_64_right_b
+        TEXTRACT(Tinv_below_64_right_b, Tinv_below_64_f16_b, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_b -> Tinv_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_64_right_b -> Tinv_b
+        TMATMUL_ACC(Tinv_b, Tinv_rows_32_b, Tinv_rows_32_left_b, Tinv_below_64_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_b -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_left_b -> Tinv_1_h_in_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_b -> Tinv_rows_2_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_b -> store
         {
             auto to = view(Tinv_ws_gm + (slot * HV + hv_1) * 4096, 64, 64, 64);
             TSTORE(to, Tinv_b);
         }
     }
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_h_7_left -> pairs_h_in_left
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_h_7_left_b -> Tinv_1_h_in_left
-    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_h -> Tinv_identi
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // pairs_h_2_in -> pairs_h_2_in
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // pairs_h_2_in_b -> pairs_h_2_in_b
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // pairs_h_3_in -> pairs_h_3_in
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // pairs_h_3_in_b -> pairs_h_3_in_b
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // pairs_h_4_in -> pairs_h_4_in
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_32_left -> minus_A_4_left
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_32_left_b -> Tinv_rows_2_left
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16 -> identity_product
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // minus_A_8_f16_in -> minus_A_8_f16_in
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // minus_A_8_f16_in_b -> minus_A_8_f16_in_b
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // minus_A_16_f16_in -> minus_A_16_f16_in
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // minus_A_16_f16_in_b -> minus_A_16_f16_in_b
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // minus_A_32_f16_in -> minus_A_32_f16_in
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
@@ -1211,62 +1211,62 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     TASSIGN(A, 0xe000);
     UbTile<float, 32, 64> A_b;
     TASSIGN(A_b, 0x10000);
-    UbTile<float, 32, 64> neg_A;
-    TASSIGN(neg_A, 0xe000);
-    UbTile<float, 32, 64> pairs_neg_A;
-    TASSIGN(pairs_neg_A, 0x12000);
-    UbTile<float, 32, 64> Tinv_1;
-    TASSIGN(Tinv_1, 0x12000);
-    UbTile<float, 32, 64> neg_A_b;
-    TASSIGN(neg_A_b, 0x10000);
-    UbTile<float, 32, 64> pairs_neg_A_2;
-    TASSIGN(pairs_neg_A_2, 0x14000);
-    UbTile<float, 32, 64> pairs_neg_A_b;
-    TASSIGN(pairs_neg_A_b, 0x16000);
-    UbTile<half, 32, 64> pairs_h;
-    TASSIGN(pairs_h, 0x18000);
-    UbTile<half, 32, 64> Tinv_1_h;
-    TASSIGN(Tinv_1_h, 0x19000);
-    UbTile<float, 32, 64> Tinv_1_b;
-    TASSIGN(Tinv_1_b, 0x16000);
-    UbTile<float, 32, 64> pairs_neg_A_2_b;
-    TASSIGN(pairs_neg_A_2_b, 0x1a000);
-    UbTile<half, 32, 64> pairs_h_b;
-    TASSIGN(pairs_h_b, 0x1c000);
-    UbTile<half, 32, 64> Tinv_1_h_b;
-    TASSIGN(Tinv_1_h_b, 0x1d000);
-    UbTile<float, 32, 64> pairs_neg_A_3;
-    TASSIGN(pairs_neg_A_3, 0x1e000);
-    UbTile<half, 32, 64> pairs_h_2;
-    TASSIGN(pairs_h_2, 0x20000);
-    UbTile<float, 32, 64> pairs_neg_A_3_b;
-    TASSIGN(pairs_neg_A_3_b, 0x21000);
-    UbTile<half, 32, 64> pairs_h_2_b;
-    TASSIGN(pairs_h_2_b, 0x23000);
-    UbTile<float, 32, 64> pairs_neg_A_4;
-    TASSIGN(pairs_neg_A_4, 0x24000);
-    UbTile<half, 32, 64> pairs_h_3;
-    TASSIGN(pairs_h_3, 0x26000);
-    UbTile<float, 32, 64> pairs_neg_A_4_b;
-    TASSIGN(pairs_neg_A_4_b, 0x27000);
-    UbTile<half, 32, 64> pairs_h_3_b;
-    TASSIGN(pairs_h_3_b, 0x29000);
-    UbTile<float, 32, 64> pairs_neg_A_5;
-    TASSIGN(pairs_neg_A_5, 0x2a000);
-    UbTile<half, 32, 64> pairs_h_4;
-    TASSIGN(pairs_h_4, 0x2c000);
-    UbTile<float, 32, 64> pairs_neg_A_5_b;
-    TASSIGN(pairs_neg_A_5_b, 0x12000);
-    UbTile<half, 32, 64> pairs_h_4_b;
-    TASSIGN(pairs_h_4_b, 0x14000);
-    UbTile<float, 32, 64> pairs_neg_A_6;
-    TASSIGN(pairs_neg_A_6, 0xe000);
-    UbTile<half, 32, 64> pairs_h_5;
-    TASSIGN(pairs_h_5, 0x15000);
-    UbTile<float, 32, 64> pairs_neg_A_6_b;
-    TASSIGN(pairs_neg_A_6_b, 0x10000);
-    UbTile<half, 32, 64> pairs_h_5_b;
-    TASSIGN(pairs_h_5_b, 0x16000);
+    UbTile<float, 32, 64> minus_A;
+    TASSIGN(minus_A, 0xe000);
+    UbTile<float, 32, 64> minus_A_2;
+    TASSIGN(minus_A_2, 0x12000);
+    UbTile<float, 32, 64> Tinv_rows_2;
+    TASSIGN(Tinv_rows_2, 0x12000);
+    UbTile<float, 32, 64> minus_A_b;
+    TASSIGN(minus_A_b, 0x10000);
+    UbTile<float, 32, 64> minus_A_4;
+    TASSIGN(minus_A_4, 0x14000);
+    UbTile<float, 32, 64> minus_A_2_b;
+    TASSIGN(minus_A_2_b, 0x16000);
+    UbTile<half, 32, 64> minus_A_4_f16;
+    TASSIGN(minus_A_4_f16, 0x18000);
+    UbTile<half, 32, 64> Tinv_rows_2_f16;
+    TASSIGN(Tinv_rows_2_f16, 0x19000);
+    UbTile<float, 32, 64> Tinv_rows_2_b;
+    TASSIGN(Tinv_rows_2_b, 0x16000);
+    UbTile<float, 32, 64> minus_A_4_b;
+    TASSIGN(minus_A_4_b, 0x1a000);
+    UbTile<half, 32, 64> minus_A_4_f16_b;
+    TASSIGN(minus_A_4_f16_b, 0x1c000);
+    UbTile<half, 32, 64> Tinv_rows_2_f16_b;
+    TASSIGN(Tinv_rows_2_f16_b, 0x1d000);
+    UbTile<float, 32, 64> minus_A_8;
+    TASSIGN(minus_A_8, 0x1e000);
+    UbTile<half, 32, 64> minus_A_8_f16;
+    TASSIGN(minus_A_8_f16, 0x20000);
+    UbTile<float, 32, 64> minus_A_8_b;
+    TASSIGN(minus_A_8_b, 0x21000);
+    UbTile<half, 32, 64> minus_A_8_f16_b;
+    TASSIGN(minus_A_8_f16_b, 0x23000);
+    UbTile<float, 32, 64> minus_A_16;
+    TASSIGN(minus_A_16, 0x24000);
+    UbTile<half, 32, 64> minus_A_16_f16;
+    TASSIGN(minus_A_16_f16, 0x26000);
+    UbTile<float, 32, 64> minus_A_16_b;
+    TASSIGN(minus_A_16_b, 0x27000);
+    UbTile<half, 32, 64> minus_A_16_f16_b;
+    TASSIGN(minus_A_16_f16_b, 0x29000);
+    UbTile<float, 32, 64> minus_A_32;
+    TASSIGN(minus_A_32, 0x2a000);
+    UbTile<half, 32, 64> minus_A_32_f16;
+    TASSIGN(minus_A_32_f16, 0x2c000);
+    UbTile<float, 32, 64> minus_A_32_b;
+    TASSIGN(minus_A_32_b, 0x12000);
+    UbTile<half, 32, 64> minus_A_32_f16_b;
+    TASSIGN(minus_A_32_f16_b, 0x14000);
+    UbTile<float, 32, 64> minus_A_64;
+    TASSIGN(minus_A_64, 0xe000);
+    UbTile<half, 32, 64> minus_A_64_f16;
+    TASSIGN(minus_A_64_f16, 0x15000);
+    UbTile<float, 32, 64> minus_A_64_b;
+    TASSIGN(minus_A_64_b, 0x10000);
+    UbTile<half, 32, 64> minus_A_64_f16_b;
+    TASSIGN(minus_A_64_f16_b, 0x16000);
     // Tinv = unit_lower_inverse(A)
     {
         auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
@@ -1296,10 +1296,10 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
         TLOAD(pairs_32_mask, from);
     }
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_6 -> A
-    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_6_b -> A_b
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_5 -> pairs_neg_A_2
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_b -> pairs_neg_A_b
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // minus_A_64 -> A
+    set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_b -> A_b
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_b -> minus_A_2_b
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
         const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
         const int64_t hv_1 = hv + 1 < HV ? hv + 1 : HV - 1, h_1 = hv_1 / (HV / H);
@@ -1310,179 +1310,179 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         const int64_t part = part_of(rows, sub, 32);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_6 -> A
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // minus_A_64 -> A
         {
             auto from = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
             TLOAD(A, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> neg_A
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_6_b -> A_b
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> minus_A
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_b -> A_b
         {
             auto from = view(A_ws_gm + (slot * HV + hv_1) * 4096 + sub * 32 * 64, 32, 64, 64);
             TLOAD(A_b, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_b -> neg_A_b
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> neg_A
-        TMULS(neg_A, A, -1.0f);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_b -> minus_A_b
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> minus_A
+        TMULS(minus_A, A, -1.0f);
         pipe_barrier(PIPE_V);
-        TMUL(pairs_neg_A, neg_A, pairs_1_mask);
+        TMUL(minus_A_2, minus_A, pairs_1_mask);
         pipe_barrier(PIPE_V);
-        TADD(Tinv_1, eye_mask, pairs_neg_A);
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_b -> neg_A_b
-        TMULS(neg_A_b, A_b, -1.0f);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_5 -> pairs_neg_A_2
-        TMUL(pairs_neg_A_2, neg_A, pairs_2_mask);
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_b -> pairs_neg_A_b
+        TADD(Tinv_rows_2, eye_mask, minus_A_2);
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_b -> minus_A_b
+        TMULS(minus_A_b, A_b, -1.0f);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
+        TMUL(minus_A_4, minus_A, pairs_2_mask);
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_b -> minus_A_2_b
         pipe_barrier(PIPE_V);
-        TMUL(pairs_neg_A_b, neg_A_b, pairs_1_mask);
-        TCVT(pairs_h, pairs_neg_A_2, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h -> store
-        TCVT(Tinv_1_h, Tinv_1, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h -> store
-        wait_flag_dev(1);  // pairs_h_x -> store
+        TMUL(minus_A_2_b, minus_A_b, pairs_1_mask);
+        TCVT(minus_A_4_f16, minus_A_4, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16 -> store
+        TCVT(Tinv_rows_2_f16, Tinv_rows_2, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_4_f16 -> store
+        wait_flag_dev(1);  // minus_A_4_f16_channel -> store
         {
-            auto to = view(pairs_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, pairs_h);
+            auto to = view(minus_A_4_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, minus_A_4_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_x -> pairs_h_in
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_4_f16_channel -> minus_A_4_f16_in
         pipe_barrier(PIPE_V);
-        TADD(Tinv_1_b, eye_mask, pairs_neg_A_b);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_1_h -> store
-        wait_flag_dev(2);  // Tinv_1_h_x -> store
+        TADD(Tinv_rows_2_b, eye_mask, minus_A_2_b);
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
+        wait_flag_dev(2);  // Tinv_rows_2_f16_channel -> store
         {
-            auto to = view(Tinv_1_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, Tinv_1_h);
+            auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, Tinv_rows_2_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_1_h_x -> Tinv_1_h_in
-        TMUL(pairs_neg_A_2_b, neg_A_b, pairs_2_mask);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
+        TMUL(minus_A_4_b, minus_A_b, pairs_2_mask);
         pipe_barrier(PIPE_V);
-        TCVT(pairs_h_b, pairs_neg_A_2_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_b -> store
-        TCVT(Tinv_1_h_b, Tinv_1_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_1_h_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_b -> store
-        wait_flag_dev(3);  // pairs_h_x1 -> store
+        TCVT(minus_A_4_f16_b, minus_A_4_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_4_f16_b -> store
+        TCVT(Tinv_rows_2_f16_b, Tinv_rows_2_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_4_f16_b -> store
+        wait_flag_dev(3);  // minus_A_4_f16_channel1 -> store
         {
-            auto to = view(pairs_h_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, pairs_h_b);
+            auto to = view(minus_A_4_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, minus_A_4_f16_b);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_x1 -> pairs_h_in_b
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_1_h_b -> store
-        wait_flag_dev(4);  // Tinv_1_h_x1 -> store
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_4_f16_channel1 -> minus_A_4_f16_in_b
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16_b -> store
+        wait_flag_dev(4);  // Tinv_rows_2_f16_channel1 -> store
         {
-            auto to = view(Tinv_1_h_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, Tinv_1_h_b);
+            auto to = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, Tinv_rows_2_f16_b);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_1_h_x1 -> Tinv_1_h_in_b
-        TMUL(pairs_neg_A_3, neg_A, pairs_4_mask);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_b
+        TMUL(minus_A_8, minus_A, pairs_4_mask);
         pipe_barrier(PIPE_V);
-        TCVT(pairs_h_2, pairs_neg_A_3, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_2 -> store
-        TMUL(pairs_neg_A_3_b, neg_A_b, pairs_4_mask);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // pairs_h_2 -> store
-        wait_flag_dev(5);  // pairs_h_2_x -> store
+        TCVT(minus_A_8_f16, minus_A_8, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_8_f16 -> store
+        TMUL(minus_A_8_b, minus_A_b, pairs_4_mask);
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // minus_A_8_f16 -> store
+        wait_flag_dev(5);  // minus_A_8_f16_channel -> store
         {
-            auto to = view(pairs_h_2_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, pairs_h_2);
+            auto to = view(minus_A_8_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, minus_A_8_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_2_x -> pairs_h_2_in
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_8_f16_channel -> minus_A_8_f16_in
         pipe_barrier(PIPE_V);
-        TCVT(pairs_h_2_b, pairs_neg_A_3_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_2_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // pairs_h_2_b -> store
-        wait_flag_dev(6);  // pairs_h_2_x1 -> store
+        TCVT(minus_A_8_f16_b, minus_A_8_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_8_f16_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // minus_A_8_f16_b -> store
+        wait_flag_dev(6);  // minus_A_8_f16_channel1 -> store
         {
-            auto to = view(pairs_h_2_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, pairs_h_2_b);
+            auto to = view(minus_A_8_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, minus_A_8_f16_b);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_2_x1 -> pairs_h_2_in_b
-        TMUL(pairs_neg_A_4, neg_A, pairs_8_mask);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_8_f16_channel1 -> minus_A_8_f16_in_b
+        TMUL(minus_A_16, minus_A, pairs_8_mask);
         pipe_barrier(PIPE_V);
-        TCVT(pairs_h_3, pairs_neg_A_4, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_3 -> store
-        TMUL(pairs_neg_A_4_b, neg_A_b, pairs_8_mask);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // pairs_h_3 -> store
-        wait_flag_dev(7);  // pairs_h_3_x -> store
+        TCVT(minus_A_16_f16, minus_A_16, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_16_f16 -> store
+        TMUL(minus_A_16_b, minus_A_b, pairs_8_mask);
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // minus_A_16_f16 -> store
+        wait_flag_dev(7);  // minus_A_16_f16_channel -> store
         {
-            auto to = view(pairs_h_3_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, pairs_h_3);
+            auto to = view(minus_A_16_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, minus_A_16_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_3_x -> pairs_h_3_in
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_16_f16_channel -> minus_A_16_f16_in
         pipe_barrier(PIPE_V);
-        TCVT(pairs_h_3_b, pairs_neg_A_4_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // pairs_h_3_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // pairs_h_3_b -> store
-        wait_flag_dev(8);  // pairs_h_3_x1 -> store
+        TCVT(minus_A_16_f16_b, minus_A_16_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // minus_A_16_f16_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // minus_A_16_f16_b -> store
+        wait_flag_dev(8);  // minus_A_16_f16_channel1 -> store
         {
-            auto to = view(pairs_h_3_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, pairs_h_3_b);
+            auto to = view(minus_A_16_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, minus_A_16_f16_b);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_3_x1 -> pairs_h_3_in_b
-        TMUL(pairs_neg_A_5, neg_A, pairs_16_mask);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_16_f16_channel1 -> minus_A_16_f16_in_b
+        TMUL(minus_A_32, minus_A, pairs_16_mask);
         pipe_barrier(PIPE_V);
-        TCVT(pairs_h_4, pairs_neg_A_5, RoundMode::CAST_RINT);
+        TCVT(minus_A_32_f16, minus_A_32, RoundMode::CAST_RINT);
         pipe_barrier(PIPE_ALL);
-        TMUL(pairs_neg_A_5_b, neg_A_b, pairs_16_mask);
-        wait_flag_dev(9);  // pairs_h_4_x -> store
+        TMUL(minus_A_32_b, minus_A_b, pairs_16_mask);
+        wait_flag_dev(9);  // minus_A_32_f16_channel -> store
         {
-            auto to = view(pairs_h_4_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, pairs_h_4);
+            auto to = view(minus_A_32_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, minus_A_32_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_4_x -> pairs_h_4_in
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_32_f16_channel -> minus_A_32_f16_in
         pipe_barrier(PIPE_V);
-        TCVT(pairs_h_4_b, pairs_neg_A_5_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_4_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // pairs_h_4_b -> store
-        wait_flag_dev(10);  // pairs_h_4_x1 -> store
+        TCVT(minus_A_32_f16_b, minus_A_32_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_32_f16_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // minus_A_32_f16_b -> store
+        wait_flag_dev(10);  // minus_A_32_f16_channel1 -> store
         {
-            auto to = view(pairs_h_4_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, pairs_h_4_b);
+            auto to = view(minus_A_32_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, minus_A_32_f16_b);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_4_x1 -> pairs_h_4_in_b
-        TMUL(pairs_neg_A_6, neg_A, pairs_32_mask);
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_32_f16_channel1 -> minus_A_32_f16_in_b
+        TMUL(minus_A_64, minus_A, pairs_32_mask);
         pipe_barrier(PIPE_V);
-        TCVT(pairs_h_5, pairs_neg_A_6, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // pairs_h_5 -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_6 -> A
-        TMUL(pairs_neg_A_6_b, neg_A_b, pairs_32_mask);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // pairs_h_5 -> store
-        wait_flag_dev(11);  // pairs_h_5_x -> store
+        TCVT(minus_A_64_f16, minus_A_64, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // minus_A_64_f16 -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // minus_A_64 -> A
+        TMUL(minus_A_64_b, minus_A_b, pairs_32_mask);
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // minus_A_64_f16 -> store
+        wait_flag_dev(11);  // minus_A_64_f16_channel -> store
         {
-            auto to = view(pairs_h_5_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, pairs_h_5);
+            auto to = view(minus_A_64_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, minus_A_64_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_5_x -> pairs_h_5_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_5 -> pairs_neg_A_2
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_64_f16_channel -> minus_A_64_f16_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
         pipe_barrier(PIPE_V);
-        TCVT(pairs_h_5_b, pairs_neg_A_6_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_5_b -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_6_b -> A_b
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // pairs_h_5_b -> store
-        wait_flag_dev(12);  // pairs_h_5_x1 -> store
+        TCVT(minus_A_64_f16_b, minus_A_64_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_64_f16_b -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_b -> A_b
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // minus_A_64_f16_b -> store
+        wait_flag_dev(12);  // minus_A_64_f16_channel1 -> store
         {
-            auto to = view(pairs_h_5_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, pairs_h_5_b);
+            auto to = view(minus_A_64_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, minus_A_64_f16_b);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // pairs_h_5_x1 -> pairs_h_5_in_b
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_b -> pairs_neg_A_b
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // minus_A_64_f16_channel1 -> minus_A_64_f16_in_b
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_b -> minus_A_2_b
     }
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // pairs_neg_A_6 -> A
-    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // pairs_neg_A_6_b -> A_b
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // pairs_h_5 -> pairs_neg_A_2
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // pairs_h_5_b -> pairs_neg_A_b
-    wait_flag_dev(1);  // pairs_h_x -> store
-    wait_flag_dev(2);  // Tinv_1_h_x -> store
-    wait_flag_dev(3);  // pairs_h_x1 -> store
-    wait_flag_dev(4);  // Tinv_1_h_x1 -> store
-    wait_flag_dev(5);  // pairs_h_2_x -> store
-    wait_flag_dev(6);  // pairs_h_2_x1 -> store
-    wait_flag_dev(7);  // pairs_h_3_x -> store
-    wait_flag_dev(8);  // pairs_h_3_x1 -> store
-    wait_flag_dev(9);  // pairs_h_4_x -> store
-    wait_flag_dev(10);  // pairs_h_4_x1 -> store
-    wait_flag_dev(11);  // pairs_h_5_x -> store
-    wait_flag_dev(12);  // pairs_h_5_x1 -> store
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // minus_A_64 -> A
+    wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // minus_A_64_b -> A_b
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // minus_A_64_f16 -> minus_A_4
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // minus_A_64_f16_b -> minus_A_2_b
+    wait_flag_dev(1);  // minus_A_4_f16_channel -> store
+    wait_flag_dev(2);  // Tinv_rows_2_f16_channel -> store
+    wait_flag_dev(3);  // minus_A_4_f16_channel1 -> store
+    wait_flag_dev(4);  // Tinv_rows_2_f16_channel1 -> store
+    wait_flag_dev(5);  // minus_A_8_f16_channel -> store
+    wait_flag_dev(6);  // minus_A_8_f16_channel1 -> store
+    wait_flag_dev(7);  // minus_A_16_f16_channel -> store
+    wait_flag_dev(8);  // minus_A_16_f16_channel1 -> store
+    wait_flag_dev(9);  // minus_A_32_f16_channel -> store
+    wait_flag_dev(10);  // minus_A_32_f16_channel1 -> store
+    wait_flag_dev(11);  // minus_A_64_f16_channel -> store
+    wait_flag_dev(12);  // minus_A_64_f16_channel1 -> store
 #endif
 #endif
 }
@@ -1496,8 +1496,8 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
  * Tinv_ws: workspace, slot, [C, C] float16
  * U_weight_ws: workspace, slot, [C, K] float16
  * U_offset_ws: workspace, slot, [C, V] float32
- * mul_h_x: workspace, block, [C, V] float16
- * mul_h_2_x: workspace, block, [C, K] float16
+ * beta_v_f16_channel: workspace, block, [C, V] float16
+ * beta_exp_G_k_f16_channel: workspace, block, [C, K] float16
  */
 PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ uint8_t *k_bytes,
@@ -1507,8 +1507,8 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ uint8_t *Tinv_ws_bytes,
     __gm__ uint8_t *U_weight_ws_bytes,
     __gm__ uint8_t *U_offset_ws_bytes,
-    __gm__ uint8_t *mul_h_x_bytes,
-    __gm__ uint8_t *mul_h_2_x_bytes,
+    __gm__ uint8_t *beta_v_f16_channel_bytes,
+    __gm__ uint8_t *beta_exp_G_k_f16_channel_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -1527,36 +1527,36 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ half *Tinv_ws_gm = reinterpret_cast<__gm__ half *>(Tinv_ws_bytes);
     __gm__ half *U_weight_ws_gm = reinterpret_cast<__gm__ half *>(U_weight_ws_bytes);
     __gm__ float *U_offset_ws_gm = reinterpret_cast<__gm__ float *>(U_offset_ws_bytes);
-    __gm__ half *mul_h_x_gm = reinterpret_cast<__gm__ half *>(mul_h_x_bytes);
-    __gm__ half *mul_h_2_x_gm = reinterpret_cast<__gm__ half *>(mul_h_2_x_bytes);
+    __gm__ half *beta_v_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta_v_f16_channel_bytes);
+    __gm__ half *beta_exp_G_k_f16_channel_gm = reinterpret_cast<__gm__ half *>(beta_exp_G_k_f16_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 64, 64> Tinv;
     TASSIGN(Tinv, 0x0);
-    L1Tile<half, 64, 128> mul_h_in;
-    TASSIGN(mul_h_in, 0x2000);
+    L1Tile<half, 64, 128> beta_v_f16_in;
+    TASSIGN(beta_v_f16_in, 0x2000);
     TileLeft<half, 64, 64> Tinv_left;
     TASSIGN(Tinv_left, 0x0);
-    TileRight<half, 64, 128> mul_h_in_right;
-    TASSIGN(mul_h_in_right, 0x0);
+    TileRight<half, 64, 128> beta_v_right;
+    TASSIGN(beta_v_right, 0x0);
     TileAcc<float, 64, 128> U_offset;
     TASSIGN(U_offset, 0x0);
-    L1Tile<half, 64, 128> mul_h_2_in;
-    TASSIGN(mul_h_2_in, 0x6000);
+    L1Tile<half, 64, 128> beta_exp_G_k_f16_in;
+    TASSIGN(beta_exp_G_k_f16_in, 0x6000);
     TileLeft<half, 64, 64> Tinv_left_2;
     TASSIGN(Tinv_left_2, 0x8000);
-    TileRight<half, 64, 128> mul_h_2_in_right;
-    TASSIGN(mul_h_2_in_right, 0x8000);
+    TileRight<half, 64, 128> beta_exp_G_k_right;
+    TASSIGN(beta_exp_G_k_right, 0x8000);
     TileAcc<float, 64, 128> U_weight;
     TASSIGN(U_weight, 0x8000);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // mul_h_x -> store
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // mul_h_2_x -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // beta_v_f16_channel -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // beta_exp_G_k_f16_channel -> store
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
-    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
+    set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // beta_exp_G_k_f16_in -> beta_exp_G_k_f16_in
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
-    set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_h -> U_weight
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
@@ -1571,33 +1571,33 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
             TLOAD(Tinv, from);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> Tinv_left
-        wait_flag_dev(0);  // mul_h_x -> mul_h_in
+        wait_flag_dev(0);  // beta_v_f16_channel -> beta_v_f16_in
         {
-            auto from = view(mul_h_x_gm + get_block_idx() * 8192, 64, 128, 128);
-            TLOAD(mul_h_in, from);
+            auto from = view(beta_v_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+            TLOAD(beta_v_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // mul_h_in -> mul_h_in_right
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // mul_h_x -> store
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // beta_v_f16_in -> beta_v_right
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // beta_v_f16_channel -> store
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> Tinv_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
         // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         TEXTRACT(Tinv_left, Tinv, 0, 0);
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // mul_h_in -> mul_h_in_right
-        TEXTRACT(mul_h_in_right, mul_h_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // mul_h_in_right -> U_offset
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // mul_h_in_right -> U_offset
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // beta_v_f16_in -> beta_v_right
+        TEXTRACT(beta_v_right, beta_v_f16_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // beta_v_right -> U_offset
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // beta_v_right -> U_offset
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
-        TMATMUL(U_offset, Tinv_left, mul_h_in_right);
+        TMATMUL(U_offset, Tinv_left, beta_v_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_offset -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
-        wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in
-        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
+        wait_flag_dev(0);  // beta_exp_G_k_f16_channel -> beta_exp_G_k_f16_in
+        wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // beta_exp_G_k_f16_in -> beta_exp_G_k_f16_in
         {
-            auto from = view(mul_h_2_x_gm + get_block_idx() * 8192, 64, 128, 128);
-            TLOAD(mul_h_2_in, from);
+            auto from = view(beta_exp_G_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+            TLOAD(beta_exp_G_k_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in -> mul_h_2_in_right
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // mul_h_2_x -> store
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // beta_exp_G_k_f16_in -> beta_exp_G_k_right
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // beta_exp_G_k_f16_channel -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_offset -> store
         {
             auto to = view(U_offset_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
@@ -1607,13 +1607,13 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
         TEXTRACT(Tinv_left_2, Tinv, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in -> mul_h_2_in_right
-        TEXTRACT(mul_h_2_in_right, mul_h_2_in, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right -> U_weight
-        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right -> U_weight
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_h -> U_weight
-        TMATMUL(U_weight, Tinv_left_2, mul_h_2_in_right);
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // beta_exp_G_k_f16_in -> beta_exp_G_k_right
+        TEXTRACT(beta_exp_G_k_right, beta_exp_G_k_f16_in, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // beta_exp_G_k_right -> U_weight
+        set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // beta_exp_G_k_f16_in -> beta_exp_G_k_f16_in
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // beta_exp_G_k_right -> U_weight
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
+        TMATMUL(U_weight, Tinv_left_2, beta_exp_G_k_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight -> store
@@ -1621,14 +1621,14 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
             auto to = view(U_weight_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
             TSTORE(to, U_weight);
         }
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_h -> U_weight
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
     wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
     wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
-    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // mul_h_2_in -> mul_h_2_in
+    wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // beta_exp_G_k_f16_in -> beta_exp_G_k_f16_in
     wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_2 -> Tinv_left_2
-    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_h -> U_weight
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
 #endif
 #if defined(__DAV_C220_VEC__)
     set_mask_norm();
@@ -1638,10 +1638,10 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     TASSIGN(v, 0x0);
     UbTile<half, 32, 128> k;
     TASSIGN(k, 0x2000);
-    UbTile<float, 32, 128> v_f;
-    TASSIGN(v_f, 0x4000);
-    UbTile<float, 32, 128> k_f;
-    TASSIGN(k_f, 0x8000);
+    UbTile<float, 32, 128> v_f32;
+    TASSIGN(v_f32, 0x4000);
+    UbTile<float, 32, 128> k_f32;
+    TASSIGN(k_f32, 0x8000);
     UbWide<float, 64> beta_wide;
     TASSIGN(beta_wide, 0xc000);
     UbTile<float, 1, 64> G;
@@ -1650,28 +1650,28 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     TASSIGN(beta, 0xd100);
     UbCol<float, 32> beta_col;
     TASSIGN(beta_col, 0xd100 + sub * 128);
-    UbTile<float, 32, 128> mul_beta_3;
-    TASSIGN(mul_beta_3, 0x4000);
+    UbTile<float, 32, 128> beta_v;
+    TASSIGN(beta_v, 0x4000);
     UbTile<float, 1, 64> exp_G;
     TASSIGN(exp_G, 0xc800);
     UbCol<float, 32> exp_G_col;
     TASSIGN(exp_G_col, 0xc800 + sub * 128);
-    UbTile<float, 32, 128> mul_exp_5;
-    TASSIGN(mul_exp_5, 0x8000);
-    UbTile<half, 32, 128> mul_h;
-    TASSIGN(mul_h, 0xd200);
-    UbTile<float, 32, 128> mul_beta_4;
-    TASSIGN(mul_beta_4, 0x8000);
-    UbTile<half, 32, 128> mul_h_2;
-    TASSIGN(mul_h_2, 0xf200);
+    UbTile<float, 32, 128> exp_G_k;
+    TASSIGN(exp_G_k, 0x8000);
+    UbTile<half, 32, 128> beta_v_f16;
+    TASSIGN(beta_v_f16, 0xd200);
+    UbTile<float, 32, 128> beta_exp_G_k;
+    TASSIGN(beta_exp_G_k, 0x8000);
+    UbTile<half, 32, 128> beta_exp_G_k_f16;
+    TASSIGN(beta_exp_G_k_f16, 0xf200);
     UbTile<float, 64, 8> beta_scratch;
     TASSIGN(beta_scratch, 0xc900);
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_col -> G
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // mul_h -> mul_h
-    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_2 -> mul_h_2
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // beta_v_f16 -> beta_v_f16
+    set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // beta_exp_G_k_f16 -> beta_exp_G_k_f16
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
@@ -1703,9 +1703,9 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         fill_rows(k, k_raw, part, 0x2000);
         pipe_barrier(PIPE_V);
         // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-        TCVT(v_f, v, RoundMode::CAST_NONE);
+        TCVT(v_f32, v, RoundMode::CAST_NONE);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
-        TCVT(k_f, k, RoundMode::CAST_NONE);
+        TCVT(k_f32, k, RoundMode::CAST_NONE);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
         UbWidePart<float, 64> beta_raw(rows);
@@ -1727,46 +1727,46 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         pipe_barrier(PIPE_V);
         // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-        TROWEXPANDMUL(mul_beta_3, v_f, beta_col);
+        TROWEXPANDMUL(beta_v, v_f32, beta_col);
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G -> exp_G
         TEXP(exp_G, G);
         pipe_barrier(PIPE_V);
-        TROWEXPANDMUL(mul_exp_5, k_f, exp_G_col);
+        TROWEXPANDMUL(exp_G_k, k_f32, exp_G_col);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_col -> G
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // mul_h -> mul_h
-        TCVT(mul_h, mul_beta_3, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h -> store
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // beta_v_f16 -> beta_v_f16
+        TCVT(beta_v_f16, beta_v, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // beta_v_f16 -> store
         pipe_barrier(PIPE_V);
-        TROWEXPANDMUL(mul_beta_4, mul_exp_5, beta_col);
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h -> store
-        wait_flag_dev(1);  // mul_h_x -> store
+        TROWEXPANDMUL(beta_exp_G_k, exp_G_k, beta_col);
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // beta_v_f16 -> store
+        wait_flag_dev(1);  // beta_v_f16_channel -> store
         {
-            auto to = view(mul_h_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TSTORE(to, mul_h);
+            auto to = view(beta_v_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            TSTORE(to, beta_v_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // mul_h -> mul_h
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_2 -> mul_h_2
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // beta_v_f16_channel -> beta_v_f16_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // beta_v_f16 -> beta_v_f16
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // beta_exp_G_k_f16 -> beta_exp_G_k_f16
         pipe_barrier(PIPE_V);
-        TCVT(mul_h_2, mul_beta_4, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_2 -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_2 -> store
-        wait_flag_dev(2);  // mul_h_2_x -> store
+        TCVT(beta_exp_G_k_f16, beta_exp_G_k, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // beta_exp_G_k_f16 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // beta_exp_G_k_f16 -> store
+        wait_flag_dev(2);  // beta_exp_G_k_f16_channel -> store
         {
-            auto to = view(mul_h_2_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TSTORE(to, mul_h_2);
+            auto to = view(beta_exp_G_k_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            TSTORE(to, beta_exp_G_k_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_2 -> mul_h_2
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // beta_exp_G_k_f16_channel -> beta_exp_G_k_f16_in
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // beta_exp_G_k_f16 -> beta_exp_G_k_f16
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_col -> G
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // mul_h -> mul_h
-    wait_flag_dev(1);  // mul_h_x -> store
-    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_2 -> mul_h_2
-    wait_flag_dev(2);  // mul_h_2_x -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // beta_v_f16 -> beta_v_f16
+    wait_flag_dev(1);  // beta_v_f16_channel -> store
+    wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // beta_exp_G_k_f16 -> beta_exp_G_k_f16
+    wait_flag_dev(2);  // beta_exp_G_k_f16_channel -> store
 #endif
 #endif
 }
@@ -1781,10 +1781,10 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
  * U_offset_ws: workspace, slot, [C, V] float32
  * S_ws: workspace, slot, [K, V] float16
  * U_ws: workspace, slot, [C, V] float16
- * mul_h_x: workspace, block, [C, V] float16
- * S_h_x: workspace, block, [K, V] float16
- * U_S_x: workspace, block, [C, V] float32
- * S_next_part_x: workspace, block, [K, V] float32
+ * S_f16_channel: workspace, block, [K, V] float16
+ * U_weight_S_channel: workspace, block, [C, V] float32
+ * S_operand_f16_channel: workspace, block, [C, V] float16
+ * S_next_part_channel: workspace, block, [K, V] float32
  */
 PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ uint8_t *k_bytes,
@@ -1795,10 +1795,10 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ uint8_t *U_offset_ws_bytes,
     __gm__ uint8_t *S_ws_bytes,
     __gm__ uint8_t *U_ws_bytes,
-    __gm__ uint8_t *mul_h_x_bytes,
-    __gm__ uint8_t *S_h_x_bytes,
-    __gm__ uint8_t *U_S_x_bytes,
-    __gm__ uint8_t *S_next_part_x_bytes,
+    __gm__ uint8_t *S_f16_channel_bytes,
+    __gm__ uint8_t *U_weight_S_channel_bytes,
+    __gm__ uint8_t *S_operand_f16_channel_bytes,
+    __gm__ uint8_t *S_next_part_channel_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -1820,30 +1820,30 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ float *U_offset_ws_gm = reinterpret_cast<__gm__ float *>(U_offset_ws_bytes);
     __gm__ half *S_ws_gm = reinterpret_cast<__gm__ half *>(S_ws_bytes);
     __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(U_ws_bytes);
-    __gm__ half *mul_h_x_gm = reinterpret_cast<__gm__ half *>(mul_h_x_bytes);
-    __gm__ half *S_h_x_gm = reinterpret_cast<__gm__ half *>(S_h_x_bytes);
-    __gm__ float *U_S_x_gm = reinterpret_cast<__gm__ float *>(U_S_x_bytes);
-    __gm__ float *S_next_part_x_gm = reinterpret_cast<__gm__ float *>(S_next_part_x_bytes);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
+    __gm__ float *U_weight_S_channel_gm = reinterpret_cast<__gm__ float *>(U_weight_S_channel_bytes);
+    __gm__ half *S_operand_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_operand_f16_channel_bytes);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 64, 128> U_weight;
     TASSIGN(U_weight, 0x0);
     L1Tile<half, 64, 128> k;
     TASSIGN(k, 0x4000);
-    L1Tile<half, 128, 128> S_h_in;
-    TASSIGN(S_h_in, 0x8000);
+    L1Tile<half, 128, 128> S_f16_in;
+    TASSIGN(S_f16_in, 0x8000);
     TileLeft<half, 64, 128> U_weight_left;
     TASSIGN(U_weight_left, 0x0);
-    TileRight<half, 128, 128> S_h_in_right;
-    TASSIGN(S_h_in_right, 0x0);
-    TileAcc<float, 64, 128> U_S;
-    TASSIGN(U_S, 0x0);
-    L1Tile<half, 64, 128> mul_h_in;
-    TASSIGN(mul_h_in, 0x10000);
+    TileRight<half, 128, 128> S_right;
+    TASSIGN(S_right, 0x0);
+    TileAcc<float, 64, 128> U_weight_S;
+    TASSIGN(U_weight_S, 0x0);
+    L1Tile<half, 64, 128> S_operand_f16_in;
+    TASSIGN(S_operand_f16_in, 0x10000);
     TileLeft<half, 128, 64> k_left;
     TASSIGN(k_left, 0x8000);
-    TileRight<half, 64, 128> mul_h_in_right;
-    TASSIGN(mul_h_in_right, 0x8000);
+    TileRight<half, 64, 128> S_operand_right;
+    TASSIGN(S_operand_right, 0x8000);
     TileAcc<float, 128, 128> S_next_part;
     TASSIGN(S_next_part, 0x8000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -1867,50 +1867,50 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
             TLOAD(k_raw, k_raw_from);
             if (rows < 64) TFILLPAD(k_raw, k_raw);
-            wait_flag_dev(0);  // S_h_x -> S_h_in
+            wait_flag_dev(0);  // S_f16_channel -> S_f16_in
             {
-                auto from = view(S_h_x_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_h_in, from);
+                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
+                TLOAD(S_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_h_in -> S_h_in_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> S_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_left
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TEXTRACT(U_weight_left, U_weight, 0, 0);
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_h_in -> S_h_in_right
-            TEXTRACT(S_h_in_right, S_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> U_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_h_in_right -> U_S
-            TMATMUL(U_S, U_weight_left, S_h_in_right);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_S -> store
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_S -> store
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> S_right
+            TEXTRACT(S_right, S_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right -> U_weight_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // S_right -> U_weight_S
+            TMATMUL(U_weight_S, U_weight_left, S_right);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S -> store
             {
-                auto to = view(U_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, U_S);
+                auto to = view(U_weight_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, U_weight_S);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_S_x -> U_S_in
-            wait_flag_dev(0);  // mul_h_x -> mul_h_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_channel -> U_weight_S_in
+            wait_flag_dev(0);  // S_operand_f16_channel -> S_operand_f16_in
             {
-                auto from = view(mul_h_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(mul_h_in, from);
+                auto from = view(S_operand_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(S_operand_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_right
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in -> S_operand_right
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             L1View<half, 128, 64> k_left_from;
             TRESHAPE(k_left_from, k);
             TEXTRACT(k_left, k_left_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_in -> mul_h_in_right
-            TEXTRACT(mul_h_in_right, mul_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_in_right -> S_next_part
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_in_right -> S_next_part
-            TMATMUL(S_next_part, k_left, mul_h_in_right);
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in -> S_operand_right
+            TEXTRACT(S_operand_right, S_operand_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_operand_right -> S_next_part
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_operand_right -> S_next_part
+            TMATMUL(S_next_part, k_left, S_operand_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
             {
-                auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
+                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_x -> S_next_part_in
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
     }
@@ -1925,34 +1925,34 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     TASSIGN(S_0, 0x0);
     UbTile<float, 64, 128> S;
     TASSIGN(S, 0x0);
-    UbTile<half, 64, 128> S_h;
-    TASSIGN(S_h, 0x8000);
+    UbTile<half, 64, 128> S_f16;
+    TASSIGN(S_f16, 0x8000);
     UbTile<float, 32, 128> U_offset;
     TASSIGN(U_offset, 0xc000);
     UbTile<float, 1, 64> G;
     TASSIGN(G, 0x10000);
-    UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0x10100);
-    UbTile<float, 1, 64> sub_last_G;
-    TASSIGN(sub_last_G, 0x10100);
-    UbTile<float, 1, 64> exp_sub;
-    TASSIGN(exp_sub, 0x10100);
-    UbCol<float, 32> exp_sub_col;
-    TASSIGN(exp_sub_col, 0x10100 + sub * 128);
+    UbTile<float, 1, 64> G_c;
+    TASSIGN(G_c, 0x10100);
+    UbTile<float, 1, 64> last_G_minus_G;
+    TASSIGN(last_G_minus_G, 0x10100);
+    UbTile<float, 1, 64> exp_last_G_minus_G;
+    TASSIGN(exp_last_G_minus_G, 0x10100);
+    UbCol<float, 32> exp_last_G_minus_G_col;
+    TASSIGN(exp_last_G_minus_G_col, 0x10100 + sub * 128);
     UbTile<float, 1, 64> exp_G;
     TASSIGN(exp_G, 0x10000);
-    UbTile<float, 64, 128> mul_exp_3;
-    TASSIGN(mul_exp_3, 0x10200);
-    UbTile<float, 32, 128> U_S_in;
-    TASSIGN(U_S_in, 0x18200);
+    UbTile<float, 64, 128> exp_last_G_S;
+    TASSIGN(exp_last_G_S, 0x10200);
+    UbTile<float, 32, 128> U_weight_S_in;
+    TASSIGN(U_weight_S_in, 0x18200);
     UbTile<float, 32, 128> U;
     TASSIGN(U, 0xc000);
-    UbTile<float, 32, 128> mul_exp_4;
-    TASSIGN(mul_exp_4, 0x1c200);
-    UbTile<half, 32, 128> mul_h;
-    TASSIGN(mul_h, 0x20200);
-    UbTile<half, 32, 128> U_h;
-    TASSIGN(U_h, 0x22200);
+    UbTile<float, 32, 128> S_operand;
+    TASSIGN(S_operand, 0x1c200);
+    UbTile<half, 32, 128> S_operand_f16;
+    TASSIGN(S_operand_f16, 0x20200);
+    UbTile<half, 32, 128> U_f16;
+    TASSIGN(U_f16, 0x22200);
     UbTile<float, 64, 128> S_next_part_in;
     TASSIGN(S_next_part_in, 0x24200);
     UbTile<float, 64, 128> S_next;
@@ -1977,80 +1977,80 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
             pipe_barrier(PIPE_V);
-            TCVT(S_h, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
+            TCVT(S_f16, S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
             {
                 auto from = view(U_offset_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(U_offset, from);
             }
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
             {
-                auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_h);
+                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TSTORE(to, S_f16);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_h_x -> S_h_in
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_channel -> S_f16_in
             {
                 auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
                 TLOAD(G, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> mul_G
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> G_c
             set_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> mul_G
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G -> G_c
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TMULS(mul_G, G, -1.0f);
+            TMULS(G_c, G, -1.0f);
             wait_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
             const float last_G = G.GetValue(63);
             pipe_barrier(PIPE_V);
-            TADDS(sub_last_G, mul_G, last_G);
+            TADDS(last_G_minus_G, G_c, last_G);
             pipe_barrier(PIPE_V);
-            TEXP(exp_sub, sub_last_G);
+            TEXP(exp_last_G_minus_G, last_G_minus_G);
             TEXP(exp_G, G);
             set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> exp_last_G
             wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> exp_last_G
             const float exp_last_G = exp_G.GetValue(63);
-            TMULS(mul_exp_3, S, exp_last_G);
+            TMULS(exp_last_G_S, S, exp_last_G);
             {
                 auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_h);
+                TSTORE(to, S_f16);
             }
-            wait_flag_dev(1);  // U_S_x -> U_S_in
+            wait_flag_dev(1);  // U_weight_S_channel -> U_weight_S_in
             {
-                auto from = view(U_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(U_S_in, from);
+                auto from = view(U_weight_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(U_weight_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_S_in -> U
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_S_in -> U
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_weight_S_in -> U
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_weight_S_in -> U
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-            TSUB(U, U_offset, U_S_in);
+            TSUB(U, U_offset, U_weight_S_in);
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
-            TROWEXPANDMUL(mul_exp_4, U, exp_sub_col);
+            TROWEXPANDMUL(S_operand, U, exp_last_G_minus_G_col);
             pipe_barrier(PIPE_V);
-            TCVT(mul_h, mul_exp_4, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h -> store
+            TCVT(S_operand_f16, S_operand, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_operand_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_operand_f16 -> store
             {
-                auto to = view(mul_h_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, mul_h);
+                auto to = view(S_operand_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, S_operand_f16);
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in
-            TCVT(U_h, U, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_h -> store
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_operand_f16_channel -> S_operand_f16_in
+            TCVT(U_f16, U, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_h -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_f16 -> store
             {
                 auto to = view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, U_h);
+                TSTORE(to, U_f16);
             }
-            wait_flag_dev(1);  // S_next_part_x -> S_next_part_in
+            wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in
             {
-                auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in, from);
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
-            TADD(S_next, mul_exp_3, S_next_part_in);
+            TADD(S_next, exp_last_G_S, S_next_part_in);
         }
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U -> U_offset
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
@@ -2075,14 +2075,14 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
  * S_ws: workspace, slot, [K, V] float16
  * U_ws: workspace, slot, [C, V] float16
  * lower_fill: workspace, const, [C, C] float32
- * q_S_x: workspace, block, [C, V] float32
- * q_k_x: workspace, block, [C, C] float32
- * mul_h_xx: workspace, block, [C, C] float16
- * add_mul_part_x: workspace, block, [C, V] float32
- * q_S_x1: workspace, block, [C, V] float32
- * q_k_x1: workspace, block, [C, C] float32
- * mul_h_xx1: workspace, block, [C, C] float16
- * add_mul_part_x1: workspace, block, [C, V] float32
+ * q_S_channel: workspace, block, [C, V] float32
+ * q_kT_channel: workspace, block, [C, C] float32
+ * q_kT_D_f16_channel: workspace, block, [C, C] float16
+ * o_sum_part_channel: workspace, block, [C, V] float32
+ * q_S_channel1: workspace, block, [C, V] float32
+ * q_kT_channel1: workspace, block, [C, C] float32
+ * q_kT_D_f16_channel1: workspace, block, [C, C] float16
+ * o_sum_part_channel1: workspace, block, [C, V] float32
  */
 PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ uint8_t *q_bytes,
@@ -2092,14 +2092,14 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ uint8_t *S_ws_bytes,
     __gm__ uint8_t *U_ws_bytes,
     __gm__ uint8_t *lower_fill_bytes,
-    __gm__ uint8_t *q_S_x_bytes,
-    __gm__ uint8_t *q_k_x_bytes,
-    __gm__ uint8_t *mul_h_xx_bytes,
-    __gm__ uint8_t *add_mul_part_x_bytes,
-    __gm__ uint8_t *q_S_x1_bytes,
-    __gm__ uint8_t *q_k_x1_bytes,
-    __gm__ uint8_t *mul_h_xx1_bytes,
-    __gm__ uint8_t *add_mul_part_x1_bytes,
+    __gm__ uint8_t *q_S_channel_bytes,
+    __gm__ uint8_t *q_kT_channel_bytes,
+    __gm__ uint8_t *q_kT_D_f16_channel_bytes,
+    __gm__ uint8_t *o_sum_part_channel_bytes,
+    __gm__ uint8_t *q_S_channel1_bytes,
+    __gm__ uint8_t *q_kT_channel1_bytes,
+    __gm__ uint8_t *q_kT_D_f16_channel1_bytes,
+    __gm__ uint8_t *o_sum_part_channel1_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2119,14 +2119,14 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ half *S_ws_gm = reinterpret_cast<__gm__ half *>(S_ws_bytes);
     __gm__ half *U_ws_gm = reinterpret_cast<__gm__ half *>(U_ws_bytes);
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
-    __gm__ float *q_S_x_gm = reinterpret_cast<__gm__ float *>(q_S_x_bytes);
-    __gm__ float *q_k_x_gm = reinterpret_cast<__gm__ float *>(q_k_x_bytes);
-    __gm__ half *mul_h_xx_gm = reinterpret_cast<__gm__ half *>(mul_h_xx_bytes);
-    __gm__ float *add_mul_part_x_gm = reinterpret_cast<__gm__ float *>(add_mul_part_x_bytes);
-    __gm__ float *q_S_x1_gm = reinterpret_cast<__gm__ float *>(q_S_x1_bytes);
-    __gm__ float *q_k_x1_gm = reinterpret_cast<__gm__ float *>(q_k_x1_bytes);
-    __gm__ half *mul_h_xx1_gm = reinterpret_cast<__gm__ half *>(mul_h_xx1_bytes);
-    __gm__ float *add_mul_part_x1_gm = reinterpret_cast<__gm__ float *>(add_mul_part_x1_bytes);
+    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(q_S_channel_bytes);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
+    __gm__ half *q_kT_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_kT_D_f16_channel_bytes);
+    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_part_channel_bytes);
+    __gm__ float *q_S_channel1_gm = reinterpret_cast<__gm__ float *>(q_S_channel1_bytes);
+    __gm__ float *q_kT_channel1_gm = reinterpret_cast<__gm__ float *>(q_kT_channel1_bytes);
+    __gm__ half *q_kT_D_f16_channel1_gm = reinterpret_cast<__gm__ half *>(q_kT_D_f16_channel1_bytes);
+    __gm__ float *o_sum_part_channel1_gm = reinterpret_cast<__gm__ float *>(o_sum_part_channel1_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 64, 128> q;
@@ -2139,8 +2139,8 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     TASSIGN(q_left_2, 0x0);
     TileRight<half, 128, 64> k_right;
     TASSIGN(k_right, 0x0);
-    TileAcc<float, 64, 64> q_k;
-    TASSIGN(q_k, 0x0);
+    TileAcc<float, 64, 64> q_kT;
+    TASSIGN(q_kT, 0x0);
     L1Tile<half, 64, 128> k_b;
     TASSIGN(k_b, 0xc000);
     L1Tile<half, 128, 128> S;
@@ -2149,8 +2149,8 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     TASSIGN(q_left_2_b, 0x8000);
     TileRight<half, 128, 64> k_right_b;
     TASSIGN(k_right_b, 0x8000);
-    TileAcc<float, 64, 64> q_k_b;
-    TASSIGN(q_k_b, 0x4000);
+    TileAcc<float, 64, 64> q_kT_b;
+    TASSIGN(q_kT_b, 0x4000);
     L1Tile<half, 128, 128> S_b;
     TASSIGN(S_b, 0x18000);
     TileLeft<half, 64, 128> q_left;
@@ -2169,27 +2169,27 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     TASSIGN(q_S_b, 0x10000);
     L1Tile<half, 64, 128> U_b;
     TASSIGN(U_b, 0x24000);
-    L1Tile<half, 64, 64> mul_h_in;
-    TASSIGN(mul_h_in, 0x28000);
-    L1Tile<half, 64, 64> mul_h_in_b;
-    TASSIGN(mul_h_in_b, 0x2a000);
-    TileLeft<half, 64, 64> mul_h_in_left;
-    TASSIGN(mul_h_in_left, 0x0);
+    L1Tile<half, 64, 64> q_kT_D_f16_in;
+    TASSIGN(q_kT_D_f16_in, 0x28000);
+    L1Tile<half, 64, 64> q_kT_D_f16_in_b;
+    TASSIGN(q_kT_D_f16_in_b, 0x2a000);
+    TileLeft<half, 64, 64> q_kT_D_left;
+    TASSIGN(q_kT_D_left, 0x0);
     TileRight<half, 64, 128> U_right;
     TASSIGN(U_right, 0x0);
-    TileAcc<float, 64, 128> add_mul_part;
-    TASSIGN(add_mul_part, 0x18000);
-    TileLeft<half, 64, 64> mul_h_in_left_b;
-    TASSIGN(mul_h_in_left_b, 0x8000);
+    TileAcc<float, 64, 128> o_sum_part;
+    TASSIGN(o_sum_part, 0x18000);
+    TileLeft<half, 64, 64> q_kT_D_left_b;
+    TASSIGN(q_kT_D_left_b, 0x8000);
     TileRight<half, 64, 128> U_right_b;
     TASSIGN(U_right_b, 0x8000);
-    TileAcc<float, 64, 128> add_mul_part_b;
-    TASSIGN(add_mul_part_b, 0x0);
+    TileAcc<float, 64, 128> o_sum_part_b;
+    TASSIGN(o_sum_part_b, 0x0);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left -> q_left_2
-    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_b -> q_k
-    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_b -> q_left_2_b
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_D_left -> q_left_2
+    set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_b -> q_kT
+    set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_b -> q_left_2_b
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
@@ -2223,18 +2223,18 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         if (rows < 64) TFILLPAD(q_raw_b, q_raw_b);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_b -> q_left_2_b
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_left_2
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left -> q_left_2
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_D_left -> q_left_2
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         TEXTRACT(q_left_2, q, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> k_right
         L1View<half, 128, 64> k_right_from;
         TRESHAPE(k_right_from, k);
         TEXTRACT(k_right, k_right_from, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_k
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_k
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_b -> q_k
-        TMATMUL(q_k, q_left_2, k_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k -> store
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_kT
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right -> q_kT
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_b -> q_kT
+        TMATMUL(q_kT, q_left_2, k_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_left_2 -> q_left
         L1Part<half, 64, 128> k_raw_b(rows, 128);
         TASSIGN(k_raw_b, 0xc000);
@@ -2242,35 +2242,35 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         TLOAD(k_raw_b, k_raw_b_from);
         if (rows < 64) TFILLPAD(k_raw_b, k_raw_b);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_b -> k_right_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
         {
-            auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-            TSTORE(to, q_k);
+            auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+            TSTORE(to, q_kT);
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k_x -> q_k_in
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in
         {
             auto from = view(S_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
             TLOAD(S, from);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // S -> S_right
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_b -> q_left_2_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_b -> q_left_2_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_b -> q_left_2_b
         TEXTRACT(q_left_2_b, q_b, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_b -> k_right_b
         L1View<half, 128, 64> k_right_b_from;
         TRESHAPE(k_right_b_from, k_b);
         TEXTRACT(k_right_b, k_right_b_from, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_b -> q_k_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_b -> q_k_b
-        TMATMUL(q_k_b, q_left_2_b, k_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k_b -> store
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_b -> q_kT_b
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // k_right_b -> q_kT_b
+        TMATMUL(q_kT_b, q_left_2_b, k_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_b -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left_2_b -> q_left_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_k_b -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_b -> store
         {
-            auto to = view(q_k_x1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TSTORE(to, q_k_b);
+            auto to = view(q_kT_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TSTORE(to, q_kT_b);
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k_x1 -> q_k_in_b
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel1 -> q_kT_in_b
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
         {
             auto from = view(S_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128);
@@ -2286,7 +2286,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_right -> q_S
         TMATMUL(q_S, q_left, S_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_left -> mul_h_in_left
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_left -> q_kT_D_left
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
         {
             auto from = view(U_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
@@ -2302,79 +2302,79 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // S_right_b -> q_S_b
         TMATMUL(q_S_b, q_left_b, S_right_b);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S_b -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_b -> mul_h_in_left_b
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_b -> q_kT_D_left_b
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
-        wait_flag_dev(2);  // q_S_x -> store
+        wait_flag_dev(2);  // q_S_channel -> store
         {
-            auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
+            auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
             TSTORE(to, q_S);
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_x -> q_S_in
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel -> q_S_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
         {
             auto from = view(U_ws_gm + (slot * HV + hv_1) * 8192, 64, 128, 128);
             TLOAD(U_b, from);
         }
-        wait_flag_dev(1);  // mul_h_xx -> mul_h_in
+        wait_flag_dev(1);  // q_kT_D_f16_channel -> q_kT_D_f16_in
         {
-            auto from = view(mul_h_xx_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(mul_h_in, from);
+            auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(q_kT_D_f16_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // mul_h_in -> mul_h_in_left
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_kT_D_f16_in -> q_kT_D_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S_b -> store
         {
-            auto to = view(q_S_x1_gm + get_block_idx() * 8192, 64, 128, 128);
+            auto to = view(q_S_channel1_gm + get_block_idx() * 8192, 64, 128, 128);
             TSTORE(to, q_S_b);
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_x1 -> q_S_in_b
-        wait_flag_dev(1);  // mul_h_xx1 -> mul_h_in_b
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel1 -> q_S_in_b
+        wait_flag_dev(1);  // q_kT_D_f16_channel1 -> q_kT_D_f16_in_b
         {
-            auto from = view(mul_h_xx1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(mul_h_in_b, from);
+            auto from = view(q_kT_D_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
+            TLOAD(q_kT_D_f16_in_b, from);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // mul_h_in_b -> mul_h_in_left_b
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // mul_h_in -> mul_h_in_left
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_left -> mul_h_in_left
-        TEXTRACT(mul_h_in_left, mul_h_in, 0, 0);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_kT_D_f16_in_b -> q_kT_D_left_b
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_kT_D_f16_in -> q_kT_D_left
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_left -> q_kT_D_left
+        TEXTRACT(q_kT_D_left, q_kT_D_f16_in, 0, 0);
         TEXTRACT(U_right, U, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // U_right -> add_mul_part
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // U_right -> o_sum_part
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // U_right -> add_mul_part
-        TMATMUL(add_mul_part, mul_h_in_left, U_right);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // add_mul_part -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left -> q_left_2
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // mul_h_in_b -> mul_h_in_left_b
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_b -> mul_h_in_left_b
-        TEXTRACT(mul_h_in_left_b, mul_h_in_b, 0, 0);
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // U_right -> o_sum_part
+        TMATMUL(o_sum_part, q_kT_D_left, U_right);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // o_sum_part -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_D_left -> q_left_2
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_kT_D_f16_in_b -> q_kT_D_left_b
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_left_b -> q_kT_D_left_b
+        TEXTRACT(q_kT_D_left_b, q_kT_D_f16_in_b, 0, 0);
         TEXTRACT(U_right_b, U_b, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right_b -> add_mul_part_b
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right_b -> o_sum_part_b
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right_b -> add_mul_part_b
-        TMATMUL(add_mul_part_b, mul_h_in_left_b, U_right_b);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // add_mul_part_b -> store
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_b -> q_left_2_b
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // add_mul_part -> store
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right_b -> o_sum_part_b
+        TMATMUL(o_sum_part_b, q_kT_D_left_b, U_right_b);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part_b -> store
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_b -> q_left_2_b
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // o_sum_part -> store
         {
-            auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
-            TSTORE(to, add_mul_part);
+            auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+            TSTORE(to, o_sum_part);
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // add_mul_part_x -> add_mul_part_in
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // add_mul_part_b -> store
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part_b -> store
         {
-            auto to = view(add_mul_part_x1_gm + get_block_idx() * 8192, 64, 128, 128);
-            TSTORE(to, add_mul_part_b);
+            auto to = view(o_sum_part_channel1_gm + get_block_idx() * 8192, 64, 128, 128);
+            TSTORE(to, o_sum_part_b);
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // add_mul_part_x1 -> add_mul_part_in_b
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_b -> q_k
+        ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel1 -> o_sum_part_in_b
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_b -> q_kT
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_b -> q_raw_b
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // mul_h_in_left -> q_left_2
-    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_b -> q_k
-    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_b -> q_left_2_b
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_D_left -> q_left_2
+    wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_b -> q_kT
+    wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_b -> q_left_2_b
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_b -> S_b
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
-    wait_flag_dev(2);  // q_S_x -> store
+    wait_flag_dev(2);  // q_S_channel -> store
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_b -> U_b
 #endif
 #if defined(__DAV_C220_VEC__)
@@ -2387,28 +2387,28 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     TASSIGN(G, 0x2000);
     UbCol<float, 32> G_col;
     TASSIGN(G_col, 0x2000 + sub * 128);
-    UbTile<float, 1, 64> mul_G;
-    TASSIGN(mul_G, 0x2100);
+    UbTile<float, 1, 64> G_c;
+    TASSIGN(G_c, 0x2100);
     UbTile<float, 1, 64> G_b;
     TASSIGN(G_b, 0x2200);
     UbCol<float, 32> G_col_b;
     TASSIGN(G_col_b, 0x2200 + sub * 128);
-    UbTile<float, 32, 64> expand_mul;
-    TASSIGN(expand_mul, 0x2300);
-    UbTile<float, 32, 64> sub_G_col;
-    TASSIGN(sub_G_col, 0x2300);
-    UbTile<float, 1, 64> mul_G_b;
-    TASSIGN(mul_G_b, 0x4300);
-    UbTile<float, 32, 64> expand_mul_b;
-    TASSIGN(expand_mul_b, 0x4400);
-    UbTile<float, 32, 64> lower_sub;
-    TASSIGN(lower_sub, 0x2300);
-    UbTile<float, 32, 64> sub_G_col_b;
-    TASSIGN(sub_G_col_b, 0x4400);
+    UbTile<float, 32, 64> expand_G_c;
+    TASSIGN(expand_G_c, 0x2300);
+    UbTile<float, 32, 64> G_minus_G;
+    TASSIGN(G_minus_G, 0x2300);
+    UbTile<float, 1, 64> G_c_b;
+    TASSIGN(G_c_b, 0x4300);
+    UbTile<float, 32, 64> expand_G_c_b;
+    TASSIGN(expand_G_c_b, 0x4400);
+    UbTile<float, 32, 64> lower_G_minus_G;
+    TASSIGN(lower_G_minus_G, 0x2300);
+    UbTile<float, 32, 64> G_minus_G_b;
+    TASSIGN(G_minus_G_b, 0x4400);
     UbTile<float, 32, 64> D;
     TASSIGN(D, 0x2300);
-    UbTile<float, 32, 64> lower_sub_b;
-    TASSIGN(lower_sub_b, 0x4400);
+    UbTile<float, 32, 64> lower_G_minus_G_b;
+    TASSIGN(lower_G_minus_G_b, 0x4400);
     UbTile<float, 32, 64> D_b;
     TASSIGN(D_b, 0x4400);
     UbTile<float, 1, 64> exp_G;
@@ -2419,42 +2419,42 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     TASSIGN(exp_G_b, 0x2200);
     UbCol<float, 32> exp_G_col_b;
     TASSIGN(exp_G_col_b, 0x2200 + sub * 128);
-    UbTile<float, 32, 64> q_k_in;
-    TASSIGN(q_k_in, 0x6400);
-    UbTile<float, 32, 64> mul_q_k;
-    TASSIGN(mul_q_k, 0x6400);
-    UbTile<half, 32, 64> mul_h;
-    TASSIGN(mul_h, 0x8400);
-    UbTile<float, 32, 64> q_k_in_b;
-    TASSIGN(q_k_in_b, 0x9400);
-    UbTile<float, 32, 64> mul_q_k_b;
-    TASSIGN(mul_q_k_b, 0x9400);
-    UbTile<half, 32, 64> mul_h_b;
-    TASSIGN(mul_h_b, 0xb400);
+    UbTile<float, 32, 64> q_kT_in;
+    TASSIGN(q_kT_in, 0x6400);
+    UbTile<float, 32, 64> q_kT_D;
+    TASSIGN(q_kT_D, 0x6400);
+    UbTile<half, 32, 64> q_kT_D_f16;
+    TASSIGN(q_kT_D_f16, 0x8400);
+    UbTile<float, 32, 64> q_kT_in_b;
+    TASSIGN(q_kT_in_b, 0x9400);
+    UbTile<float, 32, 64> q_kT_D_b;
+    TASSIGN(q_kT_D_b, 0x9400);
+    UbTile<half, 32, 64> q_kT_D_f16_b;
+    TASSIGN(q_kT_D_f16_b, 0xb400);
     UbTile<float, 32, 128> q_S_in;
     TASSIGN(q_S_in, 0xc400);
-    UbTile<float, 32, 128> mul_exp_2;
-    TASSIGN(mul_exp_2, 0xc400);
+    UbTile<float, 32, 128> exp_G_q_S;
+    TASSIGN(exp_G_q_S, 0xc400);
     UbTile<float, 32, 128> q_S_in_b;
     TASSIGN(q_S_in_b, 0x10400);
-    UbTile<float, 32, 128> mul_exp_2_b;
-    TASSIGN(mul_exp_2_b, 0x10400);
-    UbTile<float, 32, 128> add_mul_part_in;
-    TASSIGN(add_mul_part_in, 0x14400);
-    UbTile<float, 32, 128> add_mul;
-    TASSIGN(add_mul, 0xc400);
-    UbTile<float, 32, 128> add_mul_part_in_b;
-    TASSIGN(add_mul_part_in_b, 0x18400);
+    UbTile<float, 32, 128> exp_G_q_S_b;
+    TASSIGN(exp_G_q_S_b, 0x10400);
+    UbTile<float, 32, 128> o_sum_part_in;
+    TASSIGN(o_sum_part_in, 0x14400);
+    UbTile<float, 32, 128> o_sum;
+    TASSIGN(o_sum, 0xc400);
+    UbTile<float, 32, 128> o_sum_part_in_b;
+    TASSIGN(o_sum_part_in_b, 0x18400);
     UbTile<float, 32, 128> o;
     TASSIGN(o, 0xc400);
-    UbTile<half, 32, 128> o_h;
-    TASSIGN(o_h, 0x1c400);
-    UbTile<float, 32, 128> add_mul_b;
-    TASSIGN(add_mul_b, 0x10400);
+    UbTile<half, 32, 128> o_f16;
+    TASSIGN(o_f16, 0x1c400);
+    UbTile<float, 32, 128> o_sum_b;
+    TASSIGN(o_sum_b, 0x10400);
     UbTile<float, 32, 128> o_b;
     TASSIGN(o_b, 0x10400);
-    UbTile<half, 32, 128> o_h_b;
-    TASSIGN(o_h_b, 0x1e400);
+    UbTile<half, 32, 128> o_f16_b;
+    TASSIGN(o_f16_b, 0x1e400);
     // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     {
         auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
@@ -2462,7 +2462,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     }
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_b -> G_b
-    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_x -> store
+    ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_channel -> store
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
     for (int64_t item = get_block_idx(); item < slots * ((HV + 1) / 2); item += get_block_num()) {
         const int64_t hv = item % ((HV + 1) / 2) * 2, h = hv / (HV / H);
@@ -2479,125 +2479,125 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
             auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
             TLOAD(G, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> mul_G
-        TMULS(mul_G, G, -1.0f);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_c
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_c
+        TMULS(G_c, G, -1.0f);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_b -> G_b
         {
             auto from = view(G_ws_gm + (slot * HV + hv_1) * 64, 1, 64, 64);
             TLOAD(G_b, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_b -> mul_G_b
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_b -> G_c_b
         pipe_barrier(PIPE_V);
-        TCOLEXPAND(expand_mul, mul_G);
+        TCOLEXPAND(expand_G_c, G_c);
         pipe_barrier(PIPE_V);
-        TROWEXPANDADD(sub_G_col, expand_mul, G_col);
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_b -> mul_G_b
-        TMULS(mul_G_b, G_b, -1.0f);
+        TROWEXPANDADD(G_minus_G, expand_G_c, G_col);
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_b -> G_c_b
+        TMULS(G_c_b, G_b, -1.0f);
         pipe_barrier(PIPE_V);
-        TCOLEXPAND(expand_mul_b, mul_G_b);
-        TADD(lower_sub, sub_G_col, lower_fill);
+        TCOLEXPAND(expand_G_c_b, G_c_b);
+        TADD(lower_G_minus_G, G_minus_G, lower_fill);
         pipe_barrier(PIPE_V);
-        TROWEXPANDADD(sub_G_col_b, expand_mul_b, G_col_b);
-        TEXP(D, lower_sub);
+        TROWEXPANDADD(G_minus_G_b, expand_G_c_b, G_col_b);
+        TEXP(D, lower_G_minus_G);
         pipe_barrier(PIPE_V);
-        TADD(lower_sub_b, sub_G_col_b, lower_fill);
+        TADD(lower_G_minus_G_b, G_minus_G_b, lower_fill);
         pipe_barrier(PIPE_V);
-        TEXP(D_b, lower_sub_b);
+        TEXP(D_b, lower_G_minus_G_b);
         // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         TEXP(exp_G, G);
         TEXP(exp_G_b, G_b);
-        wait_flag_dev(0);  // q_k_x -> q_k_in
+        wait_flag_dev(0);  // q_kT_channel -> q_kT_in
         {
-            auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TLOAD(q_k_in, from);
+            auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TLOAD(q_kT_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k_in -> mul_q_k
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k_in -> mul_q_k
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in -> q_kT_D
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in -> q_kT_D
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-        TMUL(mul_q_k, q_k_in, D);
+        TMUL(q_kT_D, q_kT_in, D);
         pipe_barrier(PIPE_V);
-        TCVT(mul_h, mul_q_k, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h -> store
+        TCVT(q_kT_D_f16, q_kT_D, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_kT_D_f16 -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_kT_D_f16 -> store
         {
-            auto to = view(mul_h_xx_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, mul_h);
+            auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, q_kT_D_f16);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_xx -> mul_h_in
-        wait_flag_dev(0);  // q_k_x1 -> q_k_in_b
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel -> q_kT_D_f16_in
+        wait_flag_dev(0);  // q_kT_channel1 -> q_kT_in_b
         {
-            auto from = view(q_k_x1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TLOAD(q_k_in_b, from);
+            auto from = view(q_kT_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TLOAD(q_kT_in_b, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in_b -> mul_q_k_b
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_k_in_b -> mul_q_k_b
-        TMUL(mul_q_k_b, q_k_in_b, D_b);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_b -> q_kT_D_b
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_b -> q_kT_D_b
+        TMUL(q_kT_D_b, q_kT_in_b, D_b);
         pipe_barrier(PIPE_V);
-        TCVT(mul_h_b, mul_q_k_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_b -> store
+        TCVT(q_kT_D_f16_b, q_kT_D_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_b -> store
         {
-            auto to = view(mul_h_xx1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, mul_h_b);
+            auto to = view(q_kT_D_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+            TSTORE(to, q_kT_D_f16_b);
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // mul_h_xx1 -> mul_h_in_b
-        wait_flag_dev(0);  // q_S_x -> q_S_in
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel1 -> q_kT_D_f16_in_b
+        wait_flag_dev(0);  // q_S_channel -> q_S_in
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
         {
-            auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
             TLOAD(q_S_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp_2
-        ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_x -> store
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> mul_exp_2
-        TROWEXPANDMUL(mul_exp_2, q_S_in, exp_G_col);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> exp_G_q_S
+        ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_channel -> store
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> exp_G_q_S
+        TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
-        wait_flag_dev(0);  // q_S_x1 -> q_S_in_b
+        wait_flag_dev(0);  // q_S_channel1 -> q_S_in_b
         {
-            auto from = view(q_S_x1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            auto from = view(q_S_channel1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
             TLOAD(q_S_in_b, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_b -> mul_exp_2_b
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_b -> mul_exp_2_b
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_b -> exp_G_q_S_b
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_b -> exp_G_q_S_b
         pipe_barrier(PIPE_V);
-        TROWEXPANDMUL(mul_exp_2_b, q_S_in_b, exp_G_col_b);
+        TROWEXPANDMUL(exp_G_q_S_b, q_S_in_b, exp_G_col_b);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_b -> G_b
-        wait_flag_dev(0);  // add_mul_part_x -> add_mul_part_in
+        wait_flag_dev(0);  // o_sum_part_channel -> o_sum_part_in
         {
-            auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TLOAD(add_mul_part_in, from);
+            auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            TLOAD(o_sum_part_in, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // add_mul_part_in -> add_mul
-        TADD(add_mul, mul_exp_2, add_mul_part_in);
-        wait_flag_dev(0);  // add_mul_part_x1 -> add_mul_part_in_b
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // o_sum_part_in -> o_sum
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // o_sum_part_in -> o_sum
+        TADD(o_sum, exp_G_q_S, o_sum_part_in);
+        wait_flag_dev(0);  // o_sum_part_channel1 -> o_sum_part_in_b
         {
-            auto from = view(add_mul_part_x1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TLOAD(add_mul_part_in_b, from);
+            auto from = view(o_sum_part_channel1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+            TLOAD(o_sum_part_in_b, from);
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // add_mul_part_in_b -> add_mul_b
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in_b -> o_sum_b
         pipe_barrier(PIPE_V);
-        TMULS(o, add_mul, scale);
+        TMULS(o, o_sum, scale);
         pipe_barrier(PIPE_V);
-        TCVT(o_h, o, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
+        TCVT(o_f16, o, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_f16 -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_h -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_f16 -> store
         if (part > 0) {
             UbPart<half, 32, 128> valid(part, 128);
             TASSIGN(valid, 0x1c400);
             auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
             TSTORE(to, valid);
         }
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // add_mul_part_in_b -> add_mul_b
-        TADD(add_mul_b, mul_exp_2_b, add_mul_part_in_b);
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in_b -> o_sum_b
+        TADD(o_sum_b, exp_G_q_S_b, o_sum_part_in_b);
         pipe_barrier(PIPE_V);
-        TMULS(o_b, add_mul_b, scale);
+        TMULS(o_b, o_sum_b, scale);
         pipe_barrier(PIPE_V);
-        TCVT(o_h_b, o_b, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_h_b -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_h_b -> store
+        TCVT(o_f16_b, o_b, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_b -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_b -> store
         if (part > 0) {
             UbPart<half, 32, 128> valid(part, 128);
             TASSIGN(valid, 0x1e400);
@@ -2642,7 +2642,7 @@ extern "C" int call_gated_delta_rule_A_fp16(
     uint8_t *G_ws_bytes,
     uint8_t *A_ws_bytes,
     uint8_t *strictly_lower_fill_bytes,
-    uint8_t *k_k_x_bytes,
+    uint8_t *k_kT_channel_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2654,7 +2654,7 @@ extern "C" int call_gated_delta_rule_A_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_A_fp16<<<block_dim, nullptr, stream>>>(k_bytes, beta_bytes, G_ws_bytes, A_ws_bytes, strictly_lower_fill_bytes, k_k_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_A_fp16<<<block_dim, nullptr, stream>>>(k_bytes, beta_bytes, G_ws_bytes, A_ws_bytes, strictly_lower_fill_bytes, k_kT_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_Tinv_fp16(
@@ -2670,18 +2670,18 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     uint8_t *pairs_16_mask_bytes,
     uint8_t *pairs_32_mask_bytes,
     uint8_t *identity_float16_C_bytes,
-    uint8_t *pairs_h_x_bytes,
-    uint8_t *Tinv_1_h_x_bytes,
-    uint8_t *pairs_h_2_x_bytes,
-    uint8_t *pairs_h_3_x_bytes,
-    uint8_t *pairs_h_4_x_bytes,
-    uint8_t *pairs_h_5_x_bytes,
-    uint8_t *pairs_h_x1_bytes,
-    uint8_t *Tinv_1_h_x1_bytes,
-    uint8_t *pairs_h_2_x1_bytes,
-    uint8_t *pairs_h_3_x1_bytes,
-    uint8_t *pairs_h_4_x1_bytes,
-    uint8_t *pairs_h_5_x1_bytes,
+    uint8_t *minus_A_4_f16_channel_bytes,
+    uint8_t *Tinv_rows_2_f16_channel_bytes,
+    uint8_t *minus_A_8_f16_channel_bytes,
+    uint8_t *minus_A_16_f16_channel_bytes,
+    uint8_t *minus_A_32_f16_channel_bytes,
+    uint8_t *minus_A_64_f16_channel_bytes,
+    uint8_t *minus_A_4_f16_channel1_bytes,
+    uint8_t *Tinv_rows_2_f16_channel1_bytes,
+    uint8_t *minus_A_8_f16_channel1_bytes,
+    uint8_t *minus_A_16_f16_channel1_bytes,
+    uint8_t *minus_A_32_f16_channel1_bytes,
+    uint8_t *minus_A_64_f16_channel1_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2693,7 +2693,7 @@ extern "C" int call_gated_delta_rule_Tinv_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, pairs_h_x_bytes, Tinv_1_h_x_bytes, pairs_h_2_x_bytes, pairs_h_3_x_bytes, pairs_h_4_x_bytes, pairs_h_5_x_bytes, pairs_h_x1_bytes, Tinv_1_h_x1_bytes, pairs_h_2_x1_bytes, pairs_h_3_x1_bytes, pairs_h_4_x1_bytes, pairs_h_5_x1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_Tinv_fp16<<<block_dim, nullptr, stream>>>(A_ws_bytes, Tinv_ws_bytes, eye_mask_bytes, pairs_1_mask_bytes, pairs_2_mask_bytes, pairs_4_mask_bytes, pairs_8_mask_bytes, pairs_16_mask_bytes, pairs_32_mask_bytes, identity_float16_C_bytes, minus_A_4_f16_channel_bytes, Tinv_rows_2_f16_channel_bytes, minus_A_8_f16_channel_bytes, minus_A_16_f16_channel_bytes, minus_A_32_f16_channel_bytes, minus_A_64_f16_channel_bytes, minus_A_4_f16_channel1_bytes, Tinv_rows_2_f16_channel1_bytes, minus_A_8_f16_channel1_bytes, minus_A_16_f16_channel1_bytes, minus_A_32_f16_channel1_bytes, minus_A_64_f16_channel1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_U_weight_U_offset_fp16(
@@ -2706,8 +2706,8 @@ extern "C" int call_gated_delta_rule_U_weight_U_offset_fp16(
     uint8_t *Tinv_ws_bytes,
     uint8_t *U_weight_ws_bytes,
     uint8_t *U_offset_ws_bytes,
-    uint8_t *mul_h_x_bytes,
-    uint8_t *mul_h_2_x_bytes,
+    uint8_t *beta_v_f16_channel_bytes,
+    uint8_t *beta_exp_G_k_f16_channel_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2719,7 +2719,7 @@ extern "C" int call_gated_delta_rule_U_weight_U_offset_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_U_weight_U_offset_fp16<<<block_dim, nullptr, stream>>>(k_bytes, v_bytes, beta_bytes, G_ws_bytes, Tinv_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, mul_h_x_bytes, mul_h_2_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
+    gated_delta_rule_U_weight_U_offset_fp16<<<block_dim, nullptr, stream>>>(k_bytes, v_bytes, beta_bytes, G_ws_bytes, Tinv_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, beta_v_f16_channel_bytes, beta_exp_G_k_f16_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_S_U_fp16(
@@ -2733,10 +2733,10 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint8_t *U_offset_ws_bytes,
     uint8_t *S_ws_bytes,
     uint8_t *U_ws_bytes,
-    uint8_t *mul_h_x_bytes,
-    uint8_t *S_h_x_bytes,
-    uint8_t *U_S_x_bytes,
-    uint8_t *S_next_part_x_bytes,
+    uint8_t *S_f16_channel_bytes,
+    uint8_t *U_weight_S_channel_bytes,
+    uint8_t *S_operand_f16_channel_bytes,
+    uint8_t *S_next_part_channel_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2750,7 +2750,7 @@ extern "C" int call_gated_delta_rule_S_U_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, S_ws_bytes, U_ws_bytes, mul_h_x_bytes, S_h_x_bytes, U_S_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
+    gated_delta_rule_S_U_fp16<<<block_dim, nullptr, stream>>>(k_bytes, initial_state_bytes, final_state_bytes, G_ws_bytes, U_weight_ws_bytes, U_offset_ws_bytes, S_ws_bytes, U_ws_bytes, S_f16_channel_bytes, U_weight_S_channel_bytes, S_operand_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, ffts);
     return 0;
 }
 extern "C" int call_gated_delta_rule_o_fp16(
@@ -2763,14 +2763,14 @@ extern "C" int call_gated_delta_rule_o_fp16(
     uint8_t *S_ws_bytes,
     uint8_t *U_ws_bytes,
     uint8_t *lower_fill_bytes,
-    uint8_t *q_S_x_bytes,
-    uint8_t *q_k_x_bytes,
-    uint8_t *mul_h_xx_bytes,
-    uint8_t *add_mul_part_x_bytes,
-    uint8_t *q_S_x1_bytes,
-    uint8_t *q_k_x1_bytes,
-    uint8_t *mul_h_xx1_bytes,
-    uint8_t *add_mul_part_x1_bytes,
+    uint8_t *q_S_channel_bytes,
+    uint8_t *q_kT_channel_bytes,
+    uint8_t *q_kT_D_f16_channel_bytes,
+    uint8_t *o_sum_part_channel_bytes,
+    uint8_t *q_S_channel1_bytes,
+    uint8_t *q_kT_channel1_bytes,
+    uint8_t *q_kT_D_f16_channel1_bytes,
+    uint8_t *o_sum_part_channel1_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -2783,7 +2783,7 @@ extern "C" int call_gated_delta_rule_o_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    gated_delta_rule_o_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, o_bytes, G_ws_bytes, S_ws_bytes, U_ws_bytes, lower_fill_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_xx_bytes, add_mul_part_x_bytes, q_S_x1_bytes, q_k_x1_bytes, mul_h_xx1_bytes, add_mul_part_x1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, scale, ffts);
+    gated_delta_rule_o_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, o_bytes, G_ws_bytes, S_ws_bytes, U_ws_bytes, lower_fill_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_D_f16_channel_bytes, o_sum_part_channel_bytes, q_S_channel1_bytes, q_kT_channel1_bytes, q_kT_D_f16_channel1_bytes, o_sum_part_channel1_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, scale, ffts);
     return 0;
 }
 #endif
@@ -4214,43 +4214,43 @@ def _page(_inputs, _states, _numbers):
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
-    sub_G_col = G_col - G_row
-    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
-    D = torch.exp(lower_sub)
+    G_minus_G = G_col - G_row
+    lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
+    D = torch.exp(lower_G_minus_G)
     # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
     beta_col = beta[..., :, None]
-    k_k = k @ k.mT
-    mul_beta = beta_col * k_k
-    mul_mul = mul_beta * D
-    A = mul_mul.tril(-1)
+    k_kT = k @ k.mT
+    beta_k_kT = beta_col * k_kT
+    beta_k_kT_D = beta_k_kT * D
+    A = beta_k_kT_D.tril(-1)
     # Tinv = unit_lower_inverse(A)
     Tinv = _unit_lower_inverse(A)
     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     k_S = k @ S
-    mul_exp = exp_G_col * k_S
-    sub_v = v - mul_exp
-    mul_beta_2 = beta_col * sub_v
-    U = Tinv @ mul_beta_2
+    exp_G_k_S = exp_G_col * k_S
+    v_minus_exp_G_k_S = v - exp_G_k_S
+    U_operand = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ U_operand
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
-    mul_exp_2 = exp_G_col * q_S
-    q_k = q @ k.mT
-    mul_q_k = q_k * D
-    mul_U = mul_q_k @ U
-    add_mul = mul_exp_2 + mul_U
-    o = scale[..., None, None] * add_mul
+    exp_G_q_S = exp_G_col * q_S
+    q_kT = q @ k.mT
+    q_kT_D = q_kT * D
+    q_kT_D_U = q_kT_D @ U
+    o_sum = exp_G_q_S + q_kT_D_U
+    o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
     exp_last_G = torch.exp(last_G)
-    mul_exp_3 = exp_last_G[..., None, None] * S
-    sub_last_G = last_G[..., None] - G
-    exp_sub = torch.exp(sub_last_G)
-    exp_sub_col = exp_sub[..., :, None]
-    mul_exp_4 = exp_sub_col * U
-    k_mul = k.mT @ mul_exp_4
-    S_next = mul_exp_3 + k_mul
+    exp_last_G_S = exp_last_G[..., None, None] * S
+    last_G_minus_G = last_G[..., None] - G
+    exp_last_G_minus_G = torch.exp(last_G_minus_G)
+    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
+    S_operand = exp_last_G_minus_G_col * U
+    kT_S_operand = k.mT @ S_operand
+    S_next = exp_last_G_S + kT_S_operand
     return o, S_next
 
 

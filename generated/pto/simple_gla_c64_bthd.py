@@ -25,17 +25,17 @@ import torch
 
 # C name, CHANNELS and CONSTANTS passed, kinds of all its tensors for the simulator (0 read, 1 written, 2 between cores, 3 read and written)
 SYMBOLS = {
-    "o_S": ("simple_gla_o_S_fp16", ["lower_64_mask", "lower_fill", "S_h_x", "q_S_x", "q_k_x", "mul_h_x", "add_mul_part_x", "mul_h_2_x", "S_next_part_x"], [0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 2, 2, 2, 2, 2, 2, 0]),
+    "o_S": ("simple_gla_o_S_fp16", ["lower_64_mask", "lower_fill", "S_f16_channel", "q_S_channel", "q_kT_channel", "q_kT_D_f16_channel", "o_sum_part_channel", "S_operand_f16_channel", "S_next_part_channel"], [0, 0, 0, 0, 1, 0, 1, 0, 0, 2, 2, 2, 2, 2, 2, 2, 0]),
 }
 # name, dims, dtype of what cores of a group hand each other: one a group
 CHANNELS = {
-    "S_h_x": ([128, 128], "float16"),
-    "q_S_x": ([64, 128], "float32"),
-    "q_k_x": ([64, 64], "float32"),
-    "mul_h_x": ([64, 64], "float16"),
-    "add_mul_part_x": ([64, 128], "float32"),
-    "mul_h_2_x": ([64, 128], "float16"),
-    "S_next_part_x": ([128, 128], "float32"),
+    "S_f16_channel": ([128, 128], "float16"),
+    "q_S_channel": ([64, 128], "float32"),
+    "q_kT_channel": ([64, 64], "float32"),
+    "q_kT_D_f16_channel": ([64, 64], "float16"),
+    "o_sum_part_channel": ([64, 128], "float32"),
+    "S_operand_f16_channel": ([64, 128], "float16"),
+    "S_next_part_channel": ([128, 128], "float32"),
 }
 # masks: kind[:size], value kept, value elsewhere; side; dtype
 CONSTANTS = {
@@ -176,13 +176,13 @@ AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
  * final_state: output, sequence, [K, V] float32 (optional)
  * lower_64_mask: workspace, const, [64, 64] float32
  * lower_fill: workspace, const, [C, C] float32
- * S_h_x: workspace, block, [K, V] float16
- * q_S_x: workspace, block, [C, V] float32
- * q_k_x: workspace, block, [C, C] float32
- * mul_h_x: workspace, block, [C, C] float16
- * add_mul_part_x: workspace, block, [C, V] float32
- * mul_h_2_x: workspace, block, [C, V] float16
- * S_next_part_x: workspace, block, [K, V] float32
+ * S_f16_channel: workspace, block, [K, V] float16
+ * q_S_channel: workspace, block, [C, V] float32
+ * q_kT_channel: workspace, block, [C, C] float32
+ * q_kT_D_f16_channel: workspace, block, [C, C] float16
+ * o_sum_part_channel: workspace, block, [C, V] float32
+ * S_operand_f16_channel: workspace, block, [C, V] float16
+ * S_next_part_channel: workspace, block, [K, V] float32
  */
 PTO_ENTRY void simple_gla_o_S_fp16(
     __gm__ uint8_t *q_bytes,
@@ -194,13 +194,13 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     __gm__ uint8_t *final_state_bytes,
     __gm__ uint8_t *lower_64_mask_bytes,
     __gm__ uint8_t *lower_fill_bytes,
-    __gm__ uint8_t *S_h_x_bytes,
-    __gm__ uint8_t *q_S_x_bytes,
-    __gm__ uint8_t *q_k_x_bytes,
-    __gm__ uint8_t *mul_h_x_bytes,
-    __gm__ uint8_t *add_mul_part_x_bytes,
-    __gm__ uint8_t *mul_h_2_x_bytes,
-    __gm__ uint8_t *S_next_part_x_bytes,
+    __gm__ uint8_t *S_f16_channel_bytes,
+    __gm__ uint8_t *q_S_channel_bytes,
+    __gm__ uint8_t *q_kT_channel_bytes,
+    __gm__ uint8_t *q_kT_D_f16_channel_bytes,
+    __gm__ uint8_t *o_sum_part_channel_bytes,
+    __gm__ uint8_t *S_operand_f16_channel_bytes,
+    __gm__ uint8_t *S_next_part_channel_bytes,
     __gm__ uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -224,13 +224,13 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     __gm__ float *final_state_gm = reinterpret_cast<__gm__ float *>(final_state_bytes);
     __gm__ float *lower_64_mask_gm = reinterpret_cast<__gm__ float *>(lower_64_mask_bytes);
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(lower_fill_bytes);
-    __gm__ half *S_h_x_gm = reinterpret_cast<__gm__ half *>(S_h_x_bytes);
-    __gm__ float *q_S_x_gm = reinterpret_cast<__gm__ float *>(q_S_x_bytes);
-    __gm__ float *q_k_x_gm = reinterpret_cast<__gm__ float *>(q_k_x_bytes);
-    __gm__ half *mul_h_x_gm = reinterpret_cast<__gm__ half *>(mul_h_x_bytes);
-    __gm__ float *add_mul_part_x_gm = reinterpret_cast<__gm__ float *>(add_mul_part_x_bytes);
-    __gm__ half *mul_h_2_x_gm = reinterpret_cast<__gm__ half *>(mul_h_2_x_bytes);
-    __gm__ float *S_next_part_x_gm = reinterpret_cast<__gm__ float *>(S_next_part_x_bytes);
+    __gm__ half *S_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_f16_channel_bytes);
+    __gm__ float *q_S_channel_gm = reinterpret_cast<__gm__ float *>(q_S_channel_bytes);
+    __gm__ float *q_kT_channel_gm = reinterpret_cast<__gm__ float *>(q_kT_channel_bytes);
+    __gm__ half *q_kT_D_f16_channel_gm = reinterpret_cast<__gm__ half *>(q_kT_D_f16_channel_bytes);
+    __gm__ float *o_sum_part_channel_gm = reinterpret_cast<__gm__ float *>(o_sum_part_channel_bytes);
+    __gm__ half *S_operand_f16_channel_gm = reinterpret_cast<__gm__ half *>(S_operand_f16_channel_bytes);
+    __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(S_next_part_channel_bytes);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
 #if defined(__DAV_C220_CUBE__)
     L1Tile<half, 64, 128> q_first;
@@ -241,26 +241,26 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(k_first, 0x8000);
     TileRight<half, 128, 64> k_right_first;
     TASSIGN(k_right_first, 0x0);
-    TileAcc<float, 64, 64> q_k_first;
-    TASSIGN(q_k_first, 0x0);
+    TileAcc<float, 64, 64> q_kT_first;
+    TASSIGN(q_kT_first, 0x0);
     TileLeft<half, 128, 64> k_left_first;
     TASSIGN(k_left_first, 0x8000);
-    L1Tile<half, 64, 128> mul_h_2_in_first;
-    TASSIGN(mul_h_2_in_first, 0xc000);
-    TileRight<half, 64, 128> mul_h_2_in_right_first;
-    TASSIGN(mul_h_2_in_right_first, 0x8000);
+    L1Tile<half, 64, 128> S_operand_f16_in_first;
+    TASSIGN(S_operand_f16_in_first, 0xc000);
+    TileRight<half, 64, 128> S_operand_right_first;
+    TASSIGN(S_operand_right_first, 0x8000);
     TileAcc<float, 128, 128> S_next_part_first;
     TASSIGN(S_next_part_first, 0x4000);
-    L1Tile<half, 64, 64> mul_h_in_first;
-    TASSIGN(mul_h_in_first, 0x10000);
-    TileLeft<half, 64, 64> mul_h_in_left_first;
-    TASSIGN(mul_h_in_left_first, 0x0);
-    L1Tile<half, 64, 128> v_m_first;
-    TASSIGN(v_m_first, 0x12000);
-    TileRight<half, 64, 128> v_m_right_first;
-    TASSIGN(v_m_right_first, 0x0);
-    TileAcc<float, 64, 128> add_mul_part_first;
-    TASSIGN(add_mul_part_first, 0x14000);
+    L1Tile<half, 64, 64> q_kT_D_f16_in_first;
+    TASSIGN(q_kT_D_f16_in_first, 0x10000);
+    TileLeft<half, 64, 64> q_kT_D_left_first;
+    TASSIGN(q_kT_D_left_first, 0x0);
+    L1Tile<half, 64, 128> v_cube_first;
+    TASSIGN(v_cube_first, 0x12000);
+    TileRight<half, 64, 128> v_cube_right_first;
+    TASSIGN(v_cube_right_first, 0x0);
+    TileAcc<float, 64, 128> o_sum_part_first;
+    TASSIGN(o_sum_part_first, 0x14000);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> q_next;
     TileLeft<half, 64, 128> q_left_2_next;
@@ -269,34 +269,34 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(k_next, 0x16000);
     TileRight<half, 128, 64> k_right_next;
     TASSIGN(k_right_next, 0x8000);
-    TileAcc<float, 64, 64> q_k_next;
-    TASSIGN(q_k_next, 0x1c000);
+    TileAcc<float, 64, 64> q_kT_next;
+    TASSIGN(q_kT_next, 0x1c000);
     TileLeft<half, 64, 128> q_left;
     TASSIGN(q_left, 0x0);
-    L1Tile<half, 128, 128> S_h_in;
-    TASSIGN(S_h_in, 0x1a000);
-    TileRight<half, 128, 128> S_h_in_right;
-    TASSIGN(S_h_in_right, 0x0);
+    L1Tile<half, 128, 128> S_f16_in;
+    TASSIGN(S_f16_in, 0x1a000);
+    TileRight<half, 128, 128> S_right;
+    TASSIGN(S_right, 0x0);
     TileAcc<float, 64, 128> q_S;
     TASSIGN(q_S, 0x0);
     TileLeft<half, 128, 64> k_left_next;
     TASSIGN(k_left_next, 0x8000);
-    L1Tile<half, 64, 128> mul_h_2_in_next;
-    TASSIGN(mul_h_2_in_next, 0x22000);
-    TileRight<half, 64, 128> mul_h_2_in_right_next;
-    TASSIGN(mul_h_2_in_right_next, 0x8000);
+    L1Tile<half, 64, 128> S_operand_f16_in_next;
+    TASSIGN(S_operand_f16_in_next, 0x22000);
+    TileRight<half, 64, 128> S_operand_right_next;
+    TASSIGN(S_operand_right_next, 0x8000);
     TileAcc<float, 128, 128> S_next_part_next;
     TASSIGN(S_next_part_next, 0x8000);
-    L1Tile<half, 64, 64> mul_h_in_next;
-    TASSIGN(mul_h_in_next, 0x26000);
-    TileLeft<half, 64, 64> mul_h_in_left_next;
-    TASSIGN(mul_h_in_left_next, 0x0);
-    L1Tile<half, 64, 128> v_m_next;
-    TASSIGN(v_m_next, 0x28000);
-    TileRight<half, 64, 128> v_m_right_next;
-    TASSIGN(v_m_right_next, 0x0);
-    TileAcc<float, 64, 128> add_mul_part_next;
-    TASSIGN(add_mul_part_next, 0x18000);
+    L1Tile<half, 64, 64> q_kT_D_f16_in_next;
+    TASSIGN(q_kT_D_f16_in_next, 0x26000);
+    TileLeft<half, 64, 64> q_kT_D_left_next;
+    TASSIGN(q_kT_D_left_next, 0x0);
+    L1Tile<half, 64, 128> v_cube_next;
+    TASSIGN(v_cube_next, 0x28000);
+    TileRight<half, 64, 128> v_cube_right_next;
+    TASSIGN(v_cube_right_next, 0x0);
+    TileAcc<float, 64, 128> o_sum_part_next;
+    TASSIGN(o_sum_part_next, 0x18000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
@@ -329,84 +329,84 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             TRESHAPE(k_right_first_from, k_first);
             TEXTRACT(k_right_first, k_right_first_from, 0, 0);
         }
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> q_k_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> q_k_first
-        if (rows_next > 0) TMATMUL(q_k_first, q_left_2_first, k_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k_first -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_k_first -> store
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> q_kT_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_right_first -> q_kT_first
+        if (rows_next > 0) TMATMUL(q_kT_first, q_left_2_first, k_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT_first -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_k_first);
+                auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TSTORE(to, q_kT_first);
             }
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_k_x -> q_k_in_first
+        ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_kT_channel -> q_kT_in_first
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
         if (rows_next > 0) {
             L1View<half, 128, 64> k_left_first_from;
             TRESHAPE(k_left_first_from, k_first);
             TEXTRACT(k_left_first, k_left_first_from, 0, 0);
         }
-        wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in_first
+        wait_flag_dev(0);  // S_operand_f16_channel -> S_operand_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(mul_h_2_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(mul_h_2_in_first, from);
+                auto from = view(S_operand_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TLOAD(S_operand_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in_first -> mul_h_2_in_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in_first -> mul_h_2_in_right_first
-        if (rows_next > 0) TEXTRACT(mul_h_2_in_right_first, mul_h_2_in_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right_first -> S_next_part_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // mul_h_2_in_right_first -> S_next_part_first
-        if (rows_next > 0) TMATMUL(S_next_part_first, k_left_first, mul_h_2_in_right_first);
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in_first -> S_operand_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in_first -> S_operand_right_first
+        if (rows_next > 0) TEXTRACT(S_operand_right_first, S_operand_f16_in_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_operand_right_first -> S_next_part_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_operand_right_first -> S_next_part_first
+        if (rows_next > 0) TMATMUL(S_next_part_first, k_left_first, S_operand_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
+                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                 TSTORE(to, S_next_part_first);
             }
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_x -> S_next_part_in_first
-        wait_flag_dev(0);  // mul_h_x -> mul_h_in_first
+        ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in_first
+        wait_flag_dev(0);  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
         if (rows_next > 0) {
             {
-                auto from = view(mul_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(mul_h_in_first, from);
+                auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                TLOAD(q_kT_D_f16_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_in_first -> mul_h_in_left_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_in_first -> mul_h_in_left_first
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_first -> q_kT_D_left_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_first -> q_kT_D_left_first
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-        if (rows_next > 0) TEXTRACT(mul_h_in_left_first, mul_h_in_first, 0, 0);
-        L1Part<half, 64, 128> v_m_raw_first(rows_next, 128);
-        TASSIGN(v_m_raw_first, 0x12000);
-        auto v_m_raw_first_from = view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128));
-        if (rows_next > 0) TLOAD(v_m_raw_first, v_m_raw_first_from);
+        if (rows_next > 0) TEXTRACT(q_kT_D_left_first, q_kT_D_f16_in_first, 0, 0);
+        L1Part<half, 64, 128> v_cube_raw_first(rows_next, 128);
+        TASSIGN(v_cube_raw_first, 0x12000);
+        auto v_cube_raw_first_from = view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128));
+        if (rows_next > 0) TLOAD(v_cube_raw_first, v_cube_raw_first_from);
         if (rows_next > 0) {
-            if (rows_next < 64) TFILLPAD(v_m_raw_first, v_m_raw_first);
+            if (rows_next < 64) TFILLPAD(v_cube_raw_first, v_cube_raw_first);
         }
-        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_m_first -> v_m_right_first
-        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_m_first -> v_m_right_first
-        if (rows_next > 0) TEXTRACT(v_m_right_first, v_m_first, 0, 0);
-        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_m_right_first -> add_mul_part_first
-        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_m_right_first -> add_mul_part_first
-        if (rows_next > 0) TMATMUL(add_mul_part_first, mul_h_in_left_first, v_m_right_first);
-        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part_first -> store
-        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // add_mul_part_first -> store
+        set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_first -> v_cube_right_first
+        wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_first -> v_cube_right_first
+        if (rows_next > 0) TEXTRACT(v_cube_right_first, v_cube_first, 0, 0);
+        set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_cube_right_first -> o_sum_part_first
+        wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // v_cube_right_first -> o_sum_part_first
+        if (rows_next > 0) TMATMUL(o_sum_part_first, q_kT_D_left_first, v_cube_right_first);
+        set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part_first -> store
+        wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, add_mul_part_first);
+                auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                TSTORE(to, o_sum_part_first);
             }
         }
-        ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // add_mul_part_x -> add_mul_part_in_first
+        ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_part_channel -> o_sum_part_in_first
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left_next -> q_left_2_next
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
-        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_next -> q_k_next
-        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_next -> q_left
+        set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_next -> q_kT_next
+        set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_next -> q_left
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -443,36 +443,36 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                 TRESHAPE(k_right_next_from, k_next);
                 TEXTRACT(k_right_next, k_right_next_from, 0, 0);
             }
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k_right_next -> q_k_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k_right_next -> q_k_next
-            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_next -> q_k_next
-            if (rows_next > 0) TMATMUL(q_k_next, q_left_2_next, k_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_k_next -> store
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k_right_next -> q_kT_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // k_right_next -> q_kT_next
+            wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_next -> q_kT_next
+            if (rows_next > 0) TMATMUL(q_kT_next, q_left_2_next, k_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_kT_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_left_2_next -> k_left_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_k_next -> store
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_kT_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(q_k_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_k_next);
+                    auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TSTORE(to, q_kT_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_k_x -> q_k_in_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_next -> q_left
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_kT_channel -> q_kT_in_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_next -> q_left
             TEXTRACT(q_left, q, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
-            wait_flag_dev(0);  // S_h_x -> S_h_in
+            wait_flag_dev(0);  // S_f16_channel -> S_f16_in
             {
-                auto from = view(S_h_x_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_h_in, from);
+                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
+                TLOAD(S_f16_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_h_in -> S_h_in_right
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_h_in -> S_h_in_right
-            TEXTRACT(S_h_in_right, S_h_in, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // S_h_in_right -> q_S
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // S_h_in_right -> q_S
-            TMATMUL(q_S, q_left, S_h_in_right);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_f16_in -> S_right
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_f16_in -> S_right
+            TEXTRACT(S_right, S_f16_in, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // S_right -> q_S
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // S_right -> q_S
+            TMATMUL(q_S, q_left, S_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left -> mul_h_in_left_next
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left -> q_kT_D_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_left_2_next -> k_left_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             if (rows_next > 0) {
@@ -481,77 +481,77 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                 TEXTRACT(k_left_next, k_left_next_from, 0, 0);
             }
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
-            wait_flag_dev(0);  // mul_h_2_x -> mul_h_2_in_next
+            wait_flag_dev(0);  // S_operand_f16_channel -> S_operand_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(mul_h_2_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(mul_h_2_in_next, from);
+                    auto from = view(S_operand_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                    TLOAD(S_operand_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in_next -> mul_h_2_in_right_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // mul_h_2_in_next -> mul_h_2_in_right_next
-            if (rows_next > 0) TEXTRACT(mul_h_2_in_right_next, mul_h_2_in_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // mul_h_2_in_right_next -> S_next_part_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // mul_h_2_in_right_next -> S_next_part_next
-            if (rows_next > 0) TMATMUL(S_next_part_next, k_left_next, mul_h_2_in_right_next);
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in_next -> S_operand_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_operand_f16_in_next -> S_operand_right_next
+            if (rows_next > 0) TEXTRACT(S_operand_right_next, S_operand_f16_in_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_operand_right_next -> S_next_part_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_operand_right_next -> S_next_part_next
+            if (rows_next > 0) TMATMUL(S_next_part_next, k_left_next, S_operand_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left_next -> q_left_2_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
             {
-                auto to = view(q_S_x_gm + get_block_idx() * 8192, 64, 128, 128);
+                auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
                 TSTORE(to, q_S);
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_S_x -> q_S_in
-            wait_flag_dev(0);  // mul_h_x -> mul_h_in_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_S_channel -> q_S_in
+            wait_flag_dev(0);  // q_kT_D_f16_channel -> q_kT_D_f16_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(mul_h_x_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(mul_h_in_next, from);
+                    auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
+                    TLOAD(q_kT_D_f16_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_in_next -> mul_h_in_left_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // mul_h_in_next -> mul_h_in_left_next
-            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left -> mul_h_in_left_next
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_next -> q_kT_D_left_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_next -> q_kT_D_left_next
+            wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_left -> q_kT_D_left_next
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-            if (rows_next > 0) TEXTRACT(mul_h_in_left_next, mul_h_in_next, 0, 0);
-            L1Part<half, 64, 128> v_m_raw_next(rows_next, 128);
-            TASSIGN(v_m_raw_next, 0x28000);
-            auto v_m_raw_next_from = view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128));
-            if (rows_next > 0) TLOAD(v_m_raw_next, v_m_raw_next_from);
+            if (rows_next > 0) TEXTRACT(q_kT_D_left_next, q_kT_D_f16_in_next, 0, 0);
+            L1Part<half, 64, 128> v_cube_raw_next(rows_next, 128);
+            TASSIGN(v_cube_raw_next, 0x28000);
+            auto v_cube_raw_next_from = view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128));
+            if (rows_next > 0) TLOAD(v_cube_raw_next, v_cube_raw_next_from);
             if (rows_next > 0) {
-                if (rows_next < 64) TFILLPAD(v_m_raw_next, v_m_raw_next);
+                if (rows_next < 64) TFILLPAD(v_cube_raw_next, v_cube_raw_next);
             }
-            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_m_next -> v_m_right_next
-            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_m_next -> v_m_right_next
-            if (rows_next > 0) TEXTRACT(v_m_right_next, v_m_next, 0, 0);
-            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // v_m_right_next -> add_mul_part_next
-            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // v_m_right_next -> add_mul_part_next
-            if (rows_next > 0) TMATMUL(add_mul_part_next, mul_h_in_left_next, v_m_right_next);
-            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // add_mul_part_next -> store
-            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_next -> q_left
+            set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_next -> v_cube_right_next
+            wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // v_cube_next -> v_cube_right_next
+            if (rows_next > 0) TEXTRACT(v_cube_right_next, v_cube_next, 0, 0);
+            set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // v_cube_right_next -> o_sum_part_next
+            wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // v_cube_right_next -> o_sum_part_next
+            if (rows_next > 0) TMATMUL(o_sum_part_next, q_kT_D_left_next, v_cube_right_next);
+            set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part_next -> store
+            set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_next -> q_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(S_next_part_x_gm + get_block_idx() * 16384, 128, 128, 128);
+                    auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
                     TSTORE(to, S_next_part_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_x -> S_next_part_in_next
-            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // add_mul_part_next -> store
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in_next
+            wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(add_mul_part_x_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TSTORE(to, add_mul_part_next);
+                    auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
+                    TSTORE(to, o_sum_part_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // add_mul_part_x -> add_mul_part_in_next
-            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_next -> q_k_next
+            ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_part_channel -> o_sum_part_in_next
+            set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_next -> q_kT_next
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left_next -> q_left_2_next
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
-        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // add_mul_part_next -> q_k_next
-        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // mul_h_in_left_next -> q_left
+        wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_next -> q_kT_next
+        wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_D_left_next -> q_left
     }
 #endif
 #if defined(__DAV_C220_VEC__)
@@ -560,166 +560,166 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     const int64_t sub = get_subblockid();
     UbTile<half, 32, 128> v_first;
     TASSIGN(v_first, 0x4000);
-    UbTile<float, 32, 128> v_f_first;
-    TASSIGN(v_f_first, 0x0);
+    UbTile<float, 32, 128> v_f32_first;
+    TASSIGN(v_f32_first, 0x0);
     UbWide<float, 64> g_wide_first;
     TASSIGN(g_wide_first, 0x4000);
     UbTile<float, 1, 64> g_first;
     TASSIGN(g_first, 0x8000);
     UbTile<float, 1, 64> exp_g_first;
     TASSIGN(exp_g_first, 0x4000);
-    UbTile<float, 1, 64> mul_exp_g_first;
-    TASSIGN(mul_exp_g_first, 0x4000);
-    UbTile<float, 1, 64> maximum_g_first;
-    TASSIGN(maximum_g_first, 0x8000);
-    UbTile<float, 1, 64> add_maximu_first;
-    TASSIGN(add_maximu_first, 0x8000);
-    UbTile<float, 1, 64> part_add_first;
-    TASSIGN(part_add_first, 0x8000);
-    UbTile<float, 64, 64> expand_part_first;
-    TASSIGN(expand_part_first, 0x4000);
+    UbTile<float, 1, 64> exp_g_c_first;
+    TASSIGN(exp_g_c_first, 0x4000);
+    UbTile<float, 1, 64> g_max_c_2_first;
+    TASSIGN(g_max_c_2_first, 0x8000);
+    UbTile<float, 1, 64> exp_g_c_sum_first;
+    TASSIGN(exp_g_c_sum_first, 0x8000);
+    UbTile<float, 1, 64> part_exp_g_c_sum_first;
+    TASSIGN(part_exp_g_c_sum_first, 0x8000);
+    UbTile<float, 64, 64> part_exp_g_expand_first;
+    TASSIGN(part_exp_g_expand_first, 0x4000);
     UbTile<float, 64, 64> lower_64_mask_first;
     TASSIGN(lower_64_mask_first, 0x8000);
-    UbTile<float, 64, 64> mul_expand_first;
-    TASSIGN(mul_expand_first, 0x4000);
-    UbTile<float, 1, 64> row_sum_mul_first;
-    TASSIGN(row_sum_mul_first, 0x8000);
+    UbTile<float, 64, 64> lower_64_scaled_first;
+    TASSIGN(lower_64_scaled_first, 0x4000);
+    UbTile<float, 1, 64> lower_64_row_sum_first;
+    TASSIGN(lower_64_row_sum_first, 0x8000);
     UbTile<float, 1, 64> G_first;
     TASSIGN(G_first, 0x28000);
     UbCol<float, 32> G_col_first;
     TASSIGN(G_col_first, 0x28000 + sub * 128);
-    UbTile<float, 1, 64> mul_G_first;
-    TASSIGN(mul_G_first, 0x6000);
-    UbTile<float, 1, 64> sub_last_G_first;
-    TASSIGN(sub_last_G_first, 0x4000);
-    UbTile<float, 1, 64> exp_sub_first;
-    TASSIGN(exp_sub_first, 0x4000);
-    UbCol<float, 32> exp_sub_col_first;
-    TASSIGN(exp_sub_col_first, 0x4000 + sub * 128);
-    UbTile<float, 32, 128> mul_exp_3_first;
-    TASSIGN(mul_exp_3_first, 0x0);
-    UbTile<half, 32, 128> mul_h_2_first;
-    TASSIGN(mul_h_2_first, 0x4000);
-    UbTile<float, 32, 64> expand_mul_first;
-    TASSIGN(expand_mul_first, 0x0);
-    UbTile<float, 32, 64> sub_G_col_first;
-    TASSIGN(sub_G_col_first, 0x0);
+    UbTile<float, 1, 64> G_c_3_first;
+    TASSIGN(G_c_3_first, 0x6000);
+    UbTile<float, 1, 64> last_G_minus_G_first;
+    TASSIGN(last_G_minus_G_first, 0x4000);
+    UbTile<float, 1, 64> exp_last_G_minus_G_first;
+    TASSIGN(exp_last_G_minus_G_first, 0x4000);
+    UbCol<float, 32> exp_last_G_minus_G_col_first;
+    TASSIGN(exp_last_G_minus_G_col_first, 0x4000 + sub * 128);
+    UbTile<float, 32, 128> S_operand_first;
+    TASSIGN(S_operand_first, 0x0);
+    UbTile<half, 32, 128> S_operand_f16_first;
+    TASSIGN(S_operand_f16_first, 0x4000);
+    UbTile<float, 32, 64> expand_G_c_3_first;
+    TASSIGN(expand_G_c_3_first, 0x0);
+    UbTile<float, 32, 64> G_minus_G_first;
+    TASSIGN(G_minus_G_first, 0x0);
     UbTile<float, 32, 64> lower_fill_first;
     TASSIGN(lower_fill_first, 0x2000);
-    UbTile<float, 32, 64> lower_sub_first;
-    TASSIGN(lower_sub_first, 0x0);
+    UbTile<float, 32, 64> lower_G_minus_G_first;
+    TASSIGN(lower_G_minus_G_first, 0x0);
     UbTile<float, 32, 64> D_first;
     TASSIGN(D_first, 0x0);
     UbTile<float, 1, 64> exp_G_first;
     TASSIGN(exp_G_first, 0x28000);
     UbCol<float, 32> exp_G_col_first;
     TASSIGN(exp_G_col_first, 0x28000 + sub * 128);
-    UbTile<float, 32, 64> q_k_in_first;
-    TASSIGN(q_k_in_first, 0x2000);
-    UbTile<float, 32, 64> mul_q_k_first;
-    TASSIGN(mul_q_k_first, 0x2000);
-    UbTile<half, 32, 64> mul_h_first;
-    TASSIGN(mul_h_first, 0x0);
+    UbTile<float, 32, 64> q_kT_in_first;
+    TASSIGN(q_kT_in_first, 0x2000);
+    UbTile<float, 32, 64> q_kT_D_first;
+    TASSIGN(q_kT_D_first, 0x2000);
+    UbTile<half, 32, 64> q_kT_D_f16_first;
+    TASSIGN(q_kT_D_f16_first, 0x0);
     UbTile<float, 64, 128> S_0_raw;
     TASSIGN(S_0_raw, 0x10000);
     UbTile<float, 64, 128> S_0;
     TASSIGN(S_0, 0x10000);
     UbTile<float, 64, 128> S_next_part_in_first;
     TASSIGN(S_next_part_in_first, 0x0);
-    UbTile<float, 32, 128> add_mul_part_in_first;
-    TASSIGN(add_mul_part_in_first, 0x18000);
+    UbTile<float, 32, 128> o_sum_part_in_first;
+    TASSIGN(o_sum_part_in_first, 0x18000);
     UbTile<float, 64, 128> S;
     TASSIGN(S, 0x10000);
     UbTile<float, 1, 64> exp_G;
-    UbTile<float, 32, 128> add_mul_part_in;
+    UbTile<float, 32, 128> o_sum_part_in;
     UbTile<float, 64, 128> S_next_part_in;
-    UbTile<half, 64, 128> S_h;
-    TASSIGN(S_h, 0x24000);
+    UbTile<half, 64, 128> S_f16;
+    TASSIGN(S_f16, 0x24000);
     UbCol<float, 32> exp_G_col;
     UbTile<half, 32, 128> v_next;
     TASSIGN(v_next, 0x28200);
-    UbTile<float, 32, 128> v_f_next;
-    TASSIGN(v_f_next, 0x20000);
+    UbTile<float, 32, 128> v_f32_next;
+    TASSIGN(v_f32_next, 0x20000);
     UbWide<float, 64> g_wide_next;
     TASSIGN(g_wide_next, 0x24000);
     UbTile<float, 1, 64> g_next;
     TASSIGN(g_next, 0x28200);
     UbTile<float, 1, 64> exp_g_next;
     TASSIGN(exp_g_next, 0x24000);
-    UbTile<float, 1, 64> mul_exp_g_next;
-    TASSIGN(mul_exp_g_next, 0x24000);
-    UbTile<float, 1, 64> maximum_g_next;
-    TASSIGN(maximum_g_next, 0x28200);
-    UbTile<float, 1, 64> add_maximu_next;
-    TASSIGN(add_maximu_next, 0x28200);
-    UbTile<float, 1, 64> part_add_next;
-    TASSIGN(part_add_next, 0x28200);
-    UbTile<float, 64, 64> expand_part_next;
-    TASSIGN(expand_part_next, 0x24000);
+    UbTile<float, 1, 64> exp_g_c_next;
+    TASSIGN(exp_g_c_next, 0x24000);
+    UbTile<float, 1, 64> g_max_c_2_next;
+    TASSIGN(g_max_c_2_next, 0x28200);
+    UbTile<float, 1, 64> exp_g_c_sum_next;
+    TASSIGN(exp_g_c_sum_next, 0x28200);
+    UbTile<float, 1, 64> part_exp_g_c_sum_next;
+    TASSIGN(part_exp_g_c_sum_next, 0x28200);
+    UbTile<float, 64, 64> part_exp_g_expand_next;
+    TASSIGN(part_exp_g_expand_next, 0x24000);
     UbTile<float, 64, 64> lower_64_mask_next;
     TASSIGN(lower_64_mask_next, 0x28200);
-    UbTile<float, 64, 64> mul_expand_next;
-    TASSIGN(mul_expand_next, 0x24000);
-    UbTile<float, 1, 64> row_sum_mul_next;
-    TASSIGN(row_sum_mul_next, 0x28300);
+    UbTile<float, 64, 64> lower_64_scaled_next;
+    TASSIGN(lower_64_scaled_next, 0x24000);
+    UbTile<float, 1, 64> lower_64_row_sum_next;
+    TASSIGN(lower_64_row_sum_next, 0x28300);
     UbTile<float, 1, 64> G_next;
     TASSIGN(G_next, 0x28200);
     UbCol<float, 32> G_col_next;
     TASSIGN(G_col_next, 0x28200 + sub * 128);
-    UbTile<float, 1, 64> mul_G_next;
-    TASSIGN(mul_G_next, 0x26000);
-    UbTile<float, 1, 64> sub_last_G_next;
-    TASSIGN(sub_last_G_next, 0x24000);
-    UbTile<float, 1, 64> exp_sub_next;
-    TASSIGN(exp_sub_next, 0x24000);
-    UbCol<float, 32> exp_sub_col_next;
-    TASSIGN(exp_sub_col_next, 0x24000 + sub * 128);
-    UbTile<float, 32, 128> mul_exp_3_next;
-    TASSIGN(mul_exp_3_next, 0x20000);
-    UbTile<half, 32, 128> mul_h_2_next;
-    TASSIGN(mul_h_2_next, 0x24000);
-    UbTile<float, 32, 64> expand_mul_next;
-    TASSIGN(expand_mul_next, 0x20000);
-    UbTile<float, 32, 64> sub_G_col_next;
-    TASSIGN(sub_G_col_next, 0x20000);
+    UbTile<float, 1, 64> G_c_3_next;
+    TASSIGN(G_c_3_next, 0x26000);
+    UbTile<float, 1, 64> last_G_minus_G_next;
+    TASSIGN(last_G_minus_G_next, 0x24000);
+    UbTile<float, 1, 64> exp_last_G_minus_G_next;
+    TASSIGN(exp_last_G_minus_G_next, 0x24000);
+    UbCol<float, 32> exp_last_G_minus_G_col_next;
+    TASSIGN(exp_last_G_minus_G_col_next, 0x24000 + sub * 128);
+    UbTile<float, 32, 128> S_operand_next;
+    TASSIGN(S_operand_next, 0x20000);
+    UbTile<half, 32, 128> S_operand_f16_next;
+    TASSIGN(S_operand_f16_next, 0x24000);
+    UbTile<float, 32, 64> expand_G_c_3_next;
+    TASSIGN(expand_G_c_3_next, 0x20000);
+    UbTile<float, 32, 64> G_minus_G_next;
+    TASSIGN(G_minus_G_next, 0x20000);
     UbTile<float, 32, 64> lower_fill_next;
     TASSIGN(lower_fill_next, 0x22000);
-    UbTile<float, 32, 64> lower_sub_next;
-    TASSIGN(lower_sub_next, 0x20000);
+    UbTile<float, 32, 64> lower_G_minus_G_next;
+    TASSIGN(lower_G_minus_G_next, 0x20000);
     UbTile<float, 32, 64> D_next;
     TASSIGN(D_next, 0x20000);
-    UbTile<float, 32, 64> q_k_in_next;
-    TASSIGN(q_k_in_next, 0x22000);
-    UbTile<float, 32, 64> mul_q_k_next;
-    TASSIGN(mul_q_k_next, 0x22000);
-    UbTile<half, 32, 64> mul_h_next;
-    TASSIGN(mul_h_next, 0x20000);
-    UbTile<float, 64, 128> mul_exp_2;
-    TASSIGN(mul_exp_2, 0x20000);
+    UbTile<float, 32, 64> q_kT_in_next;
+    TASSIGN(q_kT_in_next, 0x22000);
+    UbTile<float, 32, 64> q_kT_D_next;
+    TASSIGN(q_kT_D_next, 0x22000);
+    UbTile<half, 32, 64> q_kT_D_f16_next;
+    TASSIGN(q_kT_D_f16_next, 0x20000);
+    UbTile<float, 64, 128> exp_last_G_S;
+    TASSIGN(exp_last_G_S, 0x20000);
     UbTile<float, 64, 128> S_next;
     TASSIGN(S_next, 0x10000);
     UbTile<float, 1, 64> exp_G_next;
     UbCol<float, 32> exp_G_col_next;
     UbTile<float, 32, 128> q_S_in;
     TASSIGN(q_S_in, 0x20000);
-    UbTile<float, 32, 128> mul_exp;
-    TASSIGN(mul_exp, 0x20000);
-    UbTile<float, 32, 128> add_mul;
-    TASSIGN(add_mul, 0x20000);
+    UbTile<float, 32, 128> exp_G_q_S;
+    TASSIGN(exp_G_q_S, 0x20000);
+    UbTile<float, 32, 128> o_sum;
+    TASSIGN(o_sum, 0x20000);
     UbTile<float, 32, 128> o;
     TASSIGN(o, 0x20000);
-    UbTile<half, 32, 128> o_h;
-    TASSIGN(o_h, 0x24000);
+    UbTile<half, 32, 128> o_f16;
+    TASSIGN(o_f16, 0x24000);
     UbTile<float, 64, 128> S_next_part_in_next;
-    UbTile<float, 32, 128> add_mul_part_in_next;
+    UbTile<float, 32, 128> o_sum_part_in_next;
     UbTile<float, 64, 8> g_first_scratch;
     TASSIGN(g_first_scratch, 0x4800);
-    UbTile<float, 64, 64> row_sum_mul_first_scratch;
-    TASSIGN(row_sum_mul_first_scratch, 0x8100);
+    UbTile<float, 64, 64> lower_64_row_sum_first_scratch;
+    TASSIGN(lower_64_row_sum_first_scratch, 0x8100);
     UbTile<float, 64, 8> g_next_scratch;
     TASSIGN(g_next_scratch, 0x24800);
-    UbTile<float, 64, 64> row_sum_mul_next_scratch;
-    TASSIGN(row_sum_mul_next_scratch, 0x28400);
+    UbTile<float, 64, 64> lower_64_row_sum_next_scratch;
+    TASSIGN(lower_64_row_sum_next_scratch, 0x28400);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
@@ -740,7 +740,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x4000);
         pipe_barrier(PIPE_V);
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-        if (rows_next > 0) TCVT(v_f_first, v_first, RoundMode::CAST_NONE);
+        if (rows_next > 0) TCVT(v_f32_first, v_first, RoundMode::CAST_NONE);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v_first -> g_raw_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v_first -> g_raw_first
         UbWidePart<float, 64> g_raw_first(rows_next);
@@ -756,29 +756,29 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         // G = cumsum(g)
         if (rows_next > 0) TEXP(exp_g_first, g_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(mul_exp_g_first, exp_g_first, 0.0f);
-        if (rows_next > 0) TMAXS(maximum_g_first, g_first, -105.0f);
+        if (rows_next > 0) TMULS(exp_g_c_first, exp_g_first, 0.0f);
+        if (rows_next > 0) TMAXS(g_max_c_2_first, g_first, -105.0f);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(add_maximu_first, maximum_g_first, mul_exp_g_first);
+        if (rows_next > 0) TADD(exp_g_c_sum_first, g_max_c_2_first, exp_g_c_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCOLEXPAND(expand_part_first, part_add_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_add_row_first -> lower_64_mask_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_add_row_first -> lower_64_mask_first
+        if (rows_next > 0) TCOLEXPAND(part_exp_g_expand_first, part_exp_g_c_sum_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_exp_g_c_sum_row_first -> lower_64_mask_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_exp_g_c_sum_row_first -> lower_64_mask_first
         if (rows_next > 0) {
             {
                 auto from = view(lower_64_mask_gm, 64, 64, 64);
                 TLOAD(lower_64_mask_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> mul_expand_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> mul_expand_first
-        if (rows_next > 0) TMUL(mul_expand_first, expand_part_first, lower_64_mask_first);
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> lower_64_scaled_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> lower_64_scaled_first
+        if (rows_next > 0) TMUL(lower_64_scaled_first, part_exp_g_expand_first, lower_64_mask_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
                 UbCol<float, 64> sums;
                 TASSIGN(sums, 0x8000);
-                TROWSUM(sums, mul_expand_first, row_sum_mul_first_scratch);
+                TROWSUM(sums, lower_64_scaled_first, lower_64_row_sum_first_scratch);
             }
         }
         pipe_barrier(PIPE_V);
@@ -786,81 +786,81 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             {
                 UbTile<float, 1, 64> to;
                 TASSIGN(to, 0x28000);
-                TMOV(to, row_sum_mul_first);
+                TMOV(to, lower_64_row_sum_first);
             }
         }
         set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMULS(mul_G_first, G_first, -1.0f);
+        if (rows_next > 0) TMULS(G_c_3_first, G_first, -1.0f);
         wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G_first -> last_G_first
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
         const float last_G_first = rows_next > 0 ? G_first.GetValue(63) : 0.0f;
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADDS(sub_last_G_first, mul_G_first, last_G_first);
+        if (rows_next > 0) TADDS(last_G_minus_G_first, G_c_3_first, last_G_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TEXP(exp_sub_first, sub_last_G_first);
+        if (rows_next > 0) TEXP(exp_last_G_minus_G_first, last_G_minus_G_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TROWEXPANDMUL(mul_exp_3_first, v_f_first, exp_sub_col_first);
+        if (rows_next > 0) TROWEXPANDMUL(S_operand_first, v_f32_first, exp_last_G_minus_G_col_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(mul_h_2_first, mul_exp_3_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_2_first -> store
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // mul_exp_3_first -> lower_fill_first
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // mul_h_2_first -> store
+        if (rows_next > 0) TCVT(S_operand_f16_first, S_operand_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_operand_f16_first -> store
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // S_operand_first -> lower_fill_first
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_operand_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(mul_h_2_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, mul_h_2_first);
+                auto to = view(S_operand_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TSTORE(to, S_operand_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_operand_f16_channel -> S_operand_f16_in_first
         pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        if (rows_next > 0) TCOLEXPAND(expand_mul_first, mul_G_first);
+        if (rows_next > 0) TCOLEXPAND(expand_G_c_3_first, G_c_3_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TROWEXPANDADD(sub_G_col_first, expand_mul_first, G_col_first);
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // mul_exp_3_first -> lower_fill_first
+        if (rows_next > 0) TROWEXPANDADD(G_minus_G_first, expand_G_c_3_first, G_col_first);
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // S_operand_first -> lower_fill_first
         if (rows_next > 0) {
             {
                 auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
                 TLOAD(lower_fill_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill_first -> lower_sub_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill_first -> lower_sub_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill_first -> lower_G_minus_G_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill_first -> lower_G_minus_G_first
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TADD(lower_sub_first, sub_G_col_first, lower_fill_first);
+        if (rows_next > 0) TADD(lower_G_minus_G_first, G_minus_G_first, lower_fill_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TEXP(D_first, lower_sub_first);
+        if (rows_next > 0) TEXP(D_first, lower_G_minus_G_first);
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
         if (rows_next > 0) TEXP(exp_G_first, G_first);
         set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> exp_last_G_first
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
         const float exp_last_G_first = rows_next > 0 ? exp_G_first.GetValue(63) : 0.0f;
-        wait_flag_dev(1);  // q_k_x -> q_k_in_first
+        wait_flag_dev(1);  // q_kT_channel -> q_kT_in_first
         if (rows_next > 0) {
             {
-                auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_k_in_first, from);
+                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TLOAD(q_kT_in_first, from);
             }
         }
-        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_k_in_first -> mul_q_k_first
-        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_k_in_first -> mul_q_k_first
+        set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in_first -> q_kT_D_first
+        wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in_first -> q_kT_D_first
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-        if (rows_next > 0) TMUL(mul_q_k_first, q_k_in_first, D_first);
+        if (rows_next > 0) TMUL(q_kT_D_first, q_kT_in_first, D_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCVT(mul_h_first, mul_q_k_first, RoundMode::CAST_RINT);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_first -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // mul_h_first -> store
+        if (rows_next > 0) TCVT(q_kT_D_f16_first, q_kT_D_first, RoundMode::CAST_RINT);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_first -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_first -> store
         if (rows_next > 0) {
             {
-                auto to = view(mul_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, mul_h_first);
+                auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                TSTORE(to, q_kT_D_f16_first);
             }
         }
-        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in_first
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // mul_h_first -> S_next_part_in_first
+        ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_kT_D_f16_first -> S_next_part_in_first
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
         if (has_initial_state) {
             auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
@@ -870,22 +870,22 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_0 -> store
-        wait_flag_dev(1);  // S_next_part_x -> S_next_part_in_first
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // mul_h_first -> S_next_part_in_first
+        wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in_first
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_kT_D_f16_first -> S_next_part_in_first
         if (rows_next > 0) {
             {
-                auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                 TLOAD(S_next_part_in_first, from);
             }
         }
-        wait_flag_dev(1);  // add_mul_part_x -> add_mul_part_in_first
+        wait_flag_dev(1);  // o_sum_part_channel -> o_sum_part_in_first
         if (rows_next > 0) {
             {
-                auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(add_mul_part_in_first, from);
+                auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                TLOAD(o_sum_part_in_first, from);
             }
         }
-        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> S_h
+        set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> S_f16
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
@@ -896,17 +896,17 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             const int64_t rows_next = part_of(length - (c + 1) * 64, 0, 64);
             const int64_t part_next = part_of(rows_next, sub, 32);
             TASSIGN(exp_G, 0x28000 + c % 2 * 256);
-            TASSIGN(add_mul_part_in, 0x18000 + c % 2 * 16384);
+            TASSIGN(o_sum_part_in, 0x18000 + c % 2 * 16384);
             TASSIGN(S_next_part_in, 0x0 + c % 2 * 32768);
             TASSIGN(exp_G_col, 0x28000 + c % 2 * 256 + sub * 128);
             TASSIGN(exp_G_next, 0x28000 + (c + 1) % 2 * 256);
             TASSIGN(exp_G_col_next, 0x28000 + (c + 1) % 2 * 256 + sub * 128);
             TASSIGN(S_next_part_in_next, 0x0 + (c + 1) % 2 * 32768);
-            TASSIGN(add_mul_part_in_next, 0x18000 + (c + 1) % 2 * 16384);
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> S_h
+            TASSIGN(o_sum_part_in_next, 0x18000 + (c + 1) % 2 * 16384);
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> S_f16
             pipe_barrier(PIPE_V);
-            TCVT(S_h, S, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_h -> store
+            TCVT(S_f16, S, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_f16 -> store
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             const float exp_last_G = exp_G.GetValue(63);
             UbPart<half, 32, 128> v_raw_next(part_next, 128);
@@ -919,15 +919,15 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_next -> v_next
             if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0x28200);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(v_f_next, v_next, RoundMode::CAST_NONE);
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_h -> store
+            if (rows_next > 0) TCVT(v_f32_next, v_next, RoundMode::CAST_NONE);
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_f16 -> store
             {
-                auto to = view(S_h_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_h);
+                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                TSTORE(to, S_f16);
             }
-            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_h -> g_raw_next
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_h_x -> S_h_in
-            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_h -> g_raw_next
+            set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_f16 -> g_raw_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_channel -> S_f16_in
+            wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_f16 -> g_raw_next
             UbWidePart<float, 64> g_raw_next(rows_next);
             TASSIGN(g_raw_next, 0x24000);
             auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
@@ -941,29 +941,29 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             // G = cumsum(g)
             if (rows_next > 0) TEXP(exp_g_next, g_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(mul_exp_g_next, exp_g_next, 0.0f);
-            if (rows_next > 0) TMAXS(maximum_g_next, g_next, -105.0f);
+            if (rows_next > 0) TMULS(exp_g_c_next, exp_g_next, 0.0f);
+            if (rows_next > 0) TMAXS(g_max_c_2_next, g_next, -105.0f);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(add_maximu_next, maximum_g_next, mul_exp_g_next);
+            if (rows_next > 0) TADD(exp_g_c_sum_next, g_max_c_2_next, exp_g_c_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCOLEXPAND(expand_part_next, part_add_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_add_row_next -> lower_64_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_add_row_next -> lower_64_mask_next
+            if (rows_next > 0) TCOLEXPAND(part_exp_g_expand_next, part_exp_g_c_sum_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_exp_g_c_sum_row_next -> lower_64_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_exp_g_c_sum_row_next -> lower_64_mask_next
             if (rows_next > 0) {
                 {
                     auto from = view(lower_64_mask_gm, 64, 64, 64);
                     TLOAD(lower_64_mask_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> mul_expand_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> mul_expand_next
-            if (rows_next > 0) TMUL(mul_expand_next, expand_part_next, lower_64_mask_next);
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> lower_64_scaled_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> lower_64_scaled_next
+            if (rows_next > 0) TMUL(lower_64_scaled_next, part_exp_g_expand_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
                     UbCol<float, 64> sums;
                     TASSIGN(sums, 0x28300);
-                    TROWSUM(sums, mul_expand_next, row_sum_mul_next_scratch);
+                    TROWSUM(sums, lower_64_scaled_next, lower_64_row_sum_next_scratch);
                 }
             }
             pipe_barrier(PIPE_V);
@@ -971,129 +971,129 @@ PTO_ENTRY void simple_gla_o_S_fp16(
                 {
                     UbTile<float, 1, 64> to;
                     TASSIGN(to, 0x28200);
-                    TMOV(to, row_sum_mul_next);
+                    TMOV(to, lower_64_row_sum_next);
                 }
             }
             set_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TMULS(mul_G_next, G_next, -1.0f);
+            if (rows_next > 0) TMULS(G_c_3_next, G_next, -1.0f);
             wait_flag(PIPE_V, PIPE_S, EVENT_ID2);  // G_next -> last_G_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             const float last_G_next = rows_next > 0 ? G_next.GetValue(63) : 0.0f;
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADDS(sub_last_G_next, mul_G_next, last_G_next);
+            if (rows_next > 0) TADDS(last_G_minus_G_next, G_c_3_next, last_G_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TEXP(exp_sub_next, sub_last_G_next);
+            if (rows_next > 0) TEXP(exp_last_G_minus_G_next, last_G_minus_G_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TROWEXPANDMUL(mul_exp_3_next, v_f_next, exp_sub_col_next);
+            if (rows_next > 0) TROWEXPANDMUL(S_operand_next, v_f32_next, exp_last_G_minus_G_col_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(mul_h_2_next, mul_exp_3_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // mul_h_2_next -> store
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3_next -> lower_fill_next
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // mul_h_2_next -> store
+            if (rows_next > 0) TCVT(S_operand_f16_next, S_operand_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // S_operand_f16_next -> store
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // S_operand_next -> lower_fill_next
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // S_operand_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(mul_h_2_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, mul_h_2_next);
+                    auto to = view(S_operand_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                    TSTORE(to, S_operand_f16_next);
                 }
             }
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_2_x -> mul_h_2_in_next
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_operand_f16_channel -> S_operand_f16_in_next
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) TCOLEXPAND(expand_mul_next, mul_G_next);
+            if (rows_next > 0) TCOLEXPAND(expand_G_c_3_next, G_c_3_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TROWEXPANDADD(sub_G_col_next, expand_mul_next, G_col_next);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // mul_exp_3_next -> lower_fill_next
+            if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, expand_G_c_3_next, G_col_next);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // S_operand_next -> lower_fill_next
             if (rows_next > 0) {
                 {
                     auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
                     TLOAD(lower_fill_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill_next -> lower_sub_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill_next -> lower_sub_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill_next -> lower_G_minus_G_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_fill_next -> lower_G_minus_G_next
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TADD(lower_sub_next, sub_G_col_next, lower_fill_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // lower_fill_next -> q_k_in_next
+            if (rows_next > 0) TADD(lower_G_minus_G_next, G_minus_G_next, lower_fill_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // lower_fill_next -> q_kT_in_next
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TEXP(D_next, lower_sub_next);
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // lower_fill_next -> q_k_in_next
-            wait_flag_dev(1);  // q_k_x -> q_k_in_next
+            if (rows_next > 0) TEXP(D_next, lower_G_minus_G_next);
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // lower_fill_next -> q_kT_in_next
+            wait_flag_dev(1);  // q_kT_channel -> q_kT_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(q_k_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_k_in_next, from);
+                    auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TLOAD(q_kT_in_next, from);
                 }
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k_in_next -> mul_q_k_next
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_k_in_next -> mul_q_k_next
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in_next -> q_kT_D_next
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in_next -> q_kT_D_next
             pipe_barrier(PIPE_V);
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-            if (rows_next > 0) TMUL(mul_q_k_next, q_k_in_next, D_next);
+            if (rows_next > 0) TMUL(q_kT_D_next, q_kT_in_next, D_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCVT(mul_h_next, mul_q_k_next, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // mul_h_next -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // mul_h_next -> store
+            if (rows_next > 0) TCVT(q_kT_D_f16_next, q_kT_D_next, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_kT_D_f16_next -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_kT_D_f16_next -> store
             if (rows_next > 0) {
                 {
-                    auto to = view(mul_h_x_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, mul_h_next);
+                    auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
+                    TSTORE(to, q_kT_D_f16_next);
                 }
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_next -> mul_exp_2
-            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // mul_h_x -> mul_h_in_next
-            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // mul_h_next -> mul_exp_2
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // q_kT_D_f16_next -> exp_last_G_S
+            ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_kT_D_f16_channel -> q_kT_D_f16_in_next
+            wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // q_kT_D_f16_next -> exp_last_G_S
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
-            TMULS(mul_exp_2, S, exp_last_G);
+            TMULS(exp_last_G_S, S, exp_last_G);
             pipe_barrier(PIPE_V);
-            TADD(S_next, mul_exp_2, S_next_part_in);
+            TADD(S_next, exp_last_G_S, S_next_part_in);
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
             if (rows_next > 0) TEXP(exp_G_next, G_next);
             set_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> exp_last_G_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             const float exp_last_G_next = rows_next > 0 ? exp_G_next.GetValue(63) : 0.0f;
-            wait_flag_dev(1);  // q_S_x -> q_S_in
+            wait_flag_dev(1);  // q_S_channel -> q_S_in
             {
-                auto from = view(q_S_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
                 TLOAD(q_S_in, from);
             }
-            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> mul_exp
-            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> mul_exp
+            set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> exp_G_q_S
+            wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> exp_G_q_S
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
-            TROWEXPANDMUL(mul_exp, q_S_in, exp_G_col);
+            TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
             pipe_barrier(PIPE_V);
-            TADD(add_mul, mul_exp, add_mul_part_in);
+            TADD(o_sum, exp_G_q_S, o_sum_part_in);
             pipe_barrier(PIPE_V);
-            TMULS(o, add_mul, scale);
+            TMULS(o, o_sum, scale);
             pipe_barrier(PIPE_V);
-            TCVT(o_h, o, RoundMode::CAST_RINT);
-            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_h -> store
-            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_h -> store
+            TCVT(o_f16, o, RoundMode::CAST_RINT);
+            set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_f16 -> store
+            wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_f16 -> store
             if (part > 0) {
                 UbPart<half, 32, 128> valid(part, 128);
                 TASSIGN(valid, 0x24000);
                 auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
                 TSTORE(to, valid);
             }
-            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> S_h
-            wait_flag_dev(1);  // S_next_part_x -> S_next_part_in_next
+            set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> S_f16
+            wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(S_next_part_x_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
+                    auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
                     TLOAD(S_next_part_in_next, from);
                 }
             }
-            wait_flag_dev(1);  // add_mul_part_x -> add_mul_part_in_next
+            wait_flag_dev(1);  // o_sum_part_channel -> o_sum_part_in_next
             if (rows_next > 0) {
                 {
-                    auto from = view(add_mul_part_x_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TLOAD(add_mul_part_in_next, from);
+                    auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
+                    TLOAD(o_sum_part_in_next, from);
                 }
             }
         }
-        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_h -> S_h
+        wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> S_f16
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_0 -> store
         if (has_final_state) {
             auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
@@ -1120,13 +1120,13 @@ extern "C" int call_simple_gla_o_S_fp16(
     uint8_t *final_state_bytes,
     uint8_t *lower_64_mask_bytes,
     uint8_t *lower_fill_bytes,
-    uint8_t *S_h_x_bytes,
-    uint8_t *q_S_x_bytes,
-    uint8_t *q_k_x_bytes,
-    uint8_t *mul_h_x_bytes,
-    uint8_t *add_mul_part_x_bytes,
-    uint8_t *mul_h_2_x_bytes,
-    uint8_t *S_next_part_x_bytes,
+    uint8_t *S_f16_channel_bytes,
+    uint8_t *q_S_channel_bytes,
+    uint8_t *q_kT_channel_bytes,
+    uint8_t *q_kT_D_f16_channel_bytes,
+    uint8_t *o_sum_part_channel_bytes,
+    uint8_t *S_operand_f16_channel_bytes,
+    uint8_t *S_next_part_channel_bytes,
     uint8_t *cu_seqlens_bytes,
     int64_t N,
     int64_t T,
@@ -1141,7 +1141,7 @@ extern "C" int call_simple_gla_o_S_fp16(
     uint64_t ffts = 0;
     uint32_t length = 0;
     if (rtGetC2cCtrlAddr(&ffts, &length) != 0) return 1;
-    simple_gla_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, S_h_x_bytes, q_S_x_bytes, q_k_x_bytes, mul_h_x_bytes, add_mul_part_x_bytes, mul_h_2_x_bytes, S_next_part_x_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
+    simple_gla_o_S_fp16<<<block_dim, nullptr, stream>>>(q_bytes, k_bytes, v_bytes, g_bytes, o_bytes, initial_state_bytes, final_state_bytes, lower_64_mask_bytes, lower_fill_bytes, S_f16_channel_bytes, q_S_channel_bytes, q_kT_channel_bytes, q_kT_D_f16_channel_bytes, o_sum_part_channel_bytes, S_operand_f16_channel_bytes, S_next_part_channel_bytes, cu_seqlens_bytes, N, T, batched, H, HV, slots, has_initial_state, has_final_state, scale, ffts);
     return 0;
 }
 #endif
@@ -2557,29 +2557,29 @@ def _page(_inputs, _states, _numbers):
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
-    sub_G_col = G_col - G_row
-    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
-    D = torch.exp(lower_sub)
+    G_minus_G = G_col - G_row
+    lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
+    D = torch.exp(lower_G_minus_G)
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     q_S = q @ S
-    mul_exp = exp_G_col * q_S
-    q_k = q @ k.mT
-    mul_q_k = q_k * D
-    mul_v = mul_q_k @ v
-    add_mul = mul_exp + mul_v
-    o = scale[..., None, None] * add_mul
+    exp_G_q_S = exp_G_col * q_S
+    q_kT = q @ k.mT
+    q_kT_D = q_kT * D
+    q_kT_D_v = q_kT_D @ v
+    o_sum = exp_G_q_S + q_kT_D_v
+    o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
     last_G = G[..., -1]
     exp_last_G = torch.exp(last_G)
-    mul_exp_2 = exp_last_G[..., None, None] * S
-    sub_last_G = last_G[..., None] - G
-    exp_sub = torch.exp(sub_last_G)
-    exp_sub_col = exp_sub[..., :, None]
-    mul_exp_3 = exp_sub_col * v
-    k_mul = k.mT @ mul_exp_3
-    S_next = mul_exp_2 + k_mul
+    exp_last_G_S = exp_last_G[..., None, None] * S
+    last_G_minus_G = last_G[..., None] - G
+    exp_last_G_minus_G = torch.exp(last_G_minus_G)
+    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
+    S_operand = exp_last_G_minus_G_col * v
+    kT_S_operand = k.mT @ S_operand
+    S_next = exp_last_G_S + kT_S_operand
     return o, S_next
 
 

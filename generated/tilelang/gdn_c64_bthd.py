@@ -530,21 +530,21 @@ def o_S_kernel(t):
             beta = t.shared((C,), T.float32)
             G = t.shared((C,), T.float32)
             D = t.fragment((C, C), T.float32)
-            k_k = t.fragment((C, C), T.float32)
-            mul_h_4 = t.fragment((C, C), T.float16)
-            Tinv_d = t.staged((C, C), T.float16)
-            S_h = t.shared((K, V), T.float16)
+            k_kT = t.fragment((C, C), T.float32)
+            beta_k_kT_D_f16 = t.fragment((C, C), T.float16)
+            Tinv_rows_64 = t.staged((C, C), T.float16)
+            S_f16 = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
-            mul_h = t.fragment((C, V), T.float16)
+            U_operand_f16 = t.fragment((C, V), T.float16)
             U = t.fragment((C, V), T.float32)
             q_S = t.fragment((C, V), T.float32)
-            q_k = t.fragment((C, C), T.float32)
-            add_mul = t.fragment((C, V), T.float32)
+            q_kT = t.fragment((C, C), T.float32)
+            o_sum = t.fragment((C, V), T.float32)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
-            mul_h_3 = t.fragment((C, V), T.float16)
-            o_h = t.fragment((C, V), T.float16)
-            o_h_out = t.staged((C, V), T.float16)
+            S_operand_f16 = t.fragment((C, V), T.float16)
+            o_f16 = t.fragment((C, V), T.float16)
+            o_f16_out = t.staged((C, V), T.float16)
             if clear_o != 0:
                 room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 low = T.alloc_var(T.int32, init=length)
@@ -584,48 +584,48 @@ def o_S_kernel(t):
                 for i, j in t.parallel(C, C):
                     D[i, j] = T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
                 # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-                t.gemm(k, k, k_k, transpose_B=True)
+                t.gemm(k, k, k_kT, transpose_B=True)
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
-                    mul_h_4[i, j] = beta[i] * k_k[i, j] * D[i, j]
-                t.copy(mul_h_4, Tinv_d)
-                t.expect_swizzled(Tinv_d)
-                t.diag_inverse(Tinv_d, Tinv_d, 64)
+                    beta_k_kT_D_f16[i, j] = beta[i] * k_kT[i, j] * D[i, j]
+                t.copy(beta_k_kT_D_f16, Tinv_rows_64)
+                t.expect_swizzled(Tinv_rows_64)
+                t.diag_inverse(Tinv_rows_64, Tinv_rows_64, 64)
                 # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                 for i in t.parallel(C):
                     g[i] = T.exp(G[i])
-                t.copy(S, S_h)
-                t.gemm(k, S_h, k_S)
+                t.copy(S, S_f16)
+                t.gemm(k, S_f16, k_S)
                 for i, j in t.parallel(C, V):
-                    mul_h[i, j] = beta[i] * (T.cast(v[i, j], T.float32) - g[i] * k_S[i, j])
-                t.copy(mul_h, v)
-                t.gemm(Tinv_d, v, U)
+                    U_operand_f16[i, j] = beta[i] * (T.cast(v[i, j], T.float32) - g[i] * k_S[i, j])
+                t.copy(U_operand_f16, v)
+                t.gemm(Tinv_rows_64, v, U)
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                t.gemm(q, S_h, q_S)
-                t.gemm(q, k, q_k, transpose_B=True)
+                t.gemm(q, S_f16, q_S)
+                t.gemm(q, k, q_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    Tinv_d[i, j] = q_k[i, j] * D[i, j]
+                    Tinv_rows_64[i, j] = q_kT[i, j] * D[i, j]
                 t.copy(U, q)
                 for i, j in t.parallel(C, V):
-                    add_mul[i, j] = g[i] * q_S[i, j]
-                t.gemm(Tinv_d, q, add_mul, clear_accum=False)
+                    o_sum[i, j] = g[i] * q_S[i, j]
+                t.gemm(Tinv_rows_64, q, o_sum, clear_accum=False)
                 # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                 last_G = G[C - 1]
                 exp_last_G = T.exp(last_G)
                 for i in t.parallel(C):
                     g[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
-                    mul_h_3[i, j] = g[i] * U[i, j]
-                t.copy(mul_h_3, q)
+                    S_operand_f16[i, j] = g[i] * U[i, j]
+                t.copy(S_operand_f16, q)
                 for i, j in t.parallel(K, V):
                     S[i, j] = exp_last_G * S[i, j]
                 t.gemm(k, q, S, transpose_A=True, clear_accum=False)
                 for i, j in t.parallel(C, V):
-                    o_h[i, j] = scale * add_mul[i, j]
-                t.copy(o_h, o_h_out)
+                    o_f16[i, j] = scale * o_sum[i, j]
+                t.copy(o_f16, o_f16_out)
                 for i, j in t.parallel(C, V):
                     if i < rows:
-                        o_out[b, row + i, hv, j] = o_h_out[i, j]
+                        o_out[b, row + i, hv, j] = o_f16_out[i, j]
             if has_final_state != 0:
                 for i, j in t.parallel(K, V):
                     final_state_out[n, hv, i, j] = S[i, j]
@@ -1987,43 +1987,43 @@ def _page(_inputs, _states, _numbers):
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
-    sub_G_col = G_col - G_row
-    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
-    D = torch.exp(lower_sub)
+    G_minus_G = G_col - G_row
+    lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
+    D = torch.exp(lower_G_minus_G)
     # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
     beta_col = beta[..., :, None]
-    k_k = k @ k.mT
-    mul_beta = beta_col * k_k
-    mul_mul = mul_beta * D
-    A = mul_mul.tril(-1)
+    k_kT = k @ k.mT
+    beta_k_kT = beta_col * k_kT
+    beta_k_kT_D = beta_k_kT * D
+    A = beta_k_kT_D.tril(-1)
     # Tinv = unit_lower_inverse(A)
     Tinv = _unit_lower_inverse(A)
     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     k_S = k @ S
-    mul_exp = exp_G_col * k_S
-    sub_v = v - mul_exp
-    mul_beta_2 = beta_col * sub_v
-    U = Tinv @ mul_beta_2
+    exp_G_k_S = exp_G_col * k_S
+    v_minus_exp_G_k_S = v - exp_G_k_S
+    U_operand = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ U_operand
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
-    mul_exp_2 = exp_G_col * q_S
-    q_k = q @ k.mT
-    mul_q_k = q_k * D
-    mul_U = mul_q_k @ U
-    add_mul = mul_exp_2 + mul_U
-    o = scale[..., None, None] * add_mul
+    exp_G_q_S = exp_G_col * q_S
+    q_kT = q @ k.mT
+    q_kT_D = q_kT * D
+    q_kT_D_U = q_kT_D @ U
+    o_sum = exp_G_q_S + q_kT_D_U
+    o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
     exp_last_G = torch.exp(last_G)
-    mul_exp_3 = exp_last_G[..., None, None] * S
-    sub_last_G = last_G[..., None] - G
-    exp_sub = torch.exp(sub_last_G)
-    exp_sub_col = exp_sub[..., :, None]
-    mul_exp_4 = exp_sub_col * U
-    k_mul = k.mT @ mul_exp_4
-    S_next = mul_exp_3 + k_mul
+    exp_last_G_S = exp_last_G[..., None, None] * S
+    last_G_minus_G = last_G[..., None] - G
+    exp_last_G_minus_G = torch.exp(last_G_minus_G)
+    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
+    S_operand = exp_last_G_minus_G_col * U
+    kT_S_operand = k.mT @ S_operand
+    S_next = exp_last_G_S + kT_S_operand
     return o, S_next
 
 

@@ -618,7 +618,7 @@ def G_beta_F_chunk_least_kernel(t):
             hv = block * 16
             g = t.shared((16, C + 4), T.float32)
             beta = t.shared((16, C + 4), T.float32)
-            last_cumsum = t.shared((16,), T.float32)
+            last_sums_valid_g = t.shared((16,), T.float32)
             t.blocks_at_least(8)
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -643,10 +643,10 @@ def G_beta_F_chunk_least_kernel(t):
                     beta[j, i] = T.if_then_else(i < rows, g[j, i], 0.0)
                 t.row_cumsum(beta, g, C)
                 for j in t.parallel(16):
-                    last_cumsum[j] = g[j, C - 1]
+                    last_sums_valid_g[j] = g[j, C - 1]
                 for j in t.parallel(16):
                     if hv + j < HV:
-                        F_chunk_least_ws[slot, hv + j] = last_cumsum[j]
+                        F_chunk_least_ws[slot, hv + j] = last_sums_valid_g[j]
                 for j in t.parallel(16):
                     if hv + j < HV:
                         F_chunk_ws[slot, hv + j] = T.infinity(T.float32)
@@ -679,20 +679,20 @@ def F_chunk_kernel(t):
             first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
             warm_up_length = T.alloc_var(T.float32)
-            mul_warm = T.alloc_var(T.float32)
+            warm_up_length_c_2 = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             k = t.shared((C, K), T.float16)
             g = t.shared((C,), T.float32)
             beta = t.shared((C,), T.float32)
-            k_f = t.fragment((C, K), T.float32)
-            mul_k = t.fragment((C, K), T.float32)
-            row_sum_mul_k = t.shared((C,), T.float32)
-            sub_c = t.shared((C,), T.float32)
+            k_f32 = t.fragment((C, K), T.float32)
+            k_k = t.fragment((C, K), T.float32)
+            row_sums_k_k = t.shared((C,), T.float32)
+            F_difference = t.shared((C,), T.float32)
             F_chunk = T.alloc_var(T.float32)
             if first < T.max(stop, 1):
                 warm_up_length = t.warm_up_length(F_chunk_least_ws, start // C + n, hv, first, 8 * span, 11.090355)
-                mul_warm = warm_up_length * 1.25
-                warm_up = mul_warm + 1.0
+                warm_up_length_c_2 = warm_up_length * 1.25
+                warm_up = warm_up_length_c_2 + 1.0
                 begin = first - T.max(T.cast(warm_up, T.int32), 0)
                 for chunk in T.serial(T.max(begin, 0) + nth, first, 16):
                     row = start - b * L + chunk * C
@@ -711,15 +711,19 @@ def F_chunk_kernel(t):
                             beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                     t.wait_copies()
                     # F = g + log(maximum(1, abs(1 - beta * row_sum(k * k))))
-                    t.copy(k, k_f)
+                    t.copy(k, k_f32)
                     for i, j in t.parallel(C, K):
-                        mul_k[i, j] = k_f[i, j] * k_f[i, j]
-                    t.row_sum(mul_k, row_sum_mul_k)
+                        k_k[i, j] = k_f32[i, j] * k_f32[i, j]
+                    t.row_sum(k_k, row_sums_k_k)
                     for i in t.parallel(C):
-                        sub_c[i] = 1.0 - beta[i] * row_sum_mul_k[i]
+                        F_difference[i] = 1.0 - beta[i] * row_sums_k_k[i]
                     for i in t.parallel(C):
                         beta[i] = g[i] + T.log(
-                            T.if_then_else(T.max(sub_c[i], -sub_c[i]) < 1.0, 1.0, T.max(sub_c[i], -sub_c[i])),
+                            T.if_then_else(
+                                T.max(F_difference[i], -F_difference[i]) < 1.0,
+                                1.0,
+                                T.max(F_difference[i], -F_difference[i]),
+                            ),
                         )
                     for i in t.parallel(C):
                         g[i] = T.if_then_else(i < rows, beta[i], 0.0)
@@ -767,16 +771,16 @@ def S_offset_kernel(t):
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
             v = t.shared((C, V), T.float16)
-            k_k = t.fragment((C, C), T.float32)
-            mul_h_3 = t.fragment((C, C), T.float16)
+            k_kT = t.fragment((C, C), T.float32)
+            k_kT_scaled_f16 = t.fragment((C, C), T.float16)
             exp_G = t.shared((C,), T.float32)
-            S_h = t.shared((K, V), T.float16)
+            S_f16 = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
             U_unscaled = t.fragment((C, V), T.float32)
-            Tinv_h = t.staged((C, C), T.float16)
+            Tinv_below_f16 = t.staged((C, C), T.float16)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
-            mul_h = t.fragment((C, V), T.float16)
+            S_operand_f16 = t.fragment((C, V), T.float16)
             if first < T.max(stop, 1):
                 warm_up_next = t.warm_up_length(
                     F_chunk_ws,
@@ -815,30 +819,30 @@ def S_offset_kernel(t):
                                 v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                         t.wait_copies()
                         # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-                        t.gemm(k, k, k_k, transpose_B=True)
+                        t.gemm(k, k, k_kT, transpose_B=True)
                         # Tinv = unit_lower_inverse(A)
                         for i, j in t.parallel(C, C):
-                            mul_h_3[i, j] = k_k[i, j] * (T.exp(G[i] - G[j]) * beta[j])
+                            k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(G[i])
-                        t.copy(S, S_h)
-                        t.gemm(k, S_h, k_S)
+                        t.copy(S, S_f16)
+                        t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, V):
                             U_unscaled[i, j] = T.cast(v[i, j], T.float32) - exp_G[i] * k_S[i, j]
-                        t.copy(mul_h_3, Tinv_h)
-                        t.expect_swizzled(Tinv_h)
-                        t.diag_inverse(Tinv_h, Tinv_h, 64, strict=True)
+                        t.copy(k_kT_scaled_f16, Tinv_below_f16)
+                        t.expect_swizzled(Tinv_below_f16)
+                        t.diag_inverse(Tinv_below_f16, Tinv_below_f16, 64, strict=True)
                         t.copy(U_unscaled, v)
-                        t.gemm(Tinv_h, v, U_unscaled, clear_accum=False)
+                        t.gemm(Tinv_below_f16, v, U_unscaled, clear_accum=False)
                         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, V):
-                            mul_h[i, j] = exp_G[i] * U_unscaled[i, j]
-                        t.copy(mul_h, v)
+                            S_operand_f16[i, j] = exp_G[i] * U_unscaled[i, j]
+                        t.copy(S_operand_f16, v)
                         for i, j in t.parallel(K, V):
                             S[i, j] = exp_last_G * S[i, j]
                         t.gemm(k, v, S, transpose_A=True, clear_accum=False)
@@ -876,31 +880,31 @@ def S_factor_kernel(t):
             follows = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
-            maximum_warm = T.alloc_var(T.float32)
+            warm_up_maximum = T.alloc_var(T.float32)
             S = t.fragment((K, K), T.float32)
             G = t.shared((C,), T.float32)
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
-            k_k = t.fragment((C, C), T.float32)
-            mul_h_3 = t.fragment((C, C), T.float16)
+            k_kT = t.fragment((C, C), T.float32)
+            k_kT_scaled_f16 = t.fragment((C, C), T.float16)
             exp_G = t.shared((C,), T.float32)
-            S_h = t.shared((K, K), T.float16)
+            S_f16 = t.shared((K, K), T.float16)
             k_S = t.fragment((C, K), T.float32)
             U_unscaled = t.fragment((C, K), T.float32)
-            Tinv_h = t.staged((C, C), T.float16)
-            sub_v_h = t.shared((C, K), T.float16)
+            Tinv_below_f16 = t.staged((C, C), T.float16)
+            v_minus_exp_G_k_S_f16 = t.shared((C, K), T.float16)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
-            mul_h = t.fragment((C, K), T.float16)
-            S_T_h = t.fragment((K, K), T.float16)
-            S_T_h_out = t.staged((K, K), T.float16)
+            S_operand_f16 = t.fragment((C, K), T.float16)
+            S_T_f16 = t.fragment((K, K), T.float16)
+            S_T_f16_out = t.staged((K, K), T.float16)
             if first < T.max(stop, 1):
                 begin = first
                 follows = T.Select(first > 0, -1.0, 0.0)
                 warm_up = T.if_then_else(follows < 0, S_warm_up[part, hv], 0)
                 warm_up_next = T.if_then_else((first + span) * C < length, S_warm_up[part + 1, hv], 0)
-                maximum_warm = T.max(warm_up, warm_up_next)
-                if maximum_warm < 0:
+                warm_up_maximum = T.max(warm_up, warm_up_next)
+                if warm_up_maximum < 0:
                     for i, j in t.parallel(K, K):
                         S[i, j] = T.if_then_else(i == j, 1.0, 0.0)
                     for chunk in T.serial(begin, stop):
@@ -918,37 +922,37 @@ def S_factor_kernel(t):
                                 k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                         t.wait_copies()
                         # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-                        t.gemm(k, k, k_k, transpose_B=True)
+                        t.gemm(k, k, k_kT, transpose_B=True)
                         # Tinv = unit_lower_inverse(A)
                         for i, j in t.parallel(C, C):
-                            mul_h_3[i, j] = k_k[i, j] * (T.exp(G[i] - G[j]) * beta[j])
+                            k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(G[i])
-                        t.copy(S, S_h)
-                        t.gemm(k, S_h, k_S)
+                        t.copy(S, S_f16)
+                        t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, K):
                             U_unscaled[i, j] = -(exp_G[i] * k_S[i, j])
-                        t.copy(mul_h_3, Tinv_h)
-                        t.expect_swizzled(Tinv_h)
-                        t.diag_inverse(Tinv_h, Tinv_h, 64, strict=True)
-                        t.copy(U_unscaled, sub_v_h)
-                        t.gemm(Tinv_h, sub_v_h, U_unscaled, clear_accum=False)
+                        t.copy(k_kT_scaled_f16, Tinv_below_f16)
+                        t.expect_swizzled(Tinv_below_f16)
+                        t.diag_inverse(Tinv_below_f16, Tinv_below_f16, 64, strict=True)
+                        t.copy(U_unscaled, v_minus_exp_G_k_S_f16)
+                        t.gemm(Tinv_below_f16, v_minus_exp_G_k_S_f16, U_unscaled, clear_accum=False)
                         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, K):
-                            mul_h[i, j] = exp_G[i] * U_unscaled[i, j]
-                        t.copy(mul_h, sub_v_h)
+                            S_operand_f16[i, j] = exp_G[i] * U_unscaled[i, j]
+                        t.copy(S_operand_f16, v_minus_exp_G_k_S_f16)
                         for i, j in t.parallel(K, K):
                             S[i, j] = exp_last_G * S[i, j]
-                        t.gemm(k, sub_v_h, S, transpose_A=True, clear_accum=False)
-                    t.copy(S, S_T_h)
-                    t.copy(S_T_h, S_T_h_out)
+                        t.gemm(k, v_minus_exp_G_k_S_f16, S, transpose_A=True, clear_accum=False)
+                    t.copy(S, S_T_f16)
+                    t.copy(S_T_f16, S_T_f16_out)
                     for i, j in t.parallel(K, K):
-                        S_factor[part, hv, i, j] = S_T_h_out[i, j]
+                        S_factor[part, hv, i, j] = S_T_f16_out[i, j]
 
     return S_factor_kernel
 
@@ -981,10 +985,10 @@ def S_start_kernel(t):
             follows_2 = T.alloc_var(T.float32)
             warm_up_2 = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
-            maximum_warm = T.alloc_var(T.float32)
+            warm_up_2_maximum = T.alloc_var(T.float32)
             M = t.shared((K, K), T.float16)
             N = t.shared((K, V), T.float32)
-            S_h = t.shared((K, V), T.float16)
+            S_f16 = t.shared((K, V), T.float16)
             if first < T.max(stop, 1):
                 follows = T.Select(first > 0, -1.0, 0.0)
                 warm_up = T.if_then_else(follows < 0, S_warm_up[part, hv], 0)
@@ -995,15 +999,15 @@ def S_start_kernel(t):
                         follows_2 = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
                         warm_up_2 = T.if_then_else(follows_2 < 0, S_warm_up[earlier, hv], 0)
                         warm_up_next = S_warm_up[earlier + 1, hv]
-                        maximum_warm = T.max(warm_up_2, warm_up_next)
+                        warm_up_2_maximum = T.max(warm_up_2, warm_up_next)
                         for i, j in t.parallel(K, K):
-                            M[i, j] = T.if_then_else(maximum_warm < 0, S_factor[earlier, hv, i, j], 0)
+                            M[i, j] = T.if_then_else(warm_up_2_maximum < 0, S_factor[earlier, hv, i, j], 0)
                         for i, j in t.parallel(K, V):
                             N[i, j] = T.if_then_else(warm_up_next < 0, S_offset[earlier, hv, i, j], 0)
-                        t.copy(S, S_h)
+                        t.copy(S, S_f16)
                         for i, j in t.parallel(K, V):
                             S[i, j] = N[i, j]
-                        t.gemm(M, S_h, S, clear_accum=False)
+                        t.gemm(M, S_f16, S, clear_accum=False)
                     for i, j in t.parallel(K, V):
                         S_start[part, hv, i, j] = S[i, j]
 
@@ -1056,30 +1060,30 @@ def o_S_kernel(t):
             v = t.staged((3, C, V), T.float16)
             G_col = t.fragment((C,), T.float32)
             G_row = t.fragment((C,), T.float32)
-            k_k = t.fragment((C, C), T.float32)
+            k_kT = t.fragment((C, C), T.float32)
             beta_row = t.fragment((C,), T.float32)
-            mul_D = t.fragment((C, C), T.float32)
-            mul_h_3 = t.fragment((C, C), T.float16)
-            mul_h_3_s = t.staged((3, C, C), T.float16)
-            q_k = t.fragment((C, C), T.float32)
-            S_h = t.fragment((V, K), T.float16)
+            D_beta = t.fragment((C, C), T.float32)
+            k_kT_D_beta_f16 = t.fragment((C, C), T.float16)
+            k_kT_D_beta_f16_shared = t.staged((3, C, C), T.float16)
+            q_kT = t.fragment((C, C), T.float32)
+            S_f16 = t.fragment((V, K), T.float16)
             k_S = t.fragment((V, C), T.float32)
-            exp_G_s = T.alloc_shared((3, C), T.float32)
+            exp_G_shared = T.alloc_shared((3, C), T.float32)
             exp_G_row = t.fragment((C,), T.float32)
             v_T = t.fragment((V, C), T.float16)
-            sub_v = t.fragment((V, C), T.float32)
-            sub_v_h = t.fragment((V, C), T.float16)
-            exp_last_G_s = T.alloc_shared((3, 1), T.float32)
-            mul_exp_5_s = T.alloc_shared((3, C), T.float32)
-            mul_h = t.fragment((C, C), T.float16)
-            mul_h_s = t.staged((3, C, C), T.float16)
-            mul_exp_5_row = t.fragment((C,), T.float32)
-            mul_h_2 = t.fragment((V, C), T.float16)
+            v_minus_exp_G_k_S = t.fragment((V, C), T.float32)
+            v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
+            exp_last_G_shared = T.alloc_shared((3, 1), T.float32)
+            beta_scaled_shared = T.alloc_shared((3, C), T.float32)
+            q_kT_D_beta_f16 = t.fragment((C, C), T.float16)
+            q_kT_D_beta_f16_shared = t.staged((3, C, C), T.float16)
+            beta_scaled_row = t.fragment((C,), T.float32)
+            S_operand_f16 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
-            U_h = t.fragment((V, C), T.float16)
-            add_mul = t.fragment((V, C), T.float32)
-            o_h = t.fragment((V, C), T.float16)
-            o_h_s = t.staged((C, V), T.float16)
+            U_unscaled_f16 = t.fragment((V, C), T.float16)
+            o_sum = t.fragment((V, C), T.float32)
+            o_f16 = t.fragment((V, C), T.float16)
+            o_f16_shared = t.staged((C, V), T.float16)
             k_ready = T.alloc_barrier(arrive_count=[32] * 3)
             k_tail = T.alloc_barrier(arrive_count=[32] * 1)
             k_free = T.alloc_barrier(arrive_count=[256] * 3)
@@ -1089,16 +1093,16 @@ def o_S_kernel(t):
             q_free = T.alloc_barrier(arrive_count=[256] * 3)
             v_ready = T.alloc_barrier(arrive_count=[32] * 3)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
-            mul_h_3_s_ready = T.alloc_barrier(arrive_count=[128] * 3)
-            Tinv_h_ready = T.alloc_barrier(arrive_count=[64] * 3)
-            exp_G_s_ready = T.alloc_barrier(arrive_count=[128] * 3)
-            exp_G_s_free = T.alloc_barrier(arrive_count=[256] * 3)
-            o_h_s_ready = T.alloc_barrier(arrive_count=[256] * 1)
-            o_h_s_free = T.alloc_barrier(arrive_count=[32] * 1)
+            k_kT_D_beta_f16_shared_ready = T.alloc_barrier(arrive_count=[128] * 3)
+            Tinv_below_f16_ready = T.alloc_barrier(arrive_count=[64] * 3)
+            exp_G_shared_ready = T.alloc_barrier(arrive_count=[128] * 3)
+            exp_G_shared_free = T.alloc_barrier(arrive_count=[256] * 3)
+            o_f16_shared_ready = T.alloc_barrier(arrive_count=[256] * 1)
+            o_f16_shared_free = T.alloc_barrier(arrive_count=[32] * 1)
             t.expect_swizzled(v)
-            t.expect_swizzled(mul_h_3_s)
-            t.expect_swizzled(mul_h_s)
-            t.expect_swizzled(o_h_s)
+            t.expect_swizzled(k_kT_D_beta_f16_shared)
+            t.expect_swizzled(q_kT_D_beta_f16_shared)
+            t.expect_swizzled(o_f16_shared)
             if clear_o != 0:
                 room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 low = T.alloc_var(T.int32, init=T.max(first * C, length))
@@ -1130,81 +1134,81 @@ def o_S_kernel(t):
                     for iteration in T.serial(first - begin):
                         chunk = begin + iteration
                         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-                        t.copy(S, S_h)
+                        t.copy(S, S_f16)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
-                            S_h,
+                            S_f16,
                             k[iteration % 3, :, :],
                             k_S,
                             transpose_B=True,
                             clear_accum=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
-                        T.barrier_wait(exp_G_s_ready[iteration % 3], iteration // 3 % 2)
-                        T.copy(exp_G_s[iteration % 3, :], exp_G_row)
+                        T.barrier_wait(exp_G_shared_ready[iteration % 3], iteration // 3 % 2)
+                        T.copy(exp_G_shared[iteration % 3, :], exp_G_row)
                         T.barrier_wait(v_ready[iteration % 3], iteration // 3 % 2)
                         t.load_transposed(v[iteration % 3, :, :], v_T, tx)
                         for i, j in t.as_sums(V, C):
-                            sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                            v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                         for i, j in t.as_sums(V, C):
-                            sub_v_h[i, j] = sub_v[i, j]
-                        T.barrier_wait(Tinv_h_ready[iteration % 3], iteration // 3 % 2)
+                            v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                        T.barrier_wait(Tinv_below_f16_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
-                            sub_v_h,
-                            mul_h_3_s[iteration % 3, :, :],
-                            sub_v,
+                            v_minus_exp_G_k_S_f16,
+                            k_kT_D_beta_f16_shared[iteration % 3, :, :],
+                            v_minus_exp_G_k_S,
                             transpose_B=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
-                        T.copy(mul_exp_5_s[iteration % 3, :], mul_exp_5_row)
+                        T.copy(beta_scaled_shared[iteration % 3, :], beta_scaled_row)
                         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                         for i, j in t.as_sums(V, C):
-                            mul_h_2[i, j] = mul_exp_5_row[j] * sub_v[i, j]
+                            S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
                         for i, j in t.parallel(V, K):
-                            S[i, j] = exp_last_G_s[iteration % 3, 0] * S[i, j]
-                        T.gemm(mul_h_2, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                            S[i, j] = exp_last_G_shared[iteration % 3, 0] * S[i, j]
+                        T.gemm(S_operand_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                         T.barrier_arrive(k_free[iteration % 3])
-                        T.barrier_arrive(exp_G_s_free[iteration % 3])
+                        T.barrier_arrive(exp_G_shared_free[iteration % 3])
                     for iteration in T.serial(first - begin, stop - begin):
                         chunk = begin + iteration
                         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-                        t.copy(S, S_h)
+                        t.copy(S, S_f16)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
-                            S_h,
+                            S_f16,
                             k[iteration % 3, :, :],
                             k_S,
                             transpose_B=True,
                             clear_accum=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
-                        T.barrier_wait(exp_G_s_ready[iteration % 3], iteration // 3 % 2)
-                        T.copy(exp_G_s[iteration % 3, :], exp_G_row)
+                        T.barrier_wait(exp_G_shared_ready[iteration % 3], iteration // 3 % 2)
+                        T.copy(exp_G_shared[iteration % 3, :], exp_G_row)
                         T.barrier_wait(v_ready[iteration % 3], iteration // 3 % 2)
                         t.load_transposed(v[iteration % 3, :, :], v_T, tx)
                         for i, j in t.as_sums(V, C):
-                            sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                            v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                         for i, j in t.as_sums(V, C):
-                            sub_v_h[i, j] = sub_v[i, j]
-                        T.barrier_wait(Tinv_h_ready[iteration % 3], iteration // 3 % 2)
+                            v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                        T.barrier_wait(Tinv_below_f16_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
-                            sub_v_h,
-                            mul_h_3_s[iteration % 3, :, :],
-                            sub_v,
+                            v_minus_exp_G_k_S_f16,
+                            k_kT_D_beta_f16_shared[iteration % 3, :, :],
+                            v_minus_exp_G_k_S,
                             transpose_B=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
-                        T.copy(mul_exp_5_s[iteration % 3, :], mul_exp_5_row)
+                        T.copy(beta_scaled_shared[iteration % 3, :], beta_scaled_row)
                         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                         for i, j in t.as_sums(V, C):
-                            mul_h_2[i, j] = mul_exp_5_row[j] * sub_v[i, j]
+                            S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
                         for i, j in t.parallel(V, K):
-                            S[i, j] = exp_last_G_s[iteration % 3, 0] * S[i, j]
-                        T.gemm(mul_h_2, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                            S[i, j] = exp_last_G_shared[iteration % 3, 0] * S[i, j]
+                        T.gemm(S_operand_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                         T.barrier_arrive(k_free[iteration % 3])
                         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                         T.gemm(
-                            S_h,
+                            S_f16,
                             q[iteration % 3, :, :],
                             q_S,
                             transpose_B=True,
@@ -1213,23 +1217,23 @@ def o_S_kernel(t):
                         )
                         T.barrier_arrive(q_free[(chunk - first) % 3])
                         for i, j in t.as_sums(V, C):
-                            U_h[i, j] = sub_v[i, j]
+                            U_unscaled_f16[i, j] = v_minus_exp_G_k_S[i, j]
                         for i, j in t.as_sums(V, C):
-                            add_mul[i, j] = exp_G_row[j] * q_S[i, j]
+                            o_sum[i, j] = exp_G_row[j] * q_S[i, j]
                         T.gemm(
-                            U_h,
-                            mul_h_s[iteration % 3, :, :],
-                            add_mul,
+                            U_unscaled_f16,
+                            q_kT_D_beta_f16_shared[iteration % 3, :, :],
+                            o_sum,
                             transpose_B=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
-                        T.barrier_arrive(exp_G_s_free[iteration % 3])
+                        T.barrier_arrive(exp_G_shared_free[iteration % 3])
                         for i, j in t.as_sums(V, C):
-                            o_h[i, j] = scale * add_mul[i, j]
-                        T.barrier_wait(o_h_s_free[0], ((chunk - first) + 1) % 2)
-                        t.store_tile(o_h, o_h_s, tx, transposed=True)
+                            o_f16[i, j] = scale * o_sum[i, j]
+                        T.barrier_wait(o_f16_shared_free[0], ((chunk - first) + 1) % 2)
+                        t.store_tile(o_f16, o_f16_shared, tx, transposed=True)
                         T.fence_proxy_async()
-                        T.barrier_arrive(o_h_s_ready[0])
+                        T.barrier_arrive(o_f16_shared_ready[0])
                     if has_final_state != 0:
                         if (first + span) * C >= length:
                             for i, j in t.parallel(V, K):
@@ -1246,34 +1250,34 @@ def o_S_kernel(t):
                         T.gemm(
                             k[iteration % 3, :, :],
                             k[iteration % 3, :, :],
-                            k_k,
+                            k_kT,
                             transpose_B=True,
                             clear_accum=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.copy(beta[iteration % 3, :], beta_row)
                         for i, j in t.as_sums(C, C):
-                            mul_D[i, j] = T.exp(
+                            D_beta[i, j] = T.exp(
                                 T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                             ) * beta_row[j]
                         # Tinv = unit_lower_inverse(A)
                         for i, j in t.as_sums(C, C):
-                            mul_h_3[i, j] = k_k[i, j] * mul_D[i, j]
-                        t.store_tile(mul_h_3, mul_h_3_s[iteration % 3, :, :], tx - 256)
-                        T.barrier_arrive(mul_h_3_s_ready[iteration % 3])
-                        T.barrier_wait(exp_G_s_free[iteration % 3], (iteration // 3 + 1) % 2)
+                            k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
+                        t.store_tile(k_kT_D_beta_f16, k_kT_D_beta_f16_shared[iteration % 3, :, :], tx - 256)
+                        T.barrier_arrive(k_kT_D_beta_f16_shared_ready[iteration % 3])
+                        T.barrier_wait(exp_G_shared_free[iteration % 3], (iteration // 3 + 1) % 2)
                         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                         for i in t.parallel(C):
-                            exp_G_s[iteration % 3, i] = T.exp(G[iteration % 3, i])
+                            exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
                         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                         for i in t.parallel(1):
-                            exp_last_G_s[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
+                            exp_last_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
                         for i in t.parallel(C):
-                            mul_exp_5_s[iteration % 3, i] = T.exp(
+                            beta_scaled_shared[iteration % 3, i] = T.exp(
                                 G[iteration % 3, C - 1] - G[iteration % 3, i],
                             ) * beta[iteration % 3, i]
                         T.fence_proxy_async()
-                        T.barrier_arrive(exp_G_s_ready[iteration % 3])
+                        T.barrier_arrive(exp_G_shared_ready[iteration % 3])
                     for iteration in T.serial(first - begin, stop - begin):
                         chunk = begin + iteration
                         T.barrier_wait(G_ready[iteration % 3], iteration // 3 % 2)
@@ -1284,50 +1288,50 @@ def o_S_kernel(t):
                         T.gemm(
                             k[iteration % 3, :, :],
                             k[iteration % 3, :, :],
-                            k_k,
+                            k_kT,
                             transpose_B=True,
                             clear_accum=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.copy(beta[iteration % 3, :], beta_row)
                         for i, j in t.as_sums(C, C):
-                            mul_D[i, j] = T.exp(
+                            D_beta[i, j] = T.exp(
                                 T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                             ) * beta_row[j]
                         # Tinv = unit_lower_inverse(A)
                         for i, j in t.as_sums(C, C):
-                            mul_h_3[i, j] = k_k[i, j] * mul_D[i, j]
-                        t.store_tile(mul_h_3, mul_h_3_s[iteration % 3, :, :], tx - 256)
-                        T.barrier_arrive(mul_h_3_s_ready[iteration % 3])
+                            k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
+                        t.store_tile(k_kT_D_beta_f16, k_kT_D_beta_f16_shared[iteration % 3, :, :], tx - 256)
+                        T.barrier_arrive(k_kT_D_beta_f16_shared_ready[iteration % 3])
                         T.barrier_wait(q_ready[(chunk - first) % 3], (chunk - first) // 3 % 2)
                         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                         T.wgmma_gemm(
                             q[iteration % 3, :, :],
                             k[iteration % 3, :, :],
-                            q_k,
+                            q_kT,
                             transpose_B=True,
                             clear_accum=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
-                        T.barrier_wait(exp_G_s_free[iteration % 3], (iteration // 3 + 1) % 2)
+                        T.barrier_wait(exp_G_shared_free[iteration % 3], (iteration // 3 + 1) % 2)
                         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                         for i in t.parallel(C):
-                            exp_G_s[iteration % 3, i] = T.exp(G[iteration % 3, i])
+                            exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
                         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                         for i in t.parallel(1):
-                            exp_last_G_s[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
+                            exp_last_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
                         for i in t.parallel(C):
-                            mul_exp_5_s[iteration % 3, i] = T.exp(
+                            beta_scaled_shared[iteration % 3, i] = T.exp(
                                 G[iteration % 3, C - 1] - G[iteration % 3, i],
                             ) * beta[iteration % 3, i]
                         T.wait_wgmma(0)
-                        T.warpgroup_fence_operand(q_k, num_regs=32)
+                        T.warpgroup_fence_operand(q_kT, num_regs=32)
                         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                         for i, j in t.as_sums(C, C):
-                            mul_h[i, j] = q_k[i, j] * mul_D[i, j]
-                        t.store_tile(mul_h, mul_h_s[iteration % 3, :, :], tx - 256)
+                            q_kT_D_beta_f16[i, j] = q_kT[i, j] * D_beta[i, j]
+                        t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[iteration % 3, :, :], tx - 256)
                         T.fence_proxy_async()
-                        T.barrier_arrive(exp_G_s_ready[iteration % 3])
+                        T.barrier_arrive(exp_G_shared_ready[iteration % 3])
                 else:
                     T.set_max_nreg(48, 0)
                     if tx < 416:
@@ -1411,43 +1415,43 @@ def o_S_kernel(t):
                             chunk = begin + iteration
                             row = start - b * L + chunk * C
                             rows = length - chunk * C
-                            T.barrier_wait(o_h_s_ready[0], (chunk - first) % 2)
+                            T.barrier_wait(o_f16_shared_ready[0], (chunk - first) % 2)
                             if rows >= C:
-                                T.copy(o_h_s, o_out[b, row:row + C, hv, 0:V])
+                                T.copy(o_f16_shared, o_out[b, row:row + C, hv, 0:V])
                             else:
                                 for i in T.serial(rows):
                                     for j in T.Parallel(V):
-                                        o_out[b, row + i, hv, j] = o_h_s[i, j]
-                            T.barrier_arrive(o_h_s_free[0])
+                                        o_out[b, row + i, hv, j] = o_f16_shared[i, j]
+                            T.barrier_arrive(o_f16_shared_free[0])
                     elif tx < 512:
                         for iteration in T.serial(first - begin):
                             chunk = begin + iteration
-                            T.barrier_wait(mul_h_3_s_ready[iteration % 3], iteration // 3 % 2)
+                            T.barrier_wait(k_kT_D_beta_f16_shared_ready[iteration % 3], iteration // 3 % 2)
                             # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                             t.diag_inverse(
-                                mul_h_3_s[iteration % 3, :, :],
-                                mul_h_3_s[iteration % 3, :, :],
+                                k_kT_D_beta_f16_shared[iteration % 3, :, :],
+                                k_kT_D_beta_f16_shared[iteration % 3, :, :],
                                 64,
                                 strict=True,
                                 thread=tx - 448,
                                 warp=iteration % 2,
                             )
                             T.fence_proxy_async()
-                            T.barrier_arrive(Tinv_h_ready[iteration % 3])
+                            T.barrier_arrive(Tinv_below_f16_ready[iteration % 3])
                         for iteration in T.serial(first - begin, stop - begin):
                             chunk = begin + iteration
-                            T.barrier_wait(mul_h_3_s_ready[iteration % 3], iteration // 3 % 2)
+                            T.barrier_wait(k_kT_D_beta_f16_shared_ready[iteration % 3], iteration // 3 % 2)
                             # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                             t.diag_inverse(
-                                mul_h_3_s[iteration % 3, :, :],
-                                mul_h_3_s[iteration % 3, :, :],
+                                k_kT_D_beta_f16_shared[iteration % 3, :, :],
+                                k_kT_D_beta_f16_shared[iteration % 3, :, :],
                                 64,
                                 strict=True,
                                 thread=tx - 448,
                                 warp=iteration % 2,
                             )
                             T.fence_proxy_async()
-                            T.barrier_arrive(Tinv_h_ready[iteration % 3])
+                            T.barrier_arrive(Tinv_below_f16_ready[iteration % 3])
 
     return o_S_kernel
 
@@ -2812,43 +2816,43 @@ def _page(_inputs, _states, _numbers):
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
-    sub_G_col = G_col - G_row
-    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
-    D = torch.exp(lower_sub)
+    G_minus_G = G_col - G_row
+    lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
+    D = torch.exp(lower_G_minus_G)
     # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
     beta_col = beta[..., :, None]
-    k_k = k @ k.mT
-    mul_beta = beta_col * k_k
-    mul_mul = mul_beta * D
-    A = mul_mul.tril(-1)
+    k_kT = k @ k.mT
+    beta_k_kT = beta_col * k_kT
+    beta_k_kT_D = beta_k_kT * D
+    A = beta_k_kT_D.tril(-1)
     # Tinv = unit_lower_inverse(A)
     Tinv = _unit_lower_inverse(A)
     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     k_S = k @ S
-    mul_exp = exp_G_col * k_S
-    sub_v = v - mul_exp
-    mul_beta_2 = beta_col * sub_v
-    U = Tinv @ mul_beta_2
+    exp_G_k_S = exp_G_col * k_S
+    v_minus_exp_G_k_S = v - exp_G_k_S
+    U_operand = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ U_operand
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
-    mul_exp_2 = exp_G_col * q_S
-    q_k = q @ k.mT
-    mul_q_k = q_k * D
-    mul_U = mul_q_k @ U
-    add_mul = mul_exp_2 + mul_U
-    o = scale[..., None, None] * add_mul
+    exp_G_q_S = exp_G_col * q_S
+    q_kT = q @ k.mT
+    q_kT_D = q_kT * D
+    q_kT_D_U = q_kT_D @ U
+    o_sum = exp_G_q_S + q_kT_D_U
+    o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
     exp_last_G = torch.exp(last_G)
-    mul_exp_3 = exp_last_G[..., None, None] * S
-    sub_last_G = last_G[..., None] - G
-    exp_sub = torch.exp(sub_last_G)
-    exp_sub_col = exp_sub[..., :, None]
-    mul_exp_4 = exp_sub_col * U
-    k_mul = k.mT @ mul_exp_4
-    S_next = mul_exp_3 + k_mul
+    exp_last_G_S = exp_last_G[..., None, None] * S
+    last_G_minus_G = last_G[..., None] - G
+    exp_last_G_minus_G = torch.exp(last_G_minus_G)
+    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
+    S_operand = exp_last_G_minus_G_col * U
+    kT_S_operand = k.mT @ S_operand
+    S_next = exp_last_G_S + kT_S_operand
     return o, S_next
 
 

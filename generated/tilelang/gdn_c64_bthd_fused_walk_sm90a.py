@@ -646,30 +646,30 @@ def o_S_kernel(t):
             v = t.staged((3, C, V), T.float16)
             G_col = t.fragment((C,), T.float32)
             G_row = t.fragment((C,), T.float32)
-            k_k = t.fragment((C, C), T.float32)
+            k_kT = t.fragment((C, C), T.float32)
             beta_row = t.fragment((C,), T.float32)
-            mul_D = t.fragment((C, C), T.float32)
-            mul_h_3 = t.fragment((C, C), T.float16)
-            mul_h_3_s = t.staged((3, C, C), T.float16)
-            q_k = t.fragment((C, C), T.float32)
-            S_h = t.fragment((V, K), T.float16)
+            D_beta = t.fragment((C, C), T.float32)
+            k_kT_D_beta_f16 = t.fragment((C, C), T.float16)
+            k_kT_D_beta_f16_shared = t.staged((3, C, C), T.float16)
+            q_kT = t.fragment((C, C), T.float32)
+            S_f16 = t.fragment((V, K), T.float16)
             k_S = t.fragment((V, C), T.float32)
-            exp_G_s = T.alloc_shared((3, C), T.float32)
+            exp_G_shared = T.alloc_shared((3, C), T.float32)
             exp_G_row = t.fragment((C,), T.float32)
             v_T = t.fragment((V, C), T.float16)
-            sub_v = t.fragment((V, C), T.float32)
-            sub_v_h = t.fragment((V, C), T.float16)
-            exp_last_G_s = T.alloc_shared((3, 1), T.float32)
-            mul_exp_5_s = T.alloc_shared((3, C), T.float32)
-            mul_h = t.fragment((C, C), T.float16)
-            mul_h_s = t.staged((3, C, C), T.float16)
-            mul_exp_5_row = t.fragment((C,), T.float32)
-            mul_h_2 = t.fragment((V, C), T.float16)
+            v_minus_exp_G_k_S = t.fragment((V, C), T.float32)
+            v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
+            exp_last_G_shared = T.alloc_shared((3, 1), T.float32)
+            beta_scaled_shared = T.alloc_shared((3, C), T.float32)
+            q_kT_D_beta_f16 = t.fragment((C, C), T.float16)
+            q_kT_D_beta_f16_shared = t.staged((3, C, C), T.float16)
+            beta_scaled_row = t.fragment((C,), T.float32)
+            S_operand_f16 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
-            U_h = t.fragment((V, C), T.float16)
-            add_mul = t.fragment((V, C), T.float32)
-            o_h = t.fragment((V, C), T.float16)
-            o_h_s = t.staged((C, V), T.float16)
+            U_unscaled_f16 = t.fragment((V, C), T.float16)
+            o_sum = t.fragment((V, C), T.float32)
+            o_f16 = t.fragment((V, C), T.float16)
+            o_f16_shared = t.staged((C, V), T.float16)
             k_ready = T.alloc_barrier(arrive_count=[32] * 3)
             k_tail = T.alloc_barrier(arrive_count=[32] * 1)
             k_free = T.alloc_barrier(arrive_count=[256] * 3)
@@ -679,16 +679,16 @@ def o_S_kernel(t):
             q_free = T.alloc_barrier(arrive_count=[256] * 3)
             v_ready = T.alloc_barrier(arrive_count=[32] * 3)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
-            mul_h_3_s_ready = T.alloc_barrier(arrive_count=[128] * 3)
-            Tinv_h_ready = T.alloc_barrier(arrive_count=[64] * 3)
-            exp_G_s_ready = T.alloc_barrier(arrive_count=[128] * 3)
-            exp_G_s_free = T.alloc_barrier(arrive_count=[256] * 3)
-            o_h_s_ready = T.alloc_barrier(arrive_count=[256] * 1)
-            o_h_s_free = T.alloc_barrier(arrive_count=[32] * 1)
+            k_kT_D_beta_f16_shared_ready = T.alloc_barrier(arrive_count=[128] * 3)
+            Tinv_below_f16_ready = T.alloc_barrier(arrive_count=[64] * 3)
+            exp_G_shared_ready = T.alloc_barrier(arrive_count=[128] * 3)
+            exp_G_shared_free = T.alloc_barrier(arrive_count=[256] * 3)
+            o_f16_shared_ready = T.alloc_barrier(arrive_count=[256] * 1)
+            o_f16_shared_free = T.alloc_barrier(arrive_count=[32] * 1)
             t.expect_swizzled(v)
-            t.expect_swizzled(mul_h_3_s)
-            t.expect_swizzled(mul_h_s)
-            t.expect_swizzled(o_h_s)
+            t.expect_swizzled(k_kT_D_beta_f16_shared)
+            t.expect_swizzled(q_kT_D_beta_f16_shared)
+            t.expect_swizzled(o_f16_shared)
             if clear_o != 0:
                 room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 low = T.alloc_var(T.int32, init=length)
@@ -706,43 +706,43 @@ def o_S_kernel(t):
                     S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, j, i], 0)
                 for chunk in T.serial(T.ceildiv(length, C)):
                     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-                    t.copy(S, S_h)
+                    t.copy(S, S_f16)
                     T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)
                     T.gemm(
-                        S_h,
+                        S_f16,
                         k[chunk % 3, :, :],
                         k_S,
                         transpose_B=True,
                         clear_accum=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
-                    T.barrier_wait(exp_G_s_ready[chunk % 3], chunk // 3 % 2)
-                    T.copy(exp_G_s[chunk % 3, :], exp_G_row)
+                    T.barrier_wait(exp_G_shared_ready[chunk % 3], chunk // 3 % 2)
+                    T.copy(exp_G_shared[chunk % 3, :], exp_G_row)
                     T.barrier_wait(v_ready[chunk % 3], chunk // 3 % 2)
                     t.load_transposed(v[chunk % 3, :, :], v_T, tx)
                     for i, j in t.as_sums(V, C):
-                        sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                        v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     for i, j in t.as_sums(V, C):
-                        sub_v_h[i, j] = sub_v[i, j]
-                    T.barrier_wait(Tinv_h_ready[chunk % 3], chunk // 3 % 2)
+                        v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                    T.barrier_wait(Tinv_below_f16_ready[chunk % 3], chunk // 3 % 2)
                     T.gemm(
-                        sub_v_h,
-                        mul_h_3_s[chunk % 3, :, :],
-                        sub_v,
+                        v_minus_exp_G_k_S_f16,
+                        k_kT_D_beta_f16_shared[chunk % 3, :, :],
+                        v_minus_exp_G_k_S,
                         transpose_B=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
-                    T.copy(mul_exp_5_s[chunk % 3, :], mul_exp_5_row)
+                    T.copy(beta_scaled_shared[chunk % 3, :], beta_scaled_row)
                     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                     for i, j in t.as_sums(V, C):
-                        mul_h_2[i, j] = mul_exp_5_row[j] * sub_v[i, j]
+                        S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
                     for i, j in t.parallel(V, K):
-                        S[i, j] = exp_last_G_s[chunk % 3, 0] * S[i, j]
-                    T.gemm(mul_h_2, k[chunk % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                        S[i, j] = exp_last_G_shared[chunk % 3, 0] * S[i, j]
+                    T.gemm(S_operand_f16, k[chunk % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                     T.barrier_arrive(k_free[chunk % 3])
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                     T.gemm(
-                        S_h,
+                        S_f16,
                         q[chunk % 3, :, :],
                         q_S,
                         transpose_B=True,
@@ -751,17 +751,23 @@ def o_S_kernel(t):
                     )
                     T.barrier_arrive(q_free[chunk % 3])
                     for i, j in t.as_sums(V, C):
-                        U_h[i, j] = sub_v[i, j]
+                        U_unscaled_f16[i, j] = v_minus_exp_G_k_S[i, j]
                     for i, j in t.as_sums(V, C):
-                        add_mul[i, j] = exp_G_row[j] * q_S[i, j]
-                    T.gemm(U_h, mul_h_s[chunk % 3, :, :], add_mul, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                    T.barrier_arrive(exp_G_s_free[chunk % 3])
+                        o_sum[i, j] = exp_G_row[j] * q_S[i, j]
+                    T.gemm(
+                        U_unscaled_f16,
+                        q_kT_D_beta_f16_shared[chunk % 3, :, :],
+                        o_sum,
+                        transpose_B=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
+                    T.barrier_arrive(exp_G_shared_free[chunk % 3])
                     for i, j in t.as_sums(V, C):
-                        o_h[i, j] = scale * add_mul[i, j]
-                    T.barrier_wait(o_h_s_free[0], (chunk + 1) % 2)
-                    t.store_tile(o_h, o_h_s, tx, transposed=True)
+                        o_f16[i, j] = scale * o_sum[i, j]
+                    T.barrier_wait(o_f16_shared_free[0], (chunk + 1) % 2)
+                    t.store_tile(o_f16, o_f16_shared, tx, transposed=True)
                     T.fence_proxy_async()
-                    T.barrier_arrive(o_h_s_ready[0])
+                    T.barrier_arrive(o_f16_shared_ready[0])
                 if has_final_state != 0:
                     for i, j in t.parallel(V, K):
                         final_state_out[n, hv, j, i] = S[i, j]
@@ -776,48 +782,50 @@ def o_S_kernel(t):
                     T.gemm(
                         k[chunk % 3, :, :],
                         k[chunk % 3, :, :],
-                        k_k,
+                        k_kT,
                         transpose_B=True,
                         clear_accum=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.copy(beta[chunk % 3, :], beta_row)
                     for i, j in t.as_sums(C, C):
-                        mul_D[i, j] = T.exp(
+                        D_beta[i, j] = T.exp(
                             T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                         ) * beta_row[j]
                     # Tinv = unit_lower_inverse(A)
                     for i, j in t.as_sums(C, C):
-                        mul_h_3[i, j] = k_k[i, j] * mul_D[i, j]
-                    t.store_tile(mul_h_3, mul_h_3_s[chunk % 3, :, :], tx - 256)
-                    T.barrier_arrive(mul_h_3_s_ready[chunk % 3])
+                        k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
+                    t.store_tile(k_kT_D_beta_f16, k_kT_D_beta_f16_shared[chunk % 3, :, :], tx - 256)
+                    T.barrier_arrive(k_kT_D_beta_f16_shared_ready[chunk % 3])
                     T.barrier_wait(q_ready[chunk % 3], chunk // 3 % 2)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                     T.wgmma_gemm(
                         q[chunk % 3, :, :],
                         k[chunk % 3, :, :],
-                        q_k,
+                        q_kT,
                         transpose_B=True,
                         clear_accum=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
-                    T.barrier_wait(exp_G_s_free[chunk % 3], (chunk // 3 + 1) % 2)
+                    T.barrier_wait(exp_G_shared_free[chunk % 3], (chunk // 3 + 1) % 2)
                     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                     for i in t.parallel(C):
-                        exp_G_s[chunk % 3, i] = T.exp(G[chunk % 3, i])
+                        exp_G_shared[chunk % 3, i] = T.exp(G[chunk % 3, i])
                     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                     for i in t.parallel(1):
-                        exp_last_G_s[chunk % 3, i] = T.exp(G[chunk % 3, C - 1])
+                        exp_last_G_shared[chunk % 3, i] = T.exp(G[chunk % 3, C - 1])
                     for i in t.parallel(C):
-                        mul_exp_5_s[chunk % 3, i] = T.exp(G[chunk % 3, C - 1] - G[chunk % 3, i]) * beta[chunk % 3, i]
+                        beta_scaled_shared[chunk % 3, i] = T.exp(
+                            G[chunk % 3, C - 1] - G[chunk % 3, i],
+                        ) * beta[chunk % 3, i]
                     T.wait_wgmma(0)
-                    T.warpgroup_fence_operand(q_k, num_regs=32)
+                    T.warpgroup_fence_operand(q_kT, num_regs=32)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                     for i, j in t.as_sums(C, C):
-                        mul_h[i, j] = q_k[i, j] * mul_D[i, j]
-                    t.store_tile(mul_h, mul_h_s[chunk % 3, :, :], tx - 256)
+                        q_kT_D_beta_f16[i, j] = q_kT[i, j] * D_beta[i, j]
+                    t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[chunk % 3, :, :], tx - 256)
                     T.fence_proxy_async()
-                    T.barrier_arrive(exp_G_s_ready[chunk % 3])
+                    T.barrier_arrive(exp_G_shared_ready[chunk % 3])
             else:
                 T.set_max_nreg(48, 0)
                 if tx < 416:
@@ -866,28 +874,28 @@ def o_S_kernel(t):
                     for chunk in T.serial(T.ceildiv(length, C)):
                         row = start - b * L + chunk * C
                         rows = length - chunk * C
-                        T.barrier_wait(o_h_s_ready[0], chunk % 2)
+                        T.barrier_wait(o_f16_shared_ready[0], chunk % 2)
                         if rows >= C:
-                            T.copy(o_h_s, o_out[b, row:row + C, hv, 0:V])
+                            T.copy(o_f16_shared, o_out[b, row:row + C, hv, 0:V])
                         else:
                             for i in T.serial(rows):
                                 for j in T.Parallel(V):
-                                    o_out[b, row + i, hv, j] = o_h_s[i, j]
-                        T.barrier_arrive(o_h_s_free[0])
+                                    o_out[b, row + i, hv, j] = o_f16_shared[i, j]
+                        T.barrier_arrive(o_f16_shared_free[0])
                 elif tx < 512:
                     for chunk in T.serial(T.ceildiv(length, C)):
-                        T.barrier_wait(mul_h_3_s_ready[chunk % 3], chunk // 3 % 2)
+                        T.barrier_wait(k_kT_D_beta_f16_shared_ready[chunk % 3], chunk // 3 % 2)
                         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                         t.diag_inverse(
-                            mul_h_3_s[chunk % 3, :, :],
-                            mul_h_3_s[chunk % 3, :, :],
+                            k_kT_D_beta_f16_shared[chunk % 3, :, :],
+                            k_kT_D_beta_f16_shared[chunk % 3, :, :],
                             64,
                             strict=True,
                             thread=tx - 448,
                             warp=chunk % 2,
                         )
                         T.fence_proxy_async()
-                        T.barrier_arrive(Tinv_h_ready[chunk % 3])
+                        T.barrier_arrive(Tinv_below_f16_ready[chunk % 3])
 
     return o_S_kernel
 
@@ -2227,43 +2235,43 @@ def _page(_inputs, _states, _numbers):
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
-    sub_G_col = G_col - G_row
-    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
-    D = torch.exp(lower_sub)
+    G_minus_G = G_col - G_row
+    lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
+    D = torch.exp(lower_G_minus_G)
     # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
     beta_col = beta[..., :, None]
-    k_k = k @ k.mT
-    mul_beta = beta_col * k_k
-    mul_mul = mul_beta * D
-    A = mul_mul.tril(-1)
+    k_kT = k @ k.mT
+    beta_k_kT = beta_col * k_kT
+    beta_k_kT_D = beta_k_kT * D
+    A = beta_k_kT_D.tril(-1)
     # Tinv = unit_lower_inverse(A)
     Tinv = _unit_lower_inverse(A)
     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     k_S = k @ S
-    mul_exp = exp_G_col * k_S
-    sub_v = v - mul_exp
-    mul_beta_2 = beta_col * sub_v
-    U = Tinv @ mul_beta_2
+    exp_G_k_S = exp_G_col * k_S
+    v_minus_exp_G_k_S = v - exp_G_k_S
+    U_operand = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ U_operand
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
-    mul_exp_2 = exp_G_col * q_S
-    q_k = q @ k.mT
-    mul_q_k = q_k * D
-    mul_U = mul_q_k @ U
-    add_mul = mul_exp_2 + mul_U
-    o = scale[..., None, None] * add_mul
+    exp_G_q_S = exp_G_col * q_S
+    q_kT = q @ k.mT
+    q_kT_D = q_kT * D
+    q_kT_D_U = q_kT_D @ U
+    o_sum = exp_G_q_S + q_kT_D_U
+    o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
     exp_last_G = torch.exp(last_G)
-    mul_exp_3 = exp_last_G[..., None, None] * S
-    sub_last_G = last_G[..., None] - G
-    exp_sub = torch.exp(sub_last_G)
-    exp_sub_col = exp_sub[..., :, None]
-    mul_exp_4 = exp_sub_col * U
-    k_mul = k.mT @ mul_exp_4
-    S_next = mul_exp_3 + k_mul
+    exp_last_G_S = exp_last_G[..., None, None] * S
+    last_G_minus_G = last_G[..., None] - G
+    exp_last_G_minus_G = torch.exp(last_G_minus_G)
+    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
+    S_operand = exp_last_G_minus_G_col * U
+    kT_S_operand = k.mT @ S_operand
+    S_next = exp_last_G_S + kT_S_operand
     return o, S_next
 
 

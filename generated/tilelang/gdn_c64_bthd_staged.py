@@ -581,7 +581,7 @@ def A_kernel(t):
             G = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
             beta = t.shared((C,), T.float32)
-            k_k = t.fragment((C, C), T.float32)
+            k_kT = t.fragment((C, C), T.float32)
             t.blocks_at_least(8)
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -598,9 +598,9 @@ def A_kernel(t):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 t.wait_copies()
                 # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-                t.gemm(k, k, k_k, transpose_B=True)
+                t.gemm(k, k, k_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    A_ws[slot, hv, i, j] = beta[i] * k_k[i, j] * T.exp(
+                    A_ws[slot, hv, i, j] = beta[i] * k_kT[i, j] * T.exp(
                         T.if_then_else(i > j, G[i] - G[j], -T.infinity(T.float32)),
                     )
 
@@ -623,18 +623,18 @@ def Tinv_kernel(t):
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
             A = t.shared((C, C), T.float32)
-            A_h = t.fragment((C, C), T.float16)
-            Tinv_d = t.staged((C, C), T.float16)
+            A_f16 = t.fragment((C, C), T.float16)
+            Tinv_rows_64 = t.staged((C, C), T.float16)
             if chunk * C < length:
                 t.start_copy(A_ws[slot, hv, 0:C, 0:C], A)
                 t.wait_copies()
                 # Tinv = unit_lower_inverse(A)
-                t.copy(A, A_h)
-                t.copy(A_h, Tinv_d)
-                t.expect_swizzled(Tinv_d)
-                t.diag_inverse(Tinv_d, Tinv_d, 64)
+                t.copy(A, A_f16)
+                t.copy(A_f16, Tinv_rows_64)
+                t.expect_swizzled(Tinv_rows_64)
+                t.diag_inverse(Tinv_rows_64, Tinv_rows_64, 64)
                 for i, j in t.parallel(C, C):
-                    Tinv_ws[slot, hv, i, j] = Tinv_d[i, j]
+                    Tinv_ws[slot, hv, i, j] = Tinv_rows_64[i, j]
 
     return Tinv_kernel
 
@@ -667,12 +667,12 @@ def U_weight_U_offset_kernel(t):
             v = t.shared((C, V), T.float16)
             beta = t.shared((C,), T.float32)
             exp_G = t.shared((C,), T.float32)
-            mul_h = t.fragment((C, V), T.float16)
+            beta_v_f16 = t.fragment((C, V), T.float16)
             U_offset = t.fragment((C, V), T.float32)
-            mul_h_2 = t.fragment((C, K), T.float16)
+            beta_exp_G_k_f16 = t.fragment((C, K), T.float16)
             U_weight = t.fragment((C, K), T.float32)
-            U_h = t.fragment((C, K), T.float16)
-            U_h_out = t.staged((C, K), T.float16)
+            U_weight_f16 = t.fragment((C, K), T.float16)
+            U_weight_f16_out = t.staged((C, K), T.float16)
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
@@ -695,19 +695,19 @@ def U_weight_U_offset_kernel(t):
                     exp_G[i] = T.exp(G[i])
                 t.wait_copies()
                 for i, j in t.parallel(C, V):
-                    mul_h[i, j] = beta[i] * T.cast(v[i, j], T.float32)
-                t.copy(mul_h, v)
+                    beta_v_f16[i, j] = beta[i] * T.cast(v[i, j], T.float32)
+                t.copy(beta_v_f16, v)
                 t.gemm(Tinv, v, U_offset)
                 for i, j in t.parallel(C, V):
                     U_offset_ws[slot, hv, i, j] = U_offset[i, j]
                 for i, j in t.parallel(C, K):
-                    mul_h_2[i, j] = beta[i] * (exp_G[i] * T.cast(k[i, j], T.float32))
-                t.copy(mul_h_2, k)
+                    beta_exp_G_k_f16[i, j] = beta[i] * (exp_G[i] * T.cast(k[i, j], T.float32))
+                t.copy(beta_exp_G_k_f16, k)
                 t.gemm(Tinv, k, U_weight)
-                t.copy(U_weight, U_h)
-                t.copy(U_h, U_h_out)
+                t.copy(U_weight, U_weight_f16)
+                t.copy(U_weight_f16, U_weight_f16_out)
                 for i, j in t.parallel(C, K):
-                    U_weight_ws[slot, hv, i, j] = U_h_out[i, j]
+                    U_weight_ws[slot, hv, i, j] = U_weight_f16_out[i, j]
 
     return U_weight_U_offset_kernel
 
@@ -740,16 +740,16 @@ def S_U_kernel(t):
             G = t.shared((C,), T.float32)
             U_offset = t.shared((C, V), T.float32)
             U_weight = t.shared((C, K), T.float16)
-            S_h = t.shared((K, V), T.float16)
+            S_f16 = t.shared((K, V), T.float16)
             k = t.shared((C, K), T.float16)
-            U_S = t.fragment((C, V), T.float32)
+            U_weight_S = t.fragment((C, V), T.float32)
             U = t.fragment((C, V), T.float32)
-            U_h = t.fragment((C, V), T.float16)
-            U_h_out = t.staged((C, V), T.float16)
+            U_f16 = t.fragment((C, V), T.float16)
+            U_f16_out = t.staged((C, V), T.float16)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
-            exp_sub = t.shared((C,), T.float32)
-            mul_h = t.fragment((C, V), T.float16)
+            exp_last_G_minus_G = t.shared((C,), T.float32)
+            S_operand_f16 = t.fragment((C, V), T.float16)
             for i, j in t.parallel(K, V):
                 S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, i, j], 0)
             for chunk in T.serial(T.ceildiv(length, C)):
@@ -760,9 +760,9 @@ def S_U_kernel(t):
                     G[i] = G_ws[slot, hv, i]
                 t.start_copy(U_offset_ws[slot, hv, 0:C, 0:V], U_offset)
                 t.start_copy(U_weight_ws[slot, hv, 0:C, 0:K], U_weight)
-                t.copy(S, S_h)
+                t.copy(S, S_f16)
                 for i, j in t.parallel(K, V):
-                    S_ws[slot, hv, i, j] = S_h[i, j]
+                    S_ws[slot, hv, i, j] = S_f16[i, j]
                 if rows >= C:
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
                 else:
@@ -770,21 +770,21 @@ def S_U_kernel(t):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                 t.wait_copies()
                 # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-                t.gemm(U_weight, S_h, U_S)
+                t.gemm(U_weight, S_f16, U_weight_S)
                 for i, j in t.parallel(C, V):
-                    U[i, j] = U_offset[i, j] - U_S[i, j]
-                t.copy(U, U_h)
-                t.copy(U_h, U_h_out)
+                    U[i, j] = U_offset[i, j] - U_weight_S[i, j]
+                t.copy(U, U_f16)
+                t.copy(U_f16, U_f16_out)
                 for i, j in t.parallel(C, V):
-                    U_ws[slot, hv, i, j] = U_h_out[i, j]
+                    U_ws[slot, hv, i, j] = U_f16_out[i, j]
                 # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                 last_G = G[C - 1]
                 exp_last_G = T.exp(last_G)
                 for i in t.parallel(C):
-                    exp_sub[i] = T.exp(last_G - G[i])
+                    exp_last_G_minus_G[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
-                    mul_h[i, j] = exp_sub[i] * U[i, j]
-                t.copy(mul_h, U_weight)
+                    S_operand_f16[i, j] = exp_last_G_minus_G[i] * U[i, j]
+                t.copy(S_operand_f16, U_weight)
                 for i, j in t.parallel(K, V):
                     S[i, j] = exp_last_G * S[i, j]
                 t.gemm(k, U_weight, S, transpose_A=True, clear_accum=False)
@@ -825,12 +825,12 @@ def o_kernel(t):
             k = t.shared((C, K), T.float16)
             exp_G = t.shared((C,), T.float32)
             q_S = t.fragment((C, V), T.float32)
-            q_k = t.fragment((C, C), T.float32)
-            mul_h = t.fragment((C, C), T.float16)
-            mul_h_op = t.shared((C, C), T.float16)
-            add_mul = t.fragment((C, V), T.float32)
-            o_h = t.fragment((C, V), T.float16)
-            o_h_out = t.staged((C, V), T.float16)
+            q_kT = t.fragment((C, C), T.float32)
+            q_kT_D_f16 = t.fragment((C, C), T.float16)
+            q_kT_D_f16_shared = t.shared((C, C), T.float16)
+            o_sum = t.fragment((C, V), T.float32)
+            o_f16 = t.fragment((C, V), T.float16)
+            o_f16_out = t.staged((C, V), T.float16)
             if clear_o != 0:
                 room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 low = T.alloc_var(T.int32, init=T.max(chunk * C, length))
@@ -862,19 +862,19 @@ def o_kernel(t):
                 t.wait_copies()
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                 t.gemm(q, S, q_S)
-                t.gemm(q, k, q_k, transpose_B=True)
+                t.gemm(q, k, q_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    mul_h[i, j] = q_k[i, j] * T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
-                t.copy(mul_h, mul_h_op)
+                    q_kT_D_f16[i, j] = q_kT[i, j] * T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
+                t.copy(q_kT_D_f16, q_kT_D_f16_shared)
                 for i, j in t.parallel(C, V):
-                    add_mul[i, j] = exp_G[i] * q_S[i, j]
-                t.gemm(mul_h_op, U, add_mul, clear_accum=False)
+                    o_sum[i, j] = exp_G[i] * q_S[i, j]
+                t.gemm(q_kT_D_f16_shared, U, o_sum, clear_accum=False)
                 for i, j in t.parallel(C, V):
-                    o_h[i, j] = scale * add_mul[i, j]
-                t.copy(o_h, o_h_out)
+                    o_f16[i, j] = scale * o_sum[i, j]
+                t.copy(o_f16, o_f16_out)
                 for i, j in t.parallel(C, V):
                     if i < rows:
-                        o_out[b, row + i, hv, j] = o_h_out[i, j]
+                        o_out[b, row + i, hv, j] = o_f16_out[i, j]
 
     return o_kernel
 
@@ -2254,43 +2254,43 @@ def _page(_inputs, _states, _numbers):
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
-    sub_G_col = G_col - G_row
-    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
-    D = torch.exp(lower_sub)
+    G_minus_G = G_col - G_row
+    lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
+    D = torch.exp(lower_G_minus_G)
     # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
     beta_col = beta[..., :, None]
-    k_k = k @ k.mT
-    mul_beta = beta_col * k_k
-    mul_mul = mul_beta * D
-    A = mul_mul.tril(-1)
+    k_kT = k @ k.mT
+    beta_k_kT = beta_col * k_kT
+    beta_k_kT_D = beta_k_kT * D
+    A = beta_k_kT_D.tril(-1)
     # Tinv = unit_lower_inverse(A)
     Tinv = _unit_lower_inverse(A)
     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     k_S = k @ S
-    mul_exp = exp_G_col * k_S
-    sub_v = v - mul_exp
-    mul_beta_2 = beta_col * sub_v
-    U = Tinv @ mul_beta_2
+    exp_G_k_S = exp_G_col * k_S
+    v_minus_exp_G_k_S = v - exp_G_k_S
+    U_operand = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ U_operand
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
-    mul_exp_2 = exp_G_col * q_S
-    q_k = q @ k.mT
-    mul_q_k = q_k * D
-    mul_U = mul_q_k @ U
-    add_mul = mul_exp_2 + mul_U
-    o = scale[..., None, None] * add_mul
+    exp_G_q_S = exp_G_col * q_S
+    q_kT = q @ k.mT
+    q_kT_D = q_kT * D
+    q_kT_D_U = q_kT_D @ U
+    o_sum = exp_G_q_S + q_kT_D_U
+    o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
     exp_last_G = torch.exp(last_G)
-    mul_exp_3 = exp_last_G[..., None, None] * S
-    sub_last_G = last_G[..., None] - G
-    exp_sub = torch.exp(sub_last_G)
-    exp_sub_col = exp_sub[..., :, None]
-    mul_exp_4 = exp_sub_col * U
-    k_mul = k.mT @ mul_exp_4
-    S_next = mul_exp_3 + k_mul
+    exp_last_G_S = exp_last_G[..., None, None] * S
+    last_G_minus_G = last_G[..., None] - G
+    exp_last_G_minus_G = torch.exp(last_G_minus_G)
+    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
+    S_operand = exp_last_G_minus_G_col * U
+    kT_S_operand = k.mT @ S_operand
+    S_next = exp_last_G_S + kT_S_operand
     return o, S_next
 
 

@@ -651,15 +651,15 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
             G_b = t.shared((C,), T.float32)
             G_c = t.shared((C,), T.float32)
             G_d = t.shared((C,), T.float32)
-            k_k = t.fragment((C, C), T.float32)
-            mul_h_2 = t.fragment((C, C), T.float16)
-            Tinv_h = t.staged((C, C), T.float16)
-            mul_h_2_b = t.fragment((C, C), T.float16)
-            Tinv_h_b = t.staged((C, C), T.float16)
-            mul_h_2_c = t.fragment((C, C), T.float16)
-            Tinv_h_c = t.staged((C, C), T.float16)
-            mul_h_2_d = t.fragment((C, C), T.float16)
-            Tinv_h_d = t.staged((C, C), T.float16)
+            k_kT = t.fragment((C, C), T.float32)
+            k_kT_scaled_f16 = t.fragment((C, C), T.float16)
+            Tinv_below_f16 = t.staged((C, C), T.float16)
+            k_kT_scaled_f16_b = t.fragment((C, C), T.float16)
+            Tinv_below_f16_b = t.staged((C, C), T.float16)
+            k_kT_scaled_f16_c = t.fragment((C, C), T.float16)
+            Tinv_below_f16_c = t.staged((C, C), T.float16)
+            k_kT_scaled_f16_d = t.fragment((C, C), T.float16)
+            Tinv_below_f16_d = t.staged((C, C), T.float16)
             F_chunk = T.alloc_var(T.float32)
             F_chunk_b = T.alloc_var(T.float32)
             F_chunk_c = T.alloc_var(T.float32)
@@ -717,37 +717,41 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                 for i in t.parallel(C):
                     G_ws[slot, hv + 3, i] = G_d[i]
                 # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-                t.gemm(k, k, k_k, transpose_B=True)
+                t.gemm(k, k, k_kT, transpose_B=True)
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
-                    mul_h_2[i, j] = k_k[i, j] * (T.exp(G[i] - G[j]) * beta[j])
-                t.copy(mul_h_2, Tinv_h)
+                    k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
+                t.copy(k_kT_scaled_f16, Tinv_below_f16)
                 for i, j in t.parallel(C, C):
-                    mul_h_2_b[i, j] = k_k[i, j] * (T.exp(G_b[i] - G_b[j]) * beta_b[j])
-                t.copy(mul_h_2_b, Tinv_h_b)
+                    k_kT_scaled_f16_b[i, j] = k_kT[i, j] * (T.exp(G_b[i] - G_b[j]) * beta_b[j])
+                t.copy(k_kT_scaled_f16_b, Tinv_below_f16_b)
                 for i, j in t.parallel(C, C):
-                    mul_h_2_c[i, j] = k_k[i, j] * (T.exp(G_c[i] - G_c[j]) * beta_c[j])
-                t.copy(mul_h_2_c, Tinv_h_c)
+                    k_kT_scaled_f16_c[i, j] = k_kT[i, j] * (T.exp(G_c[i] - G_c[j]) * beta_c[j])
+                t.copy(k_kT_scaled_f16_c, Tinv_below_f16_c)
                 for i, j in t.parallel(C, C):
-                    mul_h_2_d[i, j] = k_k[i, j] * (T.exp(G_d[i] - G_d[j]) * beta_d[j])
-                t.copy(mul_h_2_d, Tinv_h_d)
-                t.expect_swizzled(Tinv_h)
-                t.expect_swizzled(Tinv_h_b)
-                t.expect_swizzled(Tinv_h_c)
-                t.expect_swizzled(Tinv_h_d)
-                t.diag_inverses((Tinv_h, Tinv_h_b, Tinv_h_c, Tinv_h_d), (None, None, None, None), strict=True)
+                    k_kT_scaled_f16_d[i, j] = k_kT[i, j] * (T.exp(G_d[i] - G_d[j]) * beta_d[j])
+                t.copy(k_kT_scaled_f16_d, Tinv_below_f16_d)
+                t.expect_swizzled(Tinv_below_f16)
+                t.expect_swizzled(Tinv_below_f16_b)
+                t.expect_swizzled(Tinv_below_f16_c)
+                t.expect_swizzled(Tinv_below_f16_d)
+                t.diag_inverses(
+                    (Tinv_below_f16, Tinv_below_f16_b, Tinv_below_f16_c, Tinv_below_f16_d),
+                    (None, None, None, None),
+                    strict=True,
+                )
                 for i, j in t.parallel(C, C):
-                    Tinv_below_ws[slot, hv, i, j] = Tinv_h[i, j]
+                    Tinv_below_ws[slot, hv, i, j] = Tinv_below_f16[i, j]
                 for i, j in t.parallel(C, C):
-                    Tinv_below_ws[slot, hv + 1, i, j] = Tinv_h_b[i, j]
+                    Tinv_below_ws[slot, hv + 1, i, j] = Tinv_below_f16_b[i, j]
                 for i, j in t.parallel(C, C):
-                    Tinv_below_ws[slot, hv + 2, i, j] = Tinv_h_c[i, j]
+                    Tinv_below_ws[slot, hv + 2, i, j] = Tinv_below_f16_c[i, j]
                 for i, j in t.parallel(C, C):
-                    Tinv_below_ws[slot, hv + 3, i, j] = Tinv_h_d[i, j]
+                    Tinv_below_ws[slot, hv + 3, i, j] = Tinv_below_f16_d[i, j]
                 # F = g + log(maximum(1, abs(1 - beta * row_sum(k * k))))
                 for i, j in t.parallel(C, C):
                     if i == j:
-                        G[i] = k_k[i, j]
+                        G[i] = k_kT[i, j]
                 for i in t.parallel(C):
                     G_b[i] = 1.0 - beta[i] * G[i]
                 for i in t.parallel(C):
@@ -831,12 +835,12 @@ def S_offset_kernel(t):
             k = t.shared((C, K), T.float16)
             v = t.shared((C, V), T.float16)
             exp_G = t.shared((C,), T.float32)
-            S_h = t.shared((K, V), T.float16)
+            S_f16 = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
             U_unscaled = t.fragment((C, V), T.float32)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
-            mul_h = t.fragment((C, V), T.float16)
+            S_operand_f16 = t.fragment((C, V), T.float16)
             if first < T.max(stop, 1):
                 warm_up_next = t.warm_up_length(
                     F_chunk_ws,
@@ -877,9 +881,9 @@ def S_offset_kernel(t):
                         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(G[i])
-                        t.copy(S, S_h)
+                        t.copy(S, S_f16)
                         t.wait_copies()
-                        t.gemm(k, S_h, k_S)
+                        t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, V):
                             U_unscaled[i, j] = T.cast(v[i, j], T.float32) - exp_G[i] * k_S[i, j]
                         t.copy(U_unscaled, v)
@@ -890,8 +894,8 @@ def S_offset_kernel(t):
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, V):
-                            mul_h[i, j] = exp_G[i] * U_unscaled[i, j]
-                        t.copy(mul_h, v)
+                            S_operand_f16[i, j] = exp_G[i] * U_unscaled[i, j]
+                        t.copy(S_operand_f16, v)
                         for i, j in t.parallel(K, V):
                             S[i, j] = exp_last_G * S[i, j]
                         t.gemm(k, v, S, transpose_A=True, clear_accum=False)
@@ -930,29 +934,29 @@ def S_factor_kernel(t):
             follows = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
-            maximum_warm = T.alloc_var(T.float32)
+            warm_up_maximum = T.alloc_var(T.float32)
             S = t.fragment((K, K), T.float32)
             G = t.shared((C,), T.float32)
             Tinv_below = t.shared((C, C), T.float16)
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
             exp_G = t.shared((C,), T.float32)
-            S_h = t.shared((K, K), T.float16)
+            S_f16 = t.shared((K, K), T.float16)
             k_S = t.fragment((C, K), T.float32)
             U_unscaled = t.fragment((C, K), T.float32)
-            sub_v_h = t.shared((C, K), T.float16)
+            v_minus_exp_G_k_S_f16 = t.shared((C, K), T.float16)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
-            mul_h = t.fragment((C, K), T.float16)
-            S_T_h = t.fragment((K, K), T.float16)
-            S_T_h_out = t.staged((K, K), T.float16)
+            S_operand_f16 = t.fragment((C, K), T.float16)
+            S_T_f16 = t.fragment((K, K), T.float16)
+            S_T_f16_out = t.staged((K, K), T.float16)
             if first < T.max(stop, 1):
                 begin = first
                 follows = T.Select(first > 0, -1.0, 0.0)
                 warm_up = T.if_then_else(follows < 0, S_warm_up[part, hv], 0)
                 warm_up_next = T.if_then_else((first + span) * C < length, S_warm_up[part + 1, hv], 0)
-                maximum_warm = T.max(warm_up, warm_up_next)
-                if maximum_warm < 0:
+                warm_up_maximum = T.max(warm_up, warm_up_next)
+                if warm_up_maximum < 0:
                     for i, j in t.parallel(K, K):
                         S[i, j] = T.if_then_else(i == j, 1.0, 0.0)
                     for chunk in T.serial(begin, stop):
@@ -972,28 +976,28 @@ def S_factor_kernel(t):
                         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(G[i])
-                        t.copy(S, S_h)
+                        t.copy(S, S_f16)
                         t.wait_copies()
-                        t.gemm(k, S_h, k_S)
+                        t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, K):
                             U_unscaled[i, j] = -(exp_G[i] * k_S[i, j])
-                        t.copy(U_unscaled, sub_v_h)
-                        t.gemm(Tinv_below, sub_v_h, U_unscaled, clear_accum=False)
+                        t.copy(U_unscaled, v_minus_exp_G_k_S_f16)
+                        t.gemm(Tinv_below, v_minus_exp_G_k_S_f16, U_unscaled, clear_accum=False)
                         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, K):
-                            mul_h[i, j] = exp_G[i] * U_unscaled[i, j]
-                        t.copy(mul_h, sub_v_h)
+                            S_operand_f16[i, j] = exp_G[i] * U_unscaled[i, j]
+                        t.copy(S_operand_f16, v_minus_exp_G_k_S_f16)
                         for i, j in t.parallel(K, K):
                             S[i, j] = exp_last_G * S[i, j]
-                        t.gemm(k, sub_v_h, S, transpose_A=True, clear_accum=False)
-                    t.copy(S, S_T_h)
-                    t.copy(S_T_h, S_T_h_out)
+                        t.gemm(k, v_minus_exp_G_k_S_f16, S, transpose_A=True, clear_accum=False)
+                    t.copy(S, S_T_f16)
+                    t.copy(S_T_f16, S_T_f16_out)
                     for i, j in t.parallel(K, K):
-                        S_factor[part, hv, i, j] = S_T_h_out[i, j]
+                        S_factor[part, hv, i, j] = S_T_f16_out[i, j]
 
     return S_factor_kernel
 
@@ -1026,10 +1030,10 @@ def S_start_kernel(t):
             follows_2 = T.alloc_var(T.float32)
             warm_up_2 = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
-            maximum_warm = T.alloc_var(T.float32)
+            warm_up_2_maximum = T.alloc_var(T.float32)
             M = t.shared((K, K), T.float16)
             N = t.shared((K, V), T.float32)
-            S_h = t.shared((K, V), T.float16)
+            S_f16 = t.shared((K, V), T.float16)
             if first < T.max(stop, 1):
                 follows = T.Select(first > 0, -1.0, 0.0)
                 warm_up = T.if_then_else(follows < 0, S_warm_up[part, hv], 0)
@@ -1040,15 +1044,15 @@ def S_start_kernel(t):
                         follows_2 = T.Select(earlier > part - T.truncdiv(first, span), -1.0, 0.0)
                         warm_up_2 = T.if_then_else(follows_2 < 0, S_warm_up[earlier, hv], 0)
                         warm_up_next = S_warm_up[earlier + 1, hv]
-                        maximum_warm = T.max(warm_up_2, warm_up_next)
+                        warm_up_2_maximum = T.max(warm_up_2, warm_up_next)
                         for i, j in t.parallel(K, K):
-                            M[i, j] = T.if_then_else(maximum_warm < 0, S_factor[earlier, hv, i, j], 0)
+                            M[i, j] = T.if_then_else(warm_up_2_maximum < 0, S_factor[earlier, hv, i, j], 0)
                         for i, j in t.parallel(K, V):
                             N[i, j] = T.if_then_else(warm_up_next < 0, S_offset[earlier, hv, i, j], 0)
-                        t.copy(S, S_h)
+                        t.copy(S, S_f16)
                         for i, j in t.parallel(K, V):
                             S[i, j] = N[i, j]
-                        t.gemm(M, S_h, S, clear_accum=False)
+                        t.gemm(M, S_f16, S, clear_accum=False)
                     for i, j in t.parallel(K, V):
                         S_start[part, hv, i, j] = S[i, j]
 
@@ -1106,25 +1110,25 @@ def o_S_kernel(t):
             G_col = t.fragment((C,), T.float32)
             G_row = t.fragment((C,), T.float32)
             beta_row = t.fragment((C,), T.float32)
-            q_k = t.fragment((C, C), T.float32)
-            mul_h = t.fragment((C, C), T.float16)
-            S_h = t.fragment((V, K), T.float16)
+            q_kT = t.fragment((C, C), T.float32)
+            q_kT_D_beta_f16 = t.fragment((C, C), T.float16)
+            S_f16 = t.fragment((V, K), T.float16)
             k_S = t.fragment((V, C), T.float32)
-            exp_G_s = T.alloc_shared((2, C), T.float32)
+            exp_G_shared = T.alloc_shared((2, C), T.float32)
             exp_G_row = t.fragment((C,), T.float32)
             v_T = t.fragment((V, C), T.float16)
-            sub_v = t.fragment((V, C), T.float32)
-            sub_v_h = t.fragment((V, C), T.float16)
-            exp_last_G_s = T.alloc_shared((2, 1), T.float32)
-            mul_exp_5_s = T.alloc_shared((2, C), T.float32)
-            mul_exp_5_row = t.fragment((C,), T.float32)
-            mul_h_2 = t.fragment((V, C), T.float16)
+            v_minus_exp_G_k_S = t.fragment((V, C), T.float32)
+            v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
+            exp_last_G_shared = T.alloc_shared((2, 1), T.float32)
+            beta_scaled_shared = T.alloc_shared((2, C), T.float32)
+            beta_scaled_row = t.fragment((C,), T.float32)
+            S_operand_f16 = t.fragment((V, C), T.float16)
             q_S = t.fragment((V, C), T.float32)
-            U_h = t.fragment((V, C), T.float16)
-            mul_h_s = t.staged((2, C, C), T.float16)
-            add_mul = t.fragment((V, C), T.float32)
-            o_h = t.fragment((V, C), T.float16)
-            o_h_s = t.staged((C, V), T.float16)
+            U_unscaled_f16 = t.fragment((V, C), T.float16)
+            q_kT_D_beta_f16_shared = t.staged((2, C, C), T.float16)
+            o_sum = t.fragment((V, C), T.float32)
+            o_f16 = t.fragment((V, C), T.float16)
+            o_f16_shared = t.staged((C, V), T.float16)
             k_ready = T.alloc_barrier(arrive_count=[32] * 2)
             k_tail = T.alloc_barrier(arrive_count=[32] * 1)
             q_tail = T.alloc_barrier(arrive_count=[32] * 1)
@@ -1132,13 +1136,13 @@ def o_S_kernel(t):
             v_ready = T.alloc_barrier(arrive_count=[32] * 2)
             v_tail = T.alloc_barrier(arrive_count=[32] * 1)
             G_ready = T.alloc_barrier(arrive_count=[32] * 2)
-            exp_G_s_ready = T.alloc_barrier(arrive_count=[128] * 2)
-            exp_G_s_free = T.alloc_barrier(arrive_count=[256] * 2)
-            o_h_s_ready = T.alloc_barrier(arrive_count=[256] * 1)
-            o_h_s_free = T.alloc_barrier(arrive_count=[32] * 1)
+            exp_G_shared_ready = T.alloc_barrier(arrive_count=[128] * 2)
+            exp_G_shared_free = T.alloc_barrier(arrive_count=[256] * 2)
+            o_f16_shared_ready = T.alloc_barrier(arrive_count=[256] * 1)
+            o_f16_shared_free = T.alloc_barrier(arrive_count=[32] * 1)
             t.expect_swizzled(v)
-            t.expect_swizzled(mul_h_s)
-            t.expect_swizzled(o_h_s)
+            t.expect_swizzled(q_kT_D_beta_f16_shared)
+            t.expect_swizzled(o_f16_shared)
             if clear_o != 0 and half == 0:
                 room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 low = T.alloc_var(T.int32, init=T.max(first * C, length))
@@ -1171,78 +1175,78 @@ def o_S_kernel(t):
                         for iteration in T.serial(first - begin):
                             chunk = begin + iteration
                             # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-                            t.copy(S, S_h)
+                            t.copy(S, S_f16)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
                             T.gemm(
-                                S_h,
+                                S_f16,
                                 k[iteration % 2, :, :],
                                 k_S,
                                 transpose_B=True,
                                 clear_accum=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.barrier_wait(exp_G_s_ready[iteration % 2], iteration // 2 % 2)
-                            T.copy(exp_G_s[iteration % 2, :], exp_G_row)
+                            T.barrier_wait(exp_G_shared_ready[iteration % 2], iteration // 2 % 2)
+                            T.copy(exp_G_shared[iteration % 2, :], exp_G_row)
                             T.barrier_wait(v_ready[iteration % 2], iteration // 2 % 2)
                             t.load_transposed(v[iteration % 2, :, :], v_T, tx)
                             for i, j in t.as_sums(V, C):
-                                sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                                v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                             for i, j in t.as_sums(V, C):
-                                sub_v_h[i, j] = sub_v[i, j]
+                                v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
                             T.gemm(
-                                sub_v_h,
+                                v_minus_exp_G_k_S_f16,
                                 Tinv_below[iteration % 2, :, :],
-                                sub_v,
+                                v_minus_exp_G_k_S,
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.copy(mul_exp_5_s[iteration % 2, :], mul_exp_5_row)
+                            T.copy(beta_scaled_shared[iteration % 2, :], beta_scaled_row)
                             # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                             for i, j in t.as_sums(V, C):
-                                mul_h_2[i, j] = mul_exp_5_row[j] * sub_v[i, j]
+                                S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
                             for i, j in t.parallel(V, K):
-                                S[i, j] = exp_last_G_s[iteration % 2, 0] * S[i, j]
-                            T.gemm(mul_h_2, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                                S[i, j] = exp_last_G_shared[iteration % 2, 0] * S[i, j]
+                            T.gemm(S_operand_f16, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                             T.barrier_arrive(k_free[iteration % 2])
-                            T.barrier_arrive(exp_G_s_free[iteration % 2])
+                            T.barrier_arrive(exp_G_shared_free[iteration % 2])
                         for iteration in T.serial(first - begin, stop - begin):
                             chunk = begin + iteration
                             # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-                            t.copy(S, S_h)
+                            t.copy(S, S_f16)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
                             T.gemm(
-                                S_h,
+                                S_f16,
                                 k[iteration % 2, :, :],
                                 k_S,
                                 transpose_B=True,
                                 clear_accum=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.barrier_wait(exp_G_s_ready[iteration % 2], iteration // 2 % 2)
-                            T.copy(exp_G_s[iteration % 2, :], exp_G_row)
+                            T.barrier_wait(exp_G_shared_ready[iteration % 2], iteration // 2 % 2)
+                            T.copy(exp_G_shared[iteration % 2, :], exp_G_row)
                             T.barrier_wait(v_ready[iteration % 2], iteration // 2 % 2)
                             t.load_transposed(v[iteration % 2, :, :], v_T, tx)
                             for i, j in t.as_sums(V, C):
-                                sub_v[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                                v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                             for i, j in t.as_sums(V, C):
-                                sub_v_h[i, j] = sub_v[i, j]
+                                v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
                             T.gemm(
-                                sub_v_h,
+                                v_minus_exp_G_k_S_f16,
                                 Tinv_below[iteration % 2, :, :],
-                                sub_v,
+                                v_minus_exp_G_k_S,
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.copy(mul_exp_5_s[iteration % 2, :], mul_exp_5_row)
+                            T.copy(beta_scaled_shared[iteration % 2, :], beta_scaled_row)
                             # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                             for i, j in t.as_sums(V, C):
-                                mul_h_2[i, j] = mul_exp_5_row[j] * sub_v[i, j]
+                                S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
                             for i, j in t.parallel(V, K):
-                                S[i, j] = exp_last_G_s[iteration % 2, 0] * S[i, j]
-                            T.gemm(mul_h_2, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                                S[i, j] = exp_last_G_shared[iteration % 2, 0] * S[i, j]
+                            T.gemm(S_operand_f16, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                             # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                             T.gemm(
-                                S_h,
+                                S_f16,
                                 q[iteration % 2, :, :],
                                 q_S,
                                 transpose_B=True,
@@ -1251,23 +1255,23 @@ def o_S_kernel(t):
                             )
                             T.barrier_arrive(k_free[iteration % 2])
                             for i, j in t.as_sums(V, C):
-                                U_h[i, j] = sub_v[i, j]
+                                U_unscaled_f16[i, j] = v_minus_exp_G_k_S[i, j]
                             for i, j in t.as_sums(V, C):
-                                add_mul[i, j] = exp_G_row[j] * q_S[i, j]
+                                o_sum[i, j] = exp_G_row[j] * q_S[i, j]
                             T.gemm(
-                                U_h,
-                                mul_h_s[iteration % 2, :, :],
-                                add_mul,
+                                U_unscaled_f16,
+                                q_kT_D_beta_f16_shared[iteration % 2, :, :],
+                                o_sum,
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
-                            T.barrier_arrive(exp_G_s_free[iteration % 2])
+                            T.barrier_arrive(exp_G_shared_free[iteration % 2])
                             for i, j in t.as_sums(V, C):
-                                o_h[i, j] = scale * add_mul[i, j]
-                            T.barrier_wait(o_h_s_free[0], ((chunk - first) + 1) % 2)
-                            t.store_tile(o_h, o_h_s, tx, transposed=True)
+                                o_f16[i, j] = scale * o_sum[i, j]
+                            T.barrier_wait(o_f16_shared_free[0], ((chunk - first) + 1) % 2)
+                            t.store_tile(o_f16, o_f16_shared, tx, transposed=True)
                             T.fence_proxy_async()
-                            T.barrier_arrive(o_h_s_ready[0])
+                            T.barrier_arrive(o_f16_shared_ready[0])
                         if has_final_state != 0:
                             if (first + span) * C >= length:
                                 for i, j in t.parallel(V, K):
@@ -1278,19 +1282,19 @@ def o_S_kernel(t):
                             chunk = begin + iteration
                             T.barrier_wait(G_ready[iteration % 2], iteration // 2 % 2)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
-                            T.barrier_wait(exp_G_s_free[iteration % 2], (iteration // 2 + 1) % 2)
+                            T.barrier_wait(exp_G_shared_free[iteration % 2], (iteration // 2 + 1) % 2)
                             # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                             for i in t.parallel(C):
-                                exp_G_s[iteration % 2, i] = T.exp(G[iteration % 2, i])
+                                exp_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, i])
                             # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                             for i in t.parallel(1):
-                                exp_last_G_s[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
+                                exp_last_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
                             for i in t.parallel(C):
-                                mul_exp_5_s[iteration % 2, i] = T.exp(
+                                beta_scaled_shared[iteration % 2, i] = T.exp(
                                     G[iteration % 2, C - 1] - G[iteration % 2, i],
                                 ) * beta[iteration % 2, i]
                             T.fence_proxy_async()
-                            T.barrier_arrive(exp_G_s_ready[iteration % 2])
+                            T.barrier_arrive(exp_G_shared_ready[iteration % 2])
                         for iteration in T.serial(first - begin, stop - begin):
                             chunk = begin + iteration
                             T.barrier_wait(G_ready[iteration % 2], iteration // 2 % 2)
@@ -1302,32 +1306,32 @@ def o_S_kernel(t):
                             T.gemm(
                                 q[iteration % 2, :, :],
                                 k[iteration % 2, :, :],
-                                q_k,
+                                q_kT,
                                 transpose_B=True,
                                 clear_accum=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
                             for i, j in t.as_sums(C, C):
-                                mul_h[i, j] = q_k[i, j] * (
+                                q_kT_D_beta_f16[i, j] = q_kT[i, j] * (
                                     T.exp(
                                         T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                                     ) * beta_row[j]
                                 )
-                            T.barrier_wait(exp_G_s_free[iteration % 2], (iteration // 2 + 1) % 2)
+                            T.barrier_wait(exp_G_shared_free[iteration % 2], (iteration // 2 + 1) % 2)
                             # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                             for i in t.parallel(C):
-                                exp_G_s[iteration % 2, i] = T.exp(G[iteration % 2, i])
+                                exp_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, i])
                             # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                             for i in t.parallel(1):
-                                exp_last_G_s[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
+                                exp_last_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
                             for i in t.parallel(C):
-                                mul_exp_5_s[iteration % 2, i] = T.exp(
+                                beta_scaled_shared[iteration % 2, i] = T.exp(
                                     G[iteration % 2, C - 1] - G[iteration % 2, i],
                                 ) * beta[iteration % 2, i]
                             # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                            t.store_tile(mul_h, mul_h_s[iteration % 2, :, :], tx - 256)
+                            t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[iteration % 2, :, :], tx - 256)
                             T.fence_proxy_async()
-                            T.barrier_arrive(exp_G_s_ready[iteration % 2])
+                            T.barrier_arrive(exp_G_shared_ready[iteration % 2])
                     else:
                         T.set_max_nreg(24, 0)
                         if tx < 416:
@@ -1426,14 +1430,14 @@ def o_S_kernel(t):
                                 chunk = begin + iteration
                                 row = start - b * L + chunk * C
                                 rows = length - chunk * C
-                                T.barrier_wait(o_h_s_ready[0], (chunk - first) % 2)
+                                T.barrier_wait(o_f16_shared_ready[0], (chunk - first) % 2)
                                 if rows >= C:
-                                    T.copy(o_h_s, o_out[b, row:row + C, hv, 0:V])
+                                    T.copy(o_f16_shared, o_out[b, row:row + C, hv, 0:V])
                                 else:
                                     for i in T.serial(rows):
                                         for j in T.Parallel(V):
-                                            o_out[b, row + i, hv, j] = o_h_s[i, j]
-                                T.barrier_arrive(o_h_s_free[0])
+                                            o_out[b, row + i, hv, j] = o_f16_shared[i, j]
+                                T.barrier_arrive(o_f16_shared_free[0])
 
     return o_S_kernel
 
@@ -2796,43 +2800,43 @@ def _page(_inputs, _states, _numbers):
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
-    sub_G_col = G_col - G_row
-    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
-    D = torch.exp(lower_sub)
+    G_minus_G = G_col - G_row
+    lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
+    D = torch.exp(lower_G_minus_G)
     # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
     beta_col = beta[..., :, None]
-    k_k = k @ k.mT
-    mul_beta = beta_col * k_k
-    mul_mul = mul_beta * D
-    A = mul_mul.tril(-1)
+    k_kT = k @ k.mT
+    beta_k_kT = beta_col * k_kT
+    beta_k_kT_D = beta_k_kT * D
+    A = beta_k_kT_D.tril(-1)
     # Tinv = unit_lower_inverse(A)
     Tinv = _unit_lower_inverse(A)
     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     k_S = k @ S
-    mul_exp = exp_G_col * k_S
-    sub_v = v - mul_exp
-    mul_beta_2 = beta_col * sub_v
-    U = Tinv @ mul_beta_2
+    exp_G_k_S = exp_G_col * k_S
+    v_minus_exp_G_k_S = v - exp_G_k_S
+    U_operand = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ U_operand
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
-    mul_exp_2 = exp_G_col * q_S
-    q_k = q @ k.mT
-    mul_q_k = q_k * D
-    mul_U = mul_q_k @ U
-    add_mul = mul_exp_2 + mul_U
-    o = scale[..., None, None] * add_mul
+    exp_G_q_S = exp_G_col * q_S
+    q_kT = q @ k.mT
+    q_kT_D = q_kT * D
+    q_kT_D_U = q_kT_D @ U
+    o_sum = exp_G_q_S + q_kT_D_U
+    o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
     exp_last_G = torch.exp(last_G)
-    mul_exp_3 = exp_last_G[..., None, None] * S
-    sub_last_G = last_G[..., None] - G
-    exp_sub = torch.exp(sub_last_G)
-    exp_sub_col = exp_sub[..., :, None]
-    mul_exp_4 = exp_sub_col * U
-    k_mul = k.mT @ mul_exp_4
-    S_next = mul_exp_3 + k_mul
+    exp_last_G_S = exp_last_G[..., None, None] * S
+    last_G_minus_G = last_G[..., None] - G
+    exp_last_G_minus_G = torch.exp(last_G_minus_G)
+    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
+    S_operand = exp_last_G_minus_G_col * U
+    kT_S_operand = k.mT @ S_operand
+    S_next = exp_last_G_S + kT_S_operand
     return o, S_next
 
 

@@ -244,17 +244,17 @@ def o_S_kernel(t):
             v = t.shared((C, V), T.float16)
             g = t.shared((C,), T.float32)
             G = t.shared((C,), T.float32)
-            S_h = t.shared((K, V), T.float16)
+            S_f16 = t.shared((K, V), T.float16)
             q_S = t.fragment((C, V), T.float32)
-            q_k = t.fragment((C, C), T.float32)
-            mul_h = t.fragment((C, C), T.float16)
-            mul_h_op = t.shared((C, C), T.float16)
-            add_mul = t.fragment((C, V), T.float32)
+            q_kT = t.fragment((C, C), T.float32)
+            q_kT_D_f16 = t.fragment((C, C), T.float16)
+            q_kT_D_f16_shared = t.shared((C, C), T.float16)
+            o_sum = t.fragment((C, V), T.float32)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
-            mul_h_2 = t.fragment((C, V), T.float16)
-            o_h = t.fragment((C, V), T.float16)
-            o_h_out = t.staged((C, V), T.float16)
+            S_operand_f16 = t.fragment((C, V), T.float16)
+            o_f16 = t.fragment((C, V), T.float16)
+            o_f16_out = t.staged((C, V), T.float16)
             if clear_o != 0:
                 room = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 low = T.alloc_var(T.int32, init=length)
@@ -290,32 +290,32 @@ def o_S_kernel(t):
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
                 for i in t.parallel(C):
                     g[i] = T.exp(G[i])
-                t.copy(S, S_h)
-                t.gemm(q, S_h, q_S)
-                t.gemm(q, k, q_k, transpose_B=True)
+                t.copy(S, S_f16)
+                t.gemm(q, S_f16, q_S)
+                t.gemm(q, k, q_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    mul_h[i, j] = q_k[i, j] * T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
-                t.copy(mul_h, mul_h_op)
+                    q_kT_D_f16[i, j] = q_kT[i, j] * T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
+                t.copy(q_kT_D_f16, q_kT_D_f16_shared)
                 for i, j in t.parallel(C, V):
-                    add_mul[i, j] = g[i] * q_S[i, j]
-                t.gemm(mul_h_op, v, add_mul, clear_accum=False)
+                    o_sum[i, j] = g[i] * q_S[i, j]
+                t.gemm(q_kT_D_f16_shared, v, o_sum, clear_accum=False)
                 # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
                 last_G = G[C - 1]
                 exp_last_G = T.exp(last_G)
                 for i in t.parallel(C):
                     g[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
-                    mul_h_2[i, j] = g[i] * T.cast(v[i, j], T.float32)
-                t.copy(mul_h_2, q)
+                    S_operand_f16[i, j] = g[i] * T.cast(v[i, j], T.float32)
+                t.copy(S_operand_f16, q)
                 for i, j in t.parallel(K, V):
                     S[i, j] = exp_last_G * S[i, j]
                 t.gemm(k, q, S, transpose_A=True, clear_accum=False)
                 for i, j in t.parallel(C, V):
-                    o_h[i, j] = scale * add_mul[i, j]
-                t.copy(o_h, o_h_out)
+                    o_f16[i, j] = scale * o_sum[i, j]
+                t.copy(o_f16, o_f16_out)
                 for i, j in t.parallel(C, V):
                     if i < rows:
-                        o_out[b, row + i, hv, j] = o_h_out[i, j]
+                        o_out[b, row + i, hv, j] = o_f16_out[i, j]
             if has_final_state != 0:
                 for i, j in t.parallel(K, V):
                     final_state_out[n, hv, i, j] = S[i, j]
@@ -1676,29 +1676,29 @@ def _page(_inputs, _states, _numbers):
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
-    sub_G_col = G_col - G_row
-    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
-    D = torch.exp(lower_sub)
+    G_minus_G = G_col - G_row
+    lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
+    D = torch.exp(lower_G_minus_G)
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     q_S = q @ S
-    mul_exp = exp_G_col * q_S
-    q_k = q @ k.mT
-    mul_q_k = q_k * D
-    mul_v = mul_q_k @ v
-    add_mul = mul_exp + mul_v
-    o = scale[..., None, None] * add_mul
+    exp_G_q_S = exp_G_col * q_S
+    q_kT = q @ k.mT
+    q_kT_D = q_kT * D
+    q_kT_D_v = q_kT_D @ v
+    o_sum = exp_G_q_S + q_kT_D_v
+    o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
     last_G = G[..., -1]
     exp_last_G = torch.exp(last_G)
-    mul_exp_2 = exp_last_G[..., None, None] * S
-    sub_last_G = last_G[..., None] - G
-    exp_sub = torch.exp(sub_last_G)
-    exp_sub_col = exp_sub[..., :, None]
-    mul_exp_3 = exp_sub_col * v
-    k_mul = k.mT @ mul_exp_3
-    S_next = mul_exp_2 + k_mul
+    exp_last_G_S = exp_last_G[..., None, None] * S
+    last_G_minus_G = last_G[..., None] - G
+    exp_last_G_minus_G = torch.exp(last_G_minus_G)
+    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
+    S_operand = exp_last_G_minus_G_col * v
+    kT_S_operand = k.mT @ S_operand
+    S_next = exp_last_G_S + kT_S_operand
     return o, S_next
 
 

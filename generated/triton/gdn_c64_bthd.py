@@ -113,78 +113,78 @@ def o_S_kernel(
         # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         D = tl.exp(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")))
         # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-        k_k = tl.dot(k, tl.trans(k))
+        k_kT = tl.dot(k, tl.trans(k))
         # Tinv = unit_lower_inverse(A)
-        neg_A = -tl.where(i_C[:, None] > i_C[None, :], beta[:, None] * k_k * D, 0.0)
-        Tinv_1 = tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0) + tl.where(
+        minus_A = -tl.where(i_C[:, None] > i_C[None, :], beta[:, None] * k_kT * D, 0.0)
+        Tinv_rows_2 = tl.where(i_C[:, None] == i_C[None, :], 1.0, 0.0) + tl.where(
             (i_C[:, None] // 2 == i_C[None, :] // 2) & (i_C[:, None] > i_C[None, :]),
-            neg_A,
+            minus_A,
             0.0,
         )
-        Tinv_1_h = Tinv_1.to(tl.float16)
-        Tinv_p = tl.dot(
+        Tinv_rows_2_f16 = Tinv_rows_2.to(tl.float16)
+        Tinv_below_4 = tl.dot(
             tl.where(
                 (i_C[:, None] // 4 == i_C[None, :] // 4) & (i_C[:, None] // 2 > i_C[None, :] // 2),
-                neg_A,
+                minus_A,
                 0.0,
             ).to(tl.float16),
-            Tinv_1_h,
+            Tinv_rows_2_f16,
         )
-        Tinv_s = tl.dot(Tinv_1_h, Tinv_p.to(tl.float16), acc=Tinv_1)
-        Tinv_s_h = Tinv_s.to(tl.float16)
-        Tinv_p_3 = tl.dot(
+        Tinv_rows_4 = tl.dot(Tinv_rows_2_f16, Tinv_below_4.to(tl.float16), acc=Tinv_rows_2)
+        Tinv_rows_4_f16 = Tinv_rows_4.to(tl.float16)
+        Tinv_below_8 = tl.dot(
             tl.where(
                 (i_C[:, None] // 8 == i_C[None, :] // 8) & (i_C[:, None] // 4 > i_C[None, :] // 4),
-                neg_A,
+                minus_A,
                 0.0,
             ).to(tl.float16),
-            Tinv_s_h,
+            Tinv_rows_4_f16,
         )
-        Tinv_s_2 = tl.dot(Tinv_s_h, Tinv_p_3.to(tl.float16), acc=Tinv_s)
-        Tinv_h_3 = Tinv_s_2.to(tl.float16)
-        Tinv_p_5 = tl.dot(
+        Tinv_rows_8 = tl.dot(Tinv_rows_4_f16, Tinv_below_8.to(tl.float16), acc=Tinv_rows_4)
+        Tinv_rows_8_f16 = Tinv_rows_8.to(tl.float16)
+        Tinv_below_16 = tl.dot(
             tl.where(
                 (i_C[:, None] // 16 == i_C[None, :] // 16) & (i_C[:, None] // 8 > i_C[None, :] // 8),
-                neg_A,
+                minus_A,
                 0.0,
             ).to(tl.float16),
-            Tinv_h_3,
+            Tinv_rows_8_f16,
         )
-        Tinv_s_3 = tl.dot(Tinv_h_3, Tinv_p_5.to(tl.float16), acc=Tinv_s_2)
-        Tinv_h_5 = Tinv_s_3.to(tl.float16)
-        Tinv_p_7 = tl.dot(
+        Tinv_rows_16 = tl.dot(Tinv_rows_8_f16, Tinv_below_16.to(tl.float16), acc=Tinv_rows_8)
+        Tinv_rows_16_f16 = Tinv_rows_16.to(tl.float16)
+        Tinv_below_32 = tl.dot(
             tl.where(
                 (i_C[:, None] // 32 == i_C[None, :] // 32) & (i_C[:, None] // 16 > i_C[None, :] // 16),
-                neg_A,
+                minus_A,
                 0.0,
             ).to(tl.float16),
-            Tinv_h_5,
+            Tinv_rows_16_f16,
         )
-        Tinv_s_4 = tl.dot(Tinv_h_5, Tinv_p_7.to(tl.float16), acc=Tinv_s_3)
-        Tinv_h_7 = Tinv_s_4.to(tl.float16)
-        Tinv_p_9 = tl.dot(
+        Tinv_rows_32 = tl.dot(Tinv_rows_16_f16, Tinv_below_32.to(tl.float16), acc=Tinv_rows_16)
+        Tinv_rows_32_f16 = Tinv_rows_32.to(tl.float16)
+        Tinv_below_64 = tl.dot(
             tl.where(
                 (i_C[:, None] // 64 == i_C[None, :] // 64) & (i_C[:, None] // 32 > i_C[None, :] // 32),
-                neg_A,
+                minus_A,
                 0.0,
             ).to(tl.float16),
-            Tinv_h_7,
+            Tinv_rows_32_f16,
         )
-        Tinv = tl.dot(Tinv_h_7, Tinv_p_9.to(tl.float16), acc=Tinv_s_4)
+        Tinv = tl.dot(Tinv_rows_32_f16, Tinv_below_64.to(tl.float16), acc=Tinv_rows_32)
         # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
-        S_h = S.to(tl.float16)
-        k_S = tl.dot(k, S_h)
+        S_f16 = S.to(tl.float16)
+        k_S = tl.dot(k, S_f16)
         U = tl.dot(Tinv.to(tl.float16), (beta[:, None] * (v.to(tl.float32) - tl.exp(G)[:, None] * k_S)).to(tl.float16))
         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-        q_S = tl.dot(q, S_h)
-        q_k = tl.dot(q, tl.trans(k))
-        add_mul = tl.dot((q_k * D).to(tl.float16), U.to(tl.float16), acc=tl.exp(G)[:, None] * q_S)
+        q_S = tl.dot(q, S_f16)
+        q_kT = tl.dot(q, tl.trans(k))
+        o_sum = tl.dot((q_kT * D).to(tl.float16), U.to(tl.float16), acc=tl.exp(G)[:, None] * q_S)
         # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
         last_G = tl.sum(tl.where(i_C == C - 1, G, 0.0), axis=0)
         S = tl.dot(tl.trans(k), (tl.exp(last_G - G)[:, None] * U).to(tl.float16), acc=tl.exp(last_G) * S)
         tl.store(
             o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
-            (scale * add_mul).to(tl.float16),
+            (scale * o_sum).to(tl.float16),
             mask=valid[:, None],
         )
         g = g_next
@@ -1521,43 +1521,43 @@ def _page(_inputs, _states, _numbers):
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
-    sub_G_col = G_col - G_row
-    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
-    D = torch.exp(lower_sub)
+    G_minus_G = G_col - G_row
+    lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
+    D = torch.exp(lower_G_minus_G)
     # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
     beta_col = beta[..., :, None]
-    k_k = k @ k.mT
-    mul_beta = beta_col * k_k
-    mul_mul = mul_beta * D
-    A = mul_mul.tril(-1)
+    k_kT = k @ k.mT
+    beta_k_kT = beta_col * k_kT
+    beta_k_kT_D = beta_k_kT * D
+    A = beta_k_kT_D.tril(-1)
     # Tinv = unit_lower_inverse(A)
     Tinv = _unit_lower_inverse(A)
     # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     k_S = k @ S
-    mul_exp = exp_G_col * k_S
-    sub_v = v - mul_exp
-    mul_beta_2 = beta_col * sub_v
-    U = Tinv @ mul_beta_2
+    exp_G_k_S = exp_G_col * k_S
+    v_minus_exp_G_k_S = v - exp_G_k_S
+    U_operand = beta_col * v_minus_exp_G_k_S
+    U = Tinv @ U_operand
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
     q_S = q @ S
-    mul_exp_2 = exp_G_col * q_S
-    q_k = q @ k.mT
-    mul_q_k = q_k * D
-    mul_U = mul_q_k @ U
-    add_mul = mul_exp_2 + mul_U
-    o = scale[..., None, None] * add_mul
+    exp_G_q_S = exp_G_col * q_S
+    q_kT = q @ k.mT
+    q_kT_D = q_kT * D
+    q_kT_D_U = q_kT_D @ U
+    o_sum = exp_G_q_S + q_kT_D_U
+    o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
     last_G = G[..., -1]
     exp_last_G = torch.exp(last_G)
-    mul_exp_3 = exp_last_G[..., None, None] * S
-    sub_last_G = last_G[..., None] - G
-    exp_sub = torch.exp(sub_last_G)
-    exp_sub_col = exp_sub[..., :, None]
-    mul_exp_4 = exp_sub_col * U
-    k_mul = k.mT @ mul_exp_4
-    S_next = mul_exp_3 + k_mul
+    exp_last_G_S = exp_last_G[..., None, None] * S
+    last_G_minus_G = last_G[..., None] - G
+    exp_last_G_minus_G = torch.exp(last_G_minus_G)
+    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
+    S_operand = exp_last_G_minus_G_col * U
+    kT_S_operand = k.mT @ S_operand
+    S_next = exp_last_G_S + kT_S_operand
     return o, S_next
 
 

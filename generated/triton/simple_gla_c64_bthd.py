@@ -109,10 +109,10 @@ def o_S_kernel(
         G = tl.cumsum(tl.maximum(g, -105.0, propagate_nan=tl.PropagateNan.ALL), axis=0)
         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
         q_S = tl.dot(q, S.to(tl.float16))
-        q_k = tl.dot(q, tl.trans(k))
-        add_mul = tl.dot(
+        q_kT = tl.dot(q, tl.trans(k))
+        o_sum = tl.dot(
             (
-                q_k * tl.exp(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")))
+                q_kT * tl.exp(tl.where(i_C[:, None] >= i_C[None, :], G[:, None] - G[None, :], float("-inf")))
             ).to(tl.float16),
             v,
             acc=tl.exp(G)[:, None] * q_S,
@@ -122,7 +122,7 @@ def o_S_kernel(
         S = tl.dot(tl.trans(k), (tl.exp(last_G - G)[:, None] * v.to(tl.float32)).to(tl.float16), acc=tl.exp(last_G) * S)
         tl.store(
             o_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :],
-            (scale * add_mul).to(tl.float16),
+            (scale * o_sum).to(tl.float16),
             mask=valid[:, None],
         )
         g = g_next
@@ -1457,29 +1457,29 @@ def _page(_inputs, _states, _numbers):
     # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
     G_col = G[..., :, None]
     G_row = G[..., None, :]
-    sub_G_col = G_col - G_row
-    lower_sub = torch.where(torch.ones_like(sub_G_col).tril(0) > 0, sub_G_col, float("-inf"))
-    D = torch.exp(lower_sub)
+    G_minus_G = G_col - G_row
+    lower_G_minus_G = torch.where(torch.ones_like(G_minus_G).tril(0) > 0, G_minus_G, float("-inf"))
+    D = torch.exp(lower_G_minus_G)
     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
     exp_G = torch.exp(G)
     exp_G_col = exp_G[..., :, None]
     q_S = q @ S
-    mul_exp = exp_G_col * q_S
-    q_k = q @ k.mT
-    mul_q_k = q_k * D
-    mul_v = mul_q_k @ v
-    add_mul = mul_exp + mul_v
-    o = scale[..., None, None] * add_mul
+    exp_G_q_S = exp_G_col * q_S
+    q_kT = q @ k.mT
+    q_kT_D = q_kT * D
+    q_kT_D_v = q_kT_D @ v
+    o_sum = exp_G_q_S + q_kT_D_v
+    o = scale[..., None, None] * o_sum
     # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
     last_G = G[..., -1]
     exp_last_G = torch.exp(last_G)
-    mul_exp_2 = exp_last_G[..., None, None] * S
-    sub_last_G = last_G[..., None] - G
-    exp_sub = torch.exp(sub_last_G)
-    exp_sub_col = exp_sub[..., :, None]
-    mul_exp_3 = exp_sub_col * v
-    k_mul = k.mT @ mul_exp_3
-    S_next = mul_exp_2 + k_mul
+    exp_last_G_S = exp_last_G[..., None, None] * S
+    last_G_minus_G = last_G[..., None] - G
+    exp_last_G_minus_G = torch.exp(last_G_minus_G)
+    exp_last_G_minus_G_col = exp_last_G_minus_G[..., :, None]
+    S_operand = exp_last_G_minus_G_col * v
+    kT_S_operand = k.mT @ S_operand
+    S_next = exp_last_G_S + kT_S_operand
     return o, S_next
 
 

@@ -1,6 +1,6 @@
 """The whole contract on a device: calls drawn so that each pair of options meets, each against the recurrence in float64.
 
-    python tests/device/matrix.py --out result.json                          # in ten minutes, on one GPU and 16 cores
+    python tests/device/matrix.py --out result.json                          # ten minutes, on one GPU; what it leaves is told
     python tests/device/matrix.py --seed 0 --only tilelang:17                # one build of it, with traces
     python tests/device/matrix.py --write docs/verification.md result.json   # the page of a run
     python tests/device/matrix.py --write docs/verification.md --suites suites.json "commit, date, device"
@@ -150,10 +150,10 @@ def run(a: argparse.Namespace, start: float) -> int:
     known = {(d["target"], d["n"], d["call"]) for d in done}
     not_run = [f"{j['target']}:{j['n']}.{j['call']}" for js in plan for j in js if (j["target"], j["n"], j["call"]) not in known]
     ran = [d for d in done if d["status"] not in ("refused", "not admitted", "slow")]
-    pairs = {c.target: (len(set().union(*(c.pairs_of(tupled(d["row"])) for d in ran if d["target"] == c.target))),
-                        c.pairs - len(c.without_room)) for c in of}
+    pairs = {c.target: c.met(tupled(d["row"]) for d in ran if d["target"] == c.target) for c in of}
     result = {**facts, "seed": a.seed, "on": a.device, "seconds": round(time.monotonic() - start), "workers": a.workers,
-              "builds": len({(d["target"], d["n"]) for d in done}), "pairs": pairs, "not_run": not_run, "calls": done}
+              "builds": len({(d["target"], d["n"]) for d in done}), "pairs": pairs, "not_run": not_run, "asked": a.builds,
+              "calls": done}
     if a.out:
         Path(a.out).write_text(json.dumps(result, indent=0))
     print(page(result).partition("\n- ")[2])

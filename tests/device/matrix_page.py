@@ -75,6 +75,15 @@ def _failures(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _left(result: dict[str, Any]) -> str:
+    """What of the draw was not run, in a line."""
+    if result["not_run"]:
+        return f"- not run when time was up: {len(result['not_run'])} calls or more, from {result['not_run'][0]} on"
+    if result["asked"]:
+        return f"- ended after {result['asked']} builds, as asked: the rest of the draw was not run"
+    return "- all was run"
+
+
 def page(result: dict[str, Any]) -> str:
     """A run's page, in ASCII."""
     calls = result["calls"]
@@ -87,9 +96,7 @@ def page(result: dict[str, Any]) -> str:
              "- admission check: " + ("on" if result["admission"] else
                                       "off (GDN_CODEGEN_ADMIT=0), so that what a toolchain miscompiles shows as a wrong result"),
              f"- pairs of levels that met in a call that ran: {pairs} (less those that no build has room for)",
-             f"- not run when time was up: {len(result['not_run'])} calls or more" * bool(result["not_run"]) +
-             "- all was run" * (not result["not_run"]) +
-             (f", from {result['not_run'][0]} on" if result["not_run"] else ""), ""]
+             _left(result), ""]
     lines += ["## Counts", ""]
     for name, of in (("target", lambda c: c["target"]), ("schedule", lambda c: f"{c['target']}: {c['row']['schedule']}"),
                      ("inverse", lambda c: c["row"]["inverse"] or "the schedule's"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -124,6 +124,12 @@ class Cover:
 
     def pairs_of(self, row: Row) -> set[Any]:
         return {(a, b) for a, b in combinations([(n, row[n]) for n in self.levels if n in row], 2)}
+
+    def met(self, rows: Iterable[Row]) -> tuple[int, int]:
+        """How many pairs rows have, and how many there are, less those that no build has room for: a later row may have made one
+        fit that was given up."""
+        met = set().union(*map(self.pairs_of, rows))
+        return len(met), self.pairs - len(self.without_room - met)
 
     def _news(self, row: Row, name: str, level: Any) -> int:
         """How many pairs a level would add to a row."""

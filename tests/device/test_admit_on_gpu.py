@@ -37,17 +37,17 @@ BROKEN = {
     # aux reads gates at once, and they are what it is loaded last; a wait for what it computes of them is often over by itself
     "a wait for gates": ("walk", r"^ +T\.barrier_wait\(G_ready.*\n", ""),
     # it comes after the copy: left out, the warp that stores would be through before o is, and the next wait never end
-    "a wait for o to be stored": ("walk", r"^( +T\.barrier_wait\(o_h_s_ready.*\n)((?:.*\n)*?)(?= +T\.barrier_arrive\(o_h_s_free)",
-                                  r"\2\1"),
+    "a wait for o to be stored": ("walk", r"^( +T\.barrier_wait\(o_f16_shared_ready.*\n)((?:.*\n)*?)"
+                                          r"(?= +T\.barrier_arrive\(o_f16_shared_free)", r"\2\1"),
     "a stride": ("walk", r"final_state_out\[n, hv, j, i\]", "final_state_out[n, hv, i, j]"),
-    "a slot of a ring": ("walk", r"(sub_v_h,\s+Tinv_below)\[chunk % 2, :, :\]", r"\1[0, :, :]"),
+    "a slot of a ring": ("walk", r"(v_minus_exp_G_k_S_f16,\s+Tinv_below)\[chunk % 2, :, :\]", r"\1[0, :, :]"),
     "a mask": ("walk", r"T\.if_then_else\(i >= j, (G_col\[i\] - G_row\[j\]), -T\.infinity\(T\.float32\)\)", r"\1"),
     "a tail": ("walk", r"T\.if_then_else\(i < rows, (k_in\[b, row \+ i, h, j\]), 0\)", r"\1"),
-    "a wrong dot": ("walk", r"(T\.gemm\(mul_h_2, k\[chunk % 2, :, :\], S), ", r"\1, clear_accum=True, "),
-    "a dropped scale": ("walk", r"= scale \* add_mul\[i, j\]", "= add_mul[i, j]"),
+    "a wrong dot": ("walk", r"(T\.gemm\(S_operand_f16, k\[chunk % 2, :, :\], S), ", r"\1, clear_accum=True, "),
+    "a dropped scale": ("walk", r"= scale \* o_sum\[i, j\]", "= o_sum[i, j]"),
     "a gate's sign": ("walk", r"T\.exp\(G\[i\] - G\[j\]\)", "T.exp(G[j] - G[i])"),
     "a head index": ("walk", r"T\.truncdiv\(hv, T\.truncdiv\(HV, H\)\)", "hv % H"),
-    "a wait for what is solved": ("fused_walk", r"^ +T\.barrier_wait\(exp_G_s_ready.*\n", ""),
+    "a wait for what is solved": ("fused_walk", r"^ +T\.barrier_wait\(exp_G_shared_ready.*\n", ""),
 }
 
 

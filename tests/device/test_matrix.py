@@ -48,6 +48,8 @@ def test_what_has_no_room_is_tried_and_given_up():
     rows = [r for rows in c.rows() for r in rows]
     assert not c.left and c.without_room and any("no room" in r for r in rows)
     assert all(("no room" in r) == (r["K"] == 64) for r in rows)
+    met, of = c.met(r for r in rows if "no room" not in r)
+    assert met == of > c.pairs - len(c.without_room), "a pair that was given up and met later is not counted"
 
 
 def test_levels_make_schedules_of_the_package():
@@ -135,13 +137,15 @@ def test_the_page_names_failures_and_how_to_repeat_them():
     call = lambda n, status, why="": {"target": "triton", "n": n, "call": 0, "seed": 1, "row": {**ROW, "alike": 0.0},
                                       "status": status, "why": why, "build": "triton_gdn", "seconds": 1.0}
     result = {"commit": "abc", "date": "2026-01-01", "device": "a GPU", "versions": {"torch": "2"}, "seed": 5, "on": "cuda",
-              "admission": True,
-              "seconds": 9, "workers": 2, "builds": 3, "pairs": {"triton": (5, 7)}, "not_run": ["triton:9.0"], "calls": [
+              "admission": True, "asked": 0, "seconds": 9, "workers": 2, "builds": 3, "pairs": {"triton": (5, 7)},
+              "not_run": ["triton:9.0"], "calls": [
                   call(0, "ok"), call(1, "wrong", "('o', 0.5, 0.01)"),
                   call(2, "refused", "ValueError: K: got 3; accepted: 4 \u2713"), call(3, "error", "RuntimeError: CUDA error")]}
     text = page(result)
     assert text.isascii() and "abc" in text and "4 calls" in text and "triton 5 of 7" in text
     assert "1 calls or more, from triton:9.0" in text
+    assert "- all was run\n" in page({**result, "not_run": []})
+    assert "- ended after 3 builds, as asked" in page({**result, "not_run": [], "asked": 3})
     assert "matrix.py --seed 5 --only triton:1`" in text and "o off" in text and "alike=0.0" in text
     assert "triton: ValueError: K: got n; accepted: n" in text and "RuntimeError: CUDA error" in text
 

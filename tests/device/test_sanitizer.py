@@ -34,8 +34,9 @@ KERNELS = {"fused": ("fused_walk", {}, "float16", -0.5),
 #: What is broken, which tool must say so, and how the text of `fused_walk` is broken: a wait left out, one that comes after what
 #: it is for (left out, solve runs two turns ahead, and state waits forever: a tool says nothing before the end), tails read past
 #: their end.
-BROKEN = {"state does not wait for gates": ("racecheck", r"^ +T\.barrier_wait\(exp_G_s_ready.*\n", ""),
-          "solve does not wait for what it inverts": ("racecheck", r"^( +T\.barrier_wait\(mul_h_\d+_s_ready.*\n)((?:.*\n)*?)"
+BROKEN = {"state does not wait for gates": ("racecheck", r"^ +T\.barrier_wait\(exp_G_shared_ready.*\n", ""),
+          "solve does not wait for what it inverts": ("racecheck", r"^( +T\.barrier_wait\(k_kT_D_beta_f16_shared_ready.*\n)"
+                                                    r"((?:.*\n)*?)"
                                                     r"(?= +T\.fence_proxy_async)", r"\2\1"),
           "gates past the end": ("memcheck", r"i < rows", "i < C")}
 

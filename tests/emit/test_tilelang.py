@@ -220,7 +220,7 @@ def test_a_product_of_an_expression_is_refused():
     p = lowered(Build("tilelang"))
     (k,) = p.kernels
     loop = next(s for s in k.body if not isinstance(s, Op))
-    broken = tuple(replace(o, buffer="") if o.out == "U_h" else o for o in loop.body)
+    broken = tuple(replace(o, buffer="") if o.out == "U_f16" else o for o in loop.body)
     body = tuple(replace(loop, body=broken) if s is loop else s for s in k.body)
     with pytest.raises(EmitError, match="without storage; pass place"):
         emitter.emit(replace(p, kernels=(replace(k, body=body),)), "bthd")

@@ -32,7 +32,7 @@ def test_which_versions_and_devices(version, capability, hip, want, monkeypatch)
 
 WRONG = {
     "state": (r"\n        S = tl\.dot\((.*), acc=.*\)\n", r"\n        S = tl.dot(\1)\n", {}),
-    "inverse": (r"Tinv_p_3 = tl\.dot\(", "Tinv_p_3 = 1.5 * tl.dot(", {}),
+    "inverse": (r"Tinv_below_8 = tl\.dot\(", "Tinv_below_8 = 1.5 * tl.dot(", {}),
     "nan": (r"U = tl\.dot\(", 'U = float("nan") * tl.dot(', {}),
     "summary": (r"(def S_factor_kernel(?:.|\n)*?        S = )", r"\g<1>0.9 * ", {"partition": "decay"}),
 }

@@ -86,9 +86,9 @@ def drop(k, kind, n):
 def test_a_race_names_both_ops_and_the_bytes():
     p = lowered(prefetch="no")
     (k,) = p.kernels
-    n = next(o.attr("channel") for o in walk(k.body) if o.kind == "wait" and o.attr("why").startswith("k_k_x ->"))
-    with pytest.raises(RaceError, match=r"k_k_in \(vector.MTE2, reads k_k_x\) does not wait for store \(cube.FIX, writes "
-                                        r"k_k_x\); both use k_k_x"):
+    n = next(o.attr("channel") for o in walk(k.body) if o.kind == "wait" and o.attr("why").startswith("k_kT_channel ->"))
+    with pytest.raises(RaceError, match=r"k_kT_in \(vector.MTE2, reads k_kT_channel\) does not wait for store \(cube.FIX, writes "
+                                        r"k_kT_channel\); both use k_kT_channel"):
         check_waits(replace(p, kernels=(without(k, n),)), ASCEND_A2)
 
 

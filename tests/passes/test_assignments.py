@@ -87,7 +87,8 @@ def test_roles_come_from_the_graph():
     assert set(of.values()) == set(WALK_ROLES) - {"solved"}
     assert {n for n, x in of.items() if x == "load"} == {"q", "k", "v", "G", "beta"}
     assert [n for n, x in of.items() if x == "store"] == ["store o"]
-    assert of["k_k"] == of["q_k"] == "rest" and of["k_S"] == of["sub_v"] == of["S_next"] == "state" and of["q_S"] == "output"
+    assert of["k_kT"] == of["q_kT"] == "rest" and of["q_S"] == "output"
+    assert of["k_S"] == of["v_minus_exp_G_k_S"] == of["S_next"] == "state"
 
 
 def test_what_is_computed_from_an_inverse_alone_has_a_place():
@@ -106,9 +107,9 @@ def _unchecked():
 
 @pytest.mark.usefixtures("_unchecked")
 @pytest.mark.parametrize("agents, sizes, message", [
-    ("two", {}, r"agents=two has no agent for Tinv_h \(inverse\); accepted: an assignment with these roles"),
-    ("walk", {}, r"agents=walk has no agent for Tinv_h \(inverse\)"),
-    ("three", {"V": 128}, "product k_k is 64 x 64 over 64; compute takes 128 rows"),
+    ("two", {}, r"agents=two has no agent for Tinv_below_f16 \(inverse\); accepted: an assignment with these roles"),
+    ("walk", {}, r"agents=walk has no agent for Tinv_below_f16 \(inverse\)"),
+    ("three", {"V": 128}, "product k_kT is 64 x 64 over 64; compute takes 128 rows"),
     ("six", {"V": 128}, "agents=six takes 768 threads and 81920 registers .*state 256 threads of 152 registers, .*; "
                         "a block has 1024 and 65536; v_block=64 has one warp group for the state")])
 def test_an_assignment_that_does_not_fit_is_refused_in_words(agents, sizes, message):

@@ -20,8 +20,8 @@ def test_agents_follow_the_data():
     mine = {a.name: [o for o in ops if o.agent == a.name and o.kind not in SYNC] for a in k.agents}
     assert {o.kind for o in mine["loader"]} == {"load"} and {o.kind for o in mine["store"]} == {"store"}
     assert {o.out for o in mine["loader"]} == {"k", "q", "v", "Tinv_below", "beta", "G"}
-    assert [o.out for o in mine["aux"] if o.kind == "matmul"] == ["q_k"]
-    assert [o.out for o in mine["state"] if o.kind == "matmul"] == ["k_S", "U_unscaled", "S_next", "q_S", "add_mul"]
+    assert [o.out for o in mine["aux"] if o.kind == "matmul"] == ["q_kT"]
+    assert [o.out for o in mine["state"] if o.kind == "matmul"] == ["k_S", "U_unscaled", "S_next", "q_S", "o_sum"]
     assert [(a.first, a.threads) for a in k.agents] == [(0, 128), (128, 128), (256, 32), (288, 32)]
 
 
@@ -31,10 +31,11 @@ def test_who_reads_a_tile_transposed_turns_it():
     made = {o.out: o for o in ops if o.out}
     space = {b.name: b.space for b in k.buffers}
     turned = [o for o in ops if o.kind == "transpose"]
-    assert [(o.args[0], o.agent, space[o.buffer]) for o in turned] == [("v", "state", "fragment"), ("o_h", "state", "shared")]
+    assert [(o.args[0], o.agent, space[o.buffer]) for o in turned] == [("v", "state", "fragment"), ("o_f16", "state", "shared")]
     assert not made["v"].attr("transposed") and space[made["v"].buffer] == "shared"
     assert [o.agent for o in ops if turned[0].out in o.args] == ["state"]
-    assert made["U_unscaled"].args == ("sub_v_h", "Tinv_below", "sub_v") and len([o for o in ops if o.kind == "matmul"]) == 6
+    assert made["U_unscaled"].args == ("v_minus_exp_G_k_S_f16", "Tinv_below", "v_minus_exp_G_k_S")
+    assert len([o for o in ops if o.kind == "matmul"]) == 6
 
 
 def test_a_group_of_four_warps_for_each_64_rows_of_the_state():
@@ -52,7 +53,7 @@ def test_inverses_have_warps_of_their_own(plan):
     (inverse,) = mine["solve"]
     assert (inverse.kind, inverse.attr("size")) == ("diag_inverse", 64)
     (handed,) = (o for o in mine["aux"] if o.out == inverse.args[0])
-    assert handed.kind == "move" and [o.out for o in mine["aux"] if o.kind == "matmul"] == ["k_k", "q_k"]
+    assert handed.kind == "move" and [o.out for o in mine["aux"] if o.kind == "matmul"] == ["k_kT", "q_kT"]
     assert {o.out for o in mine["loader"]} == {"k", "G", "beta", "q", "v"} and inverse.args[1:] == () and inverse.attr("strict")
     assert {o.agent for o in ops if inverse.out in o.args} == {"state"}
     assert [(a.name, a.first, a.threads) for a in k.agents] == [("state", 0, 128), ("aux", 128, 128), ("loader", 256, 32),
@@ -66,7 +67,7 @@ def test_inverses_have_warps_of_their_own(plan):
 def test_aux_begins_what_leads_to_no_inverse_once_it_handed_over_what_does(plan):
     ops = inside(lowered(plan))
     later = [o.out for o in ops if o.attr("asynchronous")]
-    assert later == (["q_k"] if "fused" in plan else [])
+    assert later == (["q_kT"] if "fused" in plan else [])
     for name in later:
         aux = [o for o in ops if o.agent == "aux"]
         at = {o.out: n for n, o in enumerate(aux) if o.out}
@@ -75,9 +76,9 @@ def test_aux_begins_what_leads_to_no_inverse_once_it_handed_over_what_does(plan)
         drained = next(n for n, o in enumerate(aux) if o.kind == "drain")
         masked = next(o.out for o in aux if name in o.args)  # an expression in who stores it
         read = next(n for n, o in enumerate(aux) if masked in o.args)
-        assert at["k_k"] < at[inverse.args[0]] < told < at[name] < drained < read
+        assert at["k_kT"] < at[inverse.args[0]] < told < at[name] < drained < read
         # What else it computes and moves hides the product.
-        assert all(at[name] < at[x] < drained for x in ("exp_G_s", "exp_last_G_s", "mul_exp_5_s"))
+        assert all(at[name] < at[x] < drained for x in ("exp_G_shared", "exp_last_G_shared", "beta_scaled_shared"))
 
 
 def test_what_leads_to_an_inverse_is_loaded_first_and_waited_for_alone():
@@ -105,14 +106,16 @@ def test_products_read_fragments_first_and_rings_second(plan):
 
 def test_rings_turn_as_the_schedule_says():
     slots = {b.name: b.slots for b in walker(lowered("stages")).buffers if b.space == "shared"}
-    assert {slots[n] for n in ("k", "q", "v", "Tinv_below", "beta", "G")} == {3} and slots["exp_G_s"] == 2 and slots["o_h_s"] == 1
+    assert {slots[n] for n in ("k", "q", "v", "Tinv_below", "beta", "G")} == {3}
+    assert slots["exp_G_shared"] == 2 and slots["o_f16_shared"] == 1
 
 
 def test_an_inverse_is_turns_ahead():
     """And takes the place of what it inverts."""
     slots = {b.name: b.slots for b in walker(lowered("fused_walk")).buffers if b.space == "shared"}
-    assert slots == {**dict.fromkeys(("k", "q", "v", "G", "beta", "mul_h_3_s", "exp_G_s", "exp_last_G_s", "mul_exp_5_s",
-                                      "mul_h_s"), 3), "o_h_s": 1}
+    assert slots == {**dict.fromkeys(("k", "q", "v", "G", "beta", "k_kT_D_beta_f16_shared", "exp_G_shared",
+                                      "exp_last_G_shared", "beta_scaled_shared",
+                                      "q_kT_D_beta_f16_shared"), 3), "o_f16_shared": 1}
 
 
 def test_a_product_takes_the_place_of_a_summand_that_nobody_reads_later():
@@ -160,7 +163,7 @@ def _unchecked():
     ("walk", {"K": 256}, "float16", "K and V of 64 or 128"), ("walk", {}, "float32", "float16 and bfloat16 fit"),
     (replace(named("walk"), state="kv"), {"K": 128, "V": 128}, "float16", "128 x 128 in float16; .* state='vk' has fewer such"),
     (replace(OWN, kernels=(("G",), ("o", "S")), form="gate-free"), {}, "float16", "D would .* in float32; tiles .* in 16 bit"),
-    (replace(OWN, kernels=(("G", "A"), ("o", "S"))), {"C": 128}, "float16", "A_h would .* and aux as 128 x 128 in float16"),
+    (replace(OWN, kernels=(("G", "A"), ("o", "S"))), {"C": 128}, "float16", "A_f16 would .* and aux as 128 x 128 in float16"),
     ("fused", {}, "float16", "no rule for warp groups; let an earlier kernel")])
 def test_what_does_not_fit_says_what_does(plan, sizes, dtype, message):
     with pytest.raises(ScheduleError, match=message):

@@ -61,7 +61,7 @@ def test_what_it_takes(fill, times, made):
         y = strictly_lower(x[:, None] * d) @ v
         return y + d @ v if times == 2 else y
 
-    p = cut(page.trace(), Schedule("one", (("add_y",) if times == 2 else ("y",),)), SIZES)
+    p = cut(page.trace(), Schedule("one", (("y_plus_d_v",) if times == 2 else ("y",),)), SIZES)
     new = masks(p)
     assert (kinds(new) == [[("strictly_lower", -INF)]]) == made and (made or new == p)
     x = problem([20], 1, 1, 16, 16, torch.float32)

@@ -66,7 +66,7 @@ def test_each_stands_where_it_must(kind, plan):
         except RaceError:
             pass
     # k_free orders all but the last write of that ring, too.
-    assert [o.attr("channel") for o in passed] == ["exp_G_s_free"] * (kind == "late wait")
+    assert [o.attr("channel") for o in passed] == ["exp_G_shared_free"] * (kind == "late wait")
 
 
 @pytest.mark.parametrize("plan", ["fused_walk", "fused_warm_up"])
@@ -99,11 +99,11 @@ def test_what_a_product_reads_is_free_once_it_is_drained():
     p = lower(twice.trace(), "tilelang", Schedule("own", (("o", "S"),), state="vk"), SIZES, "float16", "sm_90a")
     ops = inside(p)
     aux = [(o.kind, o.attr("channel") or o.out) for o in ops if o.agent == "aux"]
-    begun, drained, told = (aux.index(x) for x in (("matmul", "q_k"), ("drain", ""), ("signal", "k_free")))
+    begun, drained, told = (aux.index(x) for x in (("matmul", "q_kT"), ("drain", ""), ("signal", "k_free")))
     assert begun < drained < told
     (early,) = (o for o in ops if o.agent == "aux" and o.attr("channel") == "k_free")
     at = next(n for n, o in enumerate(ops) if o.kind == "drain")
-    with pytest.raises(RaceError, match="before q_k of aux is sure to be done"):
+    with pytest.raises(RaceError, match="before q_kT of aux is sure to be done"):
         moved = [*ops[:at], early, *(o for o in ops[at:] if o is not early)]
         check_rings(with_body(p, moved), SM_90A)
 
@@ -124,7 +124,7 @@ def test_what_a_begun_product_reads_is_not_written(drained):
             body.append(Op("move", "again", ("G_col",), (), None, 0, "aux", "q"))
     with pytest.raises(RaceError) as e:
         check_rings(with_body(p, body), SM_90A)
-    assert ("again of aux is written in iteration 0 while q_k of aux reads its slot" in str(e.value)) != drained
+    assert ("again of aux is written in iteration 0 while q_kT of aux reads its slot" in str(e.value)) != drained
 
 
 @pytest.mark.parametrize("drained", [False, True])
@@ -137,21 +137,21 @@ def test_a_begun_product_frees_its_rings_when_it_is_drained(drained):
         if o.kind == "wait" and o.attr("channel") == "q_free":
             o = replace(o, attrs=tuple((n, 1 if n == "back" else x) for n, x in o.attrs))
         if o is not frees_k and o is not frees_q:
-            body.append(replace(o, args=("S_h", "k")) if o.out == "q_S" else o)
+            body.append(replace(o, args=("S_f16", "k")) if o.out == "q_S" else o)
         body += [frees_k] * (o.out == "q_S")
         body += [replace(frees_q, agent="aux")] * bool(o.kind == "drain" if drained else o.attr("asynchronous"))
     one = tuple(replace(b, slots=1) if b.name in ("q", "q_ready", "q_free") else b for b in walker(p).buffers)
     if drained:
         check_rings(with_body(p, body, buffers=one), SM_90A)
     else:
-        with pytest.raises(RaceError, match="q of loader is written in iteration 1 before q_k of aux is sure"):
+        with pytest.raises(RaceError, match="q of loader is written in iteration 1 before q_kT of aux is sure"):
             check_rings(with_body(p, body, buffers=one), SM_90A)
 
 
 @pytest.mark.parametrize("name, change, message", [
     ("k", {"slots": 1}, "written in iteration|without waiting"), ("k_ready", {"slots": 1}, "phase|parity"),
     ("k_ready", {"shape": (64,)}, "nothing ends it"),
-    ("exp_G_s_ready", {"shape": (64,)}, "phase|without waiting|arrive")])
+    ("exp_G_shared_ready", {"shape": (64,)}, "phase|without waiting|arrive")])
 def test_counts_and_slots_are_checked(name, change, message):
     p = lowered()
     buffers = tuple(replace(b, **change) if b.name == name else b for b in walker(p).buffers)
@@ -161,7 +161,7 @@ def test_counts_and_slots_are_checked(name, change, message):
 
 def test_a_fragment_stays_with_its_agent():
     p = lowered()
-    ops = [replace(o, agent="aux") if o.out == "U_h" else o for o in inside(p)]
+    ops = [replace(o, agent="aux") if o.out == "U_f16" else o for o in inside(p)]
     with pytest.raises(RaceError, match="fragment of"):
         check_rings(with_body(p, ops), SM_90A)
 

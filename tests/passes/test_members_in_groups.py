@@ -5,6 +5,7 @@ from math import inf
 import pytest
 from test_own_pages import means_the_page
 
+from gdn_codegen.algorithms import find
 from gdn_codegen.emit import tilelang
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower, strictly_lower, unit_lower_inverse
 from gdn_codegen.ir.core import loops
@@ -45,6 +46,40 @@ def dplr(q, k, v, a, b, g, S):
     w = exp(last(G) - G)[:, None]
     S = exp(last(G)) * S + b.T @ (w * U) + k.T @ (w * v)
     return o, S
+
+
+@algorithm(x="C V", b="C K", c="C K", g="C", dt="C", S=carried("K V"))
+def ssd_y(x, b, c, g, dt, S):
+    """Another name for the output, and another order of factors."""
+    G = cumsum(g)
+    X = x * dt[:, None]
+    y = (exp(lower(G[:, None] - G[None, :], fill=-inf)) * (c @ b.T)) @ X + (c @ S) * exp(G)[:, None]
+    S = b.T @ (exp(last(G) - G)[:, None] * X) + S * exp(last(G))
+    return y, S
+
+
+@algorithm(q="C K", k="C K", v="C V", S=carried("K V"), Z=carried("K V"))
+def two_states(q, k, v, S, Z):
+    """A slow and a fast state of the same values: k^T v is computed once, where both states are."""
+    o = q @ S - q @ Z + lower(q @ k.T) @ v
+    S = S + k.T @ v
+    Z = 0.5 * Z + k.T @ v
+    return o, S, Z
+
+
+@algorithm(q="C K", k="C K", v="C V", d="C V", beta="C", S=carried("K V"))
+def skip(q, k, v, d, beta, S):
+    """Tiles in float32 that depend on no state, and that the state's agent reads."""
+    X = beta[:, None] * v
+    o = lower(q @ k.T) @ X + q @ S + d * v + X
+    S = S + k.T @ X
+    return o, S
+
+
+@pytest.mark.parametrize("name", ["walk", "fused_walk"])
+@pytest.mark.parametrize("page", [ssd_y, two_states, skip])
+def test_pages_with_other_names_states_and_paths(page, name):
+    means_the_page(page, replace(named(name), stages=1), "tilelang", "sm_90a")
 
 
 @pytest.mark.parametrize("name, changes", [("walk", {}), ("fused_walk", {"stages": 2})])
@@ -88,6 +123,47 @@ def test_too_large_a_walk_names_values_and_bytes(name, stages, hint):
     with pytest.raises(ScheduleError, match=rf"shared has 232448 bytes, \d+ are needed: a {stages * 16384}, b .*; {hint}"):
         lowered(dplr, replace(named(name), stages=stages))
     lowered(dplr, replace(named(name), stages=1))
+
+
+MEMBERS = [ssd, ssd_y, delta_net, dplr, two_states, find("simple_gla"), find("gated_delta_rule")]
+#: What does not fit, by C, K and V, and the sentence.
+REFUSED = {(64, 128, 256): "carried values .* have 256 rows; state takes 64, 128; v_block=128 gives an instance as many",
+           (64, 128, 192): "carried values .* have 192 rows; state takes 64, 128; v_block=64 gives an instance as many",
+           (64, 256, 128): "product .* is 128 x 256 over 64; state takes 128 rows, and columns",
+           (64, 192, 64): "product .* is 64 x 192 over 64; state takes 64 rows, and columns",
+           (128, 128, 128): "product .* is 128 x 128 over 128; aux takes 64 rows, and columns and depth that 64 divides: C=64",
+           (64, 100, 100): "has rows of 200 bytes; copies of tiles take multiples of 16: K and V that 8 divides"}
+
+
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize("name", ["walk", "fused_walk"])
+@pytest.mark.parametrize("page", MEMBERS, ids=lambda p: p.name)
+def test_every_size_builds_or_is_refused_in_words(page, name):
+    def lower_for(c, k, v, **changes):
+        plan = replace(named(name), stages=1, **changes)
+        return pipelines.lower(page.trace(), "tilelang", plan, {"C": c, "K": k, "V": v}, "bfloat16", "sm_90a")
+
+    for k in (64, 128):
+        for v in (64, 128):
+            assert lower_for(64, k, v).kernels[-1].agents
+    assert lower_for(64, 128, 256, v_block=64).kernels[-1].agents
+    for sizes, sentence in REFUSED.items():
+        with pytest.raises(ScheduleError, match=sentence):
+            lower_for(*sizes)
+
+
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize("name", ["walk", "fused_walk"])
+@pytest.mark.parametrize("page", [x for x in MEMBERS if x is not two_states], ids=lambda p: p.name)
+def test_parts_build_or_are_refused_in_words(page, name):
+    p = lowered(page, replace(named(name), partition="exact", stages=1))
+    assert [k.grid for k in p.kernels if k.agents] == ["parts"]
+    plan = replace(named(name), partition="decay", stages=1)
+    if page.trace().forgets:
+        lowered(page, plan)
+    else:
+        with pytest.raises(ScheduleError, match="partition='decay' needs a page that bounds how a token changes the state"):
+            lowered(page, plan)
 
 
 def test_a_store_of_a_state_comes_before_what_takes_its_place():

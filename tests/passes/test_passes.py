@@ -206,7 +206,8 @@ def test_what_was_loaded_is_multiplied_apart_unless_the_device_has_it_joined():
 
 
 @pytest.mark.parametrize("groups, waiting", [((("G", "beta"), ("o", "S")), []), ((("G", "Tinv_below", "beta"), ("o", "S")), []),
-                                             ((("G",), ("U", "S"), ("o",)), ["sub_v"]), ((("G", "Tinv"), ("o", "S")), ["sub_v"])])
+                                             ((("G",), ("U", "S"), ("o",)), ["v_minus_exp_G_k_S"]),
+                                             ((("G", "Tinv"), ("o", "S")), ["v_minus_exp_G_k_S"])])
 def test_in_form_unit_beta_multiplies_what_does_not_wait_for_the_state(groups, waiting):
     """Unless a group names what it would have to go through."""
     p = rewrite(find("gated_delta_rule").trace(), Schedule("own", groups, form="unit"))

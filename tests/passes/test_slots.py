@@ -144,8 +144,8 @@ def test_all_is_what_needs_no_state():
     """Of the next chunk the inverse, but no product with the state."""
     p = lowered("fused", sizes=SMALL, prefetch="all")
     ahead = {o.out.removesuffix("_next") for o in walk(p.kernels[0].body) if o.attr("ahead") and o.out.endswith("_next")}
-    assert {"k_k", "G", "q_k"} <= ahead
-    assert not {"U", "o", "S_h", "S"} & ahead
+    assert {"k_kT", "G", "q_kT"} <= ahead
+    assert not {"U", "o", "S_f16", "S"} & ahead
 
 
 def test_nothing_is_ahead_over_instances():

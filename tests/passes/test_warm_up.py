@@ -20,11 +20,11 @@ from gdn_codegen.schedule import ScheduleError, named
 
 def test_warm_ups_leave_out_what_leads_to_no_state():
     own = {o.out or (o.kind, o.attr("channel")) for o in inside(lowered("warm_up")) if o.attr(OWN_PART)}
-    assert {"q", "q_k", "q_S", "add_mul", "mul_h_s", "o_h_s"} <= own
-    needed = {"k", "v", "Tinv_below", "beta", "G", "k_S", "v_T", "U_unscaled", "S_next", "exp_G_s", ("wait", "k_ready"),
+    assert {"q", "q_kT", "q_S", "o_sum", "q_kT_D_beta_f16_shared", "o_f16_shared"} <= own
+    needed = {"k", "v", "Tinv_below", "beta", "G", "k_S", "v_T", "U_unscaled", "S_next", "exp_G_shared", ("wait", "k_ready"),
               ("signal", "k_free")}
     assert not own & needed
-    assert {c for o in own if isinstance(o, tuple) and (c := o[1])} == {"o_h_s_ready", "o_h_s_free"}
+    assert {c for o in own if isinstance(o, tuple) and (c := o[1])} == {"o_f16_shared_ready", "o_f16_shared_free"}
     assert not any(o.attr(OWN_PART) for o in inside(lowered(replace(PLANS["warm_up"], warm_up="all"))))
 
 
@@ -92,7 +92,7 @@ def test_longest_first_is_for_parts_that_have_a_warm_up():
 def test_a_value_that_the_state_needs_cannot_be_left_out():
     """The proof knows the warm-up length: a ring filled in iterations of the own part only, read in all of them."""
     p = lowered("warm_up")
-    for lost in ("k", "exp_G_s"):
+    for lost in ("k", "exp_G_shared"):
         ops = [replace(o, attrs=(*o.attrs, (OWN_PART, True))) if o.out == lost else o for o in inside(p)]
         with pytest.raises(RaceError, match=lost):
             check_rings(with_body(p, ops), SM_90A)

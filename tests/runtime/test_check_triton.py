@@ -117,7 +117,7 @@ def test_registers_that_no_tool_reads_are_not_checked(monkeypatch, tmp_path):
 def test_a_kernel_that_does_not_compile_is_an_error(tmp_path):
     b = Build("triton", 16, schedule="fused", **SMALL)
     path = tmp_path / "bad.py"
-    path.write_text(render(b).replace("k_k = tl.dot(k, tl.trans(k))", "k_k = tl.dot(k, k[None])"))
+    path.write_text(render(b).replace("k_kT = tl.dot(k, tl.trans(k))", "k_kT = tl.dot(k, k[None])"))
     (*_, (line, ok)) = check(b, path, ("gfx942",))
     assert not ok and "does not compile" in line
 

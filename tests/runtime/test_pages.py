@@ -256,7 +256,7 @@ def test_verify_of_a_page_without_value_heads_and_of_any_gates_name(tmp_path, ca
                 'q="C K", log_decay="H C", S=carried("K V")')
     decays = inputs(b := Build("triton", algorithm=file(tmp_path, text)), b.page.trace(), Case((20,)))["log_decay"]
     assert (decays <= 0).all() and len(decays.unique()) > 2
-    words = ["--target", HERE[0], "--quick", "--set", "kernels=mul_exp/S", "--head-dim-k", "16", "--head-dim-v", "16"]
+    words = ["--target", HERE[0], "--quick", "--set", "kernels=exp_G_q_S/S", "--head-dim-k", "16", "--head-dim-v", "16"]
     assert main(["verify", "--algorithm", file(tmp_path, text), *words]) == 0, capsys.readouterr()
 
 

@@ -67,7 +67,7 @@ class _Assign:
             if not self.else_read(o.out):
                 self.twin[o.out] = o.out
                 return copy(maker)
-            self.twin[o.out] = copy(maker, b.fresh(f"{o.out}_m"))
+            self.twin[o.out] = copy(maker, b.fresh(f"{o.out}_{maker}"))
             return copy(first)
         if o.kind in ("block", "from_quarters"):
             return copy(maker)

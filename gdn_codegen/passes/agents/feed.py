@@ -16,6 +16,7 @@ from typing import Any
 from ...devices import Cores
 from ...ir.builder import Body
 from ...ir.core import Loop, Op, Program
+from ...ir.names import stem
 from ...ir.types import Tensor
 from ..common import rebuild_kernels
 from ..stage import takes
@@ -66,7 +67,7 @@ class _Feed:
         if o.kind == "matmul":
             sides: list[str] = []
             for a, space, transposed in zip(o.args, self.device.feeds, (o.attr("ta"), o.attr("tb")), strict=False):
-                sides.append(op("move", a, name=b.fresh(f"{a}_{'left' if not sides else 'right'}"), space=space,
+                sides.append(op("move", a, name=b.fresh(f"{stem(a)}_{'left' if not sides else 'right'}"), space=space,
                                 transposed=transposed))
             return op("matmul", *sides, *o.args[2:], name=o.out, **dict(o.attrs))
         return None

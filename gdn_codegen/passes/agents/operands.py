@@ -59,7 +59,7 @@ class _Operands:
         return self.moved[a]
 
     def copy(self, a: str, o: Op, b: Body) -> str:
-        return b.op("move", a, name=b.fresh(f"{a}_op"), line=o.line, agent=o.agent, space=self.device.operand)
+        return b.op("move", a, name=b.fresh(f"{a}_{self.device.operand}"), line=o.line, agent=o.agent, space=self.device.operand)
 
     def staged(self, a: str) -> bool:
         """Whether the stored `a` lies where rows are not whole."""

@@ -5,7 +5,7 @@
 - A tile with the rows of the carried value goes with the state where one warp group does not hold it. So does what is computed
   from it.
 - A product that another product accumulates onto has the role of that one, where that depends on the state.
-- A tile in float32 that depends on no state, and that only the state's agents read, is computed there, too.
+- A tile in float32 that depends on no state, and that the state's agents read, is computed there, with what else reads it.
 """
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def leads(ops: list[Op], kind: str) -> set[str]:
 def is_transposed(o: Op | None) -> bool:
     """Whether `o` loads a tile that is read transposed."""
     return o is not None and o.kind == "load" and bool(o.attr("transposed"))
+
+
+def _is_wide(o: Op) -> bool:
+    """Whether `o` computes a tile in float32, which no agent hands over."""
+    return o.type is not None and o.type.rank == 2 and 1 not in o.type.dims and o.type.dtype == "float32"
 
 
 class Roles:
@@ -93,15 +98,25 @@ class Roles:
                 out[o] = onto
             else:
                 out[o] = self._without_state(o, o.out in solved, out)
+        return self._followed(out)
+
+    def _followed(self, roles: dict[Op, str]) -> dict[Op, str]:
+        """The roles in which what reads a tile in float32 of the state's agents goes there, too."""
+        there: set[str] = set()
+        out = dict(roles)
+        for o in self.inside:
+            if o in roles and roles[o] in ("rest", "solved") and there & set(o.args):
+                out[o] = "state" if o.out in self.first else "output"
+            if o in roles and out[o] in STATES and _is_wide(o):
+                there.add(o.out)
         return out
 
     def _without_state(self, o: Op, solved: bool, known: dict[Op, str]) -> str:
         """The role of what depends on no carried value; `known`: the roles of what comes after."""
         if o.kind == INVERSE:
             return "inverse"
-        wide = o.type is not None and o.type.rank == 2 and 1 not in o.type.dims and o.type.dtype == "float32"
-        if wide and (OPS[o.kind].elementwise or o.kind == "matmul"):
-            readers = {known[r] for r in self.inside if o.out in r.args and r in known}
-            if readers and readers <= {*STATES}:
+        if _is_wide(o) and (OPS[o.kind].elementwise or o.kind == "matmul"):
+            readers = {known[r] for r in self.inside if o.out in r.args and r in known} & {*STATES}
+            if readers:
                 return "state" if "state" in readers else "output"
         return "solved" if solved else "rest"

@@ -61,9 +61,9 @@ class _Kernel:
 
     def workspace(self, b: Body, value: str) -> str:
         t: Tile = self.type[value]
-        name = f"{value}_x"
+        name = f"{value}_channel"
         while name in b.tensors and b.tensors[name].tile != t:
-            name += "x"
+            name += "_"
         b.tensors[name] = self.made[name] = Tensor(name, "workspace", "block", "HV", t.dims, t.dtype)
         return name
 

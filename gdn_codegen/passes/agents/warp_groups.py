@@ -88,8 +88,12 @@ class _Assign:
         rows = heights[0]
         if len(heights) > 1 or rows % d.rows or rows > d.rows * d.most:
             names = ", ".join(c.name for c in self.loop.carried)
+            takes = [d.rows * n for n in range(1, d.most + 1)]
+            split = [n for n in takes if len(heights) == 1 and rows > n and rows % n == 0]
+            dims = {c.type.dims[0] for c in self.loop.carried}
+            hint = f"; v_block={split[-1]} gives an instance as many" if split and dims == {"V"} else ""
             raise self.error(f"carried values ({names}) have {', '.join(map(str, heights))} rows; {self.hub} takes "
-                             f"{', '.join(str(d.rows * n) for n in range(1, d.most + 1))}")
+                             f"{', '.join(map(str, takes))}{hint}")
         for a in (a for a in self.plan.agents if a.name in used):
             out.append(Agent(a.name, first, WARP * (a.warps or WARPS_OF_GROUP * (rows // d.rows)), a.registers, a.slots))
             first += out[-1].threads
@@ -135,7 +139,7 @@ class _Assign:
         if made is None or made not in self.agent or self.roles.of[made] == "load":
             raise self.error(f"{o.attr('tensor')} would be stored as it was loaded; let an earlier kernel store it")
         kind = "transpose" if o.attr("transposed") else "move"
-        x = self.move(a, f"{a}_s", self.agent[made], self.device.operand, b, kind)
+        x = self.move(a, f"{a}_{self.device.operand}", self.agent[made], self.device.operand, b, kind)
         b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})
 
     def read(self, a: str, agent: str, b: Body, view: str = "", shared: bool = False) -> str:
@@ -155,7 +159,8 @@ class _Assign:
         else:
             out, maker = a, self.agent[o]
             if (maker != agent or shared) and self.roles.of[o] not in ("load", "inverse"):
-                out = self.names[a, "", ""] = self.names.get((a, "", "")) or self.move(a, f"{a}_s", maker, self.device.operand, b)
+                space = self.device.operand
+                out = self.names[a, "", ""] = self.names.get((a, "", "")) or self.move(a, f"{a}_{space}", maker, space, b)
             if is_transposed(o):
                 out = self.move(a, f"{a}_T", agent, self.device.tile, b, "transpose")
             elif view and maker != agent:

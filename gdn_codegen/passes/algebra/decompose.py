@@ -62,9 +62,10 @@ class _Inverse:
         to = to or self.operand
         return x if self.b.types[x].dtype == to else self.op("cast", x, to=to)
 
-    def product(self, x: str, y: str, plus: str = "") -> str:
-        xy = self.op("matmul", self.cast(x), self.cast(y), name="p")
-        return self.op("add", self.cast(plus, "float32"), xy, name="s") if plus else xy
+    def product(self, x: str, y: str, plus: str = "", name: str = "") -> str:
+        """x @ y, or `plus` and that: of the inverse whose diagonal blocks have as many rows as `name` says, or part of it."""
+        xy = self.op("matmul", self.cast(x), self.cast(y), name=f"{name}_part" if plus else name)
+        return self.op("add", self.cast(plus, "float32"), xy, name=name) if plus else xy
 
     def eye(self) -> str:
         return self.op("eye", dims=self.dims)
@@ -86,18 +87,19 @@ class _Inverse:
 
     def by_doubling(self, size: int) -> str:
         minus = self.op("neg", self.a)
-        t, done = self.op("add", self.eye(), self.pairs(minus, 1), name="1"), 2
+        t, done = self.op("add", self.eye(), self.pairs(minus, 1), name="rows_2"), 2
         while done < size:
-            t = self.product(t, self.product(self.pairs(minus, done), t), plus=t)
+            below = self.product(self.pairs(minus, done), t, name=f"below_{2 * done}")
+            t = self.product(t, below, plus=t, name=f"rows_{2 * done}")
             done *= 2
         return self.named(t)
 
     def by_substitution(self, solves: int, size: int) -> str:
         done, a = min(solves, size), self.cast(self.a)
-        t = self.op("diag_inverse", a, size=done, name="d")
+        t = self.op("diag_inverse", a, size=done, name=f"rows_{done}")
         while done < size:
-            corner = self.op("neg", self.pairs(self.product(t, a), done))
-            t = self.product(corner, t, plus=t)
+            below = self.product(t, a, name=f"below_{2 * done}")
+            t = self.product(self.op("neg", self.pairs(below, done)), t, plus=t, name=f"rows_{2 * done}")
             done *= 2
         return self.named(self.cast(t, "float32"))
 
@@ -108,15 +110,15 @@ class _Inverse:
         def block(x: str, row: int, col: int) -> str:
             return self.op("block", self.cast(x), row=row, col=col, size=size)
 
-        start = self.op("add", self.eye(), self.pairs(minus, 1), name="1")
+        start = self.op("add", self.eye(), self.pairs(minus, 1), name="rows_2")
         ts = [block(start, i, i) for i in corners]
         while done < size:
             below = self.pairs(minus, done)
-            halves = [self.product(block(below, i, i), t) for i, t in zip(corners, ts, strict=True)]
-            ts = [self.product(t, x, plus=t) for t, x in zip(ts, halves, strict=True)]
+            halves = [self.product(block(below, i, i), t, name=f"below_{2 * done}") for i, t in zip(corners, ts, strict=True)]
+            ts = [self.product(t, x, plus=t, name=f"rows_{2 * done}") for t, x in zip(ts, halves, strict=True)]
             done *= 2
         below = self.pairs(minus, size)
-        corner = self.product(ts[1], self.product(block(below, size, 0), ts[0]))
-        zero = self.product(block(below, 0, size), ts[1])
+        corner = self.product(ts[1], self.product(block(below, size, 0), ts[0], name="below"), name="corner")
+        zero = self.product(block(below, 0, size), ts[1], name="zero")
         ts = [self.cast(t, "float32") for t in ts]
-        return self.named(self.op("from_quarters", ts[0], zero, corner, ts[1], dims=self.dims, name="q"))
+        return self.named(self.op("from_quarters", ts[0], zero, corner, ts[1], dims=self.dims, name="whole"))

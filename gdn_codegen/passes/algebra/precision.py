@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ...ir.builder import Body
 from ...ir.core import Op, Program, loops, walk
+from ...ir.names import DTYPES
 from ...ir.types import Tensor
 from ...schedule.contract import Contract
 from ...schedule.schedule import Schedule
@@ -57,8 +58,9 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
         if o.kind == "matmul":
             left, right = (cast(a, dtype) for a in o.args[:2])
             return b.op("matmul", left, right, *o.args[2:], name=o.out, line=o.line, **dict(o.attrs))
-        if o.kind == "load" and by_name[o.attr("tensor")].index == "sequence" and by_name[o.attr("tensor")].dtype != "float32":
-            narrow = b.op("load", *o.args, name=b.fresh(f"{o.out}_m"), line=o.line, **dict(o.attrs))
+        of = by_name[o.attr("tensor")] if o.kind == "load" else None
+        if of is not None and of.index == "sequence" and of.dtype != "float32":
+            narrow = b.op("load", *o.args, name=b.fresh(f"{o.out}_{DTYPES[of.dtype]}"), line=o.line, **dict(o.attrs))
             return b.op("cast", narrow, to="float32", name=o.out, line=o.line)
         if o.kind == "load":
             return b.op("load", *o.args, name=o.out, line=o.line, **dict(o.attrs))

@@ -1,0 +1,66 @@
+"""Names of values that the page did not name: what the value is, in the names of what it is made of.
+
+`exp(last(G) - G)` is exp_last_G_minus_G, `k @ k.T` is k_kT, `beta * v` is beta_v. A name of more than LONGEST characters gives
+way to what the value is for: of a line "U = ..." it is U_operand where a product reads it, else U_sum, U_term and so on; where no
+line is known it is named after an operand, as beta_scaled. A cast adds its dtype (_f16), and passes add words for moves and
+copies (_shared, _next), so that an emitted name stays near 24 characters.
+"""
+from __future__ import annotations
+
+import re
+from typing import Any
+
+#: Characters of a name before words for casts and moves.
+LONGEST = 18
+DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+#: Words at a name's end that say how a value is held, not what it is.
+HELD = re.compile(r"_(?:f16|bf16|f32|f64|col|row|in)$")
+_BETWEEN = {"add": "_plus_", "sub": "_minus_", "mul": "_", "div": "_over_", "maximum": "_max_", "minimum": "_min_"}
+_BEFORE = {"neg": "minus_", "lower": "lower_", "strictly_lower": "below_", "unit_lower_inverse": "inverse_", "row_norm": "unit_",
+           "cumsum": "sums_", "row_sum": "row_sums_", "diagonal": "diagonal_"}
+#: What a value is for, by its op.
+_ROLES = {"add": "sum", "sub": "difference", "mul": "term", "div": "ratio", "matmul": "product", "exp": "exp"}
+
+
+def stem(name: str) -> str:
+    """A value's name without words for how it is held."""
+    while HELD.search(name):
+        name = HELD.sub("", name)
+    return name
+
+
+def name_of(kind: str, args: tuple[str, ...], attrs: dict[str, Any], line_value: str = "", operand: bool = False) -> str:
+    """A name for the value of an op that reads `args`. line_value: the page's value of its line, "" where that is not known;
+    operand: whether a product reads it."""
+    if kind == "cast":
+        return f"{stem(args[0])}_{DTYPES[attrs['to']]}"
+    if kind in ("col", "row"):
+        return f"{args[0]}_{kind}"
+    own = {"const": "c", "eye": "identity", "scalar": attrs.get("param") or attrs.get("tensor"), "load": attrs.get("tensor")}
+    if kind in own or not args:
+        return str(own.get(kind) or kind)
+    plain = _plain(kind, tuple(map(stem, args)), attrs)
+    if len(plain) <= LONGEST:
+        return plain
+    if line_value:
+        return f"{line_value}_{'operand' if operand else _ROLES.get(kind, kind)}"
+    word = str(2 * attrs["size"]) if kind == "pairs" else "scaled" if kind == "mul" else _ROLES.get(kind, kind)
+    stems = [stem(a) for a in args]
+    subject = stems[-1] if len(stems[-1]) + len(word) < LONGEST else min(stems, key=len)
+    while len(subject) + len(word) >= LONGEST and "_" in subject:
+        subject = subject.rpartition("_")[0]
+    return f"{subject}_{word}"
+
+
+def _plain(kind: str, args: tuple[str, ...], attrs: dict[str, Any]) -> str:
+    """What the op computes, as a name."""
+    if kind == "matmul":
+        product = f"{args[0]}{'T' if attrs.get('ta') else ''}_{args[1]}{'T' if attrs.get('tb') else ''}"
+        return f"{args[2]}_plus_{product}" if len(args) > 2 else product
+    if kind == "pairs":
+        return f"{args[0]}_{2 * attrs['size']}"
+    if kind == "block":
+        return f"{args[0]}_{attrs['row']}_{attrs['col']}"
+    if kind in _BETWEEN and len(args) == 2:
+        return _BETWEEN[kind].join(args)
+    return f"{_BEFORE.get(kind, f'{kind}_')}{'_'.join(args)}"
