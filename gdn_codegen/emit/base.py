@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -57,6 +58,8 @@ EVERY = "checkpoint_chunks"
 #: Whether the host launches the kernels that sum up parts.
 SUMMED = "summed"
 
+#: Characters of a line of emitted text.
+WIDTH = 120
 #: Of an output, whether the host has the rows cleared that no sequence covers.
 CLEAR = "clear_"
 
@@ -80,10 +83,10 @@ class Text:
 
 
 class Writer:
-    """Lines of text, indented, with the algorithm's line as a comment where it changes."""
+    """Lines of text, indented, with a comment where the algorithm's line changes: the line, or what `k` computes there."""
 
-    def __init__(self, p: Program, comment: str, indent: int = 0) -> None:
-        self.source, self.comment, self.indent = dict(p.source), comment, indent
+    def __init__(self, p: Program, comment: str, indent: int = 0, k: Kernel | None = None) -> None:
+        self.source, self.comment, self.indent = {**dict(p.source), **dict(k.comments if k else ())}, comment, indent
         self.lines: list[str] = []
         self.line = 0
 
@@ -91,7 +94,8 @@ class Writer:
         """Say which line of the algorithm follows."""
         if op.line and op.line != self.line and op.line in self.source:
             self.line = op.line
-            self(f"{self.comment} {self.source[op.line]}")
+            width = WIDTH - 4 * self.indent - len(self.comment) - 1
+            self(*(f"{self.comment} {x}" for text in self.source[op.line].split("\n") for x in textwrap.wrap(text, width)))
 
     def __call__(self, *lines: str) -> None:
         self.lines += [("    " * self.indent + x).rstrip() for x in lines]

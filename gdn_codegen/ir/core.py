@@ -77,10 +77,9 @@ Stmt = Union[Op, Loop]
 class Buffer:
     """Storage that `place` gave to values: `slots` copies of `shape` elements in `space`, at byte `offset`.
 
-    dims: what `shape` has the sizes of. layout: "swizzled" (rows of 128 bytes, with the swizzle that helpers address), "rows"
-    (a fragment of which neighbouring threads have equal parts of a row), "" where the compiler chooses. pad: elements that
-    nobody reads after each row of a buffer with one row a value head. own: of a barrier, that it counts the iterations of the
-    walk's own part alone.
+    dims: what `shape` has the sizes of. layout: "swizzled" (rows of 128 bytes, as helpers address them), "rows" (a fragment of
+    which neighbouring threads have equal parts of a row), "" where the compiler chooses. pad: elements that nobody reads after
+    each row of a buffer with a row a value head. own: whether a barrier counts the iterations of the walk's own part alone.
     """
 
     name: str
@@ -118,8 +117,8 @@ class Kernel:
     consecutive value heads, that one thread block runs; no op knows of it. `slices`: instances that share the iterations of a
     loop over chunks "before" a part: of n, instance i handles chunks i, i + n, i + 2 n and so on.
 
-    The launch passes say: threads of a block, or of an instance, 0 before these passes; registers of a thread at launch and
-    blocks that share a multiprocessor, 0 where the compiler chooses.
+    threads: of a block, or of an instance; registers: of a thread at launch; blocks_per_sm: blocks that share a multiprocessor.
+    All are 0 where nothing is said. comments: what is computed on lines of the page that are not computed as they stand.
     """
 
     name: str
@@ -135,6 +134,7 @@ class Kernel:
     threads: int = 0
     registers: int = 0
     blocks_per_sm: int = 0
+    comments: tuple[tuple[int, str], ...] = ()
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -106,7 +106,7 @@ def parse_program(text: str) -> Program:
                                   kw.get("split", ""), tuple(buffers), kw.get("lanes", 1),
                                   tuple(Agent(a, *x) for a, x in kw.get("agents", {}).items()), kw.get("heads_per_block", 1),
                                   kw.get("slices", 1), kw.get("threads", 0), kw.get("registers", 0),
-                                  kw.get("blocks_per_sm", 0)))
+                                  kw.get("blocks_per_sm", 0), tuple(kw.get("comments", {}).items())))
             continue
         assert isinstance(n, ast.Expr)
         kind, args, kw = _call(n.value)

@@ -66,6 +66,8 @@ def kernel_text(k: Kernel) -> str:
     if k.slices != 1:
         kw["slices"] = k.slices
     kw |= {n: v for n, v in (("threads", k.threads), ("registers", k.registers), ("blocks_per_sm", k.blocks_per_sm)) if v}
+    if k.comments:
+        kw["comments"] = dict(k.comments)
     if k.agents:
         kw["agents"] = {a.name: (a.first, a.threads, a.registers, a.slots) for a in k.agents}
     out = [f"with {_call('kernel', [repr(k.name)], **kw)}:"]

@@ -32,6 +32,7 @@ from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
 from .algebra.vectorise import vectorise
 from .common import walks
+from .cut.comments import comments
 from .cut.decay_bound import decay_bound
 from .cut.kernels import cut
 from .cut.partition import partition
@@ -106,6 +107,7 @@ FRONT: Passes = (
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
     ("norms_from_products", lambda p, c: norms_from_products(p, c.dtype)),
     ("masks", lambda p, c: masks(p)),
+    ("comments", lambda p, c: comments(p)),
     ("precision", lambda p, c: precision(p, c.schedule, c.dtype, c.contract)),
     ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device.solves, c.device.solves_whole)),
     ("fold_into_inverse", lambda p, c: fold_into_inverse(p, c.device.solves_whole)),

@@ -32,10 +32,6 @@ class Range:
     write: bool
     value: str
 
-    def conflicts(self, other: Range) -> bool:
-        """Whether the two must not be used at the same time."""
-        return (self.write or other.write) and self.space == other.space and self.low < other.high and other.low < self.high
-
     def covers(self, other: Range) -> bool:
         """Whether the other's bytes are all among these."""
         return self.low <= other.low and other.high <= self.high

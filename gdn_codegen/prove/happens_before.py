@@ -76,7 +76,7 @@ class _Check:
         self.memory = Memory(p, k, device)
         pipes = [(a, x) for a in device.agents for x in dict.fromkeys([device.issuer, *device.pipes[a].values()])]
         self.clocks = Clocks(pipes, {x: (x[0], device.issuer) for x in pipes}, [x for x in pipes if x[1] in device.unordered])
-        self.uses: dict[str, list[_Use]] = {}
+        self.uses: dict[str, dict[tuple[int, int, int, bool], _Use]] = {}  # by space; then pipe, low, high, write
         self.raised: dict[_Flag, list[list[int]]] = {}  # sets to be taken: what each says
         self.sets: dict[_Flag, int] = {}
         self.waits: dict[_Flag, list[int]] = {}  # their numbers on the pipe that waits
@@ -144,18 +144,17 @@ class _Check:
         c, n = self.clocks, self.clocks.number[pipe(self.device, o)]
         known, mine = c.known(n), self.memory.used(o, loop, at)
         for a in mine:
-            kept = []
-            for u in self.uses.get(a.space, []):
-                if u.range.conflicts(a) and known[u.pipe] < u.number:
+            uses = self.uses.setdefault(a.space, {})
+            for key in [x for x in uses if x[1] < a.high and a.low < x[2] and (x[3] or a.write)]:
+                u = uses[key]
+                if known[u.pipe] < u.number:
                     raise self.error(self.race(o, n, a, u))
-                if not (a.write and a.covers(u.range)):  # whoever comes after a write of all of it comes after its users
-                    kept.append(u)
-            self.uses[a.space] = kept
+                if a.write and a.covers(u.range):  # what comes after a write of all these bytes comes after their users
+                    del uses[key]
         number = c.issue(n)
         for a in mine:
-            same = [u for u in self.uses[a.space] if u.pipe == n and (u.range.low, u.range.high, u.range.write) ==
-                    (a.low, a.high, a.write)]
-            self.uses[a.space] = [u for u in self.uses[a.space] if u not in same] + [_Use(a, n, number, o)]
+            self.uses[a.space].pop((n, a.low, a.high, a.write), None)
+            self.uses[a.space][n, a.low, a.high, a.write] = _Use(a, n, number, o)
 
     def race(self, o: Op, n: int, a: Range, u: _Use) -> str:
         def said(o: Op, n: int, r: Range) -> str:

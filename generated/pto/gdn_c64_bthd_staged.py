@@ -386,7 +386,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_left
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_left -> k_left
-        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        // beta_k_kT_D = beta[:, None] * (k @ k.T) * D
         TEXTRACT(k_left, k, 0, 0);
         L1View<half, 128, 64> k_right_from;
         TRESHAPE(k_right_from, k);
@@ -446,7 +446,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     TASSIGN(beta_k_kT_D, 0x5300);
     UbTile<float, 64, 8> beta_scratch;
     TASSIGN(beta_scratch, 0x4a00);
-    // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
     {
         auto from = view(strictly_lower_fill_gm + sub * 32 * 64, 32, 64, 64);
         TLOAD(strictly_lower_fill, from);
@@ -489,9 +489,9 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         TADD(lower_G_minus_G, G_minus_G, strictly_lower_fill);
         TTRANS(beta, beta_wide, beta_scratch);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        // beta_k_kT_D = beta[:, None] * (k @ k.T) * D
         pipe_barrier(PIPE_V);
-        // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
         TEXP(D, lower_G_minus_G);
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
@@ -502,7 +502,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
-        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+        // beta_k_kT_D = beta[:, None] * (k @ k.T) * D
         TROWEXPANDMUL(beta_k_kT, k_kT_in, beta_col);
         pipe_barrier(PIPE_V);
         TMUL(beta_k_kT_D, beta_k_kT, D);
@@ -1580,7 +1580,8 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // beta_v_f16_channel -> store
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> Tinv_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_left
-        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        // U_offset = Tinv @ (beta[:, None] * v)
+        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
         TEXTRACT(Tinv_left, Tinv, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // beta_v_f16_in -> beta_v_right
         TEXTRACT(beta_v_right, beta_v_f16_in, 0, 0);
@@ -1702,7 +1703,8 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw -> k
         fill_rows(k, k_raw, part, 0x2000);
         pipe_barrier(PIPE_V);
-        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        // U_offset = Tinv @ (beta[:, None] * v)
+        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
         TCVT(v_f32, v, RoundMode::CAST_NONE);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
         TCVT(k_f32, k, RoundMode::CAST_NONE);
@@ -1726,7 +1728,8 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         pipe_barrier(PIPE_V);
-        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        // U_offset = Tinv @ (beta[:, None] * v)
+        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
         TROWEXPANDMUL(beta_v, v_f32, beta_col);
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G -> exp_G
         TEXP(exp_G, G);
@@ -1874,7 +1877,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> S_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_left
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            // U = U_offset - U_weight @ S
             TEXTRACT(U_weight_left, U_weight, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> S_right
             TEXTRACT(S_right, S_f16_in, 0, 0);
@@ -2021,7 +2024,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_weight_S_in -> U
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // U_weight_S_in -> U
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+            // U = U_offset - U_weight @ S
             TSUB(U, U_offset, U_weight_S_in);
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)

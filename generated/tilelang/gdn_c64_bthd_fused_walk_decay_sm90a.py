@@ -710,7 +710,8 @@ def F_chunk_kernel(t):
                         for i in t.parallel(C):
                             beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                     t.wait_copies()
-                    # F = g + log(maximum(1, abs(1 - beta * row_sum(k * k))))
+                    # F_difference = 1.0 - beta * row_sum(k * k)
+                    # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                     t.copy(k, k_f32)
                     for i, j in t.parallel(C, K):
                         k_k[i, j] = k_f32[i, j] * k_f32[i, j]
@@ -818,12 +819,13 @@ def S_offset_kernel(t):
                             for i, j in t.parallel(C, V):
                                 v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                         t.wait_copies()
-                        # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+                        # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
                         t.gemm(k, k, k_kT, transpose_B=True)
-                        # Tinv = unit_lower_inverse(A)
+                        # Tinv = unit_lower_inverse(k_kT_D_beta)
                         for i, j in t.parallel(C, C):
                             k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
-                        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(G[i])
                         t.copy(S, S_f16)
@@ -835,7 +837,8 @@ def S_offset_kernel(t):
                         t.diag_inverse(Tinv_below_f16, Tinv_below_f16, 64, strict=True)
                         t.copy(U_unscaled, v)
                         t.gemm(Tinv_below_f16, v, U_unscaled, clear_accum=False)
-                        # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                        # last_G = last(G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
@@ -921,12 +924,13 @@ def S_factor_kernel(t):
                             for i, j in t.parallel(C, K):
                                 k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                         t.wait_copies()
-                        # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+                        # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
                         t.gemm(k, k, k_kT, transpose_B=True)
-                        # Tinv = unit_lower_inverse(A)
+                        # Tinv = unit_lower_inverse(k_kT_D_beta)
                         for i, j in t.parallel(C, C):
                             k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
-                        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                        # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
+                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(G[i])
                         t.copy(S, S_f16)
@@ -938,7 +942,8 @@ def S_factor_kernel(t):
                         t.diag_inverse(Tinv_below_f16, Tinv_below_f16, 64, strict=True)
                         t.copy(U_unscaled, v_minus_exp_G_k_S_f16)
                         t.gemm(Tinv_below_f16, v_minus_exp_G_k_S_f16, U_unscaled, clear_accum=False)
-                        # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                        # last_G = last(G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
@@ -1133,7 +1138,8 @@ def o_S_kernel(t):
                             S[i, j] = S_start[part, hv, j, i]
                     for iteration in T.serial(first - begin):
                         chunk = begin + iteration
-                        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
                         t.copy(S, S_f16)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
@@ -1161,7 +1167,8 @@ def o_S_kernel(t):
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.copy(beta_scaled_shared[iteration % 3, :], beta_scaled_row)
-                        # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                        # last_G = last(G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i, j in t.as_sums(V, C):
                             S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
                         for i, j in t.parallel(V, K):
@@ -1171,7 +1178,8 @@ def o_S_kernel(t):
                         T.barrier_arrive(exp_G_shared_free[iteration % 3])
                     for iteration in T.serial(first - begin, stop - begin):
                         chunk = begin + iteration
-                        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
                         t.copy(S, S_f16)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
@@ -1199,14 +1207,15 @@ def o_S_kernel(t):
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.copy(beta_scaled_shared[iteration % 3, :], beta_scaled_row)
-                        # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                        # last_G = last(G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i, j in t.as_sums(V, C):
                             S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
                         for i, j in t.parallel(V, K):
                             S[i, j] = exp_last_G_shared[iteration % 3, 0] * S[i, j]
                         T.gemm(S_operand_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                         T.barrier_arrive(k_free[iteration % 3])
-                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                         T.gemm(
                             S_f16,
                             q[iteration % 3, :, :],
@@ -1246,7 +1255,8 @@ def o_S_kernel(t):
                         T.copy(G[iteration % 3, :], G_col)
                         T.copy(G[iteration % 3, :], G_row)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
-                        # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+                        # D_beta = D * beta[None, :]
+                        # A = strictly_lower((k @ k.T) * D_beta)
                         T.gemm(
                             k[iteration % 3, :, :],
                             k[iteration % 3, :, :],
@@ -1266,10 +1276,12 @@ def o_S_kernel(t):
                         t.store_tile(k_kT_D_beta_f16, k_kT_D_beta_f16_shared[iteration % 3, :, :], tx - 256)
                         T.barrier_arrive(k_kT_D_beta_f16_shared_ready[iteration % 3])
                         T.barrier_wait(exp_G_shared_free[iteration % 3], (iteration // 3 + 1) % 2)
-                        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
-                        # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                        # last_G = last(G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i in t.parallel(1):
                             exp_last_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
                         for i in t.parallel(C):
@@ -1284,7 +1296,8 @@ def o_S_kernel(t):
                         T.copy(G[iteration % 3, :], G_col)
                         T.copy(G[iteration % 3, :], G_row)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
-                        # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+                        # D_beta = D * beta[None, :]
+                        # A = strictly_lower((k @ k.T) * D_beta)
                         T.gemm(
                             k[iteration % 3, :, :],
                             k[iteration % 3, :, :],
@@ -1304,7 +1317,7 @@ def o_S_kernel(t):
                         t.store_tile(k_kT_D_beta_f16, k_kT_D_beta_f16_shared[iteration % 3, :, :], tx - 256)
                         T.barrier_arrive(k_kT_D_beta_f16_shared_ready[iteration % 3])
                         T.barrier_wait(q_ready[(chunk - first) % 3], (chunk - first) // 3 % 2)
-                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                         T.wgmma_gemm(
                             q[iteration % 3, :, :],
                             k[iteration % 3, :, :],
@@ -1314,10 +1327,12 @@ def o_S_kernel(t):
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.barrier_wait(exp_G_shared_free[iteration % 3], (iteration // 3 + 1) % 2)
-                        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
-                        # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                        # last_G = last(G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i in t.parallel(1):
                             exp_last_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
                         for i in t.parallel(C):
@@ -1326,7 +1341,7 @@ def o_S_kernel(t):
                             ) * beta[iteration % 3, i]
                         T.wait_wgmma(0)
                         T.warpgroup_fence_operand(q_kT, num_regs=32)
-                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                         for i, j in t.as_sums(C, C):
                             q_kT_D_beta_f16[i, j] = q_kT[i, j] * D_beta[i, j]
                         t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[iteration % 3, :, :], tx - 256)
@@ -1427,7 +1442,8 @@ def o_S_kernel(t):
                         for iteration in T.serial(first - begin):
                             chunk = begin + iteration
                             T.barrier_wait(k_kT_D_beta_f16_shared_ready[iteration % 3], iteration // 3 % 2)
-                            # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                            # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
                             t.diag_inverse(
                                 k_kT_D_beta_f16_shared[iteration % 3, :, :],
                                 k_kT_D_beta_f16_shared[iteration % 3, :, :],
@@ -1441,7 +1457,8 @@ def o_S_kernel(t):
                         for iteration in T.serial(first - begin, stop - begin):
                             chunk = begin + iteration
                             T.barrier_wait(k_kT_D_beta_f16_shared_ready[iteration % 3], iteration // 3 % 2)
-                            # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                            # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
                             t.diag_inverse(
                                 k_kT_D_beta_f16_shared[iteration % 3, :, :],
                                 k_kT_D_beta_f16_shared[iteration % 3, :, :],

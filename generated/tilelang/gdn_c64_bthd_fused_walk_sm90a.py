@@ -705,7 +705,8 @@ def o_S_kernel(t):
                 for i, j in t.parallel(V, K):
                     S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, j, i], 0)
                 for chunk in T.serial(T.ceildiv(length, C)):
-                    # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                    # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                    # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
                     t.copy(S, S_f16)
                     T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)
                     T.gemm(
@@ -733,14 +734,15 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.copy(beta_scaled_shared[chunk % 3, :], beta_scaled_row)
-                    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                    # last_G = last(G)
+                    # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i, j in t.as_sums(V, C):
                         S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
                     for i, j in t.parallel(V, K):
                         S[i, j] = exp_last_G_shared[chunk % 3, 0] * S[i, j]
                     T.gemm(S_operand_f16, k[chunk % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                     T.barrier_arrive(k_free[chunk % 3])
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     T.gemm(
                         S_f16,
                         q[chunk % 3, :, :],
@@ -778,7 +780,8 @@ def o_S_kernel(t):
                     T.copy(G[chunk % 3, :], G_col)
                     T.copy(G[chunk % 3, :], G_row)
                     T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)
-                    # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+                    # D_beta = D * beta[None, :]
+                    # A = strictly_lower((k @ k.T) * D_beta)
                     T.gemm(
                         k[chunk % 3, :, :],
                         k[chunk % 3, :, :],
@@ -798,7 +801,7 @@ def o_S_kernel(t):
                     t.store_tile(k_kT_D_beta_f16, k_kT_D_beta_f16_shared[chunk % 3, :, :], tx - 256)
                     T.barrier_arrive(k_kT_D_beta_f16_shared_ready[chunk % 3])
                     T.barrier_wait(q_ready[chunk % 3], chunk // 3 % 2)
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     T.wgmma_gemm(
                         q[chunk % 3, :, :],
                         k[chunk % 3, :, :],
@@ -808,10 +811,12 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.barrier_wait(exp_G_shared_free[chunk % 3], (chunk // 3 + 1) % 2)
-                    # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                    # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                    # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
                     for i in t.parallel(C):
                         exp_G_shared[chunk % 3, i] = T.exp(G[chunk % 3, i])
-                    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                    # last_G = last(G)
+                    # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i in t.parallel(1):
                         exp_last_G_shared[chunk % 3, i] = T.exp(G[chunk % 3, C - 1])
                     for i in t.parallel(C):
@@ -820,7 +825,7 @@ def o_S_kernel(t):
                         ) * beta[chunk % 3, i]
                     T.wait_wgmma(0)
                     T.warpgroup_fence_operand(q_kT, num_regs=32)
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     for i, j in t.as_sums(C, C):
                         q_kT_D_beta_f16[i, j] = q_kT[i, j] * D_beta[i, j]
                     t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[chunk % 3, :, :], tx - 256)
@@ -885,7 +890,8 @@ def o_S_kernel(t):
                 elif tx < 512:
                     for chunk in T.serial(T.ceildiv(length, C)):
                         T.barrier_wait(k_kT_D_beta_f16_shared_ready[chunk % 3], chunk // 3 % 2)
-                        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
                         t.diag_inverse(
                             k_kT_D_beta_f16_shared[chunk % 3, :, :],
                             k_kT_D_beta_f16_shared[chunk % 3, :, :],

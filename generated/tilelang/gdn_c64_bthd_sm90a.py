@@ -593,9 +593,9 @@ def G_Tinv_below_beta_kernel(t):
                 t.cumsum(g, G, least=-105.0)
                 for i in t.parallel(C):
                     G_ws[slot, hv, i] = G[i]
-                # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+                # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
                 t.gemm(k, k, k_kT, transpose_B=True)
-                # Tinv = unit_lower_inverse(A)
+                # Tinv = unit_lower_inverse(k_kT_D_beta)
                 for i, j in t.parallel(C, C):
                     k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                 t.copy(k_kT_scaled_f16, Tinv_below_f16)
@@ -693,7 +693,8 @@ def o_S_kernel(t):
                 for i, j in t.parallel(V, K):
                     S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, j, i], 0)
                 for chunk in T.serial(T.ceildiv(length, C)):
-                    # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                    # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                     t.copy(S, S_f16)
                     T.barrier_wait(k_ready[chunk % 2], chunk // 2 % 2)
                     T.gemm(
@@ -720,13 +721,14 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.copy(beta_scaled_shared[chunk % 2, :], beta_scaled_row)
-                    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                    # last_G = last(G)
+                    # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i, j in t.as_sums(V, C):
                         S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
                     for i, j in t.parallel(V, K):
                         S[i, j] = exp_last_G_shared[chunk % 2, 0] * S[i, j]
                     T.gemm(S_operand_f16, k[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     T.gemm(
                         S_f16,
                         q[chunk % 2, :, :],
@@ -765,7 +767,7 @@ def o_S_kernel(t):
                     T.copy(G[chunk % 2, :], G_row)
                     T.copy(beta[chunk % 2, :], beta_row)
                     T.barrier_wait(k_ready[chunk % 2], chunk // 2 % 2)
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     T.gemm(
                         q[chunk % 2, :, :],
                         k[chunk % 2, :, :],
@@ -779,17 +781,19 @@ def o_S_kernel(t):
                             T.exp(T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32))) * beta_row[j]
                         )
                     T.barrier_wait(exp_G_shared_free[chunk % 2], (chunk // 2 + 1) % 2)
-                    # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                    # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                     for i in t.parallel(C):
                         exp_G_shared[chunk % 2, i] = T.exp(G[chunk % 2, i])
-                    # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                    # last_G = last(G)
+                    # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i in t.parallel(1):
                         exp_last_G_shared[chunk % 2, i] = T.exp(G[chunk % 2, C - 1])
                     for i in t.parallel(C):
                         beta_scaled_shared[chunk % 2, i] = T.exp(
                             G[chunk % 2, C - 1] - G[chunk % 2, i],
                         ) * beta[chunk % 2, i]
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[chunk % 2, :, :], tx - 256)
                     T.fence_proxy_async()
                     T.barrier_arrive(exp_G_shared_ready[chunk % 2])

@@ -597,7 +597,7 @@ def A_kernel(t):
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 t.wait_copies()
-                # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+                # beta_k_kT_D = beta[:, None] * (k @ k.T) * D
                 t.gemm(k, k, k_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
                     A_ws[slot, hv, i, j] = beta[i] * k_kT[i, j] * T.exp(
@@ -690,7 +690,8 @@ def U_weight_U_offset_kernel(t):
                         v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
-                # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                # U_offset = Tinv @ (beta[:, None] * v)
+                # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
                 for i in t.parallel(C):
                     exp_G[i] = T.exp(G[i])
                 t.wait_copies()
@@ -769,7 +770,7 @@ def S_U_kernel(t):
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                 t.wait_copies()
-                # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                # U = U_offset - U_weight @ S
                 t.gemm(U_weight, S_f16, U_weight_S)
                 for i, j in t.parallel(C, V):
                     U[i, j] = U_offset[i, j] - U_weight_S[i, j]

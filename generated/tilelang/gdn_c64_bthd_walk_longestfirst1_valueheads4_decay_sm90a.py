@@ -716,9 +716,10 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                     G_ws[slot, hv + 2, i] = G_c[i]
                 for i in t.parallel(C):
                     G_ws[slot, hv + 3, i] = G_d[i]
-                # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
+                # k_kT = k @ k.T
+                # k_kT_D_beta = k_kT * (D * beta[None, :])
                 t.gemm(k, k, k_kT, transpose_B=True)
-                # Tinv = unit_lower_inverse(A)
+                # Tinv = unit_lower_inverse(k_kT_D_beta)
                 for i, j in t.parallel(C, C):
                     k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                 t.copy(k_kT_scaled_f16, Tinv_below_f16)
@@ -748,7 +749,8 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                     Tinv_below_ws[slot, hv + 2, i, j] = Tinv_below_f16_c[i, j]
                 for i, j in t.parallel(C, C):
                     Tinv_below_ws[slot, hv + 3, i, j] = Tinv_below_f16_d[i, j]
-                # F = g + log(maximum(1, abs(1 - beta * row_sum(k * k))))
+                # F_difference = 1.0 - beta * diagonal(k_kT)
+                # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i, j in t.parallel(C, C):
                     if i == j:
                         G[i] = k_kT[i, j]
@@ -878,7 +880,8 @@ def S_offset_kernel(t):
                                 k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                             for i, j in t.parallel(C, V):
                                 v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
-                        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(G[i])
                         t.copy(S, S_f16)
@@ -888,7 +891,8 @@ def S_offset_kernel(t):
                             U_unscaled[i, j] = T.cast(v[i, j], T.float32) - exp_G[i] * k_S[i, j]
                         t.copy(U_unscaled, v)
                         t.gemm(Tinv_below, v, U_unscaled, clear_accum=False)
-                        # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                        # last_G = last(G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
@@ -973,7 +977,8 @@ def S_factor_kernel(t):
                         else:
                             for i, j in t.parallel(C, K):
                                 k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                        # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(G[i])
                         t.copy(S, S_f16)
@@ -983,7 +988,8 @@ def S_factor_kernel(t):
                             U_unscaled[i, j] = -(exp_G[i] * k_S[i, j])
                         t.copy(U_unscaled, v_minus_exp_G_k_S_f16)
                         t.gemm(Tinv_below, v_minus_exp_G_k_S_f16, U_unscaled, clear_accum=False)
-                        # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                        # last_G = last(G)
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
@@ -1174,7 +1180,8 @@ def o_S_kernel(t):
                                 S[i, j] = S_start[part, hv, j, i]
                         for iteration in T.serial(first - begin):
                             chunk = begin + iteration
-                            # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             t.copy(S, S_f16)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
                             T.gemm(
@@ -1201,7 +1208,8 @@ def o_S_kernel(t):
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
                             T.copy(beta_scaled_shared[iteration % 2, :], beta_scaled_row)
-                            # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                            # last_G = last(G)
+                            # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i, j in t.as_sums(V, C):
                                 S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
                             for i, j in t.parallel(V, K):
@@ -1211,7 +1219,8 @@ def o_S_kernel(t):
                             T.barrier_arrive(exp_G_shared_free[iteration % 2])
                         for iteration in T.serial(first - begin, stop - begin):
                             chunk = begin + iteration
-                            # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             t.copy(S, S_f16)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
                             T.gemm(
@@ -1238,13 +1247,14 @@ def o_S_kernel(t):
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
                             T.copy(beta_scaled_shared[iteration % 2, :], beta_scaled_row)
-                            # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                            # last_G = last(G)
+                            # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i, j in t.as_sums(V, C):
                                 S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
                             for i, j in t.parallel(V, K):
                                 S[i, j] = exp_last_G_shared[iteration % 2, 0] * S[i, j]
                             T.gemm(S_operand_f16, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
-                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                             T.gemm(
                                 S_f16,
                                 q[iteration % 2, :, :],
@@ -1283,10 +1293,12 @@ def o_S_kernel(t):
                             T.barrier_wait(G_ready[iteration % 2], iteration // 2 % 2)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
                             T.barrier_wait(exp_G_shared_free[iteration % 2], (iteration // 2 + 1) % 2)
-                            # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             for i in t.parallel(C):
                                 exp_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, i])
-                            # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                            # last_G = last(G)
+                            # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i in t.parallel(1):
                                 exp_last_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
                             for i in t.parallel(C):
@@ -1302,7 +1314,7 @@ def o_S_kernel(t):
                             T.copy(G[iteration % 2, :], G_row)
                             T.copy(beta[iteration % 2, :], beta_row)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
-                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                             T.gemm(
                                 q[iteration % 2, :, :],
                                 k[iteration % 2, :, :],
@@ -1318,17 +1330,19 @@ def o_S_kernel(t):
                                     ) * beta_row[j]
                                 )
                             T.barrier_wait(exp_G_shared_free[iteration % 2], (iteration // 2 + 1) % 2)
-                            # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             for i in t.parallel(C):
                                 exp_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, i])
-                            # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
+                            # last_G = last(G)
+                            # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i in t.parallel(1):
                                 exp_last_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
                             for i in t.parallel(C):
                                 beta_scaled_shared[iteration % 2, i] = T.exp(
                                     G[iteration % 2, C - 1] - G[iteration % 2, i],
                                 ) * beta[iteration % 2, i]
-                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                             t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[iteration % 2, :, :], tx - 256)
                             T.fence_proxy_async()
                             T.barrier_arrive(exp_G_shared_ready[iteration % 2])

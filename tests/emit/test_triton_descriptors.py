@@ -18,6 +18,7 @@ def build(schedule="walk", sizes=(16, 32, 32), dtype="float16", layout="bthd", *
     return Build("triton", sizes[0], layout, "gated_delta_rule", plan, dtype, *sizes[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("changes", [{}, {"partition": "decay", "longest_first": True}, {"schedule": "prepared", "v_block": 16}],
@@ -43,6 +44,7 @@ def test_they_end_with_their_sequence(layout):
         assert first == holds
 
 
+@pytest.mark.slow
 def test_compiled_for_gpus():
     from gdn_codegen.runtime.load import cached
     from gdn_codegen.tools.check_triton import compiled

@@ -38,6 +38,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_kernels_that_are_wrong_are_refused_again_and_again(wrong):
     find, put, options = WRONG[wrong]

@@ -161,7 +161,7 @@ def test_counts_and_slots_are_checked(name, change, message):
 
 def test_a_fragment_stays_with_its_agent():
     p = lowered()
-    ops = [replace(o, agent="aux") if o.out == "U_f16" else o for o in inside(p)]
+    ops = [replace(o, agent="aux") if o.out == "U_unscaled_f16" else o for o in inside(p)]
     with pytest.raises(RaceError, match="fragment of"):
         check_rings(with_body(p, ops), SM_90A)
 

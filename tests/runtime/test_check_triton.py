@@ -44,6 +44,7 @@ def test_a_table_of_kernels_and_architectures(tmp_path):
         assert int(shared[0]) <= int(shared[1]) == UNITS[row[1]].shared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [False, True])
 def test_what_the_op_takes_fits_every_gpu(few, tmp_path):
     """The walk of calls that leave schedule and chunk open, whole and in parts, at K = V = 128."""
@@ -66,6 +67,7 @@ def test_waves_of_64_lanes_are_half_as_many_but_four(tmp_path):
     assert [many._warps("o", lanes) for lanes in (32, 64)] == [16, 8]
 
 
+@pytest.mark.slow
 def test_a_kernel_over_the_limit_is_an_error(tmp_path):
     """Chunks of 128 keep more in LDS than MI300 has, and no more than MI350."""
     b = Build("triton", 128, schedule="prepared")
@@ -85,6 +87,7 @@ def test_a_smaller_limit_makes_an_error_of_what_was_none(tmp_path, monkeypatch, 
         assert "error: o_S on gfx942 (schedule replay" in said and text in said
 
 
+@pytest.mark.slow
 def test_a_spill_is_a_warning_that_names_the_configuration(tmp_path):
     b = Build("triton", 64, schedule=replace(SCHEDULES["prepared"], name="narrow", warps=1))
     found = compiled(written(tmp_path, b), ("sm_90", "gfx942"), ["S_U"])

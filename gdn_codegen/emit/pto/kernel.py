@@ -31,7 +31,7 @@ class KernelWriter(Addresses):
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
         super().__init__(p, k, layout)
-        self.w = Writer(p, "//", 1)
+        self.w = Writer(p, "//", 1, k)
         self.counted = counted(p, k)
 
     def declare(self) -> None:

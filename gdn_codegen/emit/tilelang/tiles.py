@@ -50,7 +50,7 @@ class Tiles(Addresses):
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
         self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n", CLEAR[:-1])}
         self.taken |= {f"{x}_{y}" for x in self.params for y in ("stride", "n")}
-        self.w = Writer(p, "#", 2)
+        self.w = Writer(p, "#", 2, k)
 
     def name(self, value: str) -> str:
         """The variable of a buffer or a number, out of the way of the kernel's own names."""

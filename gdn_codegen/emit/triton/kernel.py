@@ -44,7 +44,7 @@ class KernelWriter(Head):
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
         super().__init__(p, k, layout)
-        self.w = Writer(p, "#", 1)
+        self.w = Writer(p, "#", 1, k)
         self.env: dict[str, Text] = {}
         self.type: dict[str, Tile] = {}
         self.literals: set[str] = set()  # values that are constants

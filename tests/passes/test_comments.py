@@ -1,0 +1,59 @@
+"""Comments of emitted kernels: the page's lines, or what is computed there after rewriting."""
+import re
+from math import inf
+
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
+from gdn_codegen.passes.pipelines import lower as lowered_by
+from gdn_codegen.runtime.build import Build, lowered, render
+from gdn_codegen.schedule import Schedule, varied
+
+
+def told(b):
+    """Kernel -> what its comments say instead of the page's lines."""
+    return {k.name: [text for _, text in k.comments] for k in lowered(b).kernels}
+
+
+def test_a_page_that_is_computed_as_it_stands_keeps_its_lines():
+    for target in ("triton", "tilelang", "pto"):
+        assert not any(told(Build(target, schedule="fused", chunk=32, head_dim_k=32, head_dim_v=32)).values())
+    assert "# U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))" in render(Build("triton"))
+
+
+def test_a_line_that_several_kernels_share_says_the_part_of_each():
+    found = told(Build("triton", schedule="staged"))
+    assert found["S_U"] == ["U = U_offset - U_weight @ S"] and not found["o"] and not found["G"]
+    assert found["U_weight_U_offset"] == ["U_offset = Tinv @ (beta[:, None] * v)\n"
+                                          "U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))"]
+
+
+def test_a_rewritten_line_says_what_is_computed():
+    b = Build("tilelang", arch="sm_90a", schedule="walk")
+    walk = told(b)["o_S"]
+    assert walk[1:3] == ["v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)\n"
+                         "U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S",
+                         "o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)"]
+    body = render(b)
+    body = body[body.index("def o_S_kernel"):body.index("_KERNELS")]
+    assert "# U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S" in body and "# U = Tinv" not in body
+
+
+def test_the_text_of_a_line_is_read_as_python():
+    """Signs, quotients, numbers and parentheses mean what the page means."""
+    @algorithm(q="C K", k="C K", v="C V", g="C", S=carried("K V"))
+    def page(q, k, v, g, S):
+        G = cumsum(g)
+        D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+        x = (2 - -v) / (3 + exp(-G))[:, None] - (v - v * 0.5)
+        o = ((q @ k.T) * D) @ x + exp(G)[:, None] * (q @ S)
+        S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * x)
+        return o, S
+
+    plan, sizes = Schedule("one", (("o", "S"),)), {"C": 16, "K": 16, "V": 16}
+    p = lowered_by(page.trace(), "triton", plan, sizes, "float16", upto="comments")
+    assert p.source and not any(k.comments for k in p.kernels)
+
+
+def test_long_statements_take_several_lines():
+    b = Build("triton", schedule=varied("walk", partition="decay"))
+    texts = [line for line in render(b).splitlines() if line.lstrip().startswith("# ")]
+    assert texts and max(map(len, texts)) <= 120 and any(re.match(r" +# (o|S) = ", x) for x in texts)
