@@ -14,7 +14,7 @@ from ...ir.core import Op
 from ..match import Found, build, matches
 
 if TYPE_CHECKING:
-    from .canonical import Terms
+    from .terms import Terms
 
 Apply = Callable[["Terms", Op], "str | None"]
 

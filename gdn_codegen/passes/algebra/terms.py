@@ -1,0 +1,94 @@
+"""terms: the values that rules see, each made once and in canonical form."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from ...ir.core import Op
+from ...ir.ops import infer
+from ...ir.types import Tile
+from ..match import Found, matched
+from .rules import Rule
+
+#: Ops in the order in which their values stand in sums and products; others stand before the first.
+ORDER = ("const", "scalar", "load", "last", "cumsum", "row_sum", "col", "row", "div", "mul", "sub", "add", "neg", "matmul",
+         "lower", "strictly_lower", "unit_lower_inverse", "log", "exp")
+LEAVES = ("const", "scalar", "load")
+Attrs = tuple[tuple[str, Any], ...]
+
+
+class Terms:
+    """Values made so far, each once. `defs`: the ops that rules may look into."""
+
+    def __init__(self, states: Iterable[str], types: dict[str, Tile], rules: list[Rule]) -> None:
+        self.rules = rules
+        self.states: tuple[str, ...] = tuple(states)
+        self.type: dict[str, Tile] = dict(types)
+        self.defs: dict[str, Op] = {}
+        self.keys: dict[str, Any] = {n: (2, -1, "", i) for i, n in enumerate(self.states)}
+        self.seen: dict[Any, str] = {}
+
+    def make(self, kind: str, args: tuple[str, ...], attrs: Attrs = (), line: int = 0, type: Tile | None = None) -> str:
+        """The value of an op on values, in canonical form."""
+        o = Op(kind, "", args, attrs, None, line)
+        for rule in self.rules:
+            if kind in rule.kinds and (new := rule.apply(self, o)) is not None:
+                return new
+        key = (kind, args, attrs)
+        if key not in self.seen:
+            name = self.seen[key] = f"%{len(self.seen)}"
+            self.type[name] = type or infer(kind, tuple(self.type[a] for a in args), dict(attrs))
+            self.defs[name] = replace(o, out=name, type=self.type[name])
+            self.keys[name] = self.key(self.defs[name])
+        return self.seen[key]
+
+    def key(self, o: Op) -> Any:
+        """What orders values: a number, a column or a row before a tile, then by op, then by operands."""
+        dims = self.type[o.out].dims
+        size = 0 if not dims else 1 if 1 in dims else 2
+        at = ORDER.index(o.kind) if o.kind in ORDER else -1
+        leaf = o.kind in ("load", "scalar")  # which have names, and are told apart by their place among parameters
+        return (size, at, o.kind, len(self.seen) if leaf else 0, "" if leaf else repr(o.attrs),
+                tuple(self.keys[a] for a in o.args))
+
+    # --- what rules ask ---
+    def number(self, a: str) -> float | None:
+        return self.defs[a].attr("value") if a in self.defs and self.defs[a].kind == "const" else None
+
+    def is_a(self, kind: str, a: str) -> bool:
+        return a in self.defs and self.defs[a].kind == kind
+
+    def sums(self, a: str) -> bool:
+        return self.is_a("add", a) or self.is_a("sub", a)
+
+    def kind(self, a: str) -> str:
+        """"col" or "row" of such a value, "" of a number, else "tile"."""
+        if not self.type[a].dims:
+            return ""
+        return self.defs[a].kind if a in self.defs and self.defs[a].kind in ("col", "row") else "tile"
+
+    def scales(self, f: str) -> bool:
+        """Whether the factor `f` is a number, or a column or row of a vector."""
+        return self.kind(f) != "tile"
+
+    def before(self, found: Found, names: str) -> bool:
+        a, b = (self.keys[found[n]] for n in names)
+        return bool(a < b)
+
+    def ranks(self, found: Found, names: str) -> tuple[int, ...]:
+        return tuple(self.type[found[n]].rank for n in names)
+
+    def difference(self, a: str) -> bool:
+        """Whether `a` is the difference of a number a token from another token's."""
+        return matched("x[:, None] - y[None, :]", self.defs.get(a), self.defs) is not None
+
+    def factors(self, a: str) -> list[str]:
+        o = self.defs.get(a)
+        return [a] if o is None or o.kind != "mul" else [f for x in o.args for f in self.factors(x)]
+
+    def product(self, factors: list[str], line: int) -> str:
+        x, *rest = factors
+        for f in rest:
+            x = self.make("mul", (x, f), line=line)
+        return x
