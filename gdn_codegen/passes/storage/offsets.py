@@ -28,6 +28,7 @@ class Place:
 
     @property
     def bytes(self) -> int:
+        """The bytes of all slots."""
         n = WIDTH[self.dtype] * self.slots
         for d in self.shape:
             n *= d

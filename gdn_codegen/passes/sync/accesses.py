@@ -1,5 +1,5 @@
-"""What `synchronise` knows of a kernel: the ops' accesses to memory, the unrolled trace, and vector clocks over pipes. The checker
-has a model of its own (prove/accesses.py).
+"""What `synchronise` knows of a kernel: the ops' accesses to memory, the unrolled trace, and vector clocks over pipes. The
+checker has a model of its own (prove/accesses.py).
 
 A pipe is (agent, name). `known[a][b]` counts the ops of pipe b that are surely complete before the next op of pipe a
 starts. A pipe is ordered with itself unless the device lists it as unordered. What the issuing pipe of an agent knows,
