@@ -14,10 +14,9 @@ TOKEN = re.compile(r"\n[ ]*|[A-Za-z_]\w*|\d[\w.]*|\S")
 DEFINES = ("def", "void", "class", "struct")
 
 
-def tokens(text: str) -> list[str]:
+def tokens(text: str, python: bool) -> list[str]:
     """The tokens of Python or C++ without comments. Where a line breaks for its length is none, nor is the comma that Python's
     formatter then puts after the last argument; indentation of a statement of Python is one."""
-    python = re.search(r"^\s*def ", text, re.M) is not None
     text = re.sub(r"#[^\n]*", "", text) if python else re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
     found = TOKEN.findall("".join(f"\n{x.rstrip()}" for x in text.splitlines() if x.strip()))
     out: list[str] = []
@@ -35,16 +34,18 @@ def tokens(text: str) -> list[str]:
 
 
 def _words(found: list[str]) -> Iterator[tuple[str, bool]]:
-    """Each token, and whether a renaming may change it: identifiers, but no attributes and no functions of others."""
-    own = {n for before, n in pairwise(found) if before in DEFINES}
+    """Each token, and whether a renaming may change it: identifiers, but no attributes, and no functions that are not defined
+    here, as in `def f(`, `void f(` and `Tile<float> t(`."""
+    own = {n for before, n in pairwise(found) if before in (*DEFINES, ">") or (before.isidentifier() and before not in FIXED)}
     for before, t, after in zip(["", *found], found, [*found[1:], ""], strict=False):
         free = (t[0].isalpha() or t[0] == "_") and t not in FIXED and before not in (".", "::") and (after != "(" or t in own)
         yield t, free
 
 
-def difference(a: str, b: str) -> str:
-    """"" where `b` is `a` with identifiers renamed one to one, else the first difference, with what stands before it."""
-    left, right = tokens(a), tokens(b)
+def difference(a: str, b: str, python: bool = True) -> str:
+    """"" where `b` is `a` with identifiers renamed one to one, else the first difference, with what stands before it. python: the
+    language of both; else C++."""
+    left, right = tokens(a, python), tokens(b, python)
     to: dict[str, str] = {}
     back: dict[str, str] = {}
     for n, ((x, free), (y, also)) in enumerate(zip(_words(left), _words(right), strict=False)):

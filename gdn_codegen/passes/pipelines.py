@@ -21,6 +21,7 @@ from .agents.operands import operands
 from .agents.transfer import transfer
 from .agents.warp_groups import warp_groups
 from .algebra.accumulate import accumulate
+from .algebra.canonical import canonical
 from .algebra.clamp_decay import clamp_decay
 from .algebra.decompose import decompose
 from .algebra.fold_into_inverse import fold_into_inverse
@@ -94,6 +95,7 @@ def _others(p: Program, run: Callable[[Program, Device], Program], device: Devic
 
 
 FRONT: Passes = (
+    ("canonical", lambda p, c: canonical(p, c.schedule)),
     ("caller_states", lambda p, c: caller_states(p, c.contract)),
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("clamp_decay", lambda p, c: clamp_decay(p)),

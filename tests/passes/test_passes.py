@@ -243,7 +243,7 @@ def test_a_value_overwritten_while_it_is_read_is_found(careless, monkeypatch):
 
 def _reads_the_old_state(q, k, S):
     new = exp(S) + k.T @ q
-    o = (q @ k.T) @ (k + q @ S)
+    o = (q @ new) * q + (q @ k.T) @ (k + q @ S)
     return o, new
 
 

@@ -221,8 +221,13 @@ def test_verify_refuses_forms_that_a_page_has_no_input_for(accept, tmp_path, cap
 
 def test_outputs_that_no_group_names_are_said(tmp_path, capsys):
     spec = file(tmp_path, page("y = q @ S\n    return y, S"))
-    assert main(["build", "--target", "triton", "--algorithm", spec, "--out", str(tmp_path / "out")]) == 2
+    words = ["build", "--target", "triton", "--algorithm", spec, "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    assert main([*words, "--set", "kernels=S"]) == 2
     assert "no group of kernels writes y" in (said := capsys.readouterr().err) and "--set kernels=y,S" in said
+    assert "--set kernels=@output,@state" in said
+    assert main([*words, "--set", "kernels=@gatesum,y/S"]) == 2
+    assert "kernels has @gatesum, which is no role; accepted are @output" in capsys.readouterr().err
 
 
 # --- what `verify` draws ----------------------------------------------------------------------------------------------

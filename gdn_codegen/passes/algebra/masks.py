@@ -9,6 +9,7 @@ from __future__ import annotations
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, uses, walk
 from ..common import rebuild_kernels
+from ..match import matched
 from ..stage import takes
 
 
@@ -32,8 +33,7 @@ class _Masks:
             return ""
         if o.kind == "mul":
             return next(filter(None, map(self.mask, o.args)), "")
-        x = self.defs.get(o.args[0]) if o.kind == "exp" else None
-        return x.out if x and x.kind == "lower" and x.attr("fill") == float("-inf") and self.count[x.out] == 1 else ""
+        return o.args[0] if matched("exp(lower(x, fill=-inf))", o, self.defs) and self.count[o.args[0]] == 1 else ""
 
     def __call__(self, o: Op, b: Body) -> str | None:
         if o.out in self.outer:

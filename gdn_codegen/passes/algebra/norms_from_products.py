@@ -8,6 +8,7 @@ from __future__ import annotations
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, walk
 from ..common import rebuild_kernels
+from ..match import matched
 from ..stage import takes
 
 
@@ -22,12 +23,10 @@ def norms_from_products(p: Program, dtype: str) -> Program:
 class _Squares:
     def __init__(self, k: Kernel) -> None:
         defs = {o.out: o for o in walk(k.body)}
-        squares = {o.out: o.args[0] for o in defs.values() if o.kind == "mul" and o.args[0] == o.args[1]}
         #: x -> x @ x.T, and the values that are row_sum(x * x) with their x.
-        self.products = {o.args[0]: o for o in reversed(defs.values()) if o.kind == "matmul" and len(set(o.args)) == 1
-                         and o.attr("tb") and not o.attr("ta")}
-        self.sums = {o.out: squares[o.args[0]] for o in defs.values() if o.kind == "row_sum"
-                     and squares.get(o.args[0]) in self.products}
+        self.products = {o.args[0]: o for o in reversed(defs.values()) if matched("x @ x.T", o, defs)}
+        self.sums = {o.out: found["x"] for o in defs.values() if (found := matched("row_sum(x * x)", o, defs))
+                     and found["x"] in self.products}
 
     def __call__(self, o: Op, b: Body) -> str | None:
         if o.out in b.types:  # a product that a sum needed before

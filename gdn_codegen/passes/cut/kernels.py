@@ -14,7 +14,10 @@ from ...ir.core import Kernel, Loop, Op, Program, Stmt
 from ...ir.types import Tensor
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
-from .roles import with_names
+from .roles import roles, with_names
+
+#: Roles in the order in which a kernel loads values of them, last of all a row scale.
+READ_ORDER = ("system", "gate_sum", "state", "inverse", "solution", "offset", "weight", "gate", "")
 
 
 @takes("traced", gives="cut")
@@ -94,6 +97,7 @@ class _Graph:
         self.kept = [o for o in loop.body if isinstance(o, Op) and o.kind == "store"
                      and p.tensor(o.attr("tensor")).index == "checkpoint"]
         self.outputs = {o.args[0]: o for o in loop.body if isinstance(o, Op) and o.kind == "store" and o not in self.kept}
+        self.roles = roles(p)
         names = [n for group in s.kernels for n in group]
         known = [n for n, o in self.defs.items() if o.kind not in ("const", "scalar")]
         unknown = [n for n in names if n not in known and n not in self.states]
@@ -164,6 +168,13 @@ class _Graph:
                 out[at] = (*out[at], n)
         return tuple(out)
 
+    def order(self, n: str) -> tuple[int, int]:
+        """What orders values that a kernel reads from workspaces, whatever their names: by role, then by place."""
+        if n in self.p.scales:
+            return len(READ_ORDER), -self.p.scales.index(n)
+        role = next((i for i, r in enumerate(READ_ORDER) if n in self.roles.get(r, ())), len(READ_ORDER) - 1)
+        return role, list(self.states).index(n) if n in self.states else list(self.defs).index(n)
+
     def workspace(self, n: str) -> Tensor:
         t = self.states[n].type if n in self.states else self.defs[n].type
         assert t is not None
@@ -175,7 +186,7 @@ class _Graph:
         made = [self.workspace(n) for n in group if n in read_later]
         kept = {t.name[:-3] for t in made}
         body: list[Stmt] = []
-        for n in sorted(part.reads):
+        for n in sorted(part.reads, key=self.order):
             t = self.workspace(n)
             body.append(Op("load", n, (), (("tensor", t.name),), t.tile))
         body += [Op("store", "", (n,), (("tensor", f"{n}_ws"),)) for n in group if n in kept and n in self.states]

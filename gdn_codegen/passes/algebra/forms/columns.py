@@ -1,0 +1,74 @@
+"""columns: a column that goes through an inverse, for the forms split and unit.
+
+(I + b * N)^-1 @ (b * Y) of a column b is b times delta = (I + N * b^T)^-1 @ Y: what reads the product reads delta, and b
+multiplies what does not wait for the state. So no column scales the inverse itself: rounded to 16 bit it is still nearly the
+inverse of something near, which its multiple is not, and keys that are alike tell.
+"""
+from __future__ import annotations
+
+from ....ir.builder import Body
+from ....ir.core import Loop, Op, types, uses
+from ....schedule.schedule import Schedule
+from ...match import matched
+from .terms import factors, is_plain, ops, product
+
+
+class Through:
+    """Copies ops; columns that go through an inverse move to what reads the product. columns: from `columns`."""
+
+    def __init__(self, b: Body, loop: Loop, columns: dict[str, tuple[str, list[str]]]) -> None:
+        self.b, self.columns = b, columns
+        self.defs, self.tile = {o.out: o for o in ops(loop)}, types(loop.body)
+        self.scaled: dict[str, tuple[str, str]] = {}  # a product that is x[:, None] * z, as (x, z)
+
+    def by_row(self, of: list[str], x: str, line: int) -> str:
+        """The factors' product, the last tile of them times x[None, :]."""
+        at = max(n for n, f in enumerate(of) if self.tile[f].dims == ("C", "C"))
+        new = self.b.op("mul", of[at], self.b.op("row", x, line=line), line=line)
+        return product(self.b, [*of[:at], new, *of[at + 1:]], line)
+
+    def multiplied(self, o: Op, z: str) -> None:
+        """`o`, a product in `columns`, as its column times z."""
+        x = self.columns[o.out][0]
+        self.scaled[o.out] = x, z
+        self.b.op("mul", self.b.op("col", x, line=o.line), z, line=o.line, name=o.out)
+
+    def copy(self, o: Op) -> None:
+        b, defs, tile = self.b, self.defs, self.tile
+        if o.kind == "strictly_lower" and o.out in self.columns:
+            x, of = self.columns[o.out]
+            b.op("strictly_lower", self.by_row(of, x, o.line), line=o.line, name=o.out)
+        elif is_plain(o) and o.args[1] in self.scaled and tile[o.args[0]].dims == ("C", "C"):
+            x, z = self.scaled[o.args[1]]
+            of = factors(o.args[0], defs)
+            if not any(tile[f].dims == ("C", "C") for f in of):
+                of = [o.args[0]]
+            b.op("matmul", self.by_row(of, x, o.line), z, line=o.line, name=o.out)
+        elif o.kind == "mul" and o.args[1] in self.scaled and o.args[0] in defs and defs[o.args[0]].kind == "col":
+            x, z = self.scaled[o.args[1]]
+            both = b.op("mul", defs[o.args[0]].args[0], x, line=o.line)
+            b.op("mul", b.op("col", both, line=o.line), z, line=o.line, name=o.out)
+        else:
+            b.copy(o)
+
+
+def columns(s: Schedule, loop: Loop) -> dict[str, tuple[str, list[str]]]:
+    """Where U = (I + A)^-1 @ (x[:, None] * Y), A = strictly_lower(x[:, None] * N), and U alone reads the inverse, and it alone A:
+    x and the factors of N by A's name, and x and those of Y by U's."""
+    defs, count, tile = {o.out: o for o in ops(loop)}, uses(loop.body), types(loop.body)
+    named = {n for g in s.kernels for n in g}
+    found = {}
+    for o in defs.values():
+        parts = matched("unit_lower_inverse(strictly_lower(a)) @ y", o, defs)
+        inverse = o.args[0] if parts else ""
+        low_of = defs[inverse].args[0] if parts else ""
+        if parts is None or count[inverse] > 1 or count[low_of] > 1 or named & {o.out, inverse, low_of}:
+            continue
+        low, high = factors(parts["a"], defs), factors(parts["y"], defs)
+        column = next((f for f in low if f in defs and defs[f].kind == "col" and f in high), "")
+        if column:
+            low.remove(column)
+            high.remove(column)
+            if any(tile[f].dims == ("C", "C") for f in low) and any(tile[f] == tile[o.args[1]] for f in high):
+                found.update({low_of: (defs[column].args[0], low), o.out: (defs[column].args[0], high)})
+    return found

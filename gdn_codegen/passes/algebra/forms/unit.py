@@ -1,0 +1,35 @@
+"""unit: the ones on an inverse's diagonal as a sum.
+
+A product of an inverse M, which has ones on its diagonal, with X becomes X + M' @ X, M' what M has below them: as an operand X is
+rounded to 16 bit, as a summand it is not. A column goes through the inverse (`columns`).
+"""
+from __future__ import annotations
+
+from ....ir.core import Loop, Op, Program
+from ....schedule.schedule import Schedule
+from ...common import walk_body
+from .columns import Through, columns
+from .terms import is_plain, ops, product
+
+NEEDS = "a product of a unit_lower_inverse"
+
+
+def unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
+    """The walk's ops with T @ y as y + strictly_lower(T) @ y, or None where no inverse is multiplied."""
+    inverses = {o.out for o in ops(loop) if o.kind == "unit_lower_inverse"}
+    moved, b, done = columns(s, loop), walk_body(p), 0
+    through = Through(b, loop, moved)
+    for o in ops(loop):
+        if not is_plain(o) or o.args[0] not in inverses:
+            through.copy(o)
+            continue
+        y = product(b, moved[o.out][1] if o.out in moved else [o.args[1]], o.line)
+        off = b.op("strictly_lower", o.args[0], line=o.line, name=b.fresh(f"{o.args[0]}_below"))
+        name = b.fresh(f"{o.out}_unscaled") if o.out in moved else o.out
+        z = b.op("add", y, b.op("matmul", off, y, line=o.line), line=o.line, name=name)
+        if o.out in moved:
+            through.multiplied(o, z)
+        done += 1
+    if not done:
+        return None
+    return b.finish()  # type: ignore[return-value]

@@ -1,0 +1,177 @@
+"""rules: identities of algebra by which `canonical` makes one spelling of many.
+
+A rule is named, small and local: a pattern of values, a condition, and what stands in its place. Each holds in exact arithmetic,
+and none makes a value overflow that did not before. Products become a flat row of factors, numbers and columns first; sums a flat
+row of terms, those that are subtracted last; signs and scalings leave products of tiles; a factor of all terms leaves a sum.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...ir.core import Op
+from ..match import Found, build, matches
+
+if TYPE_CHECKING:
+    from .canonical import Terms
+
+Apply = Callable[["Terms", Op], "str | None"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """name: what it does. kinds: the ops that it may replace. apply: the value in place of an op, or None."""
+
+    name: str
+    kinds: tuple[str, ...]
+    apply: Apply
+
+
+#: Applied until none fits; then the others, which make columns and rows of one vector where `RULES` have them apart.
+RULES: list[Rule] = []
+JOINING: list[Rule] = []
+BOTH = (RULES, JOINING)
+
+
+def _rule(name: str, old: str, new: str, kind: str, when: Callable[[Terms, Found], bool] = lambda t, x: True,
+          ordered: bool = False, into: tuple[list[Rule], ...] = (RULES,)) -> None:
+    def apply(t: Terms, o: Op) -> str | None:
+        found = next((x for x in matches(old, o, t.defs, ordered) if when(t, x)), None)
+        return None if found is None else build(new, found, lambda kind, args, attrs: t.make(kind, args, attrs, o.line))
+    for rules in into:
+        rules.append(Rule(name, (kind,), apply))
+
+
+def _written(name: str, *kinds: str) -> Callable[[Apply], Apply]:
+    def add(apply: Apply) -> Apply:
+        RULES.append(Rule(name, kinds, apply))
+        return apply
+    return add
+
+
+# --- signs: out of products and masks, into sums ---------------------------------------------------------------------
+_rule("a sign twice", "-(-x)", "x", "neg")
+_rule("a sign of an exponent", "exp(-(x - y))", "exp(y - x)", "exp")
+_rule("a sign of a masked exponent", "lower(-(x - y), fill=-inf)", "lower(y - x, fill=-inf)", "lower")
+_rule("a sign of a factor that is a difference", "-(z * (x - y))", "z * (y - x)", "neg")
+_rule("a sign of a mask", "-lower(x)", "lower(-x)", "neg")
+_rule("a sign of a strict mask", "-strictly_lower(x)", "strictly_lower(-x)", "neg")
+_rule("minus one as a factor", "x * c", "-x", "mul", lambda t, x: t.number(x["c"]) == -1)
+_rule("a factor's sign", "(-x) * y", "-(x * y)", "mul")
+_rule("a numerator's sign", "(-x) / y", "-(x / y)", "div")
+_rule("a column's sign", "(-x)[:, None]", "-(x[:, None])", "col")
+_rule("a row's sign", "(-x)[None, :]", "-(x[None, :])", "row")
+_rule("the last one's sign", "last(-x)", "-last(x)", "last")
+_rule("a summand's sign", "x + (-y)", "x - y", "add")
+_rule("a subtracted sign", "x - (-y)", "x + y", "sub")
+_rule("two subtracted", "(-x) - y", "-(x + y)", "sub")
+for _x, _y in (("x", "y"), ("x.T", "y"), ("x", "y.T"), ("x.T", "y.T")):
+    _rule(f"a left operand's sign in {_x} @ {_y}", f"{_x.replace('x', '(-x)')} @ {_y}", f"-({_x} @ {_y})", "matmul")
+    _rule(f"a right operand's sign in {_x} @ {_y}", f"{_x} @ {_y.replace('y', '(-y)')}", f"-({_x} @ {_y})", "matmul")
+
+# --- columns and rows of computed vectors: of factors each, else computed as vectors -----------------------------------
+for _f in ("exp", "log", "sigmoid"):
+    _rule(f"{_f} of a column", f"{_f}(x[:, None])", f"{_f}(x)[:, None]", _f, into=BOTH)
+    _rule(f"{_f} of a row", f"{_f}(x[None, :])", f"{_f}(x)[None, :]", _f, into=BOTH)
+    _rule(f"{_f} before the last one", f"last({_f}(x))", f"{_f}(last(x))", "last")
+for _v in ("[:, None]", "[None, :]"):
+    _kind = "col" if _v == "[:, None]" else "row"
+    _rule(f"a {_kind} of a product", f"(x * y){_v}", f"x{_v} * y{_v}", _kind, lambda t, x: t.ranks(x, "xy") == (1, 1))
+    _rule(f"a {_kind} of a multiple", f"(x * y){_v}", f"x * y{_v}", _kind, lambda t, x: t.ranks(x, "xy") == (0, 1))
+    for _op, _name in (("+", "add"), ("-", "sub")):
+        _rule(f"{_name} of {_kind}s", f"x{_v} {_op} y{_v}", f"(x {_op} y){_v}", _name, into=BOTH)
+        _rule(f"{_name} of a {_kind} and a number", f"x{_v} {_op} y", f"(x {_op} y){_v}", _name,
+              lambda t, x: t.ranks(x, "y") == (0,), into=BOTH)
+    _rule(f"a number less a {_kind}", f"y - x{_v}", f"(y - x){_v}", "sub", lambda t, x: t.ranks(x, "y") == (0,), into=BOTH)
+    _rule(f"two exponentials as {_kind}s", f"exp(x){_v} * exp(y){_v}", f"exp(x + y){_v}", "mul")
+    _rule(f"two more exponentials as {_kind}s", f"(z * exp(x){_v}) * exp(y){_v}", f"z * exp(x + y){_v}", "mul")
+
+# --- exponentials of vectors and numbers: of a sum, which is in range where their product is (tiles may be decays) ----------
+FEW = ((0, 0), (1, 1))
+_rule("two exponentials", "exp(x) * exp(y)", "exp(x + y)", "mul", lambda t, x: t.ranks(x, "xy") in FEW)
+_rule("two more exponentials", "(z * exp(x)) * exp(y)", "z * exp(x + y)", "mul", lambda t, x: t.ranks(x, "xy") in FEW)
+_rule("a quotient of exponentials", "exp(x) / exp(y)", "exp(x - y)", "div", lambda t, x: t.ranks(x, "xy") in FEW)
+
+# --- masks: outside of factors; a decay is masked inside its exponential -------------------------------------------------
+_rule("a mask of a factor", "lower(x) * y", "lower(x * y)", "mul")
+_rule("a strict mask of a factor", "strictly_lower(x) * y", "strictly_lower(x * y)", "mul")
+_rule("a masked exponential", "lower(exp(x))", "exp(lower(x, fill=-inf))", "lower")
+_rule("a strictly masked exponential", "strictly_lower(exp(x))", "exp(strictly_lower(x, fill=-inf))", "strictly_lower")
+_rule("a mask of a masked decay", "lower(x * exp(lower(y, fill=-inf)))", "x * exp(lower(y, fill=-inf))", "lower")
+_rule("a mask of a decay", "lower(x * exp(y))", "x * exp(lower(y, fill=-inf))", "lower", lambda t, x: t.difference(x["y"]))
+_rule("a strict mask of a decay", "strictly_lower(x * exp(y))", "strictly_lower(x * exp(lower(y, fill=-inf)))",
+      "strictly_lower", lambda t, x: t.difference(x["y"]))
+
+# --- sums: flat, in order, what is subtracted last ----------------------------------------------------------------------
+_rule("a sum with a difference", "x + (y - z)", "(x + y) - z", "add")
+_rule("a sum subtracted", "x - (y + z)", "(x - y) - z", "sub")
+_rule("a difference subtracted", "x - (y - z)", "(x + z) - y", "sub")
+_rule("order of what is subtracted", "(x - y) - z", "(x - z) - y", "sub", lambda t, x: t.before(x, "zy"))
+# --- sums and products: flat, in order --------------------------------------------------------------------------------------
+def _unsorted(kind: str, *names: str) -> Callable[[Terms, Found], bool]:
+    """Whether the first of two values comes before the other, and none of the names after the two is an op `kind`."""
+    return lambda t, x: t.before(x, names[0]) and not any(t.is_a(kind, x[n]) for n in names[1:])
+
+
+for _k, _op in (("add", "+"), ("mul", "*")):
+    _rule(f"{_k} of {_k}", f"x {_op} (y {_op} z)", f"(x {_op} y) {_op} z", _k, ordered=True)
+    _rule(f"order of {_k}", f"x {_op} y", f"y {_op} x", _k, _unsorted(_k, "yx", "x", "y"), ordered=True)
+    _rule(f"order of more {_k}", f"(x {_op} y) {_op} z", f"(x {_op} z) {_op} y", _k, _unsorted(_k, "zy", "z"), ordered=True)
+_rule("order of a maximum", "maximum(x, y)", "maximum(y, x)", "maximum", lambda t, x: t.before(x, "yx"), ordered=True)
+
+
+@_written("a factor of both terms", "add", "sub")
+def _common(t: Terms, o: Op) -> str | None:
+    """c * x + c * y is c * (x + y), for numbers, columns and rows c."""
+    left, right = (t.factors(a) for a in o.args)
+    small = [f for f in left if f in right and t.scales(f)]
+    rest = [[f for f in factors if f not in small] for factors in (left, right)]
+    if not small or not all(rest) or any(t.type[t.product(x, o.line)].dims != t.type[a].dims
+                                         for x, a in zip(rest, o.args, strict=True)):
+        return None
+    inner = t.make(o.kind, tuple(t.product(x, o.line) for x in rest), line=o.line)
+    return t.product([*small, inner], o.line)
+
+
+# --- products of tiles ------------------------------------------------------------------------------------------------------
+@_written("a scaling of a product's operand", "matmul")
+def _scaling(t: Terms, o: Op) -> str | None:
+    """Numbers, and scalings of what the result has as rows or columns, multiply the result; a scaling of the tokens that are
+    summed over stands at the right operand."""
+    if len(o.args) != 2:
+        return None
+    attrs = dict(o.attrs)
+    x, y = (t.factors(a) for a in o.args)
+    summed, there = "col" if attrs.get("ta") else "row", "row" if attrs.get("tb") else "col"
+    outer = [f for f in x if t.scales(f) and t.kind(f) != summed]
+    moved = [f for f in x if t.kind(f) == summed]
+    last = [f for f in y if t.scales(f) and t.kind(f) != there]
+    if not outer and not moved and not last:
+        return None
+    left, right = [f for f in x if f not in (*outer, *moved)], [f for f in y if f not in last]
+    if not all(any(t.type[f].dims == t.type[a].dims for f in side) for side, a in ((left, o.args[0]), (right, o.args[1]))):
+        return None  # an outer product of vectors
+
+    def turned(f: str, kind: str) -> str:
+        return t.make(kind, t.defs[f].args, line=o.line) if t.kind(f) in ("col", "row") else f
+
+    right = [*(turned(f, there) for f in moved), *right]
+    product = t.make("matmul", (t.product(left, o.line), t.product(right, o.line)), o.attrs, line=o.line)
+    return t.product([*(turned(f, "col") for f in outer), *(turned(f, "row") for f in last), product], o.line)
+
+
+for _x, _y, _z in ((a, b, c) for a in ("x", "x.T") for b, c in (("y", "z"), ("y.T", "z.T"))):
+    for _op, _kind in (("+", "add"), ("-", "sub")):
+        _to = f"{_x} @ {'(y ' + _op + ' z)' + ('.T' if _y == 'y.T' else '')}"
+        _rule(f"{_kind} of products {_x} @ {_y}", f"{_x} @ {_y} {_op} {_x} @ {_z}", _to, _kind)
+_rule("a product with a state first", "(x @ y) @ s", "x @ (y @ s)", "matmul",
+      lambda t, x: x["s"] in t.states and t.type[x["x"]].dims == ("C", "C"))
+
+# --- joining: what has one number a token is computed as a vector -------------------------------------------------------------
+for _v, _kind in (("[:, None]", "col"), ("[None, :]", "row")):
+    for _op, _name in (("*", "mul"), ("/", "div")):
+        _rule(f"{_name} of {_kind}s", f"x{_v} {_op} y{_v}", f"(x {_op} y){_v}", _name, into=(JOINING,))
+        _rule(f"{_name} of a {_kind} and a number", f"x{_v} {_op} y", f"(x {_op} y){_v}", _name,
+              lambda t, x: t.ranks(x, "y") == (0,), into=(JOINING,))
+    _rule(f"a number by a {_kind}", f"y / x{_v}", f"(y / x){_v}", "div", lambda t, x: t.ranks(x, "y") == (0,), into=(JOINING,))
