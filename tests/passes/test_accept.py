@@ -41,6 +41,7 @@ def test_every_schedule_takes_every_form(target, schedule):
     assert errors(p, FULL) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contract", ["g=linear", "g=raw", "beta=sigmoid", "beta=twice_sigmoid", "k=l2norm", "q=l2norm"])
 @pytest.mark.parametrize("form", ["direct", "gate-free"])
 def test_each_form_alone(contract, form):

@@ -92,6 +92,7 @@ def test_a_race_names_both_ops_and_the_bytes():
         check_waits(replace(p, kernels=(without(k, n),)), ASCEND_A2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, message", [("signal", "nothing sets it|set again|left set|does not wait"),
                                            ("wait", "set again|left set|does not wait")])
 def test_half_a_pair_is_refused(kind, message):

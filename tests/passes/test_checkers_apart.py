@@ -54,6 +54,7 @@ NEEDED = {*((kind, how, "operand") for kind in ("add", "cast", "exp", "expand", 
           ("row_sum", "writes", "operand")}
 
 
+@pytest.mark.slow
 def test_what_synchronise_forgets_the_checker_finds(monkeypatch):
     """Each sort of access in turn is left out. Then the waits are as before, or they are refused."""
     p = placed("fused")

@@ -63,6 +63,7 @@ def test_inverses_have_warps_of_their_own(plan):
     assert 128 * (registers["state"] + registers["aux"] + registers["solve"]) <= 64 * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_aux_begins_what_leads_to_no_inverse_once_it_handed_over_what_does(plan):
     ops = inside(lowered(plan))

@@ -45,6 +45,7 @@ def test_what_the_rest_orders_has_no_barrier():
     assert [o.agent for o in ops if o.kind == "signal" and o.attr("channel") == "k_free"] == ["state"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["walk", "fused_walk", "fused_warm_up"])
 @pytest.mark.parametrize("kind", ["late wait", "late drain", "early signal", "early fence"])
 def test_each_stands_where_it_must(kind, plan):

@@ -12,6 +12,8 @@ from calls import checked, drawn, elsewhere, flat, made
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.targets import runs
 
+pytestmark = pytest.mark.slow
+
 FEW = {"triton": 24, "tilelang": 2, "pto": 3}
 MANY = int(os.environ.get("GDN_CODEGEN_CALLS", "2000"))
 #: Of a hundred calls, how many each target has where many run: those that compile have fewer.

@@ -142,6 +142,14 @@ def test_what_needs_no_tensor_imports_no_torch(words, status):
     assert done.returncode == status, done.stderr
 
 
+def test_the_ops_bring_torch_and_nothing_that_takes_long_to_import():
+    """Torch's compiler, the toolchains and what only examples and plots need come with their first use."""
+    code = ("import gdn_codegen.ops, sys; print(*({'torch._dynamo', 'torch._inductor', 'triton', 'tilelang', 'tvm', 'transformers', "
+            "'matplotlib'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
+
+
 def test_the_package_has_its_ops_all_the_same():
     code = ("import gdn_codegen, sys; assert 'torch' not in sys.modules and set(gdn_codegen.__all__) < set(dir(gdn_codegen))\n"
             "from gdn_codegen import *\nfrom gdn_codegen import ops\n"

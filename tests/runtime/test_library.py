@@ -43,6 +43,7 @@ def model(q, k, v, g, beta, S, cu):
     return o.float() + 1, final * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_whole_and_equal(backend, batched):

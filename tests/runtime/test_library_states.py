@@ -94,6 +94,7 @@ def test_decoding_in_a_pool_skips_padding(given):
     assert torch.equal(pool[[1, 3, 4, 5]], before[[1, 3, 4, 5]])
 
 
+@pytest.mark.slow
 def test_opcheck(given):
     a, cu, _, x, slots, pool = given
     out, b = torch.zeros_like(a[2]), torch.cat([a[2], a[2]], -1)  # V = 64, which is not K

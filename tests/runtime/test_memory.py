@@ -41,6 +41,7 @@ def test_nothing_is_said_to_be_shared_that_is_not(x, y):
     assert not shared(x, y) or set(addresses(x)) & set(addresses(y))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(views(), st.integers(0, 60), st.integers(1, 60))
 def test_what_shares_with_a_dense_tensor_is_seen(x, start, size):

@@ -147,6 +147,7 @@ def test_it_gives_the_bits_that_python_gives(form, started):
         assert again[1][1] is again[0]["initial_state"]
 
 
+@pytest.mark.slow
 def test_an_argument_given_twice_is_two(started):
     x = tensors()
     ask = dict(target="tilelang", chunk_size=16, schedule="walk")

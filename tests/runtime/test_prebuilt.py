@@ -106,6 +106,7 @@ def call_in_all_ways(m):
         driver.set_active(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["fused", varied("replay", partition="decay")])
 def test_tritons_cache_has_what_calls_look_up(schedule, tmp_path, monkeypatch):
     triton = pytest.importorskip("triton")

@@ -120,6 +120,7 @@ def test_without_matplotlib_it_refuses_before_it_works(tmp_path, monkeypatch, ca
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @needs_target
 def test_a_report_says_what_did_not_run(tmp_path, capsys):
     pytest.importorskip("matplotlib")

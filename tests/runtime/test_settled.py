@@ -141,6 +141,7 @@ def test_tensors_that_no_transform_has_are_served_inside_one():
 DTYPES = torch.float32, torch.float16, torch.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, compiled", [(torch.float16, False), (torch.bfloat16, False), (torch.bfloat16, True)])
 def test_q_and_k_normalised_in_float32(dtype, compiled):
     x = problem([9, 12], 1, 2, 32, 32, seed=4, dtype=dtype)
@@ -161,6 +162,7 @@ def test_q_and_k_normalised_in_float32(dtype, compiled):
         chunk_gated_delta_rule(**said, out=said["q"].view(dtype)[..., :32].expand(1, 21, 1, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("initial, final, compiled", [*((i, f, False) for i in DTYPES for f in DTYPES),
                                                       (torch.float32, torch.float16, True)])
 def test_states_have_a_dtype_each(initial, final, compiled):

@@ -303,6 +303,7 @@ def cpu(monkeypatch):
 SMALL = dict(chunk=16, head_dim_k=16, head_dim_v=16)
 
 
+@pytest.mark.slow
 def test_a_candidate_is_checked_against_float64_in_parts_and_tails(cpu, monkeypatch):
     b = tune.in_short_parts(Build("triton", schedule=varied("replay", partition="decay", part_chunks=64), **SMALL))
     assert cpu.wrong(b) == ""
