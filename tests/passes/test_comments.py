@@ -3,6 +3,8 @@ import re
 from math import inf
 
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
+from gdn_codegen.passes.cut.comments import comments
+from gdn_codegen.passes.cut.kernels import cut
 from gdn_codegen.passes.pipelines import lower as lowered_by
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.schedule import Schedule, varied
@@ -49,8 +51,11 @@ def test_the_text_of_a_line_is_read_as_python():
         return o, S
 
     plan, sizes = Schedule("one", (("o", "S"),)), {"C": 16, "K": 16, "V": 16}
-    p = lowered_by(page.trace(), "triton", plan, sizes, "float16", upto="comments")
+    p = comments(cut(page.trace(), plan, sizes))
     assert p.source and not any(k.comments for k in p.kernels)
+    p = lowered_by(page.trace(), "triton", plan, sizes, "float16", upto="comments")  # in canonical form
+    assert [text for _, text in p.kernels[0].comments] == ["x = (2.0 + v) / (3.0 + exp(-G))[:, None] + 0.5 * v - v",
+                                                           "o = exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ x"]
 
 
 def test_long_statements_take_several_lines():
