@@ -15,7 +15,7 @@ from ...ir.types import Tensor
 from ...schedule.contract import Contract
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
-from ..storage.pack import WIDTH
+from ..storage.offsets import WIDTH
 
 
 @takes("traced")

@@ -26,7 +26,7 @@ from ...ir.ops import OPS
 from ...schedule.schedule import Schedule
 from ..common import rebuild_kernels
 from ..stage import takes
-from ..storage.pack import WIDTH
+from ..storage.offsets import WIDTH
 
 
 @takes("typed", gives="decomposed")

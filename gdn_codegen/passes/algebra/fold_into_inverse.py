@@ -12,7 +12,7 @@ from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, types, uses, walk
 from ..common import rebuild_kernels
 from ..stage import takes
-from ..storage.pack import WIDTH
+from ..storage.offsets import WIDTH
 
 
 @takes("decomposed")

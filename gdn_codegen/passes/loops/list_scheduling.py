@@ -12,7 +12,8 @@ from math import prod
 
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, Stmt, types, walk
-from ..storage.pack import VIEWS, WIDTH
+from ..storage.offsets import WIDTH
+from ..storage.pack import VIEWS
 
 CROSSING = 40  # cycles from a signal on one core to the wait of another
 

@@ -15,7 +15,8 @@ from ...devices import Cores
 from ...ir.core import Carry, Kernel, Loop, Op, Program, Stmt, map_loops, types
 from ...ir.ops import OPS
 from ...ir.types import Tile
-from ..storage.pack import VIEWS, WIDTH
+from ..storage.offsets import WIDTH
+from ..storage.pack import VIEWS
 
 
 def prefetch(p: Program, k: Kernel, what: str, device: Cores) -> Kernel:

@@ -9,29 +9,29 @@ not fit is an error that names the values.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...devices import Cores
-from ...ir.builder import Body
 from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, Tile, loops, map_ops, types, walk
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
+from .offsets import WIDTH, Place, in_slots, lowest, round_robin
+from .room import late_loads, with_copies
 
-WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 VIEWS = ("const", "scalar", "col", "row", "part", "block", "last")
 
 
 @takes("fed", gives="placed")
 def pack(p: Program, s: Schedule, device: Cores) -> Program:
     """`p` with buffers at byte offsets."""
-    return p.map_kernels(lambda k: _pack(p, _with_copies(k, device), s, device))
+    return p.map_kernels(lambda k: _pack(p, with_copies(k, device), s, device))
 
 
 def fits(p: Program, k: Kernel, s: Schedule, device: Cores) -> bool:
     """Whether there is room for all of a kernel's values."""
     try:
-        _pack(p, _with_copies(k, device), s, device)
+        _pack(p, with_copies(k, device), s, device)
     except ScheduleError:
         return False
     return True
@@ -42,68 +42,7 @@ def _pack(p: Program, k: Kernel, s: Schedule, device: Cores) -> Kernel:
     try:
         return _Kernel(p, k, s, device).run()
     except ScheduleError:
-        return _Kernel(p, replace(k, body=_late_loads(k.body)), s, device).run()
-
-
-def _late_loads(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """The body with each load, and the `valid` after it, right before what reads it first."""
-    held: list[Op] = []
-    out: list[Stmt] = []
-
-    def release(names: set[str]) -> None:
-        for o in [o for o in held if o.out in names]:
-            if o in held:
-                release(set(o.args))
-                held.remove(o)
-                out.append(o)
-
-    for s in body:
-        if isinstance(s, Loop):
-            release({o.out for o in held})
-            out.append(replace(s, body=_late_loads(s.body)))
-        elif s.kind == "load" or (s.kind == "valid" and any(o.out in s.args for o in held)):
-            held.append(s)
-        else:
-            release(set(s.args))
-            out.append(s)
-    release({o.out for o in held})
-    return tuple(out)
-
-
-def _with_copies(k: Kernel, device: Cores) -> Kernel:
-    """A carried value whose old form is still read after the new one exists, or that starts as another value that lives
-    on, is copied at the end of the loop, or before it."""
-    def each(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        """The body, in which a carried value is copied where its successor cannot take its place."""
-        out: list[Stmt] = []
-        for s in body:
-            if not isinstance(s, Loop):
-                out.append(s)
-                continue
-            inner = list(each(s.body))
-            carried = []
-            for c in s.carried:
-                ops = [o for o in inner if isinstance(o, Op)]
-                if c.slots > 1:  # what it becomes has a slot of its own
-                    carried.append(c)
-                    continue
-                made = next((n for n, o in enumerate(ops) if o.out == c.next), -1)
-                late = any(c.name in _through_views(ops, o) for o in ops[made + 1:])
-                if late or made < 0 or ops[made].kind not in OPS or (not OPS[ops[made].kind].elementwise \
-                        and ops[made].kind != "load"):
-                    b, first = Body(types={c.next: c.type}), device.agents[0]
-                    b.op("move", c.next, name=f"{c.next}_kept", space=device.home[first], agent=first)
-                    inner += b.finish()
-                    c = replace(c, next=f"{c.next}_kept")
-                carried.append(c)
-            out.append(replace(s, carried=tuple(carried), body=tuple(inner)))
-        return tuple(out)
-    return replace(k, body=each(k.body))
-
-
-def _through_views(ops: list[Op], o: Op) -> set[str]:
-    defs = {x.out: x for x in ops if x.kind in ("col", "row")}
-    return {defs[a].args[0] if a in defs else a for a in o.args}
+        return _Kernel(p, replace(k, body=late_loads(k.body)), s, device).run()
 
 
 def by_columns(k: Kernel) -> set[str]:
@@ -113,29 +52,6 @@ def by_columns(k: Kernel) -> set[str]:
         if o.attr("columns") or (o.kind in ("cast", "valid") and o.args[0] in out):
             out.add(o.out)
     return out
-
-
-@dataclass
-class _Place:
-    """A buffer to be: the values in it, where, how large, and from which op to which it is in use."""
-
-    name: str
-    space: str
-    shape: tuple[int, ...]
-    dtype: str
-    agent: str
-    start: int
-    end: int
-    offset: int = 0
-    slots: int = 1
-    pinned: bool = False  # no other value may take it over
-
-    @property
-    def bytes(self) -> int:
-        n = WIDTH[self.dtype] * self.slots
-        for d in self.shape:
-            n *= d
-        return n
 
 
 class _Kernel:
@@ -149,9 +65,9 @@ class _Kernel:
         self.first: dict[str, int] = {}
         self.last: dict[str, int] = {}
         self.depth: dict[str, int] = {}
-        self.home: dict[str, _Place] = {}
+        self.home: dict[str, Place] = {}
         self.at = 0
-        self.scratch: list[_Place] = []
+        self.scratch: list[Place] = []
         self.wide: set[str] = set()
         self.half: set[str] = set()
         self.columns = by_columns(k)
@@ -170,7 +86,7 @@ class _Kernel:
         self.nexts |= {self.defs[n].args[0]: c for n, c in self.nexts.items() if n in self.defs and self.defs[n].kind == "valid"}
         self.at = 0
         self.buffers(self.k.body)
-        places: list[_Place] = [*{x.name: x for x in self.home.values()}.values(), *self.scratch]
+        places: list[Place] = [*{x.name: x for x in self.home.values()}.values(), *self.scratch]
         for space, size in self.device.spaces.items():
             self.fit(space, size, sorted((x for x in places if x.space == space), key=lambda x: (x.start, x.end)))
         buffers = tuple(Buffer(x.name, x.space, x.shape, x.dtype, x.offset, x.slots, x.agent) for x in places)
@@ -264,19 +180,19 @@ class _Kernel:
         elif o.out in self.nexts:
             place = self.home[self.nexts[o.out]]
         else:
-            place = self.reuse(o, space, shape) or _Place(o.out, space, shape, self.type[o.out].dtype, o.agent,
+            place = self.reuse(o, space, shape) or Place(o.out, space, shape, self.type[o.out].dtype, o.agent,
                                                            self.at, self.at)
         place.end = max(place.end, self.last[o.out])
         self.home[o.out] = place
         if o.kind in ("row_sum", "transpose") or (o.kind == "move" and x in self.wide):
             source = self.home[x]
-            self.scratch.append(_Place(f"{o.out}_scratch", space, source.shape, source.dtype, o.agent, self.at, self.at))
+            self.scratch.append(Place(f"{o.out}_scratch", space, source.shape, source.dtype, o.agent, self.at, self.at))
 
     def source(self, name: str) -> str:
         o = self.defs.get(name)
         return self.source(o.args[0]) if o is not None and o.kind in ("col", "row", "part") else name
 
-    def reuse(self, o: Op, space: str, shape: tuple[int, ...]) -> _Place | None:
+    def reuse(self, o: Op, space: str, shape: tuple[int, ...]) -> Place | None:
         """The buffer of an operand that ends here, for an elementwise op."""
         if not OPS[o.kind].elementwise or o.kind in ("cast", "expand"):
             return None
@@ -316,10 +232,10 @@ class _Kernel:
         return shape
 
     # --- offsets -------------------------------------------------------------------------------------------------
-    def fit(self, space: str, size: int, places: list[_Place]) -> None:
-        if space in self.device.feeds and _slots(places, size, self.s.l0_slots):
+    def fit(self, space: str, size: int, places: list[Place]) -> None:
+        if space in self.device.feeds and in_slots(places, size, self.s.l0_slots):
             return
-        if _round_robin(places, size, self.device.align) or _lowest(places, size, self.device.align):
+        if round_robin(places, size, self.device.align) or lowest(places, size, self.device.align):
             return
         peak = max((x.start for x in places), key=lambda t: sum(x.bytes for x in places if x.start <= t <= x.end))
         live = sorted((x for x in places if x.start <= peak <= x.end), key=lambda x: -x.bytes)
@@ -329,64 +245,3 @@ class _Kernel:
 
     def marked(self, o: Op) -> Op:
         return replace(o, buffer=self.home[o.out].name if o.out in self.home else "")
-
-
-def _free(x: _Place, others: list[_Place], size: int, align: int, start: int) -> int | None:
-    """The lowest offset from `start` on where `x` meets none of `others`."""
-    need = -(-x.bytes // align) * align
-    at = start
-    for y in sorted((y for y in others if y.start <= x.end and x.start <= y.end), key=lambda y: y.offset):
-        if y.offset + y.bytes <= at:
-            continue
-        if at + need <= y.offset:
-            break
-        at = -(-(y.offset + y.bytes) // align) * align
-    return at if at + need <= size else None
-
-
-def _slots(places: list[_Place], size: int, slots: int) -> bool:
-    """Equal parts of the space, one after the other."""
-    last: list[_Place | None] = [None] * slots
-    for n, x in enumerate(places):
-        y, last[n % slots] = last[n % slots], x
-        if x.bytes > size // slots or (y is not None and y.end >= x.start):
-            return False
-        x.offset = n % slots * (size // slots)
-    return True
-
-
-def _round_robin(places: list[_Place], size: int, align: int) -> bool:
-    """Place buffers one after another around the space; whether all found room. Neighbours in time then do not share bytes."""
-    done: list[_Place] = []
-    cursor = 0
-    for x in places:
-        at = _free(x, done, size, align, cursor)
-        if at is None:
-            at = _free(x, done, size, align, 0)
-        if at is None:
-            return False
-        x.offset = at
-        cursor = (at + x.bytes) % size
-        done.append(x)
-    return True
-
-
-def _lowest(places: list[_Place], size: int, align: int) -> bool:
-    """Long-lived and large ones first."""
-    done: list[_Place] = []
-    for x in sorted(places, key=lambda x: (-(x.end - x.start) * x.bytes, x.start)):
-        at = _free(x, done, size, align, 0)
-        if at is None:
-            break
-        x.offset = at
-        done.append(x)
-    else:
-        return True
-    done = []
-    for x in places:
-        at = _free(x, done, size, align, 0)
-        if at is None:
-            return False
-        x.offset = at
-        done.append(x)
-    return True

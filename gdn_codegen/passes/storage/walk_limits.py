@@ -11,7 +11,7 @@ from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Op, Program, loops, types, walk
 from ...schedule.agents import WARPS_OF_GROUP
 from ...schedule.schedule import Schedule, ScheduleError
-from .pack import WIDTH
+from .offsets import WIDTH
 
 #: Bytes that divide the strides of what is copied as a tile.
 ROW = 16

@@ -1,4 +1,5 @@
-"""What synchronise and check share: the ops' accesses to memory, the unrolled trace, and vector clocks over pipes.
+"""What `synchronise` knows of a kernel: the ops' accesses to memory, the unrolled trace, and vector clocks over pipes. The
+checker has a model of its own (prove/accesses.py).
 
 A pipe is (agent, name). `known[a][b]` counts the ops of pipe b that are surely complete before the next op of pipe a
 starts. A pipe is ordered with itself unless the device lists it as unordered. What the issuing pipe of an agent knows,
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ...devices import Cores
 from ...ir.core import Kernel, Loop, Op, Program, Stmt, rings, walk
-from ..storage.pack import WIDTH
+from ..storage.offsets import WIDTH
 
 Pipe = tuple[str, str]
 Path = tuple[int, ...]  # a statement's place: its index in each body on the way to it
