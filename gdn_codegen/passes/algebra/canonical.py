@@ -75,12 +75,15 @@ class Terms:
 
     # --- what rules ask ---
     def number(self, a: str) -> float | None:
+        """The number that a value is, or None."""
         return self.defs[a].attr("value") if a in self.defs and self.defs[a].kind == "const" else None
 
     def is_a(self, kind: str, a: str) -> bool:
+        """Whether a value is made by an op of that kind."""
         return a in self.defs and self.defs[a].kind == kind
 
     def sums(self, a: str) -> bool:
+        """Whether a value is a sum or a difference."""
         return self.is_a("add", a) or self.is_a("sub", a)
 
     def kind(self, a: str) -> str:
@@ -94,10 +97,12 @@ class Terms:
         return self.kind(f) != "tile"
 
     def before(self, found: Found, names: str) -> bool:
+        """Whether the first of two names of a match stands for a value that comes before the second's."""
         a, b = (self.keys[found[n]] for n in names)
         return bool(a < b)
 
     def ranks(self, found: Found, names: str) -> tuple[int, ...]:
+        """Ranks of the values that the names of a match stand for."""
         return tuple(self.type[found[n]].rank for n in names)
 
     def difference(self, a: str) -> bool:
@@ -105,10 +110,12 @@ class Terms:
         return matched("x[:, None] - y[None, :]", self.defs.get(a), self.defs) is not None
 
     def factors(self, a: str) -> list[str]:
+        """The factors of a value that is an elementwise product, else the value itself."""
         o = self.defs.get(a)
         return [a] if o is None or o.kind != "mul" else [f for x in o.args for f in self.factors(x)]
 
     def product(self, factors: list[str], line: int) -> str:
+        """The elementwise product of factors, in canonical form."""
         x, *rest = factors
         for f in rest:
             x = self.make("mul", (x, f), line=line)
@@ -116,6 +123,7 @@ class Terms:
 
 
 class _Canonical:
+    """The walk of a traced program, with each value made once. named: values that keep their names."""
     def __init__(self, p: Program, named: set[str], rules: list[Rule]) -> None:
         self.p, self.named, loop = p, named, p.walk
         self.ops = [o for o in loop.body if isinstance(o, Op)]
@@ -130,6 +138,7 @@ class _Canonical:
         self.roots = dict.fromkeys([*(o.args[0] for o in self.stores), *self.nexts, *filter(None, [p.forgets])])
 
     def run(self) -> Program:
+        """The program in canonical form; what callers get keeps its name."""
         for o in self.ops:
             if o.out:
                 self.made[o.out] = self.value(o)
@@ -171,6 +180,7 @@ class _Canonical:
         inverses: set[str] = set()
 
         def visit(term: str) -> None:
+            """Note a value's place in the order, after what it is made of."""
             o = self.op(term)
             if o is None or term in seen:
                 return
