@@ -37,6 +37,7 @@ def pattern(text: str) -> Pattern:
 
 
 def _pattern(x: ast.expr) -> Pattern:
+    """The pattern that a parsed Python expression stands for."""
     if isinstance(x, ast.Name):
         return Pattern("", x.id)
     if isinstance(x, ast.Constant):

@@ -28,6 +28,8 @@ def canonical(p: Program, s: Schedule) -> Program:
 
 
 class _Canonical:
+    """The walk of a traced program, with each value made once. named: values that keep their names."""
+
     def __init__(self, p: Program, named: set[str], rules: list[Rule]) -> None:
         self.p, self.named, loop = p, named, p.walk
         self.ops = [o for o in loop.body if isinstance(o, Op)]
@@ -42,6 +44,7 @@ class _Canonical:
         self.roots = dict.fromkeys([*(o.args[0] for o in self.stores), *self.nexts, *filter(None, [p.forgets])])
 
     def run(self) -> Program:
+        """The program in canonical form; what callers get keeps its name."""
         for o in self.ops:
             if o.out:
                 self.made[o.out] = self.value(o)
@@ -83,6 +86,7 @@ class _Canonical:
         inverses: set[str] = set()
 
         def visit(term: str) -> None:
+            """Note a value's place in the order, after what it is made of."""
             o = self.op(term)
             if o is None or term in seen:
                 return

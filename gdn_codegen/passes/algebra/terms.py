@@ -54,12 +54,15 @@ class Terms:
 
     # --- what rules ask ---
     def number(self, a: str) -> float | None:
+        """The number that a value is, or None."""
         return self.defs[a].attr("value") if a in self.defs and self.defs[a].kind == "const" else None
 
     def is_a(self, kind: str, a: str) -> bool:
+        """Whether a value is made by an op of that kind."""
         return a in self.defs and self.defs[a].kind == kind
 
     def sums(self, a: str) -> bool:
+        """Whether a value is a sum or a difference."""
         return self.is_a("add", a) or self.is_a("sub", a)
 
     def kind(self, a: str) -> str:
@@ -73,10 +76,12 @@ class Terms:
         return self.kind(f) != "tile"
 
     def before(self, found: Found, names: str) -> bool:
+        """Whether the first of two names of a match stands for a value that comes before the second's."""
         a, b = (self.keys[found[n]] for n in names)
         return bool(a < b)
 
     def ranks(self, found: Found, names: str) -> tuple[int, ...]:
+        """Ranks of the values that the names of a match stand for."""
         return tuple(self.type[found[n]].rank for n in names)
 
     def difference(self, a: str) -> bool:
@@ -84,10 +89,12 @@ class Terms:
         return matched("x[:, None] - y[None, :]", self.defs.get(a), self.defs) is not None
 
     def factors(self, a: str) -> list[str]:
+        """The factors of a value that is an elementwise product, else the value itself."""
         o = self.defs.get(a)
         return [a] if o is None or o.kind != "mul" else [f for x in o.args for f in self.factors(x)]
 
     def product(self, factors: list[str], line: int) -> str:
+        """The elementwise product of factors, in canonical form."""
         x, *rest = factors
         for f in rest:
             x = self.make("mul", (x, f), line=line)

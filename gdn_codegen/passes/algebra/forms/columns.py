@@ -34,6 +34,7 @@ class Through:
         self.b.op("mul", self.b.op("col", x, line=o.line), z, line=o.line, name=o.out)
 
     def copy(self, o: Op) -> None:
+        """Copy an op; a column that goes through an inverse is applied where the product is read."""
         b, defs, tile = self.b, self.defs, self.tile
         if o.kind == "strictly_lower" and o.out in self.columns:
             x, of = self.columns[o.out]

@@ -6,6 +6,7 @@ from ....ir.core import Loop, Op
 
 
 def ops(loop: Loop) -> list[Op]:
+    """The ops of a loop's body, inner loops left out."""
     return [o for o in loop.body if isinstance(o, Op)]
 
 
