@@ -188,6 +188,7 @@ def _unchecked():
     pipelines.observers[:] = kept
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_unchecked")
 @pytest.mark.parametrize("target, arch, schedule", BUILDS)
 def test_ten_spellings_make_the_same_kernels(target, arch, schedule):

@@ -48,6 +48,7 @@ def like_fla(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_suite_is_run_and_what_fails_is_named(like_fla):
     r = Run("fla", like_fla).wait()
     assert r["done"] and r["passed"] == 2, r["log"]
@@ -55,6 +56,7 @@ def test_a_suite_is_run_and_what_fails_is_named(like_fla):
     assert r["different"] == {"test_gate: FLA's own kernel of the gate alone": 1}
 
 
+@pytest.mark.slow
 def test_a_file_that_does_not_import_is_a_failure(like_fla):
     (like_fla / "tests/ops/test_gdn.py").write_text("import nothing_of_that_name")
     r = Run("fla", like_fla).wait()
