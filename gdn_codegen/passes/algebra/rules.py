@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from ...ir.core import Op
@@ -35,6 +36,8 @@ class Rule:
 RULES: list[Rule] = []
 JOINING: list[Rule] = []
 BOTH = (RULES, JOINING)
+#: Of a mask in an exponent.
+FILLED = (("fill", -inf),)
 
 
 def _rule(name: str, old: str, new: str, kind: str, when: Callable[[Terms, Found], bool] = lambda t, x: True,
@@ -104,10 +107,21 @@ _rule("a mask of a factor", "lower(x) * y", "lower(x * y)", "mul")
 _rule("a strict mask of a factor", "strictly_lower(x) * y", "strictly_lower(x * y)", "mul")
 _rule("a masked exponential", "lower(exp(x))", "exp(lower(x, fill=-inf))", "lower")
 _rule("a strictly masked exponential", "strictly_lower(exp(x))", "exp(strictly_lower(x, fill=-inf))", "strictly_lower")
-_rule("a mask of a masked decay", "lower(x * exp(lower(y, fill=-inf)))", "x * exp(lower(y, fill=-inf))", "lower")
-_rule("a mask of a decay", "lower(x * exp(y))", "x * exp(lower(y, fill=-inf))", "lower", lambda t, x: t.difference(x["y"]))
-_rule("a strict mask of a decay", "strictly_lower(x * exp(y))", "strictly_lower(x * exp(lower(y, fill=-inf)))",
-      "strictly_lower", lambda t, x: t.difference(x["y"]))
+
+
+@_written("a mask of decays", "lower", "strictly_lower")
+def _decays(t: Terms, o: Op) -> str | None:
+    """Each decay among the factors of what is masked is masked itself. A mask on the diagonal and below then goes, unless
+    another factor may be infinite above: infinity times zero is no number."""
+    factors = t.factors(o.args[0])
+    bare = [f for f in factors if t.is_a("exp", f) and t.difference(t.defs[f].args[0])]
+    masked = [t.make("exp", (t.make("lower", t.defs[f].args, FILLED, o.line),), line=o.line) if f in bare else f for f in factors]
+    goes = o.kind == "lower" and any(map(t.is_masked, masked)) and all(t.is_masked(f) or t.in_range(f) for f in masked)
+    if o.attrs or len(factors) == 1 or not (bare or goes):
+        return None
+    product = t.product(masked, o.line)
+    return product if goes else t.make(o.kind, (product,), line=o.line)
+
 
 # --- differences: flat, in order; subtracted terms come last ------------------------------------------------------------
 _rule("a sum with a difference", "x + (y - z)", "(x + y) - z", "add")
@@ -128,12 +142,23 @@ for _k, _op in (("add", "+"), ("mul", "*")):
 _rule("order of a maximum", "maximum(x, y)", "maximum(y, x)", "maximum", lambda t, x: t.before(x, "yx"), ordered=True)
 
 
+def _without(factors: list[str], fewer: list[str]) -> list[str]:
+    """`factors` less those of `fewer`, each as often as it stands there."""
+    out = list(factors)
+    for f in fewer:
+        out.remove(f)
+    return out
+
+
 @_written("a factor of both terms", "add", "sub")
 def _common(t: Terms, o: Op) -> str | None:
     """c * x + c * y becomes c * (x + y), where c is a number, a column or a row."""
     left, right = (t.factors(a) for a in o.args)
-    small = [f for f in left if f in right and t.scales(f)]
-    rest = [[f for f in factors if f not in small] for factors in (left, right)]
+    small: list[str] = []
+    for f in left:  # as often as both have it
+        if t.scales(f) and small.count(f) < right.count(f):
+            small.append(f)
+    rest = [_without(factors, small) for factors in (left, right)]
     if not small or not all(rest) or any(t.type[t.product(x, o.line)].dims != t.type[a].dims
                                          for x, a in zip(rest, o.args, strict=True)):
         return None

@@ -3,10 +3,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from ...ir.core import Op
-from ...ir.ops import infer
+from ...ir.ops import OPS, infer
 from ...ir.types import Tile
 from ..match import Found, matched
 from .rules import Rule
@@ -87,6 +88,17 @@ class Terms:
     def difference(self, a: str) -> bool:
         """Whether `a` is x[:, None] - y[None, :], a difference between two tokens."""
         return matched("x[:, None] - y[None, :]", self.defs.get(a), self.defs) is not None
+
+    def is_masked(self, a: str) -> bool:
+        """Whether `a` is the exponential of a tile that is -inf above its diagonal, so zero there."""
+        return matched("exp(lower(x, fill=-inf))", self.defs.get(a), self.defs) is not None
+
+    def in_range(self, a: str) -> bool:
+        """Whether no exponential, logarithm, quotient or infinity is among the tiles of which `a` is computed entry by entry."""
+        o = self.defs.get(a)
+        if o is None or not self.type[a].dims or o.kind in ("col", "row") or not OPS[o.kind].elementwise:
+            return True
+        return o.kind not in ("exp", "log", "div") and abs(o.attr("fill") or 0) < inf and all(map(self.in_range, o.args))
 
     def factors(self, a: str) -> list[str]:
         """The factors of an elementwise product. For another value, the value itself."""
