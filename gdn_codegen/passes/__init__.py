@@ -1,1 +1,1 @@
-"""Passes: each takes a program and returns one. `pipelines` has their order, folders what they are about."""
+"""Passes: each takes a program and returns a program. `pipelines` gives their order. A folder holds the passes of one subject."""

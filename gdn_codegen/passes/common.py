@@ -1,4 +1,4 @@
-"""What several passes share."""
+"""Helpers that several passes use: dead code elimination, rebuilding a body op by op, and questions about walks."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,7 +11,10 @@ from ..ir.types import Tensor
 
 
 def dead_code(body: tuple[Stmt, ...], alive: set[str]) -> tuple[Stmt, ...]:
-    """The body without pure ops whose value nobody reads; `alive` names values read from outside."""
+    """The body without pure ops and loads whose value is unused.
+
+    alive: values that something outside the body reads.
+    """
     alive = set(alive)
     out: list[Stmt] = []
     for s in reversed(body):
@@ -28,6 +31,7 @@ def dead_code(body: tuple[Stmt, ...], alive: set[str]) -> tuple[Stmt, ...]:
 
 
 def _reads(body: tuple[Stmt, ...]) -> set[str]:
+    """The values that ops and loops of the body read."""
     out: set[str] = set()
     for s in body:
         if isinstance(s, Loop):
@@ -38,7 +42,7 @@ def _reads(body: tuple[Stmt, ...]) -> set[str]:
 
 
 def walk_body(p: Program) -> Body:
-    """An empty body for the walk of a program that is one walk, in which the walk's names are taken."""
+    """An empty body for the single walk of `p`. The names that the walk uses are taken in it."""
     loop = p.walk
     b = Body({t.name: t for t in p.tensors}, {c.name: c.type for c in loop.carried})
     b.taken |= {o.out for o in walk(loop.body)} | {c.result for c in loop.carried}
@@ -46,7 +50,7 @@ def walk_body(p: Program) -> Body:
 
 
 def with_walk_body(p: Program, body: tuple[Stmt, ...]) -> Program:
-    """`p`, which is one walk, with that body, less what nobody reads."""
+    """`p`, a program of one walk, with `body` as the walk's body. Dead code is dropped."""
     loop = p.walk
     return p.with_walk(replace(loop, body=dead_code(body, {c.next for c in loop.carried} | {p.forgets})))
 
@@ -55,8 +59,11 @@ Rule = Callable[[Op, Body], "str | None"]
 
 
 def rebuild(body: tuple[Stmt, ...], b: Body, rule: Rule, names: dict[str, str] | None = None) -> tuple[Stmt, ...]:
-    """The body with each op put through `rule`, which appends to `b` and returns the new value's name, or None to keep
-    the op as it is. Later reads see the new name."""
+    """The body after each op has gone through `rule`.
+
+    The rule appends ops to `b` and returns the name of the new value. It returns None to keep the op. Later ops read the new
+    value.
+    """
     names = {} if names is None else names
     for s in body:
         if isinstance(s, Loop):
@@ -77,25 +84,29 @@ def rebuild(body: tuple[Stmt, ...], b: Body, rule: Rule, names: dict[str, str] |
 
 
 def rebuild_kernels(p: Program, rule: Callable[[Kernel], Rule]) -> Program:
-    """The program with each op of every kernel put through that kernel's rule, dead code dropped."""
+    """The program after each op has gone through the rule of its kernel. rule: gives the rule of a kernel. Dead code is
+    dropped."""
     return p.map_kernels(lambda k: rebuild_kernel(p, k, rule(k)))
 
 
 def rebuild_kernel(p: Program, k: Kernel, rule: Rule) -> Kernel:
-    """The kernel with each op put through `rule`, dead code dropped."""
+    """The kernel after each op has gone through `rule`. Dead code is dropped."""
     b = Body({t.name: t for t in p.tensors})
     b.taken = {o.out for o in walk(k.body)} | {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
     return replace(k, body=dead_code(rebuild(k.body, b, rule), set()))
 
 
 def with_tensors(p: Program, *more: Tensor) -> Program:
-    """`p` with tensors added that it does not have yet."""
+    """`p` with those of `more` whose names it does not have yet."""
     have = {t.name for t in p.tensors}
     return replace(p, tensors=(*p.tensors, *{t.name: t for t in more if t.name not in have}.values()))
 
 
 def walks(p: Program, k: Kernel) -> bool:
-    """Whether `k` walks the chunks for what it stores of them, and not for the state after a part."""
+    """Whether `k` walks the chunks to store something for each of them.
+
+    False for kernels over parts that only compute a summary, and for the loop that computes bounds before a part.
+    """
     index = {t.name: t.index for t in p.tensors}
     if not any(isinstance(s, Loop) and s.index != "before" for s in k.body):
         return False

@@ -1,8 +1,9 @@
-"""match: patterns of values, written as a page writes them.
+"""match: patterns of values, written in the notation of pages.
 
-`matches("exp(lower(x[:, None] - x[None, :], fill=-inf))", o, defs)` gives what x may be where the op `o` computes that. A name in
-a pattern is any value, the same one wherever it stands; a number is a constant; other attributes are to be as in the pattern.
-Operands of sums, products and `maximum` may stand in either order. `build` makes a pattern's value.
+`matches("exp(lower(x[:, None] - x[None, :], fill=-inf))", o, defs)` tells whether the op `o` computes such a value, and what x
+is then. A name in a pattern matches any value. A name that occurs twice matches the same value both times. A number matches a
+constant. Attributes must be equal. The operands of sums, products and `maximum` may be in either order. `build` computes the
+value of a pattern.
 """
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ Make = Callable[[str, tuple[str, ...], tuple[tuple[str, Any], ...]], str]  # op,
 
 @dataclass(frozen=True)
 class Pattern:
-    """An op of a pattern, or, with kind "", a name."""
+    """An op of a pattern. If `kind` is "", a name that matches any value."""
 
     kind: str
     name: str = ""
@@ -32,12 +33,12 @@ class Pattern:
 
 @cache
 def pattern(text: str) -> Pattern:
-    """The pattern that `text` is, an expression of a page."""
+    """The pattern that `text` describes. text: an expression in the notation of pages."""
     return _pattern(ast.parse(text, mode="eval").body)
 
 
 def _pattern(x: ast.expr) -> Pattern:
-    """The pattern that a parsed Python expression stands for."""
+    """The pattern of a parsed Python expression."""
     if isinstance(x, ast.Name):
         return Pattern("", x.id)
     if isinstance(x, ast.Constant):
@@ -61,8 +62,10 @@ def _pattern(x: ast.expr) -> Pattern:
 
 
 def matches(text: str, o: Op | None, defs: Mapping[str, Op], ordered: bool = False) -> Iterator[Found]:
-    """What the names of a pattern may be where it is what `o` computes. defs: the ops that patterns may look into, by value.
-    ordered: operands stand as in the pattern."""
+    """All ways in which `o` matches the pattern `text`: for each, the values of the pattern's names.
+
+    defs: the op of each value that the pattern may look into. ordered: whether operands must have the pattern's order.
+    """
     if o is not None:
         yield from _op(pattern(text), o, defs, {}, ordered)
 
@@ -73,6 +76,7 @@ def matched(text: str, o: Op | None, defs: Mapping[str, Op]) -> Found | None:
 
 
 def _op(p: Pattern, o: Op, defs: Mapping[str, Op], found: Found, ordered: bool) -> Iterator[Found]:
+    """Matches of one op. A commutative op is tried with its operands in both orders."""
     if o.kind != p.kind or o.attrs != p.attrs or len(o.args) != len(p.args):
         return
     both = o.kind in COMMUTE and not ordered and o.args[0] != o.args[1]
@@ -82,6 +86,7 @@ def _op(p: Pattern, o: Op, defs: Mapping[str, Op], found: Found, ordered: bool) 
 
 def _all(patterns: tuple[Pattern, ...], args: tuple[str, ...], defs: Mapping[str, Op], found: Found,
          ordered: bool) -> Iterator[Found]:
+    """Matches of several patterns with as many values."""
     if not patterns:
         yield found
         return
@@ -90,6 +95,7 @@ def _all(patterns: tuple[Pattern, ...], args: tuple[str, ...], defs: Mapping[str
 
 
 def _value(p: Pattern, a: str, defs: Mapping[str, Op], found: Found, ordered: bool) -> Iterator[Found]:
+    """Matches of a pattern with a value: the op that defines it, or any value for a name."""
     if p.kind:
         if a in defs:
             yield from _op(p, defs[a], defs, found, ordered)
@@ -98,7 +104,7 @@ def _value(p: Pattern, a: str, defs: Mapping[str, Op], found: Found, ordered: bo
 
 
 def build(text: str, found: Found, make: Make) -> str:
-    """The value of a pattern whose names are `found`; `make` makes each of its ops."""
+    """The value of the pattern `text` for the values `found` of its names. make: creates one op and returns its value."""
     def value(p: Pattern) -> str:
         return make(p.kind, tuple(map(value, p.args)), p.attrs) if p.kind else found[p.name]
     return value(pattern(text))

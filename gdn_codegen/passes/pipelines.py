@@ -1,6 +1,7 @@
-"""Lists of passes for kinds of devices, in order; targets say which is theirs.
+"""The order of all passes: one list for each kind of device. A target names its list.
 
-No logic here: a pass takes (program, context) from its neighbours below."""
+This module has no logic. An entry passes parts of the context to its pass.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -62,7 +63,7 @@ from .sync.synchronise import synchronise
 
 @dataclass(frozen=True)
 class Context:
-    """What passes may ask about: the schedule, the device, extents of tiles, the caller's dtype, and what callers pass."""
+    """What passes know besides the program: schedule, device, extents of tiles, dtype of q, k and v, and contract."""
 
     schedule: Schedule
     device: Device
@@ -72,24 +73,24 @@ class Context:
 
     @property
     def cores(self) -> Cores:
-        """The device, which has cores that share no memory."""
+        """The device, as one whose cores share no memory."""
         assert isinstance(self.device, Cores), f"{self.device.name} has one agent"
         return self.device
 
     @property
     def groups(self) -> Groups:
-        """The device, which has warp groups."""
+        """The device, as one with warp groups."""
         assert isinstance(self.device, Groups), f"{self.device.name} has no warp groups"
         return self.device
 
 
 Pass = Callable[[Program, Context], Program]
-#: Names and passes, in order.
+#: Names and passes, in the order in which they run.
 Passes = tuple[tuple[str, Pass], ...]
 
 
 def _others(p: Program, run: Callable[[Program, Device], Program], device: Device) -> Program:
-    """`p` with the kernels that warp groups do not share put through a pass."""
+    """`p` after `run` has transformed those kernels that are not divided among warp groups."""
     done = [None if walks(p, k) else run(replace(p, kernels=(k,)), device) for k in p.kernels]
     return replace(p, kernels=tuple(x.kernels[0] if x else k for x, k in zip(done, p.kernels, strict=True)))
 
@@ -113,7 +114,7 @@ FRONT: Passes = (
     ("fold_into_inverse", lambda p, c: fold_into_inverse(p, c.device.solves_whole)),
     ("accumulate", lambda p, c: accumulate(p)),
 )
-#: How a thread block runs what has buffers.
+#: Threads and layouts of a thread block, after `place` has chosen the buffers.
 BLOCKS: Passes = (
     ("block_threads", lambda p, c: block_threads(p, c.device)),
     ("side_by_side", lambda p, c: side_by_side(p, c.device)),
@@ -180,14 +181,17 @@ CORES: Passes = (
     ("check_waits", lambda p, c: check_waits(p, c.device)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
-#: Called after every pass with (name, before, after, context); the tests put their checks here.
+#: Functions that are called after every pass with (name, before, after, context). Tests add their checks here.
 observers: list[Callable[[str, Program, Program, Context], None]] = []
 
 
 def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dtype: str, arch: str = "",
           contract: Contract = PLAIN, upto: str = "") -> Program:
-    """A traced program, lowered for `target` (and one architecture of it) by its pipeline; every stage is verified. sizes: C, K
-    and V as callers know them. upto: the last pass to run, "" for all."""
+    """The traced program `p`, lowered for `target` by the target's passes. `verify` checks the program after each pass.
+
+    sizes: C, K and V as callers know them. arch: one architecture of the target, "" for the default. upto: the last pass to
+    run, "" for all passes.
+    """
     lowering = find(target).lowered_for(arch)
     device = lowering.device
     p = verify(memory(p, sizes, device, contract))

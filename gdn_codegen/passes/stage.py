@@ -1,4 +1,4 @@
-"""`takes`: what stage a pass needs, and what stage it gives."""
+"""`takes`: declares which stages a pass accepts and which stage its result has."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ P = ParamSpec("P")
 
 
 class StageError(ValueError):
-    """A pass was given a program of a stage that it does not take."""
+    """A pass was given a program of a stage that it does not accept."""
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a program that a pass takes, and that of the program which it gives, "" for the one it took."""
+    """needs: the stages that a pass accepts. gives: the stage of its result, "" if the stage does not change."""
 
     needs: tuple[str, ...]
     gives: str
@@ -30,14 +30,14 @@ PASSES: dict[str, Stages] = {}
 
 def takes(*needs: str, gives: str = "") -> Callable[[Callable[Concatenate[Program, P], Program]],
                                                     Callable[Concatenate[Program, P], Program]]:
-    """Declare a pass, whose first argument is a program of a stage `needs`. What it returns gets stage `gives`.
+    """Declare a pass. needs: the stages that it accepts. gives: the stage of its result, "" if the stage does not change.
 
-    The pass raises StageError, which says what has to run first, for a program of another stage.
+    For a program of another stage, the pass raises StageError. The message names the pass that must run first.
     """
     assert {*needs, gives or needs[0]} <= STAGES.keys()
 
     def declared(run: Callable[Concatenate[Program, P], Program]) -> Callable[Concatenate[Program, P], Program]:
-        """The pass, which refuses a program of another stage by a StageError and sets the stage that it gives."""
+        """The pass with a check of the stage before it runs."""
         PASSES[run.__name__] = Stages(needs, gives)
 
         @wraps(run)
@@ -52,8 +52,8 @@ def takes(*needs: str, gives: str = "") -> Callable[[Callable[Concatenate[Progra
 
 
 def _advice(stage: str, needs: tuple[str, ...]) -> str:
-    """Which pass must run first, or which has ended the stage that is needed."""
-    from . import pipelines  # noqa: F401  (every pass declares itself as it is imported)
+    """Which pass must run first, or which pass has ended the needed stage."""
+    from . import pipelines  # noqa: F401  (importing a pass declares it)
     order = list(STAGES)
     if stage not in order or order.index(stage) < order.index(needs[0]):
         return f"Run {' or '.join(sorted(n for n, x in PASSES.items() if x.gives == needs[0]))} first."

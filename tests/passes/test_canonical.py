@@ -1,5 +1,6 @@
 """The canonical form: what it leaves alone, every rule by itself, and values that it may not look into."""
 from dataclasses import replace
+from math import inf
 
 import pytest
 import torch
@@ -56,18 +57,40 @@ def signs_and_sums(q, k, v, g, b, S, *, scale=0.5):
     return o, S
 
 
-OTHERS = [signs_and_sums, ssd, delta_net, dplr, column_elsewhere, inverse_read_twice, look, negative, outer_products, read_often,
-          twice_decayed, *PAGES]
+@algorithm(q="C K", k="C K", v="C V", g="C", S=carried("K V"))
+def powers(q, k, v, g, S):
+    """A factor that one term has more often than the other."""
+    x = g[:, None]
+    o = q @ S + x * x * v + x * v - (0.5 * x * v - x * v * 0.5 * x * 0.5)
+    S = S + k.T @ (x * v - x * x * x * v)
+    return o, S
 
 
-def results(p):
-    """What a traced program computes of two short sequences, in float64."""
+@algorithm(q="C K", k="C K", v="C V", g="C", b="C", S=carried("K V"))
+def two_decays(q, k, v, g, b, S):
+    """Decays by two gates, above the diagonal as large as these are small below it, masked together and one by one."""
+    G, B = cumsum(g), cumsum(b)
+    D, E = G[:, None] - G[None, :], B[:, None] - B[None, :]
+    N = q @ k.T
+    P = lower(N * exp(D) * exp(E)) + lower(N * exp(lower(D, fill=-inf)) * exp(E)) + strictly_lower(N * exp(D) * exp(E))
+    P = P + lower(exp(lower(D, fill=-inf)) * (N + exp(E))) + lower(exp(lower(D, fill=-inf)) * strictly_lower(N, fill=-inf))
+    o = exp(G + B)[:, None] * (q @ S) + maximum(P, -v @ v.T) @ v
+    S = exp(last(G) + last(B)) * S + (exp(last(G) - G + last(B) - B)[:, None] * k).T @ v
+    return o, S
+
+
+OTHERS = [signs_and_sums, powers, two_decays, ssd, delta_net, dplr, column_elsewhere, inverse_read_twice, look, negative,
+          outer_products, read_often, twice_decayed, *PAGES]
+
+
+def results(p, gates=1.0):
+    """What a traced program computes of two short sequences, in float64. gates: what they are multiplied by."""
     sizes, lengths, gen, x = {"C": 8, "K": 4, "V": 4}, [19, 5], torch.Generator().manual_seed(0), {}
     for t in p.role("input"):
         if t.index == "token":
             dims = [sizes[d] for d in t.dims[1:]]
             x[t.name] = torch.randn(sum(lengths), 1, *dims, generator=gen, dtype=torch.float64) / 4
-            x[t.name] = x[t.name] if dims else -x[t.name].abs()
+            x[t.name] = x[t.name] if dims else -x[t.name].abs() * gates
     return interpret(replace(p, dims=tuple(sizes.items())), Problem(lengths, 1, 1),
                      {t.name: x.get(t.name) for t in p.role("input")}, dict.fromkeys(p.scalars, 0.5))
 
@@ -92,6 +115,13 @@ def test_the_canonical_form_means_the_page_and_is_its_own(page):
     done = canonical(p, ONE)
     keeps_the_meaning(p, done)
     assert page is signs_and_sums or canonical(done, ONE) == done
+
+
+def test_what_is_masked_may_be_infinite():
+    """exp of a difference of gates above the diagonal is, if they are large. A mask goes where nothing else may be."""
+    p = two_decays.trace()
+    want, got = results(p, 3000.0), results(canonical(p, ONE), 3000.0)
+    assert all(x.isfinite().all() and rms_error(got[n], x) < 1e-9 for n, x in want.items())
 
 
 def test_every_rule_fits_somewhere(monkeypatch):

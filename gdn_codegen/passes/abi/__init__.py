@@ -1,1 +1,1 @@
-"""Passes about the caller's side: forms of inputs, states, memory."""
+"""Passes about the caller's tensors: forms of inputs, states, and memory."""

@@ -1,12 +1,14 @@
-"""caller_inputs: inputs in the forms in which callers pass them.
+"""caller_inputs: computes the page's inputs from the forms in which callers pass them. All targets run it.
 
-Where the page reads an input x, it reads what the form gives of the tensor:
-- "linear": log(x), of a factor that is taken for the smallest normal float32 where it is less;
-- "raw": -exp(A_log) softplus(x + dt_bias), by two tensors of one number a value head;
-- "sigmoid", "twice_sigmoid": that of x;
-- "l2norm": the rows of x divided by sqrt(their sum of squares + 1e-6): a row scale, which `scale` takes out of products;
-- "unit": x, whose rows' sums of squares are 1: what only they were loaded for need not be.
-What is not zero on padding goes through `valid`.
+The contract names a form for an input x. The pass inserts ops between the load and its readers:
+- "linear": log(x). A factor below the smallest normal float32 counts as that number.
+- "raw": -exp(A_log) * softplus(x + dt_bias). A_log and dt_bias are two more tensors, of one number a value head.
+- "sigmoid", "twice_sigmoid": sigmoid(x), 2 * sigmoid(x).
+- "l2norm": the rows of x, divided by sqrt(their sum of squares + 1e-6). This is a row scale; `row_scales` moves it out of
+  products.
+- "unit": x, whose rows have norm 1. Their sums of squares become 1, so that loads which only these sums need are dropped.
+
+Values that are not zero on padding go through `valid`.
 """
 from __future__ import annotations
 
@@ -23,15 +25,18 @@ from ..stage import takes
 
 EPS = 1e-6  # as in FLA
 TINY = 2.0 ** -126
-#: The tensors that a raw input brings along, and what the host passes for None.
+#: The tensors that a raw input adds, and the value that the host passes for None ("": no default).
 HEADS = (("A_log", ""), ("dt_bias", "0.0"))
 ROWS = ("l2norm", "unit")
 
 
 @takes("traced")
 def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
-    """`p` for callers that pass what `c` says. narrow: whether numbers of a head may have 16 bit on the device; otherwise the
-    host widens them. ContractError where it names an input that `p` has not, or a form or dtype that its dims do not take."""
+    """`p` for callers that pass inputs as `c` says.
+
+    narrow: whether the device reads 16-bit numbers a head; if not, the host casts them to float32. Raises ContractError if `c`
+    names an input that `p` does not have, or a form or dtype that does not fit the input's dims.
+    """
     tokens = {t.name: t for t in p.role("input") if t.index == "token"}
     dtypes = set(dict(c.dtypes)) - ({n for n, _ in HEADS} if "raw" in dict(c.inputs).values() else set())
     for field, names in (("inputs", dict(c.inputs)), ("dtypes", dtypes)):
@@ -60,14 +65,15 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
 
 
 class _Accept:
+    """Inserts the computation of each input's form after its load."""
     def __init__(self, p: Program, c: Contract) -> None:
         self.p, self.c = p, c
-        self.source: dict[int, str] = {}  # lines that are not the page's have numbers below 0
+        self.source: dict[int, str] = {}  # added lines; their numbers are below 0
         self.scales: list[str] = []
-        self.unit: set[str] = set()  # rows of norm 1, and their squares
+        self.unit: set[str] = set()  # inputs with rows of norm 1, and their squares
 
     def run(self) -> Program:
-        """The program whose loads are followed by the computation of their input's form."""
+        """The program with the computation of each input's form after its load."""
         b = walk_body(self.p)
         for o in self.p.walk.body:
             assert isinstance(o, Op)
@@ -91,12 +97,13 @@ class _Accept:
                     **attrs)
 
     def number(self, b: Body, tensor: str) -> str:
+        """A number of the head, cast to float32."""
         dtype = self.p.tensor(tensor).dtype
         if dtype == "float32":
             return self.op(b, "scalar", tensor=tensor)
         return self.op(b, "cast", self.op(b, "scalar", tensor=tensor, dtype=dtype), to="float32")
 
-    # --- forms: (body, what is loaded, the name of what the page reads) -> the line that says what was done ---
+    # --- forms: (body, the loaded value, the name that the page reads) -> the text of the added line ---
     def linear(self, b: Body, x: str, name: str) -> str:
         self.op(b, "valid", self.op(b, "log", self.op(b, "maximum", x, TINY)), name=name)
         return f"log({x})"
@@ -117,7 +124,7 @@ class _Accept:
 
     def l2norm(self, b: Body, x: str, name: str) -> str:
         total = self.op(b, "row_sum", self.op(b, "mul", x, x))
-        some = self.op(b, "minimum", self.op(b, "mul", total, 2.0 ** 60), 1.0)  # 0 for a row of zeros, so that r u has no range
+        some = self.op(b, "minimum", self.op(b, "mul", total, 2.0 ** 60), 1.0)  # 0 for a row of zeros, so that r is 0 there
         r = self.op(b, "mul", self.op(b, "rsqrt", self.op(b, "add", total, EPS)), some, name=b.fresh(f"r{name}"))
         self.scales.append(r)
         self.op(b, "mul", self.op(b, "col", r), x, name=name)

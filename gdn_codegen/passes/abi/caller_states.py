@@ -1,11 +1,12 @@
-"""caller_states: how callers' memory holds states, by the contract.
+"""caller_states: reads and writes states in the form that the contract gives. All targets run it.
 
-- state "vk": initial and final states lie transposed.
-- pool: they lie in slots that numbers name, one a sequence: `state_indices` and, for a final state in other memory,
-  `final_indices`. A sequence whose number is negative is left out.
-- in_place: the final state lies over the initial one.
-- checkpoints: each iteration of the walk stores the state, to a tensor of index "checkpoint".
-The dtype of that memory is for `precision` to give.
+- state "vk": initial and final states are transposed in memory.
+- pool: states are in slots. `state_indices` gives the slot of each sequence, and `final_indices` that of a final state in other
+  memory. A sequence with a negative slot is skipped.
+- in_place: the final state overwrites the initial one.
+- checkpoints: each iteration of the walk stores the state to a tensor of index "checkpoint".
+
+`precision` sets the dtype of that memory later.
 """
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ INDICES, FINAL_INDICES, CHECKPOINTS = "state_indices", "final_indices", "state_c
 
 @takes("traced")
 def caller_states(p: Program, contract: Contract) -> Program:
-    """`p` with states as callers have them."""
+    """`p` with states in the contract's form. `p` itself if the contract asks for none of these forms."""
     vk, pool, in_place = contract.state == "vk", contract.pool, contract.in_place
     if not (vk or pool or in_place or contract.checkpoints):
         return p
@@ -32,6 +33,7 @@ def caller_states(p: Program, contract: Contract) -> Program:
     under = {ends[c.result]: starts[c.init] for c in loop.carried}  # final -> initial
 
     def lies(t: Tensor) -> Tensor:
+        """The tensor of a state with its dims, its slots and the tensor that it overwrites."""
         if t.index != "sequence":
             return t
         final = t.name in under

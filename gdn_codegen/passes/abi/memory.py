@@ -1,9 +1,9 @@
-"""memory: how callers' tensors lie.
+"""memory: records the extents and strides of callers' tensors. `lower` calls it before all other passes.
 
-Tiles have extents that the device's products and copies take; where memory has less, the program says so (`extents`): a load
-gives zeros beyond, a store drops what is there, and workspaces hold the padding. Where callers pass views, tensors of tokens
-are addressed by strides that come at run time. Rows of outputs that no sequence covers are cleared by kernels, where the device
-has them do it.
+A tile has the next extent that the device's products and copies accept. Where memory has less, the program says so in
+`extents`. A load gives zeros beyond that extent, and a store drops those entries. Workspaces hold the padding. If callers pass
+views, tensors of tokens have strides that come at run time. If the device clears outputs, kernels write zeros to rows that no
+sequence covers.
 """
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from ..storage.offsets import WIDTH
 
 @takes("traced")
 def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract) -> Program:
-    """`p` with the extents of its tiles, and of what callers pass where that is less. sizes: C, K and V as callers know them."""
+    """`p` with the extents of its tiles, and with those of callers' tensors where they are less.
+
+    sizes: C, K and V as callers know them. Raises ScheduleError if K is too small for the cores that transpose states [V, K].
+    """
     tiles = {d: n if d == "C" else tile_extent(n, device) for d, n in sizes.items()}
-    if contract.state == "vk" and isinstance(device, Cores):  # each core transposes its columns
+    if contract.state == "vk" and isinstance(device, Cores):  # each core transposes a share of the columns
         cores = max(device.copies.values())
         tiles["K"] = tile_extent(sizes["K"], device, cores * device.align // WIDTH[contract.state_dtype])
         if sizes["K"] <= (least := tiles["K"] // cores):
@@ -30,6 +33,7 @@ def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract
                                 f"{device.name}: more than {least}, as each of {cores} cores needs columns to transpose")
 
     def lies(t: Tensor) -> Tensor:
+        """The tensor, with whether it is strided and whether kernels clear it."""
         tokens = t.index == "token" and t.role != "workspace"
         return replace(t, strided=contract.strided and tokens, cleared=device.clears and tokens and t.role == "output")
     return replace(p, dims=tuple(tiles.items()), extents=tuple((d, n) for d, n in sizes.items() if n != tiles[d]),
@@ -37,5 +41,5 @@ def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract
 
 
 def tile_extent(n: int, device: Device, unit: int = 1) -> int:
-    """The least extent of a tile that holds `n` and that `device` takes, a multiple of `unit`."""
+    """The smallest extent that `device` accepts, is at least `n` and is a multiple of `unit`. `n` itself if there is none."""
     return next((x for x in device.extents if x >= n and x % unit == 0), n)

@@ -1,1 +1,1 @@
-"""Passes that rewrite what is computed: canonical forms, decomposition, precision."""
+"""Passes that change what is computed: canonical form, rewrites, decomposition, precision."""

@@ -1,6 +1,7 @@
-"""accumulate: x + a @ b becomes a product that accumulates onto x.
+"""accumulate: replaces x + a @ b by one product that accumulates onto x.
 
-Only where the product is read once, so nothing is computed twice.
+All targets run it, after `decompose`. It applies if the product has no other reader and x has the product's type, so no work is
+done twice.
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ..stage import takes
 
 @takes("decomposed")
 def accumulate(p: Program) -> Program:
-    """Fold sums into the accumulator operand of matmul."""
+    """`p` with such sums replaced by `matmul(a, b, x)`."""
     kernels = []
     for k in p.kernels:
         count = uses(k.body)

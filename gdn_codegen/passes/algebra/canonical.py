@@ -1,11 +1,12 @@
-"""canonical: one form for all spellings of a page.
+"""canonical: gives all spellings of a page the same form, so that later passes need to know one spelling only.
 
-Every value is made again, operands first, and rules (`rules`) are applied to it until none fits. Equal values become one. Then
-ops are put in an order that follows from what they compute: decays, inverses, what inverses multiply, outputs, states; each after
-its operands. Nothing in this depends on names or on the order of statements. A value that a schedule names stays as it is, and
-rules do not look into it.
+The pass computes every value again, operands first. It applies the rules of `rules` to each value until no rule applies. Equal
+values become one value. Then it orders the ops: decays, inverses, products of inverses, outputs, states. Each comes after its
+operands. Neither names nor the order of the page's statements affect the result. A value that the schedule names stays as the
+page has it, and rules do not look into it.
 
-Last, products of columns become columns of products (`JOINING`), which is less work and what every target takes.
+A second run applies `JOINING`: elementwise products of columns become one column of a product of vectors. That is less work,
+and all targets accept it. All targets run this pass first.
 """
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from .terms import LEAVES, Terms
 
 @takes("traced")
 def canonical(p: Program, s: Schedule) -> Program:
-    """`p` in canonical form, but for the values that groups of `s` name."""
+    """`p` in canonical form, except for the values that groups of `s` name."""
     named = {n for g in s.kernels for n in g}
     for rules in (RULES, JOINING):
         p = _Canonical(p, named, rules).run()
@@ -28,14 +29,14 @@ def canonical(p: Program, s: Schedule) -> Program:
 
 
 class _Canonical:
-    """The walk of a traced program, with each value made once. named: values that keep their names."""
+    """Rebuilds the walk of a traced program and computes each value once. named: values that keep their names."""
 
     def __init__(self, p: Program, named: set[str], rules: list[Rule]) -> None:
         self.p, self.named, loop = p, named, p.walk
         self.ops = [o for o in loop.body if isinstance(o, Op)]
         self.terms = Terms([c.name for c in loop.carried], {c.name: c.type for c in loop.carried}, rules)
         self.made = {c.name: c.name for c in loop.carried}  # value of the page -> term
-        self.opaque: dict[str, Op] = {}  # terms that rules do not look into
+        self.opaque: dict[str, Op] = {}  # terms of named values, which rules do not look into
         self.nexts = [c.next for c in loop.carried]
         self.b: Body = walk_body(p)
         self.name = {c: c for c in self.terms.states}  # term -> value
@@ -44,7 +45,7 @@ class _Canonical:
         self.roots = dict.fromkeys([*(o.args[0] for o in self.stores), *self.nexts, *filter(None, [p.forgets])])
 
     def run(self) -> Program:
-        """The program in canonical form; what callers get keeps its name."""
+        """The program in canonical form. Outputs and states keep their names."""
         for o in self.ops:
             if o.out:
                 self.made[o.out] = self.value(o)
@@ -60,13 +61,14 @@ class _Canonical:
         for root in (*self.first(), *(self.made[n] for n in self.roots)):
             self.emit(root)
         for n in self.roots:
-            if self.name[self.made[n]] != n:  # what callers get is a value of its own, under its own name
+            if self.name[self.made[n]] != n:  # an output or state equals another value: it becomes a value of its own
                 self.b.op("mul", self.name[self.made[n]], self.b.op("const", value=1.0), name=n)
         for o in self.stores:
             self.b.copy(o)
         return with_walk_body(self.p, self.b.finish())
 
     def value(self, o: Op) -> str:
+        """The term of an op's value. A value that the schedule names gets a term of its own."""
         t = self.terms
         new = t.make(o.kind, tuple(self.made[a] for a in o.args), o.attrs, o.line, o.type)
         if o.out not in self.named or o.kind in LEAVES or new not in t.defs:
@@ -76,17 +78,21 @@ class _Canonical:
         return alias
 
     def op(self, term: str) -> Op | None:
+        """The op that computes a term, or None for a carried state."""
         return self.opaque.get(term) or self.terms.defs.get(term)
 
     def first(self) -> list[str]:
-        """Decays, inverses, and their products that depend on a state, as outputs and states reach them."""
+        """The terms to emit first: decays, inverses, and products of inverses that depend on a state.
+
+        Each list is in the order in which a walk from the outputs and states to their operands reaches the terms.
+        """
         found: dict[str, list[str]] = {"decay": [], "inverse": [], "product": []}
         seen: set[str] = set()
         waits: dict[str, bool] = dict.fromkeys(self.terms.states, True)
         inverses: set[str] = set()
 
         def visit(term: str) -> None:
-            """Note a value's place in the order, after what it is made of."""
+            """Add a term to the lists after its operands."""
             o = self.op(term)
             if o is None or term in seen:
                 return
@@ -106,7 +112,7 @@ class _Canonical:
         return [x for each in found.values() for x in each]
 
     def emit(self, term: str) -> None:
-        """Append `term` after its operands, constants just before it."""
+        """Append a term's op after its operands. Constants come directly before the op that reads them."""
         if term in self.done:
             return
         self.done.add(term)

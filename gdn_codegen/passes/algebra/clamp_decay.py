@@ -1,8 +1,8 @@
-"""clamp_decay: no term of a sum that exp takes is below what float32 can hold.
+"""clamp_decay: bounds the terms of running sums whose differences are exponents.
 
-Decay is exp of a difference of running sums, G_i - G_j. A term of -inf makes that -inf - -inf, which is NaN, and one of -1e30
-leaves no digits to those after it. So terms of such sums count as FLOOR where they are less: a token that forgets all still
-does, exp of it being 0, and the sum keeps what digits it can.
+A decay is exp(G_i - G_j), where G is a running sum of log decays. A term of -inf makes the difference -inf - -inf, which is
+NaN. A term of -1e30 leaves the sum no digits for later terms. So a term below FLOOR counts as FLOOR. exp(FLOOR) rounds to 0, so
+a token that forgets everything still does, and the sum keeps its precision. All targets run this pass.
 """
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from ...ir.decays import exponents
 from ..common import walk_body
 from ..stage import takes
 
-#: Its exp is less than half of the least float32 above 0.
+#: exp(FLOOR) is less than half of the smallest float32 above 0, so it rounds to 0.
 FLOOR = -105.0
 
 
 @takes("traced")
 def clamp_decay(p: Program) -> Program:
-    """`p` with the terms of sums that exp takes bounded: from above where it takes a sum with a minus sign alone."""
+    """`p` with the attribute `least=FLOOR` on running sums that occur in exponents.
+
+    A sum that occurs only with a minus sign is negated, bounded and negated back, so its terms are bounded from above.
+    """
     signs = exponents(p)
     if not signs:
         return p

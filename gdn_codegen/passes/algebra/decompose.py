@@ -1,18 +1,23 @@
-"""decompose: expand ops that no target has.
+"""decompose: replaces ops that no target implements. All targets run it.
 
-unit_lower_inverse, by `inverse`:
-- "substitution": T = diag_inverse of the blocks that the device solves, b rows each; then T <- T - [T A]_b T doubles b, where
-  [X]_b is, of each 2b x 2b diagonal block of X, the lower left b x b block. [T A]_b = T [A]_b, but A is one operand for all b.
-  T is rounded after each step. Where the device solves no blocks, "doubling"; where it solves whole tiles, nothing is merged.
-- "doubling": T = I; for b = 1, 2, 4... T <- T - T A_b T, where A_b holds, of each 2b x 2b diagonal block of A, the lower
-  left b x b block. T is then the inverse of I + (A's diagonal 2b-blocks): block forward substitution, all blocks at once.
-The plain product (I - A)(I + A^2)(I + A^4)... is not offered, neither over the chunk nor over blocks of 16 rows. With equal keys
-the entries of A^32 reach binomial(62, 31) = 5e17, and in a block those of A^8 reach 3432 * 2^8 at beta = 2: no digit is left.
+`unit_lower_inverse` computes T = (I + A)^-1 of a strictly lower A. The schedule's option `inverse` chooses the method:
+- "substitution": `diag_inverse` inverts the diagonal blocks of b rows that the device solves. Then T <- T - [T A]_b T doubles
+  b. Here [X]_b keeps the lower left b x b block of each 2b x 2b diagonal block of X. [T A]_b equals T [A]_b, but A is then the
+  same operand for all b. T is rounded after each step. A device that solves no blocks uses "doubling". A device
+  that solves whole tiles needs no merging.
+- "doubling": T = I. For b = 1, 2, 4, ...: T <- T - T A_b T, where A_b keeps the lower left b x b block of each 2b x 2b diagonal
+  block of A. After a step T is the inverse of I + (the diagonal 2b-blocks of A). This is block forward substitution on all
+  blocks at once.
 
-With `block`, diagonal blocks of that size are inverted apart, T0 and T1, by products of that size, and a chunk of two is
-the tile of T0, 0, -T1 A10 T0, T1. Entries are the same: the other blocks of the products above are zero.
+The plain product (I - A)(I + A^2)(I + A^4)... is not offered, neither for a chunk nor for blocks of 16 rows. If the keys are
+equal, entries of A^32 reach binomial(62, 31) = 5e17. In a block, entries of A^8 reach 3432 * 2^8 at beta = 2. No correct digit
+remains.
 
-Of other ops the op table has the decomposition (OpDef.decompose).
+With `block`, a chunk of two blocks is inverted by products of the block's size. T0 and T1 are the inverses of the diagonal
+blocks. The result has the blocks T0, 0, -T1 A10 T0, T1. Its entries are the same, because the other blocks of the products are
+zero.
+
+For other ops the op table has the replacement (`OpDef.decompose`).
 """
 from __future__ import annotations
 
@@ -31,7 +36,12 @@ from ..storage.offsets import WIDTH
 
 @takes("typed", gives="decomposed")
 def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int = 0, block: int = 0) -> Program:
-    """Expand the ops named above; products of the inverse take operands in `dtype`, that of q. solves, whole: the device's."""
+    """`p` without `unit_lower_inverse` and the other ops that have a replacement.
+
+    dtype: that of q, and of the operands of the inverse's products. solves: rows of the blocks that the device inverts, 0 for
+    none. whole: rows of the tiles that it inverts whole, 0 for none. block: rows of blocks that are inverted separately, 0 for
+    none.
+    """
     size = p.sizes["C"]
     how = "doubling" if s.inverse == "substitution" and not solves else s.inverse
 
@@ -39,7 +49,7 @@ def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int =
         if o.kind == "unit_lower_inverse":
             inverse = _Inverse(o, b, dtype)
             if how == "substitution":
-                alone = size == whole and WIDTH[dtype] == 2 and count[o.args[0]] == 1  # it overwrites its operand
+                alone = size == whole and WIDTH[dtype] == 2 and count[o.args[0]] == 1  # the device's solve overwrites its operand
                 return inverse.by_substitution(whole if alone else solves, size)
             return inverse.by_blocks(block) if block and size == 2 * block else inverse.by_doubling(size)
         made = OPS[o.kind].decompose
@@ -49,7 +59,7 @@ def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int =
 
 
 class _Inverse:
-    """The ops that compute one inverse, T of A, with products whose operands are `operand`."""
+    """The ops that compute one inverse T of A. operand: the dtype of the operands of its products."""
 
     def __init__(self, o: Op, b: Body, operand: str) -> None:
         self.o, self.b, self.operand, self.a = o, b, operand, o.args[0]
@@ -63,7 +73,8 @@ class _Inverse:
         return x if self.b.types[x].dtype == to else self.op("cast", x, to=to)
 
     def product(self, x: str, y: str, plus: str = "", name: str = "") -> str:
-        """x @ y, or `plus` and that: of the inverse whose diagonal blocks have as many rows as `name` says, or part of it."""
+        """x @ y, or plus + x @ y. name: says how many rows the diagonal blocks of the result have, or which part of the inverse
+        it is."""
         xy = self.op("matmul", self.cast(x), self.cast(y), name=f"{name}_part" if plus else name)
         return self.op("add", self.cast(plus, "float32"), xy, name=name) if plus else xy
 
@@ -71,10 +82,11 @@ class _Inverse:
         return self.op("eye", dims=self.dims)
 
     def pairs(self, x: str, size: int) -> str:
+        """`x` with only the lower left block of each diagonal block of 2 * size rows."""
         return self.op("pairs", x, size=size)
 
     def named(self, value: str) -> str:
-        """Give the value of the last statement the inverse's name."""
+        """Give the result of the last statement the name of the inverse."""
         b, name = self.b, self.o.out
         last = b.stmts[-1]
         assert isinstance(last, Op) and last.out == value
@@ -86,6 +98,7 @@ class _Inverse:
         return name
 
     def by_doubling(self, size: int) -> str:
+        """The inverse by the method "doubling"."""
         minus = self.op("neg", self.a)
         t, done = self.op("add", self.eye(), self.pairs(minus, 1), name="rows_2"), 2
         while done < size:
@@ -95,6 +108,7 @@ class _Inverse:
         return self.named(t)
 
     def by_substitution(self, solves: int, size: int) -> str:
+        """The inverse by the method "substitution". solves: rows of the blocks that `diag_inverse` inverts."""
         done, a = min(solves, size), self.cast(self.a)
         t = self.op("diag_inverse", a, size=done, name=f"rows_{done}")
         while done < size:
@@ -104,7 +118,7 @@ class _Inverse:
         return self.named(self.cast(t, "float32"))
 
     def by_blocks(self, size: int) -> str:
-        """Of two blocks of `size` rows, each inverted apart."""
+        """The inverse of a tile of two blocks of `size` rows. Each diagonal block is inverted separately."""
         minus, corners, done = self.op("neg", self.a), (0, size), 2
 
         def block(x: str, row: int, col: int) -> str:

@@ -1,10 +1,12 @@
-"""fold_into_inverse: what an inverse of a whole tile does by itself.
+"""fold_into_inverse: moves masks, scales and roundings around an inverse of a whole tile into the inverse.
 
-- cast(cast(diag_inverse(a)) * row(x)) is rounded twice and goes through every entry once more; diag_inverse(a, x) is not and
-  does not. Only where the inverse is read once.
-- strictly_lower of one leaves out the ones of the diagonal, which a `strict` inverse does not write.
-- It reads what lies below the diagonal alone, so that a mask of the rest is not needed.
-- What is widened and rounded again is what it was.
+It runs after `decompose`, and changes kernels of devices that invert a whole chunk in one op. The first three changes apply
+where the values between have no other reader.
+- cast(cast(diag_inverse(a)) * row(x)) becomes diag_inverse(a, x), which rounds once and needs no second pass over the entries.
+- cast(strictly_lower(cast(diag_inverse(a)))) becomes diag_inverse(a, strict=True), which does not write the ones of the
+  diagonal.
+- A mask of a is dropped, because the inverse reads only entries below the diagonal.
+- A cast to a wider dtype and back is dropped.
 """
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ from ..storage.offsets import WIDTH
 
 @takes("decomposed")
 def fold_into_inverse(p: Program, whole: int) -> Program:
-    """`p` with scales of columns in its inverses of whole tiles, and without masks before them. whole: rows of the tiles that the
-    device inverts whole, 0 for none; `p` itself where its chunk has another number."""
+    """`p` with these changes, or `p` itself if a chunk does not have `whole` tokens. whole: rows of the tiles that the device
+    inverts whole, 0 for none."""
     if p.sizes["C"] != whole:
         return p
     return rebuild_kernels(p, _Inverses)
 
 
 class _Inverses:
-    """The rule of one op: a mask, a scale or a rounding around `diag_inverse` becomes part of it. None where the op stays."""
+    """The rule for one op: it moves a mask, a scale or a rounding into `diag_inverse`. It returns None where the op stays."""
     def __init__(self, k: Kernel) -> None:
         self.defs, self.count, self.type = {o.out: o for o in walk(k.body) if o.out}, uses(k.body), types(k.body)
 
@@ -44,21 +46,21 @@ class _Inverses:
         return None
 
     def rounded_again(self, o: Op) -> str:
-        """Of a cast, what was widened before it and has its type, or ""."""
+        """If the cast `o` reverses a cast to a wider dtype: the value before both casts. Otherwise ""."""
         wide = self.defs.get(o.args[0])
         if wide is None or wide.kind != "cast" or self.type[wide.args[0]] != self.type[o.out]:
             return ""
         return wide.args[0] if WIDTH[self.type[wide.out].dtype] > WIDTH[self.type[o.out].dtype] else ""
 
     def strict(self, a: str) -> Op | None:
-        """The inverse of which `a` is what lies below the diagonal."""
+        """The inverse if `a` is strictly_lower of one and has one reader. Otherwise None."""
         below = self.defs.get(a)
         if below is None or below.kind != "strictly_lower" or below.attr("fill") or self.count[a] != 1:
             return None
         return self.alone(below.args[0])
 
     def alone(self, x: str) -> Op | None:
-        """The inverse that `x` is, or is widened from, if it has no scale and nobody else reads it."""
+        """The inverse that `x` is, or is a cast of, if it has no scale and no other reader. Otherwise None."""
         inverse = self.defs.get(x)
         if inverse is not None and inverse.kind == "cast":
             inverse = self.defs.get(inverse.args[0])
@@ -67,7 +69,7 @@ class _Inverses:
         return inverse if self.count[x] == self.count[inverse.out] == 1 else None
 
     def scaled(self, a: str) -> tuple[Op, str] | None:
-        """The inverse of which `a` has the columns scaled, and the vector that scales them."""
+        """If `a` is an inverse with scaled columns: the inverse and the vector of scales. Otherwise None."""
         product = self.defs.get(a)
         if product is None or product.kind != "mul" or self.count[a] != 1:
             return None
@@ -78,7 +80,8 @@ class _Inverses:
         return None
 
     def bare(self, a: str, b: Body) -> str:
-        """`a` without its mask; it is read once."""
+        """`a` without its mask, if it has one reader. Casts, products and exponentials between are computed again without the
+        mask."""
         o = self.defs.get(a)
         if o is None or self.count[a] != 1:
             return a

@@ -1,8 +1,8 @@
-"""masks: one mask for two.
+"""masks: replaces two nested masks by one.
 
-strictly_lower(x * exp(lower(y, fill=-inf))) is x * exp(strictly_lower(y, fill=-inf)), as exp(-inf) is zero: where nobody else
-reads the exponential, one choice an entry remains, and it stands before the exponential rather than around it, where compilers
-make it a branch.
+strictly_lower(x * exp(lower(y, fill=-inf))) becomes x * exp(strictly_lower(y, fill=-inf)). Both are equal, because exp(-inf) is
+0. One selection for each entry remains. It is inside the exponential; compilers turn a selection around an exponential into a
+branch. The pass applies where neither the exponential nor its mask has another reader. All targets run it.
 """
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ..stage import takes
 
 @takes("cut")
 def masks(p: Program) -> Program:
-    """`p` with such masks made one."""
+    """`p` with such pairs of masks replaced."""
     return rebuild_kernels(p, _Masks)
 
 
 class _Masks:
+    """The rule for one kernel. It drops the outer mask and makes the inner mask strict."""
     def __init__(self, k: Kernel) -> None:
         self.defs, self.count = {o.out: o for o in walk(k.body) if o.out}, uses(k.body)
         found = {o.out: self.mask(o.args[0]) for o in self.defs.values() if o.kind == "strictly_lower" and not o.attr("fill")}
@@ -27,7 +28,7 @@ class _Masks:
         self.inner = set(self.outer.values())
 
     def mask(self, name: str) -> str:
-        """The mask inside the exponential among the factors of `name`, or ""."""
+        """The mask inside the exponential that is a factor of `name`. "" if there is none."""
         o = self.defs.get(name)
         if o is None or self.count[name] != 1:
             return ""

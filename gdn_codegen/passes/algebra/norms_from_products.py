@@ -1,7 +1,8 @@
-"""norms_from_products: sums of squares that a product has already.
+"""norms_from_products: reads sums of squares from the diagonal of a product.
 
-row_sum(x * x) is the diagonal of x @ x.T, so a kernel that computes that product need not read x again for it. Only in 16 bit:
-there both are exact up to the sum, while matrix units may round float32 operands.
+row_sum(x * x) is the diagonal of x @ x.T. A kernel that computes this product then needs no second pass over x. The pass
+applies to 16-bit dtypes only. There both values are exact up to the summation, while matrix units may round float32 operands.
+All targets run it.
 """
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from ..stage import takes
 
 @takes("cut")
 def norms_from_products(p: Program, dtype: str) -> Program:
-    """`p` without sums of squares that stand on the diagonal of a product."""
+    """`p` with row_sum(x * x) replaced by diagonal(x @ x.T) where the kernel computes that product. `p` itself for float32."""
     if dtype == "float32":
         return p
     return rebuild_kernels(p, _Squares)
 
 
 class _Squares:
+    """The rule for one kernel. It moves the product before the sum if the sum comes first."""
     def __init__(self, k: Kernel) -> None:
         defs = {o.out: o for o in walk(k.body)}
         #: x -> x @ x.T, and the values that are row_sum(x * x) with their x.
@@ -29,7 +31,7 @@ class _Squares:
                      and found["x"] in self.products}
 
     def __call__(self, o: Op, b: Body) -> str | None:
-        if o.out in b.types:  # a product that a sum needed before
+        if o.out in b.types:  # a product that the rule has moved before a sum
             return o.out
         x = self.sums.get(o.out)
         if x is None:

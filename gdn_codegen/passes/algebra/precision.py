@@ -1,9 +1,12 @@
-"""precision: dtypes of memory and of matmul operands, as explicit casts.
+"""precision: gives memory and operands of products their dtypes, as explicit `cast` ops. All targets run it.
 
-q, k, v and o have the caller's dtype; one value a token (gates, beta) has its own, float32 where the contract does not say
-else, and is widened to that; carried state is float32. States in callers' memory have the contract's dtype: they widen where a
-walk begins and are rounded where it ends. Elementwise work is float32; a product's operands are the caller's dtype and it sums
-in float32. A workspace tensor has the operand dtype where only products read it, float32 otherwise.
+- Tensors of tiles (q, k, v, o) have the caller's dtype.
+- Tensors of one number a token (gates, beta) have the contract's dtype, float32 by default. Loads cast them to float32.
+- Carried states are float32. States in callers' memory have the contract's dtype. They are cast to float32 where a walk begins,
+  and rounded where it ends.
+- Elementwise ops compute in float32.
+- Operands of products have the caller's dtype. Products sum in float32.
+- A workspace has the operands' dtype if only products read it. Otherwise it is float32.
 """
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from ..stage import takes
 
 @takes("cut", gives="typed")
 def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
-    """`p` with memory and products in `dtype` ("float16", "bfloat16" or "float32")."""
+    """`p` with typed tensors and casts. dtype: "float16", "bfloat16" or "float32". c: gives dtypes of gates and states."""
     only_products = {t.name: True for t in p.role("workspace")}
     for k in p.kernels:
         loaded = {o.out: o.attr("tensor") for o in walk(k.body) if o.kind == "load"}
@@ -31,6 +34,7 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
         only_products |= {n: False for n in wide if n in only_products}
 
     def stored(t: Tensor) -> str:
+        """The dtype of a tensor in memory."""
         if t.index == "number":
             return t.dtype
         if t.index in ("sequence", "checkpoint") and t.role != "workspace":
@@ -46,9 +50,8 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract) -> Program:
     by_name = {t.name: t for t in tensors}
 
     def rule(o: Op, b: Body) -> str | None:
-        """An op with casts: stores to the tensor's dtype, operands of products to the caller's dtype, all other arithmetic in
-        float32.
-        """
+        """An op with casts: a store casts to the tensor's dtype, a product casts its operands to `dtype`, other ops cast to
+        float32."""
         def cast(a: str, to: str) -> str:
             return a if b.types[a].dtype == to else b.op("cast", a, to=to, line=o.line)
 

@@ -1,4 +1,4 @@
-"""rewrite: products with an inverse in the schedule's form (`forms`)."""
+"""rewrite: computes products with an inverse in the schedule's form. `forms` has one module for each form."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,8 +17,11 @@ FORMS: dict[str, tuple[Form, str]] = {
 
 @takes("traced")
 def rewrite(p: Program, s: Schedule) -> Program:
-    """`p` in the schedule's form. Where it does not apply to the page, schedules of roles take it as "direct", as they serve any
-    page; of "gate-free" and of schedules of names that is a ScheduleError."""
+    """`p` in the schedule's form.
+
+    If the form does not apply to the page, a generic schedule leaves `p` as it is, so that it serves any page. For the form
+    "gate-free", and for schedules that name values, this is a ScheduleError.
+    """
     if s.form == "direct":
         return p
     form, needs = FORMS[s.form]

@@ -1,12 +1,15 @@
-"""row_scales: row scales leave products.
+"""row_scales: moves row scales of inputs out of products.
 
-Where an input's rows are scaled by a vector that the program names in `scales`, k = diag(r) x, products read x itself, as it
-lies in memory. A value is followed as diag(a) y diag(b), a and b products of powers of such vectors, and y computed:
-- (diag(r) x) @ z is diag(r) (x @ z): a positive power is paid where the product is, as a column, which often is one more
-  factor of a column that is there already;
-- powers that meet in a contraction cancel, or scale one side: x.T diag(r) diag(1 / r) y is x.T @ y;
-- (I + diag(1/b) A diag(b))^-1 is diag(1/b) (I + A)^-1 diag(b), so that what the inverse takes is scaled along rows alone.
-For the delta rule that is the rule with keys x, and r u for u.
+An input may have its rows scaled by a vector r that `Program.scales` names: k = diag(r) x. After this pass products read x
+itself, which is what memory holds. The pass writes each value as diag(a) y diag(b) and computes y. a and b are products of
+powers of such vectors.
+- (diag(r) x) @ z becomes diag(r) (x @ z). A positive power is applied directly after the product, as a column. Often the
+  product has a column factor already, and r becomes part of it.
+- Powers that meet in a contracted dim cancel, or scale one operand: x.T diag(r) diag(1 / r) y is x.T @ y.
+- (I + diag(1/b) A diag(b))^-1 becomes diag(1/b) (I + A)^-1 diag(b), so that the operand of the inverse has row scales only.
+
+Example: the delta rule with keys diag(r) x becomes the delta rule with keys x, where r u takes the place of u. All targets run
+this pass.
 """
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from ..common import walk_body, with_walk_body
 from ..stage import takes
 
 Powers = dict[str, int]  # vector -> power
-#: Ops that need not know what their operands are multiples of.
+#: Ops that the scales of an operand can pass. Other ops need the scaled value itself.
 FOLLOWED = ("matmul", "mul", "neg", "strictly_lower", "lower", "unit_lower_inverse", "row_sum", "add", "sub")
 
 
 @takes("traced")
 def row_scales(p: Program) -> Program:
-    """`p` whose products read unscaled inputs."""
+    """`p` with products that read unscaled inputs. `scales` keeps the vectors that are still computed."""
     if not p.scales:
         return p
     done = with_walk_body(p, _Scale(p, p.walk).run())
@@ -42,7 +45,7 @@ def _inverse(a: Powers) -> Powers:
 
 
 class _Scale:
-    """The body of a walk without row scales of its loads: a value x = diag(r) y diag(c) is held as y with powers of r and c."""
+    """Rebuilds the body of a walk. A value diag(r) y diag(c) is held as y, with the powers of r and of c."""
     def __init__(self, p: Program, loop: Loop) -> None:
         self.p, self.loop = p, loop
         self.ops = [o for o in loop.body if isinstance(o, Op)]
@@ -51,12 +54,12 @@ class _Scale:
         for o in self.ops:
             for a in o.args:
                 self.readers.setdefault(a, set()).add(o.kind)
-        self.whole = {c.next for c in loop.carried} | {p.forgets}  # what is wanted as it is
+        self.whole = {c.next for c in loop.carried} | {p.forgets}  # values that are needed with their scales applied
         self.whole |= {n for n, kinds in self.readers.items() if not kinds <= set(FOLLOWED)}
         self.b = walk_body(p)
         self.made: dict[str, Op] = {}
-        self.paid: set[str] = set()  # products that a column scales
-        self.of: dict[str, tuple[str, Powers, Powers]] = {}  # value -> y, what scales its rows, its columns
+        self.paid: set[str] = set()  # products that already have a column factor
+        self.of: dict[str, tuple[str, Powers, Powers]] = {}  # value -> y, scales of its rows, scales of its columns
 
     def run(self) -> tuple[Op, ...]:
         for o in self.ops:
@@ -64,6 +67,7 @@ class _Scale:
         return self.b.finish()  # type: ignore[return-value]
 
     def put(self, kind: str, *args: str, name: str = "", line: int = 0, **attrs: Any) -> str:
+        """Append an op to the new body and return its value."""
         out = self.b.op(kind, *args, name=name, line=line, **attrs)
         last = self.b.stmts[-1]
         if isinstance(last, Op) and last.out == out:
@@ -72,7 +76,7 @@ class _Scale:
 
     # --- vectors ---
     def vector(self, powers: Powers, line: int) -> str:
-        """The product of powers, none of them empty."""
+        """The vector that is the product of these powers. At least one power is not 0."""
         out = ""
         for sign in (1, -1):
             for n, e in powers.items():
@@ -84,7 +88,7 @@ class _Scale:
         return out
 
     def rows(self, x: str, v: str, line: int, name: str = "") -> str:
-        """diag(v) x, by a column that scales x already where nobody else reads that."""
+        """diag(v) x. If x has a column factor and no other reader, v becomes part of that column."""
         o = self.made.get(x)
         if o is not None and o.kind == "mul" and self.count.get(x, 1) <= 1:
             for this, that in (o.args, o.args[::-1]):
@@ -101,28 +105,28 @@ class _Scale:
         return self.put("mul", self.put("col", v, line=line), x, name=name, line=line)
 
     def scaled(self, x: str, rows: Powers, cols: Powers, line: int, name: str = "") -> str:
-        """diag(rows) x diag(cols), computed."""
+        """The value diag(rows) x diag(cols)."""
         if cols:
             x = self.put("mul", x, self.put("row", self.vector(cols, line), line=line), name="" if rows else name, line=line)
         return self.rows(x, self.vector(rows, line), line, name) if rows else x
 
     def value(self, a: str, line: int) -> str:
-        """`a` itself."""
+        """The value of `a` with its scales applied."""
         return self.scaled(*self.of[a], line) if a in self.of else a
 
     def result(self, o: Op, kind: str, args: list[str], rows: Powers, cols: Powers, attrs: dict[str, Any]) -> None:
-        """Compute y for an `o` that is diag(rows) y diag(cols); all of it where somebody wants `o` as it is."""
+        """Compute y for the op `o`, whose value is diag(rows) y diag(cols). If the value itself is needed, compute that."""
         if o.out in self.whole and (rows or cols):
             self.scaled(self.put(kind, *args, line=o.line, **attrs), rows, cols, o.line, o.out)
             return
-        square = kind == "mul" and args[0] == args[1] and rows  # which is there already, for the scale itself
+        square = kind == "mul" and args[0] == args[1] and rows  # the computation of the scale has this value already
         y = self.put(kind, *args, name="" if square else o.out, line=o.line, **attrs)
         if rows or cols:
             self.of[o.out] = y, rows, cols
 
     # --- ops ---
     def op(self, o: Op) -> None:
-        """Take an op over: note a row scale, carry the scales of its operands through it, or apply them before it."""
+        """Copy an op. A row scale of a load is noted. The scales of operands pass through the op, or are applied before it."""
         parts = [self.of.get(a, (a, {}, {})) for a in o.args]
         attrs = dict(o.attrs)
         if self.is_scale(o):
@@ -159,15 +163,16 @@ class _Scale:
             self.put(o.kind, *(self.value(a, o.line) for a in o.args), name=o.out, line=o.line, **attrs)
 
     def is_scale(self, o: Op) -> bool:
-        """Whether `o` scales the rows of what is loaded by a vector of the program's `scales`."""
+        """Whether `o` scales the rows of a load by a vector that `scales` names."""
         kinds = {self.defs[a].kind: self.defs[a] for a in o.args if a in self.defs}
         return o.kind == "mul" and set(kinds) == {"col", "load"} and kinds["col"].args[0] in self.p.scales
 
     def mul(self, o: Op, parts: list[tuple[str, Powers, Powers]]) -> None:
-        """An elementwise product: the operands' scales multiply. A column times what a column scales becomes one column."""
+        """An elementwise product: the scales of the operands multiply. A column times a product with a column factor gets one
+        column."""
         rows, cols = _times(parts[0][1], parts[1][1]), _times(parts[0][2], parts[1][2])
         args = [y for y, *_ in parts]
-        for x, y in (args, args[::-1]):  # a column times what a column of ours scales is one column
+        for x, y in (args, args[::-1]):  # two column factors become one
             col = self.made.get(x)
             if col is None or col.kind != "col" or y not in self.paid or self.count.get(y, 1) > 1:
                 continue
@@ -179,7 +184,7 @@ class _Scale:
         self.result(o, "mul", args, rows, cols, {})
 
     def matmul(self, o: Op, parts: list[tuple[str, Powers, Powers]]) -> None:
-        """A product: scales of outer dims stay on the result; those of the contracted dim are applied to one operand."""
+        """A product: scales of outer dims stay on the result. Scales of the contracted dim are applied to one operand."""
         ta, tb = bool(o.attr("ta")), bool(o.attr("tb"))
         (x, *outer), (y, *inner) = parts
         left, contracted = outer[::-1] if ta else outer
@@ -191,7 +196,7 @@ class _Scale:
                 y = self.scaled(y, {}, between, o.line) if tb else self.scaled(y, between, {}, o.line)
             else:
                 x = self.scaled(x, between, {}, o.line) if ta else self.scaled(x, {}, between, o.line)
-        now = {n: e for n, e in left.items() if e > 0}  # paid here
+        now = {n: e for n, e in left.items() if e > 0}  # applied directly after the product
         left = {n: e for n, e in left.items() if e < 0}
         if not now:
             self.result(o, "matmul", [x, y], left, right, dict(o.attrs))

@@ -1,13 +1,17 @@
-"""rules: identities of algebra by which `canonical` makes one spelling of many.
+"""rules: the identities of algebra that `canonical` applies.
 
-A rule is named, small and local: a pattern of values, a condition, and what stands in its place. Each holds in exact arithmetic,
-and none makes a value overflow that did not before. Products become a flat row of factors, numbers and columns first; sums a flat
-row of terms, those that are subtracted last; signs and scalings leave products of tiles; a factor of all terms leaves a sum.
+A rule has a name, a pattern of values, a condition and a replacement. Each rule holds in exact arithmetic. No rule makes a
+value overflow that did not overflow before. The result of the rules:
+- A product is a flat list of factors; numbers and columns come first.
+- A sum is a flat list of terms; subtracted terms come last.
+- Signs and scales are outside of products of tiles.
+- A factor of all terms is outside of the sum.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from ...ir.core import Op
@@ -21,21 +25,25 @@ Apply = Callable[["Terms", Op], "str | None"]
 
 @dataclass(frozen=True)
 class Rule:
-    """name: what it does. kinds: the ops that it may replace. apply: the value in place of an op, or None."""
+    """name: what the rule does. kinds: the ops that it may replace. apply: gives the value that replaces an op, or None."""
 
     name: str
     kinds: tuple[str, ...]
     apply: Apply
 
 
-#: Applied until none fits; then the others, which make columns and rows of one vector where `RULES` have them apart.
+#: `canonical` applies RULES until none applies. Then it applies JOINING, which joins columns and rows that RULES separate.
 RULES: list[Rule] = []
 JOINING: list[Rule] = []
 BOTH = (RULES, JOINING)
+#: Of a mask in an exponent.
+FILLED = (("fill", -inf),)
 
 
 def _rule(name: str, old: str, new: str, kind: str, when: Callable[[Terms, Found], bool] = lambda t, x: True,
           ordered: bool = False, into: tuple[list[Rule], ...] = (RULES,)) -> None:
+    """Add a rule to the lists `into`: an op `kind` that matches `old` becomes `new` if `when` holds. ordered: operands keep
+    their order."""
     def apply(t: Terms, o: Op) -> str | None:
         found = next((x for x in matches(old, o, t.defs, ordered) if when(t, x)), None)
         return None if found is None else build(new, found, lambda kind, args, attrs: t.make(kind, args, attrs, o.line))
@@ -44,13 +52,14 @@ def _rule(name: str, old: str, new: str, kind: str, when: Callable[[Terms, Found
 
 
 def _written(name: str, *kinds: str) -> Callable[[Apply], Apply]:
+    """Add a rule whose replacement is a function. name: what it does. kinds: the ops that it may replace."""
     def add(apply: Apply) -> Apply:
         RULES.append(Rule(name, kinds, apply))
         return apply
     return add
 
 
-# --- signs: out of products and masks, into sums ---------------------------------------------------------------------
+# --- signs: move out of products and masks, into sums ---------------------------------------------------------------------
 _rule("a sign twice", "-(-x)", "x", "neg")
 _rule("a sign of an exponent", "exp(-(x - y))", "exp(y - x)", "exp")
 _rule("a sign of a masked exponent", "lower(-(x - y), fill=-inf)", "lower(y - x, fill=-inf)", "lower")
@@ -70,7 +79,7 @@ for _x, _y in (("x", "y"), ("x.T", "y"), ("x", "y.T"), ("x.T", "y.T")):
     _rule(f"a left operand's sign in {_x} @ {_y}", f"{_x.replace('x', '(-x)')} @ {_y}", f"-({_x} @ {_y})", "matmul")
     _rule(f"a right operand's sign in {_x} @ {_y}", f"{_x} @ {_y.replace('y', '(-y)')}", f"-({_x} @ {_y})", "matmul")
 
-# --- columns and rows of computed vectors: of factors each, else computed as vectors -----------------------------------
+# --- columns and rows: a column of a product becomes a product of columns; sums and functions are computed on vectors ----
 for _f in ("exp", "log", "sigmoid"):
     _rule(f"{_f} of a column", f"{_f}(x[:, None])", f"{_f}(x)[:, None]", _f, into=BOTH)
     _rule(f"{_f} of a row", f"{_f}(x[None, :])", f"{_f}(x)[None, :]", _f, into=BOTH)
@@ -87,30 +96,42 @@ for _v in ("[:, None]", "[None, :]"):
     _rule(f"two exponentials as {_kind}s", f"exp(x){_v} * exp(y){_v}", f"exp(x + y){_v}", "mul")
     _rule(f"two more exponentials as {_kind}s", f"(z * exp(x){_v}) * exp(y){_v}", f"z * exp(x + y){_v}", "mul")
 
-# --- exponentials of vectors and numbers: of a sum, which is in range where their product is (tiles may be decays) ----------
+# --- products of exponentials of vectors and numbers: one exponential of a sum, which is in range if the product is ----------
 FEW = ((0, 0), (1, 1))
 _rule("two exponentials", "exp(x) * exp(y)", "exp(x + y)", "mul", lambda t, x: t.ranks(x, "xy") in FEW)
 _rule("two more exponentials", "(z * exp(x)) * exp(y)", "z * exp(x + y)", "mul", lambda t, x: t.ranks(x, "xy") in FEW)
 _rule("a quotient of exponentials", "exp(x) / exp(y)", "exp(x - y)", "div", lambda t, x: t.ranks(x, "xy") in FEW)
 
-# --- masks: outside of factors; a decay is masked inside its exponential -------------------------------------------------
+# --- masks: around products; the mask of a decay is inside its exponential -------------------------------------------------
 _rule("a mask of a factor", "lower(x) * y", "lower(x * y)", "mul")
 _rule("a strict mask of a factor", "strictly_lower(x) * y", "strictly_lower(x * y)", "mul")
 _rule("a masked exponential", "lower(exp(x))", "exp(lower(x, fill=-inf))", "lower")
 _rule("a strictly masked exponential", "strictly_lower(exp(x))", "exp(strictly_lower(x, fill=-inf))", "strictly_lower")
-_rule("a mask of a masked decay", "lower(x * exp(lower(y, fill=-inf)))", "x * exp(lower(y, fill=-inf))", "lower")
-_rule("a mask of a decay", "lower(x * exp(y))", "x * exp(lower(y, fill=-inf))", "lower", lambda t, x: t.difference(x["y"]))
-_rule("a strict mask of a decay", "strictly_lower(x * exp(y))", "strictly_lower(x * exp(lower(y, fill=-inf)))",
-      "strictly_lower", lambda t, x: t.difference(x["y"]))
 
-# --- sums: flat, in order, what is subtracted last ----------------------------------------------------------------------
+
+@_written("a mask of decays", "lower", "strictly_lower")
+def _decays(t: Terms, o: Op) -> str | None:
+    """Each decay among the factors of what is masked is masked itself. A mask on the diagonal and below then goes, unless
+    another factor may be infinite above: infinity times zero is no number."""
+    factors = t.factors(o.args[0])
+    bare = [f for f in factors if t.is_a("exp", f) and t.difference(t.defs[f].args[0])]
+    masked = [t.make("exp", (t.make("lower", t.defs[f].args, FILLED, o.line),), line=o.line) if f in bare else f for f in factors]
+    goes = o.kind == "lower" and any(map(t.is_masked, masked)) and all(t.is_masked(f) or t.in_range(f) for f in masked)
+    if o.attrs or len(factors) == 1 or not (bare or goes):
+        return None
+    product = t.product(masked, o.line)
+    return product if goes else t.make(o.kind, (product,), line=o.line)
+
+
+# --- differences: flat, in order; subtracted terms come last ------------------------------------------------------------
 _rule("a sum with a difference", "x + (y - z)", "(x + y) - z", "add")
 _rule("a sum subtracted", "x - (y + z)", "(x - y) - z", "sub")
 _rule("a difference subtracted", "x - (y - z)", "(x + z) - y", "sub")
 _rule("order of what is subtracted", "(x - y) - z", "(x - z) - y", "sub", lambda t, x: t.before(x, "zy"))
 # --- sums and products: flat, in order --------------------------------------------------------------------------------------
 def _unsorted(kind: str, *names: str) -> Callable[[Terms, Found], bool]:
-    """Whether the first of two values comes before the other, and none of the names after the two is an op `kind`."""
+    """The condition that the first of two values precedes the second, and that no value named after the first argument is an op
+    `kind`."""
     return lambda t, x: t.before(x, names[0]) and not any(t.is_a(kind, x[n]) for n in names[1:])
 
 
@@ -121,12 +142,23 @@ for _k, _op in (("add", "+"), ("mul", "*")):
 _rule("order of a maximum", "maximum(x, y)", "maximum(y, x)", "maximum", lambda t, x: t.before(x, "yx"), ordered=True)
 
 
+def _without(factors: list[str], fewer: list[str]) -> list[str]:
+    """`factors` less those of `fewer`, each as often as it stands there."""
+    out = list(factors)
+    for f in fewer:
+        out.remove(f)
+    return out
+
+
 @_written("a factor of both terms", "add", "sub")
 def _common(t: Terms, o: Op) -> str | None:
-    """c * x + c * y is c * (x + y), for numbers, columns and rows c."""
+    """c * x + c * y becomes c * (x + y), where c is a number, a column or a row."""
     left, right = (t.factors(a) for a in o.args)
-    small = [f for f in left if f in right and t.scales(f)]
-    rest = [[f for f in factors if f not in small] for factors in (left, right)]
+    small: list[str] = []
+    for f in left:  # as often as both have it
+        if t.scales(f) and small.count(f) < right.count(f):
+            small.append(f)
+    rest = [_without(factors, small) for factors in (left, right)]
     if not small or not all(rest) or any(t.type[t.product(x, o.line)].dims != t.type[a].dims
                                          for x, a in zip(rest, o.args, strict=True)):
         return None
@@ -137,8 +169,8 @@ def _common(t: Terms, o: Op) -> str | None:
 # --- products of tiles ------------------------------------------------------------------------------------------------------
 @_written("a scaling of a product's operand", "matmul")
 def _scaling(t: Terms, o: Op) -> str | None:
-    """Numbers, and scalings of what the result has as rows or columns, multiply the result; a scaling of the tokens that are
-    summed over stands at the right operand."""
+    """Numbers and scales of the result's rows or columns move out of the product, to the result. A scale of the contracted dim
+    moves from the left operand to the right one."""
     if len(o.args) != 2:
         return None
     attrs = dict(o.attrs)
@@ -168,7 +200,7 @@ for _x, _y, _z in ((a, b, c) for a in ("x", "x.T") for b, c in (("y", "z"), ("y.
 _rule("a product with a state first", "(x @ y) @ s", "x @ (y @ s)", "matmul",
       lambda t, x: x["s"] in t.states and t.type[x["x"]].dims == ("C", "C"))
 
-# --- joining: what has one number a token is computed as a vector -------------------------------------------------------------
+# --- joining: a value of one number a token is computed as a vector -------------------------------------------------------------
 for _v, _kind in (("[:, None]", "col"), ("[None, :]", "row")):
     for _op, _name in (("*", "mul"), ("/", "div")):
         _rule(f"{_name} of {_kind}s", f"x{_v} {_op} y{_v}", f"(x {_op} y){_v}", _name, into=(JOINING,))

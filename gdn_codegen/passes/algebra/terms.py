@@ -1,17 +1,18 @@
-"""terms: the values that rules see, each made once and in canonical form."""
+"""terms: the values that rules see. Each is in canonical form and exists once."""
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from ...ir.core import Op
-from ...ir.ops import infer
+from ...ir.ops import OPS, infer
 from ...ir.types import Tile
 from ..match import Found, matched
 from .rules import Rule
 
-#: Ops in the order in which their values stand in sums and products; others stand before the first.
+#: The order of values in sums and products, by op. Values of other ops come first.
 ORDER = ("const", "scalar", "load", "last", "cumsum", "row_sum", "col", "row", "div", "mul", "sub", "add", "neg", "matmul",
          "lower", "strictly_lower", "unit_lower_inverse", "log", "exp")
 LEAVES = ("const", "scalar", "load")
@@ -19,7 +20,7 @@ Attrs = tuple[tuple[str, Any], ...]
 
 
 class Terms:
-    """Values made so far, each once. `defs`: the ops that rules may look into."""
+    """All values made so far, each once. `defs`: the ops that rules may look into. states: the carried values."""
 
     def __init__(self, states: Iterable[str], types: dict[str, Tile], rules: list[Rule]) -> None:
         self.rules = rules
@@ -30,7 +31,7 @@ class Terms:
         self.seen: dict[Any, str] = {}
 
     def make(self, kind: str, args: tuple[str, ...], attrs: Attrs = (), line: int = 0, type: Tile | None = None) -> str:
-        """The value of an op on values, in canonical form."""
+        """The value of an op in canonical form. The op is created if no rule replaces it and no equal op exists."""
         o = Op(kind, "", args, attrs, None, line)
         for rule in self.rules:
             if kind in rule.kinds and (new := rule.apply(self, o)) is not None:
@@ -44,29 +45,29 @@ class Terms:
         return self.seen[key]
 
     def key(self, o: Op) -> Any:
-        """What orders values: a number, a column or a row before a tile, then by op, then by operands."""
+        """The sort key of a value: first size (number, column or row, tile), then op, then operands."""
         dims = self.type[o.out].dims
         size = 0 if not dims else 1 if 1 in dims else 2
         at = ORDER.index(o.kind) if o.kind in ORDER else -1
-        leaf = o.kind in ("load", "scalar")  # which have names, and are told apart by their place among parameters
+        leaf = o.kind in ("load", "scalar")  # these are ordered by their place among the parameters, not by name
         return (size, at, o.kind, len(self.seen) if leaf else 0, "" if leaf else repr(o.attrs),
                 tuple(self.keys[a] for a in o.args))
 
-    # --- what rules ask ---
+    # --- questions that rules ask ---
     def number(self, a: str) -> float | None:
-        """The number that a value is, or None."""
+        """The number if the value is a constant, else None."""
         return self.defs[a].attr("value") if a in self.defs and self.defs[a].kind == "const" else None
 
     def is_a(self, kind: str, a: str) -> bool:
-        """Whether a value is made by an op of that kind."""
+        """Whether an op `kind` computes the value."""
         return a in self.defs and self.defs[a].kind == kind
 
     def sums(self, a: str) -> bool:
-        """Whether a value is a sum or a difference."""
+        """Whether the value is a sum or a difference."""
         return self.is_a("add", a) or self.is_a("sub", a)
 
     def kind(self, a: str) -> str:
-        """"col" or "row" of such a value, "" of a number, else "tile"."""
+        """"col" or "row" for a column or row of a vector, "" for a number, otherwise "tile"."""
         if not self.type[a].dims:
             return ""
         return self.defs[a].kind if a in self.defs and self.defs[a].kind in ("col", "row") else "tile"
@@ -76,20 +77,31 @@ class Terms:
         return self.kind(f) != "tile"
 
     def before(self, found: Found, names: str) -> bool:
-        """Whether the first of two names of a match stands for a value that comes before the second's."""
+        """Whether the value of the first name of a match comes before the value of the second name."""
         a, b = (self.keys[found[n]] for n in names)
         return bool(a < b)
 
     def ranks(self, found: Found, names: str) -> tuple[int, ...]:
-        """Ranks of the values that the names of a match stand for."""
+        """The ranks of the values that the names have in a match."""
         return tuple(self.type[found[n]].rank for n in names)
 
     def difference(self, a: str) -> bool:
-        """Whether `a` is the difference of a number a token from another token's."""
+        """Whether `a` is x[:, None] - y[None, :], a difference between two tokens."""
         return matched("x[:, None] - y[None, :]", self.defs.get(a), self.defs) is not None
 
+    def is_masked(self, a: str) -> bool:
+        """Whether `a` is the exponential of a tile that is -inf above its diagonal, so zero there."""
+        return matched("exp(lower(x, fill=-inf))", self.defs.get(a), self.defs) is not None
+
+    def in_range(self, a: str) -> bool:
+        """Whether no exponential, logarithm, quotient or infinity is among the tiles of which `a` is computed entry by entry."""
+        o = self.defs.get(a)
+        if o is None or not self.type[a].dims or o.kind in ("col", "row") or not OPS[o.kind].elementwise:
+            return True
+        return o.kind not in ("exp", "log", "div") and abs(o.attr("fill") or 0) < inf and all(map(self.in_range, o.args))
+
     def factors(self, a: str) -> list[str]:
-        """The factors of a value that is an elementwise product, else the value itself."""
+        """The factors of an elementwise product. For another value, the value itself."""
         o = self.defs.get(a)
         return [a] if o is None or o.kind != "mul" else [f for x in o.args for f in self.factors(x)]
 

@@ -1,9 +1,13 @@
-"""vectorise: rewrites what a vector unit lacks.
+"""vectorise: replaces ops that a vector core does not have. Only devices with cores (PTO) run it.
 
-A vector unit has elementwise ops of two tiles, of a tile and a column, of a tile and a number; a row becomes a tile by
-an op of its own. So: a row is expanded; a masking op is a product with a mask (or, with a fill of -inf, a sum) that the
-host made; cumsum sums masked rows; last moves behind what is elementwise, since a number has no exp, and a caller's number
-is made a vector for that; neg is a product with -1; sigmoid(x) is exp(-log(1 + exp(-x))).
+A vector core has elementwise ops on two tiles, on a tile and a column, and on a tile and a number. It also has an op that
+expands a row to a tile. So this pass makes these replacements:
+- A row operand is expanded.
+- A mask becomes a product with a constant tile of zeros and ones. A mask with fill -inf becomes a sum with a constant tile.
+- `cumsum` sums the rows of a masked tile.
+- f(last(x)) becomes last(f(x)), because there is no exp of a number. For f of a caller's number, the number becomes a vector
+  first.
+- neg is a product with -1. sigmoid(x) is exp(-log(1 + exp(-x))).
 """
 from __future__ import annotations
 
@@ -18,13 +22,13 @@ from ..common import rebuild_kernel, with_tensors
 from ..stage import takes
 
 COMMUTE = ("add", "mul", "maximum", "minimum")
-BLOCK = 64  # a tile of this side, whole on each core, is 16 KiB
+BLOCK = 64  # a tile of 64 x 64 float32 numbers is 16 KiB; each core holds it whole
 MASKS = ("lower", "strictly_lower", "pairs")
 
 
 @takes("decomposed")
 def vectorise(p: Program) -> Program:
-    """`p` in ops that a vector unit has."""
+    """`p` with ops that a vector core has. Constant mask tiles are added as tensors."""
     made: dict[str, Tensor] = {}
     kernels = []
     for k in p.kernels:
@@ -36,9 +40,10 @@ def vectorise(p: Program) -> Program:
 
 
 class _Rules:
-    """The rule of one op: masks become products or sums with constant tiles, numbers come second. None where the op stays.
+    """The rule for one op: masks become products or sums with constant tiles, and numbers become second operands. It returns
+    None where the op stays.
 
-    chunk: tokens of a chunk. made: the constant tiles so far, to which new ones are added.
+    chunk: tokens of a chunk. made: the constant tiles so far, by name. The rule adds to it.
     """
     def __init__(self, chunk: int, made: dict[str, Tensor]) -> None:
         self.chunk, self.made = chunk, made
@@ -46,21 +51,22 @@ class _Rules:
         self.defs: dict[str, Op] = {}
 
     def sink_last(self, o: Op, b: Body) -> str | None:
-        """f(last(x)) becomes last(f(x)) for an elementwise f of one operand; f of another number, f of a vector of it."""
+        """f(last(x)) becomes last(f(x)) for an elementwise f of one operand. f of another number is computed on a vector of
+        that number."""
         if o.kind == "last" and b.types[o.args[0]].rank == 1:
             self.lasts[o.out] = o.args[0]
         elif o.kind in ("exp", "log", "rsqrt", "sigmoid", "neg") and o.args[0] in self.lasts:
             f = b.op(o.kind, self.lasts[o.args[0]], line=o.line, **dict(o.attrs))
             self.lasts[o.out] = f
             return b.op("last", f, name=o.out, line=o.line)
-        elif o.kind in ("exp", "log", "rsqrt", "sigmoid") and not b.types[o.args[0]].rank:  # of a vector of it
+        elif o.kind in ("exp", "log", "rsqrt", "sigmoid") and not b.types[o.args[0]].rank:  # computed on a vector of the number
             f = b.op(o.kind, b.op("expand", o.args[0], dims=("C",), line=o.line), line=o.line, **dict(o.attrs))
             self.lasts[o.out] = f
             return b.op("last", f, name=o.out, line=o.line)
         return None
 
     def mask(self, b: Body, kind: str, kept: float, other: float, dims: tuple[Dim, ...], line: int) -> str:
-        """A mask tile loaded from memory."""
+        """Load a constant mask tile. kept: its entries where `kind` keeps the operand. other: all other entries."""
         name = f"{kind.replace(':', '_')}_mask" if (kept, other) == (1, 0) else f"{kind.replace(':', '_')}_fill"
         if dims != ("C", "C"):
             raise ScheduleError(f"a mask over {dims}: only C x C tiles are masked")
@@ -97,14 +103,18 @@ class _Rules:
         return None
 
     def cumsum(self, o: Op, b: Body) -> str:
-        """Row i of a tile of x, masked, sums to entry i; blocks of 64, each after the total of those before. Entries after
-        which x is zero come out equal to the bit, which a scan in log2(C) steps does not give."""
+        """Entry i is the sum of row i of a masked tile whose rows are all x. Blocks of 64 entries add the total of the blocks
+        before.
+
+        If x is zero after an entry, all later entries are equal to it bit for bit. A scan in log2(C) steps does not guarantee
+        that.
+        """
         size = min(self.chunk, BLOCK)
         name = f"lower_{size}_mask"
         b.tensors[name] = self.made[name] = Tensor(name, "workspace", "const", "HV", (size, size), fill="lower 1.0 0.0")
         mask = b.op("load", name=b.fresh(name), tensor=name, line=o.line)
         x, sums = o.args[0], list[str]()
-        if o.attr("least") is not None:  # a vector unit need not keep a NaN in a maximum; exp does, and is 0 of -inf
+        if o.attr("least") is not None:  # maximum may drop a NaN on a vector core; exp(x) * 0 keeps it and is 0 for -inf
             zero = b.op("mul", b.op("exp", x, line=o.line), b.op("const", value=0.0), line=o.line)
             x = b.op("maximum", x, b.op("const", value=o.attr("least")), line=o.line)
             x = b.op("add", x, zero, line=o.line)
@@ -116,7 +126,7 @@ class _Rules:
         return b.op("join", *sums, dim="C", name=o.out, line=o.line)
 
     def binary(self, o: Op, b: Body) -> str | None:
-        """The second operand may be a column or a number; a row is expanded."""
+        """An op of two operands whose second operand may be a column or a number. A row operand is expanded."""
         x, y = o.args
         out = o.type
         assert out is not None
@@ -134,7 +144,7 @@ class _Rules:
             return None
         row = self.defs.get(y)
         if by == "row" and bx and o.kind == "sub" and row is not None and row.kind == "row":
-            minus = b.op("mul", row.args[0], b.op("const", value=-1.0), line=o.line)  # a vector, cheaper than a tile
+            minus = b.op("mul", row.args[0], b.op("const", value=-1.0), line=o.line)  # cheaper than on a tile
             y = b.op("expand", b.op("row", minus, line=o.line), dims=out.dims, line=o.line)
             return b.op("add", y, x, name=o.out, line=o.line)
         if by == "row":

@@ -1,8 +1,8 @@
-"""comments: what the ops of a page's line compute, where rewrites have changed it.
+"""comments: corrects the comments of a kernel where rewrites have changed a line. All targets run it.
 
-Emitted text has the page's lines as comments. Where a kernel computes something else on a line (a part of it, or what a form
-makes of it), its comment says that instead, in the page's notation: a statement for each value that is named, or read more than
-once.
+Emitted text has the page's lines as comments. A kernel may compute something else on a line, such as a part of it or what a
+form makes of it. Then the comment says that, in the page's notation. It has one statement for each value that has a name of the
+page or is read more than once.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from ...ir.core import Kernel, Op, Program, loops, uses, walk
 from ..stage import takes
 
-#: How tightly operators bind; a matrix product stands in parentheses within others.
+#: Precedence of operators. A matrix product gets parentheses inside other products.
 _ATOM, _UNARY, _PRODUCT, _MATMUL, _SUM = 5, 4, 3, 2, 1
 _INFIX = {"add": ("+", _SUM), "sub": ("-", _SUM), "mul": ("*", _PRODUCT), "div": ("/", _PRODUCT)}
 _NO_STATEMENT = ("const", "scalar", "load", "col", "row")
@@ -20,11 +20,12 @@ _NO_STATEMENT = ("const", "scalar", "load", "col", "row")
 
 @takes("cut")
 def comments(p: Program) -> Program:
-    """`p` with comments on the kernels for the lines that they no longer compute as the page has them."""
+    """`p` with comments on each kernel for the lines that it computes differently from the page."""
     return p.map_kernels(lambda k: replace(k, comments=_Comments(p, k).changed()))
 
 
 class _Comments:
+    """The comments of one kernel."""
     def __init__(self, p: Program, k: Kernel) -> None:
         self.source = dict(p.source)
         self.defs = {o.out: o for o in walk(k.body) if o.out}
@@ -36,7 +37,7 @@ class _Comments:
                 self.reads.setdefault(a, set()).add(o.line)
 
     def changed(self) -> tuple[tuple[int, str], ...]:
-        """Lines, and what is computed there instead; statements apart by line breaks."""
+        """Changed lines, each with the text of what the kernel computes there. Line breaks separate statements."""
         told = [o for o in self.defs.values() if o.kind not in _NO_STATEMENT and self.is_stated(o)]
         names, out = {o.out for o in told}, []
         for line, text in self.source.items():
@@ -46,16 +47,16 @@ class _Comments:
         return tuple(out)
 
     def is_as_stated(self, o: Op, text: str) -> bool:
-        """Whether `o` is what a line of the page says, down to the page's names."""
+        """Whether `o` computes what the line `text` of the page says."""
         name, tree = _stated(text)
         return _shown(o.out) == name and _tree(self.expression(o, set())[0]) == tree
 
     def is_stated(self, o: Op) -> bool:
-        """Whether a value gets a statement: it has the page's name, or is read more than once or outside its line."""
+        """Whether a value gets a statement: it has a name of the page, is read more than once, or is read outside its line."""
         return o.out in self.page or self.count.get(o.out, 0) != 1 or self.reads.get(o.out, set()) != {o.line}
 
     def operand(self, a: str, stop: set[str], level: int) -> str:
-        """An operand's text, in parentheses where its operator binds less tightly than `level`."""
+        """The text of an operand, in parentheses if its precedence is below `level`."""
         o = self.defs.get(a)
         if o is None or a in stop or a in self.page or o.kind in ("load", "scalar"):
             return _shown(a)
@@ -63,7 +64,7 @@ class _Comments:
         return text if own >= level else f"({text})"
 
     def expression(self, o: Op, stop: set[str]) -> tuple[str, int]:
-        """The text of `o` down to the page's names, loads and the names in `stop`; how tightly its outermost operator binds."""
+        """The text of `o` and its precedence. Names of the page, loads and the names in `stop` are not expanded."""
         def at(n: int, level: int) -> str:
             return self.operand(o.args[n], stop, level)
 
@@ -84,12 +85,12 @@ class _Comments:
 
 
 def _shown(name: str) -> str:
-    """A value's name as the page has it: the next of a state is called as the state."""
+    """The name of a value on the page. The next value of a state has the state's name."""
     return name.removesuffix("_next")
 
 
 def _tree(text: str) -> str:
-    """The expression's tree, with all numbers as floats."""
+    """The syntax tree of an expression, with all numbers as floats."""
     tree = ast.parse(text, mode="eval")
     for n in ast.walk(tree):
         if isinstance(n, ast.Constant) and isinstance(n.value, int):
@@ -98,7 +99,7 @@ def _tree(text: str) -> str:
 
 
 def _stated(text: str) -> tuple[str, str]:
-    """The name that a line of a page gives, and the tree of its expression; "" and "" for another kind of line."""
+    """The name and the expression's tree of an assignment on the page. "" and "" for any other line."""
     try:
         (s,) = ast.parse(text).body
     except (SyntaxError, ValueError):

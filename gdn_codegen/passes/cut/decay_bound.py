@@ -1,7 +1,7 @@
-"""decay_bound: what a chunk forgets at least, as a value of the walk.
+"""decay_bound: computes how much of the state a chunk forgets at least.
 
-For `partition="decay"`: the page's bound of a token, summed over the chunk. `cut` stores it in the first kernel that is
-parallel over chunks. Otherwise the bound is dropped, and what only it reads.
+`partition="decay"` needs it. The page bounds, for each token, the log of how much of the state survives (`forgets`). This pass
+adds the sum over the chunk, and `cut` stores it. With other schedules the pass drops the bound and the ops that only it needs.
 """
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..stage import takes
 
 @takes("traced")
 def decay_bound(p: Program, s: Schedule) -> Program:
-    """`p` whose `forgets` names the sum over a chunk, or nothing."""
+    """`p` whose `forgets` names the sum over a chunk, or "". Raises ScheduleError if the schedule needs a bound and the page
+    has none."""
     if s.partition == "decay" and not p.forgets:
         raise ScheduleError(f"schedule {s.name}: partition='decay' needs a page that bounds how a token changes the state, "
                             f"carried(..., forgets=NAME), which {p.name} has not; accepted for it are None and 'exact'")

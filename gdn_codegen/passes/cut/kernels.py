@@ -1,10 +1,12 @@
-"""cut: one kernel a group of values, which have names or roles (`roles`).
+"""cut: makes one kernel of each group of the schedule. A group lists values by name or by role (`roles`). All targets run it.
 
-A group is parallel over chunks if it can be: unless it needs the state of each chunk and no earlier group wrote that
-state. Then it walks the chunks in order. Values that later groups read are stored to workspace, one tile a chunk slot. So
-is the program's `forgets`: by the first group, or before it where that walks. A vector of `scales` is stored too where several
-groups read it, or a walk and there is a group over chunks before it: a walk then loads a number a token, not rows to sum.
-On cores that share no memory a kernel of its own makes all of `scales`, since each core sums rows of its own.
+A kernel is parallel over chunks unless it needs the state of each chunk and no earlier group wrote that state. Then it walks
+the chunks in order. Values that later groups read are stored in workspaces, one tile a chunk slot. So is `Program.forgets`. The
+first kernel stores it if that is parallel over chunks; otherwise an added kernel before it does.
+
+A vector of `Program.scales` is stored too, if several groups read it, or if only a walk does and a kernel over chunks comes
+before. Then a walk loads one number a token instead of summing rows. On cores that share no memory, an added first kernel
+computes all of `scales`, because each core sums its own share of the rows.
 """
 from __future__ import annotations
 
@@ -16,14 +18,17 @@ from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
 from .roles import roles, with_names
 
-#: Roles in the order in which a kernel loads values of them, last of all a row scale.
+#: The order in which a kernel loads values from workspaces, by role. Row scales come last.
 READ_ORDER = ("system", "gate_sum", "state", "inverse", "solution", "offset", "weight", "gate", "")
 
 
 @takes("traced", gives="cut")
 def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart: bool = False) -> Program:
-    """The kernels that `s.kernels` asks for. sizes: extents of C, K and V; v_block: that of walks where the schedule leaves it
-    open; apart: whether `scales` have a kernel."""
+    """The kernels that `s.kernels` describes.
+
+    sizes: extents of C, K and V. v_block: columns of V that an instance of a walk holds where the schedule does not say, 0 for
+    all. apart: whether `scales` get a kernel of their own. Raises ScheduleError for groups that do not fit the page.
+    """
     (whole,) = p.kernels
     loop = next((x for x in whole.body if isinstance(x, Loop)), None)
     if loop is None:
@@ -51,7 +56,7 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
 
 
 def resolved(p: Program, s: Schedule) -> Schedule:
-    """`s` with values in place of roles, without those that no later group reads. `p`: traced, in the form of `s`."""
+    """`s` with values instead of roles. Values of roles that no later group reads are left out. p: traced, in the form of `s`."""
     s, came = with_names(p, s)
     while unread := _Graph(p, s, p.kernels[0], p.walk).unread() & came:
         s = replace(s, kernels=tuple(x for g in s.kernels if (x := tuple(n for n in g if n not in unread))))
@@ -59,8 +64,10 @@ def resolved(p: Program, s: Schedule) -> Schedule:
 
 
 def _split(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:
-    """"V" where the kernel's grid may cut V into blocks: all it writes has V, no tile has it twice, and no product or sum runs
-    over V."""
+    """"V" if the kernel's grid may divide V into blocks of `block` columns, else "".
+
+    That holds if all stored tensors have V, no tile has it twice, and no product or sum runs over V.
+    """
     if not block or block >= sizes["V"]:
         return ""
     if sizes["V"] % block:
@@ -81,6 +88,7 @@ def _split(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes
 
 
 class _Slice:
+    """What one group computes and reads."""
     def __init__(self) -> None:
         self.ops: set[str] = set()  # values computed here
         self.reads: set[str] = set()  # values an earlier group wrote
@@ -88,12 +96,15 @@ class _Slice:
 
 
 class _Graph:
-    """The graph of a walk's values. ScheduleError where the schedule's groups name a value that there is not, or one twice."""
+    """The graph of a walk's values.
+
+    Raises ScheduleError if a group names an unknown value, or if no group writes an output or a state.
+    """
     def __init__(self, p: Program, s: Schedule, whole: Kernel, loop: Loop) -> None:
         self.p, self.s, self.whole, self.loop = p, s, whole, loop
         self.defs = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
         self.states = {c.name: c for c in loop.carried}
-        #: Stores of a state within the loop, which go where the state does.
+        #: Stores of checkpoints. They are part of the kernel that computes the state.
         self.kept = [o for o in loop.body if isinstance(o, Op) and o.kind == "store"
                      and p.tensor(o.attr("tensor")).index == "checkpoint"]
         self.outputs = {o.args[0]: o for o in loop.body if isinstance(o, Op) and o.kind == "store" and o not in self.kept}
@@ -112,7 +123,7 @@ class _Graph:
                                 "--set kernels=@output,@state")
 
     def unread(self) -> set[str]:
-        """What groups name that no later group reads and no caller gets."""
+        """The values of groups that no later group reads and that are not a result of the call."""
         parts, out = [self.slice(i) for i in range(len(self.s.kernels))], set()
         for i, group in enumerate(self.s.kernels):
             read = {n for later in parts[i + 1:] for n in later.reads}
@@ -120,7 +131,7 @@ class _Graph:
         return out
 
     def check(self, apart: bool) -> None:
-        """Refuses groups that write nothing and, on cores that share no memory, workspaces of numbers."""
+        """Raise ScheduleError for groups that write nothing, and for workspaces of numbers if cores share no memory (`apart`)."""
         unread = self.unread()
         for i, group in enumerate(self.s.kernels):
             if unread.issuperset(group):
@@ -137,7 +148,7 @@ class _Graph:
                                     "where cores share no memory: tiles and vectors")
 
     def slice(self, i: int) -> _Slice:
-        """What group i computes: the ops that its values depend on, up to values of earlier groups, which it reads."""
+        """What group i computes: all ops that its values depend on. It stops at values of earlier groups, which it reads."""
         out, earlier = _Slice(), {n for group in self.s.kernels[:i] for n in group}
         todo = [self.states[n].next if n in self.states else n for n in self.s.kernels[i]]
         out.walks = any(n in self.states for n in self.s.kernels[i])
@@ -156,8 +167,11 @@ class _Graph:
         return out
 
     def with_scales(self) -> tuple[tuple[str, ...], ...]:
-        """The groups, with each vector of `scales` in the one that writes it: the first over chunks that computes it; where
-        only walks do, the last over chunks before them."""
+        """The groups, with each vector of `scales` that is stored added to the group that writes it.
+
+        That is the first group over chunks that computes it. If only walks compute it, that is the last group over chunks
+        before them.
+        """
         parts, out = [self.slice(i) for i in range(len(self.s.kernels))], list(self.s.kernels)
         for n in self.p.scales:
             users = [i for i, part in enumerate(parts) if n in part.ops]
@@ -169,19 +183,21 @@ class _Graph:
         return tuple(out)
 
     def order(self, n: str) -> tuple[int, int]:
-        """What orders values that a kernel reads from workspaces, whatever their names: by role, then by place."""
+        """The sort key of values that a kernel reads from workspaces: first the role, then the place in the program. Names do
+        not matter."""
         if n in self.p.scales:
             return len(READ_ORDER), -self.p.scales.index(n)
         role = next((i for i, r in enumerate(READ_ORDER) if n in self.roles.get(r, ())), len(READ_ORDER) - 1)
         return role, list(self.states).index(n) if n in self.states else list(self.defs).index(n)
 
     def workspace(self, n: str) -> Tensor:
+        """The workspace of a value: one tile a chunk slot."""
         t = self.states[n].type if n in self.states else self.defs[n].type
         assert t is not None
         return Tensor(f"{n}_ws", "workspace", "slot", "HV", t.dims, t.dtype)
 
     def kernel(self, i: int, part: _Slice, read_later: set[str]) -> tuple[Kernel, list[Tensor]]:
-        """The kernel of group i, and the workspaces that it writes. read_later: values that later groups read."""
+        """The kernel of group i, and the workspaces that it writes. read_later: the values that later groups read."""
         group = self.s.kernels[i]
         made = [self.workspace(n) for n in group if n in read_later]
         kept = {t.name[:-3] for t in made}

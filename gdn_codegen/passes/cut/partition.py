@@ -1,21 +1,23 @@
-"""partition: a sequence in parts that run side by side.
+"""partition: divides a sequence into parts that run side by side. For devices with thread blocks; it refuses devices with
+cores.
 
-The state after a part is affine in that before it: S' = M S + N. Kernels that walk become kernels over parts, and before
-the first of them stand three more, all made from that walk:
-- N: the walk of S alone, stored where it ends: what a part makes of no state, or, where its walk has a warm-up, the state;
-- M: the same without what does not depend on S, K columns in place of V, from the identity;
-- the fold: S <- M S + N over the parts before this one, which gives the state from which its walk starts.
+The state after a part is affine in the state before it: S' = M S + N. Kernels that walk sequences become kernels over parts.
+Three kernels come before the first of them. All are made from its walk:
+- N: the walk for the state alone, from a zero state. It stores the last state. The first part of a sequence starts from the
+  initial state. If the part's walk has a warm-up, N has it too, and is then the state after the part itself.
+- M: the same, without terms that do not depend on S, with K columns in place of V, from the identity.
+- The fold: S <- M S + N over the parts before this one. The result is the state from which the part's walk starts.
 
-"exact": a part's walk begins at its first chunk, with that state. "decay": a warm-up comes first. The walk starts some
-chunks before the part, from a zero state, and stores nothing for them. The op `warm_up_length` finds how many chunks the gates
-need to forget what was before. Where the warm-up would take longer than the summaries, the part starts from the fold. Summaries
-are computed only there.
+"exact": the walk of a part begins at its first chunk, with the state of the fold. "decay": the walk has a warm-up. It starts
+some chunks before the part, from a zero state, and stores nothing for them. The op `warm_up_length` finds how many chunks the
+gates need to forget the state before. If the warm-up would take longer than the summaries, the part starts from the fold.
+Summaries are computed only where a part needs them.
 
-A final state that lies over the initial one is stored by a kernel of its own, after the walks: the part that ends a sequence
-may be done before another has read where it begins.
+The warm-up length tells the two cases apart. It is a number of chunks, or -1 for the state of the fold. The summary N of a part
+is needed if the next part's length is -1. M is needed if the part's own length is -1 too.
 
-The warm-up length tells the two apart: a number of chunks, or -1 for the state of the fold. The summary N of a part is needed
-where the next part's length is -1, and M where its own length is -1 too.
+A final state that overwrites the initial one is stored by a kernel of its own, after the walks. Otherwise the last part could
+overwrite the initial state before another part has read it.
 """
 from __future__ import annotations
 
@@ -31,20 +33,24 @@ from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code
 from ..stage import takes
 
-#: log(1 / part of the state that may be lost at a part's start): a 32nd of what the dtype's rounding takes.
+#: log(1 / f), where f is the fraction of the state that may be lost at a part's start: 1/32 of the dtype's rounding.
 BOUND = {"float16": 16 * 0.6931471805599453, "bfloat16": 13 * 0.6931471805599453, "float32": 29 * 0.6931471805599453}
 
 
 @takes("cut")
 def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
-    """`p` in parts, where the schedule asks for it."""
+    """`p` in parts, or `p` itself if the schedule has no partition.
+
+    Raises ScheduleError on a device with cores, and for pages without exactly one state [K, V] that is affine in the state
+    before.
+    """
     if not s.partition:
         return p
     if isinstance(device, Cores):
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r}; accepted for {device.target} is None")
     first = next((k for k in p.kernels if k.grid == "sequences"), None)
     walks = [x for k in p.kernels if k.grid == "sequences" for x in loops(k.body)]
-    states = {c.name for x in walks for c in x.carried}  # each walk starts where the first one's summaries say
+    states = {c.name for x in walks for c in x.carried}  # all walks start from the summaries of the first walk
     if first is None or len(states) != 1:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state, which {p.name} has not")
     parts = _Parts(p, s, first, walks[0], begins(f"{p.forgets}_ws", device, dtype) if p.forgets else {})
@@ -58,12 +64,12 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
 
 
 def begins(tensor: str, device: Device, dtype: str) -> dict[str, Any]:
-    """Attributes of `warm_up_length`: what it sums, what is enough, and how far it looks."""
+    """Attributes of `warm_up_length`: the tensor that it sums, the bound to reach, and the longest warm-up in parts."""
     return {"tensor": tensor, "bound": round(BOUND[dtype], 6), "most": _most(device)}
 
 
 def _most(device: Device) -> int:
-    """The longest warm-up, in parts: it takes as long as the two summaries that it saves."""
+    """The longest warm-up, in lengths of a part. It takes as long as the two summaries that it saves."""
     assert device.part_cost is not None
     return round(2 * device.part_cost.summary_us / device.part_cost.chunk_us)
 
@@ -92,14 +98,16 @@ class _Parts:
         self.split = {"split": k.split, "dims": k.dims}
 
     def body(self, k: Kernel) -> Body:
-        """An empty body in whose kernel the names of `k` are taken."""
+        """An empty body for a kernel made from `k`. The names of `k` are taken in it."""
         b = Body({t.name: t for t in (*self.p.tensors, *self.made)})
         b.taken |= set(types(k.body))
         return b
 
     def number(self, b: Body, parts_ahead: int = 0) -> str:
-        """The warm-up length of this part, or of the one `parts_ahead`. It is read from where the first kernel wrote it,
-        except for the first part of a sequence."""
+        """The warm-up length of this part, or of the part `parts_ahead` of it.
+
+        It is read from where the first kernel wrote it, except for the first part of a sequence.
+        """
         name = b.fresh("warm_up_next" if parts_ahead else "warm_up")
         if not self.forgets:
             return b.op("warm_up_length", name=name, parts_ahead=parts_ahead or None)
@@ -107,7 +115,7 @@ class _Parts:
         return b.op("load", *where, name=name, tensor=self.warm_up.name, parts_ahead=parts_ahead or None)
 
     def looped(self, b: Body, body: tuple[Stmt, ...], init: str, new: str, warm_up: str, to: str) -> None:
-        """Append the walk of the state alone, and the store of where it ends."""
+        """Append the walk of the state alone, and the store of the last state to the tensor `to`."""
         c = Carry(self.c.name, init, new, self.c.result, b.types[init])
         kept = dead_code(tuple(o for o in body if isinstance(o, Op) and o.kind != "store"), {new})
         b.stmts.append(Loop(self.loop.index, (c,), kept, warm_up))
@@ -115,11 +123,12 @@ class _Parts:
         b.op("store", c.result, tensor=to)
 
     def initial(self, b: Body) -> str:
-        """The state before the sequence, or zeros where the walk begins later."""
+        """The state before the sequence. Zeros for a part that is not the first."""
         o = next(o for o in self.k.body if isinstance(o, Op) and o.out == self.c.init)
         return b.op(o.kind, name=o.out, **dict(o.attrs))
 
     def offset(self) -> Kernel:
+        """The kernel that computes N of each part, and stores the next part's warm-up length."""
         b = self.body(self.k)
         following = b.op("warm_up_length", name=b.fresh("warm_up_next"), parts_ahead=1, **self.forgets)
         if self.forgets:
@@ -130,6 +139,7 @@ class _Parts:
         return Kernel(self.n.name, "parts", b.finish(), **self.split)  # type: ignore[arg-type]
 
     def factor(self) -> Kernel:
+        """The kernel that computes M of each part."""
         b = self.body(self.k)
         b.op("return_unless_negative", b.op("maximum", self.number(b), self.number(b, 1)))
         within = self.rows if self.rows in dict(self.p.extents) else None
@@ -140,8 +150,8 @@ class _Parts:
         return Kernel(self.m.name, "parts", b.finish())
 
     def homogeneous(self, b: Body) -> str:
-        """Append the walk's body without what does not depend on the state; the name of the state's next value."""
-        linear = {self.c.name: self.c.name}  # value that depends on the state -> its part that is linear in it
+        """Append the walk's body without terms that do not depend on the state. Returns the name of the state's next value."""
+        linear = {self.c.name: self.c.name}  # a value that depends on the state -> its linear part
         for o in self.loop.body:
             assert isinstance(o, Op)
             depends = [a in linear for a in o.args]
@@ -167,7 +177,7 @@ class _Parts:
         if self.c.next not in linear:
             raise ScheduleError(f"{self.where} needs a state made of the one before, and "
                                 f"{self.c.name} of {self.p.name} is not")
-        if linear[self.c.next] == self.c.name:  # a walk with nothing in it is no text
+        if linear[self.c.next] == self.c.name:  # an empty loop body has no text
             return b.op("mul", b.op("const", value=1.0), self.c.name)
         return linear[self.c.next]
 
@@ -176,9 +186,8 @@ class _Parts:
                              f"({o.kind}, line {o.line}) of {self.p.name} is not")
 
     def fold(self) -> Kernel:
-        """The kernel that computes each part's start: S <- M S + N over the parts before it. It returns at once where a warm-up
-        does.
-        """
+        """The kernel that computes the state at each part's start: S <- M S + N over the parts before it. It returns at once
+        for a part that starts with a warm-up."""
         b = self.body(self.k)
         b.op("return_unless_negative", self.number(b))
         init = b.op("full", name=self.c.init, dims=self.c.type.dims, value=0.0)
@@ -195,10 +204,10 @@ class _Parts:
         return Kernel(self.start.name, "parts", b.finish(), **self.split)  # type: ignore[arg-type]
 
     def walk(self, k: Kernel, longest_first: bool) -> list[Kernel]:
-        """The walk over a part's chunks, and the kernel that moves the state to where it began."""
+        """The walk over a part's chunks, and kernels that copy a final state over the initial one."""
         b = self.body(k)
         if self.forgets:
-            # without summaries no kernel before this one has found the length
+            # without summaries, no kernel before this one has computed the length
             warm_up = b.op("warm_up_length", name=b.fresh("warm_up"), **self.forgets, kept=self.warm_up.name)
         else:
             warm_up = self.number(b)

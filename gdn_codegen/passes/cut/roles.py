@@ -1,14 +1,13 @@
-"""roles: the values that a schedule's groups mean by their roles.
+"""roles: finds the values that a schedule's groups name by role.
 
-A role is a property of the graph, so that a schedule that speaks of roles serves any page. What callers get is `output` or
-`state` and nothing else. Of all other values on which an output or a state depends:
-- gate: an input of one number a token, as the page reads it;
-- gate_sum: a running sum;
-- system: what is inverted, the x of (I + x)^-1;
-- inverse: such an inverse in the form in which products read it, so scaled or without its diagonal where the schedule's form
-  has it so;
-- weight, offset: products of an inverse that depend on no state, read by what does; a weight multiplies a state;
-- solution: what products of an inverse add up to, where it depends on a state.
+A role is a property of the graph, so a schedule of roles serves any page. An output or a state of the page has only the role
+`output` or `state`. Other roles are given to values on which an output or a state depends:
+- gate: an input of one number a token, as the page reads it.
+- gate_sum: a running sum.
+- system: the x of an inverse (I + x)^-1.
+- inverse: an inverse as products read it. The schedule's form may have scaled it or removed its diagonal.
+- weight, offset: products of an inverse that do not depend on a state, but whose readers do. A weight multiplies a state.
+- solution: the sum of products of an inverse, where it depends on a state.
 """
 from __future__ import annotations
 
@@ -20,8 +19,10 @@ from ...schedule.schedule import ROLES, Schedule
 
 
 def with_names(p: Program, s: Schedule) -> tuple[Schedule, set[str]]:
-    """`s` with values of `p`, a traced program in the form of `s`, in place of roles, and the values that came so. A value stands
-    where a group names it, else in the first group that has a role of it. Groups in which nothing is left drop out."""
+    """`s` with values instead of roles, and the values that roles gave. p: a traced program in the form of `s`.
+
+    A value belongs to the group that names it, otherwise to the first group with a role of it. Empty groups are dropped.
+    """
     found, taken = roles(p), {n for g in s.kernels for n in g if not n.startswith("@")}
     came: set[str] = set()
     groups: list[tuple[str, ...]] = []
@@ -41,7 +42,7 @@ def roles(p: Program) -> dict[str, tuple[str, ...]]:
 
 
 class _Roles:
-    """The graph of a walk's values: which wait for a state, and which lead to what callers get."""
+    """The graph of a walk's values, with those that depend on a state and those on which a result depends."""
     def __init__(self, p: Program) -> None:
         self.p, loop = p, p.walk
         self.ops = [o for o in loop.body if isinstance(o, Op)]
@@ -50,8 +51,8 @@ class _Roles:
         self.outputs = tuple(o.args[0] for o in self.ops if o.kind == "store"
                              and p.tensor(o.attr("tensor")).index != "checkpoint")
         self.type |= {c.name: c.type for c in loop.carried}
-        self.given = {*self.outputs, *(c.next for c in loop.carried)}  # what callers get
-        self.waits = set(self.states)  # for a state
+        self.given = {*self.outputs, *(c.next for c in loop.carried)}  # results of the call
+        self.waits = set(self.states)  # values that depend on a state
         self.wanted = set(self.given)
         for o in self.ops:
             if self.waits & set(o.args):
@@ -80,7 +81,7 @@ class _Roles:
         return {**own, "output": self.outputs, "state": self.states}
 
     def inverses(self) -> set[str]:
-        """Inverses, and tiles of the same dims that are computed from one entry by entry."""
+        """Inverses, and state-free tiles of the same dims that elementwise ops compute from one."""
         out: set[str] = set()
         for o in self.ops:
             same = [a for a in o.args if a in out and self.type[a].dims == self.type[o.out].dims] if o.out else []
@@ -89,10 +90,11 @@ class _Roles:
         return out
 
     def products(self, inverses: set[str]) -> list[Op]:
+        """The products that have one of `inverses` as an operand, and on which a result depends."""
         return [o for o in self.ops if o.kind == "matmul" and o.out in self.wanted and set(o.args) & inverses]
 
     def grown(self, n: str) -> str:
-        """The sum, or multiple, of a product that nothing reads apart from it."""
+        """The last value of a chain of sums and multiples that starts at `n`, where each value of the chain has one reader."""
         while self.count.get(n) == 1:
             reader = next(o for o in self.ops if n in o.args)
             if reader.kind not in ("add", "sub", "mul", "neg") or reader.out in self.given \

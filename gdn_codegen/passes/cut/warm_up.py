@@ -1,7 +1,7 @@
-"""warm_up: what a walk leaves out in a warm-up.
+"""warm_up: marks the ops that a walk skips during a warm-up. For Triton, and for Hopper's warp groups.
 
-In a grid over parts a walk may start some chunks before its part, for its state alone. With `warm_up="state"` the ops that do not
-lead to the next carried value are marked `own_part`: they do nothing in the iterations of the warm-up.
+In a grid over parts, a walk may start some chunks before its part to compute the state only. With `warm_up="state"`, the ops on
+which the next carried value does not depend get the attribute `own_part`. They do nothing in the iterations of the warm-up.
 """
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..stage import takes
 
 @takes("assigned")
 def warm_up(p: Program, s: Schedule) -> Program:
-    """`p` with marks in the loops that may have a warm-up."""
+    """`p` with marks in the loops that may have a warm-up. `p` itself with `warm_up="all"`."""
     if s.warm_up == "all":
         return p
     return p.map_kernels(lambda k: replace(k, body=map_loops(k.body, _marked)))
 
 
 def _marked(loop: Loop) -> list[Loop]:
-    """The loop; ops that the carried value does not depend on are marked as the part's own, so that warm-ups leave them out."""
+    """The loop with `own_part` on the ops that the carried value does not depend on. Other loops stay as they are."""
     if not loop.warm_up or loop.index != "chunk":
         return [loop]
     needed = {c.next for c in loop.carried}

@@ -1,10 +1,11 @@
-"""warm_up_bounds: the exact bound on forgetting is computed only for chunks that a warm-up may need.
+"""warm_up_bounds: computes the exact bound on forgetting only for chunks that a warm-up may need. Not for devices with cores.
 
-A warm-up needs the bounds of the chunks right before a part. Nothing reads those of other chunks. Where the bound depends on
-tiles that the storing kernel would not load otherwise (rows of k, for their norms), that kernel stores two substitutes: a lower
-bound that needs no such load, and infinity, which says "nothing is forgotten". A further kernel then overwrites the infinities
-with exact bounds, for the chunks before each part that the lower bound does not forget, and for some more. A part that looks
-further back finds infinity. It then starts from a summary, or from the start of its sequence: slower, with the same result.
+A warm-up needs the bounds of the chunks right before a part. Nothing reads those of other chunks. The bound may depend on tiles
+that the storing kernel would not load otherwise (rows of k, for their norms). Then that kernel stores two substitutes. One is a
+lower bound on the exact bound, which needs no such load. The other is infinity in place of the exact bound, which means
+"nothing is forgotten". A further kernel then overwrites infinities with exact bounds: for the chunks before each part that the
+warm-up needs by the lower bound, and for some more. A part that looks further back finds infinity. It then starts from a
+summary, or from the start of its sequence. That is slower, with the same result.
 """
 from __future__ import annotations
 
@@ -20,16 +21,16 @@ from ..common import dead_code
 from ..stage import takes
 from .partition import begins
 
-#: Instances that share the chunks before a part: each waits for one chunk after the other.
+#: The number of instances that share the chunks before a part. Each handles its chunks one after another.
 SLICES = 16
-#: Of the chunks that are enough by the lesser sum so many more: room for norms that hold memory up a little.
+#: A margin, as a fraction of the chunks that suffice by the lower bound: norms can make the exact warm-up a little longer.
 ROOM = 0.25
 
 
 @takes("cut")
 def warm_up_bounds(p: Program, device: Device, dtype: str) -> Program:
-    """`p` with the bound in a kernel of its own, where that reads less."""
-    if not p.forgets or isinstance(device, Cores):  # which partition refuses
+    """`p` with the bound in a kernel of its own, if the kernel that stores it then reads fewer tiles. Otherwise `p` itself."""
+    if not p.forgets or isinstance(device, Cores):  # `partition` refuses such a device
         return p
     at = f"{p.forgets}_ws"
     i, k = next((i, k) for i, k in enumerate(p.kernels) if any(o.attr("tensor") == at for o in walk(k.body)))
@@ -54,10 +55,10 @@ def warm_up_bounds(p: Program, device: Device, dtype: str) -> Program:
 
 
 def _before(name: str, tensors: dict[str, Tensor], body: tuple[Stmt, ...], begins: dict[str, Any]) -> Kernel:
-    """A kernel that does `body` for the chunks before a part."""
+    """A kernel that runs `body` for the chunks before a part."""
     b = Body(tensors)
     b.taken |= {o.out for o in walk(body)}
-    enough = b.op("warm_up_length", **begins)  # -1: then it is not, whatever norms say
+    enough = b.op("warm_up_length", **begins)  # -1: no warm-up is short enough, whatever the norms are
     more = b.op("mul", enough, b.op("const", value=1 + ROOM))
     warm_up = b.op("add", more, b.op("const", value=1.0), name=b.fresh("warm_up"))
     b.stmts.append(Loop("before", (), body, warm_up))
@@ -65,18 +66,18 @@ def _before(name: str, tensors: dict[str, Tensor], body: tuple[Stmt, ...], begin
 
 
 def _tiles(p: Program, body: tuple[Stmt, ...]) -> set[str]:
-    """The tensors whose tiles are read."""
+    """The tensors of tiles (rank 2) that the body loads."""
     return {o.attr("tensor") for o in walk(body) if o.kind == "load" and len(p.tensor(o.attr("tensor")).dims) > 1}
 
 
 class _Least:
-    """What values are at least: the same without what is added and never negative."""
+    """Lower bounds of values: the same sums without terms that are never negative."""
 
     def __init__(self, body: tuple[Stmt, ...], b: Body) -> None:
         self.defs, self.b = {o.out: o for o in walk(body)}, b
 
     def of(self, name: str) -> str:
-        """A value of the other body, "" where none is known."""
+        """A value of the new body that is at most `name`. "" if none is known."""
         o = self.defs[name]
         if name in self.b.types:
             return name
@@ -90,7 +91,7 @@ class _Least:
         return x and self.b.op(o.kind, x, line=o.line, **dict(o.attrs))
 
     def positive(self, name: str) -> bool:
-        """Whether the value is never negative: the log of a maximum of 1 and something."""
+        """Whether the value is never negative: it is at least 1, or the log of such a value."""
         o = self.defs[name]
         of = self.defs[o.args[0]] if o.kind == "log" else o
         return of.kind == "maximum" and any(self.defs[x].kind == "const" and self.defs[x].attr("value") >= 1 for x in of.args)

@@ -1,1 +1,1 @@
-"""Forms of products with an inverse, one a module. `rewrite` chooses; None where a form does not apply."""
+"""Forms of products with an inverse, one module each. `rewrite` chooses one. A form returns None if it does not apply."""

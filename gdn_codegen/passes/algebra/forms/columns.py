@@ -1,8 +1,8 @@
-"""columns: a column that goes through an inverse, for the forms split and unit.
+"""columns: moves a column factor through an inverse, for the forms split and unit.
 
-(I + b * N)^-1 @ (b * Y) of a column b is b times delta = (I + N * b^T)^-1 @ Y: what reads the product reads delta, and b
-multiplies what does not wait for the state. So no column scales the inverse itself: rounded to 16 bit it is still nearly the
-inverse of something near, which its multiple is not, and keys that are alike tell.
+For a column b, (I + b * N)^-1 @ (b * Y) equals b * delta with delta = (I + N * b^T)^-1 @ Y. Readers of the product then read
+delta, and b multiplies their other, state-free operand. So no column scales the inverse itself. An inverse that is rounded to
+16 bit is still close to the inverse of a nearby matrix. A scaled inverse is not, and the error shows if keys are similar.
 """
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from .terms import factors, is_plain, ops, product
 
 
 class Through:
-    """Copies ops; columns that go through an inverse move to what reads the product. columns: from `columns`."""
+    """Copies ops to `b`. A column that goes through an inverse moves to the readers of the product. columns: the result of
+    `columns`."""
 
     def __init__(self, b: Body, loop: Loop, columns: dict[str, tuple[str, list[str]]]) -> None:
         self.b, self.columns = b, columns
         self.defs, self.tile = {o.out: o for o in ops(loop)}, types(loop.body)
-        self.scaled: dict[str, tuple[str, str]] = {}  # a product that is x[:, None] * z, as (x, z)
+        self.scaled: dict[str, tuple[str, str]] = {}  # a product x[:, None] * z -> (x, z)
 
     def by_row(self, of: list[str], x: str, line: int) -> str:
-        """The factors' product, the last tile of them times x[None, :]."""
+        """The product of the factors, where x[None, :] multiplies the last factor that is a tile."""
         at = max(n for n, f in enumerate(of) if self.tile[f].dims == ("C", "C"))
         new = self.b.op("mul", of[at], self.b.op("row", x, line=line), line=line)
         return product(self.b, [*of[:at], new, *of[at + 1:]], line)
 
     def multiplied(self, o: Op, z: str) -> None:
-        """`o`, a product in `columns`, as its column times z."""
+        """Compute the product `o` as its column times z."""
         x = self.columns[o.out][0]
         self.scaled[o.out] = x, z
         self.b.op("mul", self.b.op("col", x, line=o.line), z, line=o.line, name=o.out)
 
     def copy(self, o: Op) -> None:
-        """Copy an op; a column that goes through an inverse is applied where the product is read."""
+        """Copy an op. If it reads a product that was x[:, None] * z, x multiplies the op's other operand."""
         b, defs, tile = self.b, self.defs, self.tile
         if o.kind == "strictly_lower" and o.out in self.columns:
             x, of = self.columns[o.out]
@@ -54,8 +55,11 @@ class Through:
 
 
 def columns(s: Schedule, loop: Loop) -> dict[str, tuple[str, list[str]]]:
-    """Where U = (I + A)^-1 @ (x[:, None] * Y), A = strictly_lower(x[:, None] * N), and U alone reads the inverse, and it alone A:
-    x and the factors of N by A's name, and x and those of Y by U's."""
+    """The products U = (I + A)^-1 @ (x[:, None] * Y) with A = strictly_lower(x[:, None] * N), where A and the inverse have no
+    other reader.
+
+    By the name of A: x and the factors of N. By the name of U: x and the factors of Y.
+    """
     defs, count, tile = {o.out: o for o in ops(loop)}, uses(loop.body), types(loop.body)
     named = {n for g in s.kernels for n in g}
     found = {}

@@ -1,8 +1,8 @@
-"""split: one product for what waits for the state, and one for what does not.
+"""split: separates the part of a product that depends on the state from the part that does not.
 
-A product M @ (b * (y + z)) of a state-free M and column b, where z alone depends on the carried state, becomes M' @ y + M' @ z
-with M' = M * b^T, for either sign of y and of z. Without a column M' is M; where the column goes through the inverse
-(`columns`), the inverse of what then is inverted.
+Take a product M @ (b * (y + z)) of a state-free M and a column b, where only z depends on the carried state. It becomes M' @ y
++ M' @ z with M' = M * b^T. y and z may have either sign. Without a column, M' is M. If the column goes through the inverse
+(`columns`), M' is the inverse of the changed operand.
 """
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from .columns import Through, columns
 from .terms import ops, waiting
 
 NEEDS = "a product of a state-free tile with y + z or b[:, None] * (y + z), z of the carried state"
-#: Patterns, and whether y and z stand in them with a minus sign.
+#: Patterns, and whether y and whether z has a minus sign in them.
 SUMS = (("m @ (b[:, None] * (y - z))", False, True), ("m @ (b[:, None] * (z - y))", True, False),
         ("m @ (b[:, None] * (y + z))", False, False), ("m @ (y - z)", False, True), ("m @ (z - y)", True, False),
         ("m @ (y + z)", False, False))
 
 
 def split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
-    """The walk's ops with T @ (y - z), where z alone waits for the state, as T @ y + T @ -z, or None where there is none."""
+    """The walk's ops with T @ (y - z), where only z depends on the state, as T @ y + T @ -z. None if the walk has no such
+    product."""
     defs, b, waits = {o.out: o for o in ops(loop)}, walk_body(p), waiting(loop)
     found = {o.out: x for o in ops(loop) if (x := _sum(o, defs, waits))}
     if not found:
@@ -51,7 +52,7 @@ def split(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
 
 
 def _sum(o: Op, defs: dict[str, Op], waits: set[str]) -> tuple[str, tuple[str, bool], tuple[str, bool]] | None:
-    """The vector b, "" for none, and y and z, each with whether it is subtracted."""
+    """The vector b ("" if there is none), then y and z, each with whether it has a minus sign. None if `o` is no such product."""
     for text, minus_y, minus_z in SUMS:
         for x in matches(text, o, defs):
             if x["z"] in waits and not waits & {x["m"], x["y"], x.get("b", "")}:

@@ -1,7 +1,7 @@
-"""unit: the ones on an inverse's diagonal as a sum.
+"""unit: computes the ones on an inverse's diagonal as a sum.
 
-A product of an inverse M, which has ones on its diagonal, with X becomes X + M' @ X, M' what M has below them: as an operand X is
-rounded to 16 bit, as a summand it is not. A column goes through the inverse (`columns`).
+An inverse M has ones on its diagonal. M @ X becomes X + M' @ X, where M' is M below the diagonal. X is rounded to 16 bit as an
+operand of a product, but not as a term of a sum. A column goes through the inverse (`columns`).
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEEDS = "a product of a unit_lower_inverse"
 
 
 def unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
-    """The walk's ops with T @ y as y + strictly_lower(T) @ y, or None where no inverse is multiplied."""
+    """The walk's ops with T @ y as y + strictly_lower(T) @ y. None if no product has an inverse as its left operand."""
     inverses = {o.out for o in ops(loop) if o.kind == "unit_lower_inverse"}
     moved, b, done = columns(s, loop), walk_body(p), 0
     through = Through(b, loop, moved)

@@ -1,6 +1,7 @@
-"""wy: what multiplies the state apart from what does not.
+"""wy: separates the factor of the state from the offset.
 
-A product M @ Y of a Y affine in the carried state S, Y = Y0 + F S, becomes an offset M Y0 and a weight M F: M Y0 + (M F) S.
+If Y = Y0 + F S is affine in the carried state S, the product M @ Y becomes M Y0 + (M F) S. M Y0 is the offset, M F the weight.
+Neither depends on the state, so both can be computed for all chunks side by side.
 """
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ NEEDS = "a product of a state-free tile with one affine in the carried state"
 
 
 class _NotAffine(Exception):
+    """The value is not affine in a carried state in a form that `wy` knows."""
     pass
 
 
 def wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
-    """The walk's ops with T @ (y - F @ S) as T @ y - (T @ F) @ S, or None where no state-free tile is multiplied with what is
+    """The walk's ops with T @ (y - F @ S) as T @ y - (T @ F) @ S. None if no state-free tile is multiplied by a value that is
     affine in a state."""
     defs = {o.out: o for o in ops(loop)}
     states = {c.name for c in loop.carried}
@@ -27,7 +29,8 @@ def wy(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
         depends[o.out] = any(depends.get(a, False) for a in o.args)
 
     def affine(name: str) -> tuple[str | None, tuple[str, str, bool] | None]:
-        """name = offset + sign * factor @ state, as (offset, (factor, state, negative)); None where it is not."""
+        """`name` as offset + sign * factor @ state: (offset, (factor, state, negative)). An absent term is None. Raises
+        _NotAffine otherwise."""
         if not depends.get(name):
             return name, None
         o = defs.get(name)
