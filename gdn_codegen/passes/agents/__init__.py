@@ -1,1 +1,1 @@
-"""Passes that give each op an agent: a core or a warp group."""
+"""Passes that choose the agent of each op: a core or a warp group."""

@@ -1,10 +1,11 @@
-"""assign: who computes each op.
+"""assign: chooses the agent of each op. All targets run it. `warp_groups` does the same for walks on Hopper's warp groups.
 
-On a device of one agent that is all there is to it. Where only one agent can multiply (`runs` of the device), products
-go to it and the rest to the first agent, and:
-- a load that both read becomes two loads; a cast of a product stays with it where a product or a store reads it;
-- x + a @ b accumulates where x is a product that nobody reads later. Where x is the first agent's but its rounding is an
-  operand of some product anyway, x @ I starts the sum. Otherwise the first agent adds.
+A device with one agent gives it all ops. On a device where only one agent can multiply (`Cores.runs`), that agent gets the
+products, and the first agent gets all other ops, with these exceptions:
+- A load that both agents read becomes two loads.
+- A cast of a product stays with the product if a product or a store reads the cast.
+- x + a @ b is an accumulating product if x is a product without later readers. If x belongs to the first agent, but its cast is
+  an operand of some product anyway, x @ I starts the sum. Otherwise the first agent adds.
 """
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class _Assign:
 
     def __init__(self, k: Kernel, device: Cores, made: dict[str, Tensor]) -> None:
         self.first, self.maker, self.made, self.split = device.agents[0], device.runs["matmul"], made, k.split
-        self.readers: dict[str, list[tuple[Op, int, int]]] = {}  # op, which operand, place
+        self.readers: dict[str, list[tuple[Op, int, int]]] = {}  # value -> (reader, index of the operand, place of the reader)
         for n, o in enumerate(walk(k.body)):
             for i, a in enumerate(o.args):
                 self.readers.setdefault(a, []).append((o, i, n))
@@ -47,10 +48,11 @@ class _Assign:
         self.at = -1
 
     def fed(self, name: str) -> bool:
-        """Whether some product has `name` as an operand."""
+        """Whether `name` is an operand of a product."""
         return any(o.kind == "matmul" and i < 2 for o, i, _ in self.readers.get(name, []))
 
     def else_read(self, name: str) -> bool:
+        """Whether something other than a product's operand reads `name`."""
         return name in self.kept or any(not (o.kind == "matmul" and i < 2) for o, i, _ in self.readers.get(name, []))
 
     def __call__(self, o: Op, b: Body) -> str | None:
@@ -82,21 +84,23 @@ class _Assign:
         if o.kind == "store":
             source = next((x for x in walk(b.finish()) if x.out == o.args[0]), None)
             made_there = source is not None and (source.out in self.products or source.agent == maker) \
-                and source.kind != "from_quarters"  # which the first agent gets
+                and source.kind != "from_quarters"  # the first agent loads it
             value = o.args[0]
-            if o.attr("transposed"):  # which the first agent does
+            if o.attr("transposed"):  # the first agent transposes
                 made_there = False
             elif source is not None and source.kind == "cast" and source.args[0] in self.products:
                 made_there = True
-                if self.fed(value):  # rounded on its way to memory, apart from the operand
+                if self.fed(value):  # this cast is part of the store, separate from the operand's cast
                     value = b.op("cast", *source.args, name=b.fresh(value), line=o.line, agent=maker, **dict(source.attrs))
             b.op("store", value, line=o.line, agent=maker if made_there else first, **dict(o.attrs))
             return ""
         return copy(first)
 
     def product(self, o: Op, b: Body) -> str:
-        """The value of a product. The core of products adds onto an accumulator only if it made it, or can make it from an
-        operand that is there; otherwise the sum is an op of the first agent.
+        """The value of a product `o`.
+
+        The agent of products adds onto an accumulator only if it computed the accumulator, or can compute it from an operand
+        that it has. Otherwise the sum is an op of the first agent.
         """
         left, right = (self.twin.get(a, a) for a in o.args[:2])
 
@@ -113,9 +117,9 @@ class _Assign:
                 return matmul(left, right, x, name=o.out, **dict(o.attrs))
         elif x not in self.kept:
             source = self.defs[x]
-            exact = source.kind == "cast" and self.fed(source.args[0])  # a widened operand
+            exact = source.kind == "cast" and self.fed(source.args[0])  # x is an operand, cast to a wider dtype
             image = source.args[0] if exact else x if self.fed(x) else self.casts[x].out if x in self.casts else ""
-            if image in b.types and b.types[image].dims[1] != self.split:  # made before, and as wide as I
+            if image in b.types and b.types[image].dims[1] != self.split:  # it exists already, and has as many columns as I
                 start = matmul(self.twin.get(image, image), self.identity(b, image, o.line))
                 return matmul(left, right, start, name=o.out, **dict(o.attrs))
         part = matmul(left, right, name=b.fresh(f"{o.out}_part"), **dict(o.attrs))
@@ -123,7 +127,7 @@ class _Assign:
         return b.op("add", x, part, name=o.out, line=o.line, agent=self.first)
 
     def identity(self, b: Body, x: str, line: int) -> str:
-        """I, that x @ I can be written, where x will be defined."""
+        """Load an identity matrix I for the product x @ I."""
         t = b.types[x]
         name = f"identity_{t.dtype}_{t.dims[1]}"
         b.tensors[name] = self.made[name] = Tensor(name, "workspace", "const", "HV", (t.dims[1],) * 2, t.dtype,

@@ -1,12 +1,13 @@
-"""feed: ops that bring operands where an agent can read them.
+"""feed: adds the ops that bring operands to where an agent can read them. Only devices with cores (PTO) run it.
 
-- A core group takes instances one after the other: the kernel's body becomes a loop over items.
-- An operand of a product moves from its agent's home to the space of that side.
-- What was loaded from a caller's tensor passes through `valid`, which zeroes the rows past the sequence's end, or all
-  where the caller gave none.
-- What a caller's tensor holds transposed is loaded and stored by columns, of which each core of an agent has its own, and
-  transposed on the chip.
-- One value a token comes as a column with a stride, "wide": one value a row of `align` bytes; a move makes it flat.
+- The kernel's body becomes a loop over items, because a core group takes one instance after another.
+- Operands of a product move from their agent's home space to the space of that side.
+- Loads from a caller's tensor of tokens go through `valid`, which sets rows past the end of the sequence to zero. For an
+  optional tensor that is not given, it sets all entries to zero.
+- A tensor that is transposed in memory is loaded and stored by columns. Each core of an agent has its own columns, and
+  transposes them on the chip.
+- A vector of one number a token is loaded as a strided column: one number in each row of `align` bytes. A move then makes it
+  dense.
 """
 from __future__ import annotations
 
@@ -24,21 +25,21 @@ from ..stage import takes
 
 @takes("transferred", gives="fed")
 def feed(p: Program, device: Cores) -> Program:
-    """`p` with explicit moves and with the loop over items."""
+    """`p` with explicit moves, and with the loop over items."""
     return rebuild_kernels(p, lambda k: _Feed(p, device)).map_kernels(lambda k: replace(k, body=(Loop("item", (), k.body),)))
 
 
 class _Feed:
-    """The rule of one op: what it needs on its way to memory, to a product's operand buffers, or to be cleared past the end.
+    """The rule for one op: the moves, clears and transposes around it.
 
-    Gives the name of its value, "" where it has none, None where the op stays.
+    It returns the name of the op's value, "" if there is none, and None if the op stays.
     """
     def __init__(self, p: Program, device: Cores) -> None:
         self.p, self.device = p, device
         self.token = {t.name for t in p.tensors if t.index == "token"}
 
     def partial(self, t: Tensor) -> bool:
-        """Whether a load of `t` may leave some of its tile as it was."""
+        """Whether a load of `t` may leave part of its tile unwritten."""
         return t.optional or any(self.p.padded(t))
 
     def __call__(self, o: Op, b: Body) -> str | None:
@@ -62,7 +63,7 @@ class _Feed:
             op("store", op("transpose", *o.args, name=b.fresh(f"{o.args[0]}_transposed"), columns=True),
                **{**dict(o.attrs), "transposed": None, "columns": True})
             return ""
-        if o.kind == "valid":  # it works in place, on a copy
+        if o.kind == "valid":  # `valid` works in place, so it gets a copy
             return op("valid", op("move", o.args[0], name=b.fresh(f"{o.out}_raw"), space=self.device.home[o.agent]), name=o.out)
         if o.kind == "matmul":
             sides: list[str] = []

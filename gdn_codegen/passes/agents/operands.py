@@ -1,11 +1,13 @@
-"""operands: moves to where products read.
+"""operands: moves operands to the space from which products read. For TileLang, where products read one space and write
+another.
 
-On a device whose products read one space and write another, an operand (of a product or of `diag_inverse`) that was computed
-in the second moves to the first: a product's result, a carried value, and what is computed from values that lie in the first
-space already. That last move is for speed: reading a space while writing it costs a wait an element. What an inverse overwrites
-moves where others read it, too. For speed is also the move of a tile that
-leaves for memory in a dtype that the device stages: a row of it at a time, rather than the few entries that a thread holds; but
-not of a state, which leaves once in many chunks.
+An operand of a product or of `diag_inverse` moves if it was computed in the products' result space. These are results of
+products, carried values, and values that are computed from values in the operands' space. The last group moves for speed: an op
+that reads and writes the same space waits for each element. An operand that an inverse overwrites moves if it has other
+readers.
+
+A tile that is stored in a dtype of `Device.staged` moves too, for speed. It is then stored by whole rows, not by the few
+entries that each thread holds. States are excluded, because they are stored once in many chunks.
 """
 from __future__ import annotations
 
@@ -20,16 +22,16 @@ from ..storage.place import OPERANDS, VIEWS, over
 
 @takes("assigned")
 def operands(p: Program, device: Device) -> Program:
-    """`p` with moves before its products, where `device` needs them."""
+    """`p` with moves before its products. `p` itself if products read and write the same space."""
     if device.operand == device.product:
         return p
     return rebuild_kernels(p, lambda k: _Operands(p, k, device))
 
 
 class _Operands:
-    """The rule of one op: moves of what it reads to the space in which the device wants it.
+    """The rule for one op: moves of its operands to the space in which the device reads them.
 
-    Gives the name of its value, "" where it has none, None where the op stays.
+    It returns the name of the op's value, "" if there is none, and None if the op stays.
     """
     def __init__(self, p: Program, k: Kernel, device: Device) -> None:
         self.rare = {t.name for t in p.tensors if t.index in ("sequence", "checkpoint")}
@@ -54,19 +56,21 @@ class _Operands:
         return b.op(o.kind, *sides, *o.args[n:], name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
 
     def move(self, a: str, o: Op, b: Body) -> str:
+        """`a` in the operands' space. All readers share the move."""
         if a not in self.moved:
             self.moved[a] = self.copy(a, o, b)
         return self.moved[a]
 
     def copy(self, a: str, o: Op, b: Body) -> str:
+        """A new move of `a` to the operands' space."""
         return b.op("move", a, name=b.fresh(f"{a}_{self.device.operand}"), line=o.line, agent=o.agent, space=self.device.operand)
 
     def staged(self, a: str) -> bool:
-        """Whether the stored `a` lies where rows are not whole."""
+        """Whether the stored tile `a` should first move to a space where its rows are whole."""
         return self.type[a].rank == 2 and self.type[a].dtype in self.device.staged and a not in self.read and not self.inverse(a)
 
     def inverse(self, a: str) -> bool:
-        """Whether `a` is an inverse of blocks, which lies in the operands' space, or computed from one by its reader."""
+        """Whether `a` is an inverse of blocks, which is in the operands' space already, or an expression that reads one."""
         o = self.defs.get(a)
         return o is not None and (o.kind == "diag_inverse" or (OPS[o.kind].elementwise and self.count[a] == 1
                                                                and any(self.inverse(x) for x in o.args)))
@@ -79,7 +83,8 @@ class _Operands:
         return OPS[o.kind].elementwise and self.reads_near(o)
 
     def reads_near(self, o: Op) -> bool:
-        """Whether the elementwise `o` reads a vector or a loaded tile, itself or through expressions inside it."""
+        """Whether the elementwise op `o` reads a vector or a loaded tile from the operands' space, directly or through
+        expressions."""
         for a in o.args:
             x = self.defs.get(a)
             vector, loaded = self.type[a].rank == 1, x is not None and x.kind == "load"

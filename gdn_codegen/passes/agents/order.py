@@ -1,4 +1,4 @@
-"""order: ops sorted so that each value stands before its readers."""
+"""order: sorts ops so that each value comes before its readers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
@@ -9,7 +9,7 @@ from ..storage.place import VIEWS
 
 
 class Cycle(ValueError):
-    """Ops of which each needs another one first. `needs`: what each still needs."""
+    """Ops that cannot be ordered, because each needs another of them first. needs: the ops that each op still needs."""
 
     def __init__(self, needs: dict[Op, list[Op]]) -> None:
         self.needs = needs
@@ -21,8 +21,11 @@ def _name(o: Op) -> str:
 
 
 def topological(ops: Iterable[Op], needs: Callable[[Op], Collection[Op]]) -> list[Op]:
-    """`ops` with each after all of `needs(o)` that are among them. Among those that could come next the first of `ops` does, so
-    ops that are in order stay as they are. Cycle where there is no such order."""
+    """`ops` in an order in which each op comes after those of `needs(o)` that are in `ops`.
+
+    Of several ops that could come next, the first in `ops` does. So ops that are in order keep their order. Raises Cycle if
+    there is no such order.
+    """
     left = list(ops)
     open_needs = {o: {x for x in needs(o) if x in left} for o in left}
     out: list[Op] = []
@@ -38,8 +41,11 @@ def topological(ops: Iterable[Op], needs: Callable[[Op], Collection[Op]]) -> lis
 
 
 def needs_in_place(loop: Loop) -> Callable[[Op], set[Op]]:
-    """What an op of `loop` needs first: what makes its arguments and, where it makes the next value of a carried one, whoever
-    reads the present one, whose storage the next one takes."""
+    """A function that gives the ops which must come before an op of `loop`.
+
+    These are the ops that compute its operands. For the next value of a carried value, they are also all readers of the present
+    value, because the next value overwrites it.
+    """
     ops = [o for o in loop.body if isinstance(o, Op)]
     defs = {o.out: o for o in ops if o.out}
     count: dict[str, int] = {}
@@ -51,12 +57,13 @@ def needs_in_place(loop: Loop) -> Callable[[Op], set[Op]]:
                 operands.add(a)
 
     def makers(a: str) -> set[Op]:
-        """What makes `a`, with what makes the values under it where `a` is a view, which each reader has of its own."""
+        """The op that computes `a`. If `a` is a view, also the ops that compute the values under it, as each reader makes its
+        own view."""
         o = defs.get(a)
         return set() if o is None else {o} | ({x for y in o.args for x in makers(y)} if o.kind in VIEWS else set())
 
     def readers(name: str, new: str) -> set[Op]:
-        """Who reads the carried `name`, itself or through expressions inside it."""
+        """The ops that read the carried value `name`, directly or through expressions in them."""
         old, out = {name}, set()
         for o in ops:
             if o.out != new and old & set(o.args):

@@ -1,11 +1,12 @@
-"""roles: what each op of a walk is for, from the graph alone (schedule/agents.py has the list).
+"""roles: finds the role of each op of a walk from the graph. schedule/agents.py lists the roles.
 
-- An op that reads a carried value, or what depends on one, has the role "state" where it leads to a next carried value or reads
-  the present one itself; else "output". Casts and stores of the first have its role: tiles cross agents in 16 bit.
-- A tile with the rows of the carried value goes with the state where one warp group does not hold it. So does what is computed
-  from it.
-- A product that another product accumulates onto has the role of that one, where that depends on the state.
-- A tile in float32 that depends on no state, and that the state's agents read, is computed there, with what else reads it.
+- "state" or "output" is the role of an op that reads a carried value, or a value that depends on one. It is "state" if the op
+  leads to a next carried value, or reads the present one directly. Casts and stores of such values have the role "state" too,
+  because tiles cross between agents in 16 bit.
+- A tile that has as many rows as the carried value, and more than one warp group holds, is computed with the state. So are
+  values that are computed from it.
+- A product onto which another product accumulates has that product's role, if this is "state" or "output".
+- A float32 tile that does not depend on the state is computed by the state's agents if they read it. So are its other readers.
 """
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ STATES = ("state", "output")
 
 
 def leads(ops: list[Op], kind: str) -> set[str]:
-    """The values that lead to an op of that kind."""
+    """The values on which an op of that kind depends."""
     out: set[str] = set()
     for o in reversed(ops):
         if o.kind == kind or o.out in out:
@@ -27,20 +28,20 @@ def leads(ops: list[Op], kind: str) -> set[str]:
 
 
 def is_transposed(o: Op | None) -> bool:
-    """Whether `o` loads a tile that is read transposed."""
+    """Whether `o` loads a tile that its readers use transposed."""
     return o is not None and o.kind == "load" and bool(o.attr("transposed"))
 
 
 def _is_wide(o: Op) -> bool:
-    """Whether `o` computes a tile in float32, which no agent hands over."""
+    """Whether `o` computes a float32 tile. Such a tile does not cross between agents."""
     return o.type is not None and o.type.rank == 2 and 1 not in o.type.dims and o.type.dtype == "float32"
 
 
 class Roles:
-    """The roles of a kernel that walks the chunks. rows: of a tile that one warp group holds.
+    """The roles of a kernel that walks the chunks. rows: the rows of a tile that one warp group holds.
 
-    of: each op's role; readers make views (columns, rows, masks, casts of transposed loads) each for itself, so these have none.
-    first: values that lead to the next carried one, or read the present one.
+    of: the role of each op. Views (columns, rows, masks, casts of transposed loads) have no role, because each reader makes its
+    own. first: the values that lead to the next carried value, or read the present one.
     """
 
     def __init__(self, p: Program, k: Kernel, rows: int) -> None:
@@ -52,17 +53,18 @@ class Roles:
         self.of = self._roles()
 
     def view(self, o: Op) -> bool:
-        """Whether each reader of `o` makes its own."""
+        """Whether each reader of `o` makes its own copy."""
         return o.kind in VIEWS or (o.kind == "cast" and is_transposed(self.defs.get(o.args[0])))
 
     def tall(self, o: Op) -> bool:
-        """Whether `o` computes a tile with the rows of a carried value, which are more than one warp group holds."""
+        """Whether `o` computes a tile with as many rows as a carried value, and more than one warp group holds."""
         if not o.out or o.kind == "load" or self.view(o) or o.type is None or o.type.rank != 2:
             return False
         carried = {c.type.dims[0] for c in self.loop.carried if c.type.rank == 2}
         return o.type.dims[0] in carried and o.type.shape(self.sizes)[0] > self.rows
 
     def _first(self) -> set[str]:
+        """The values that lead to a next carried value, or read the present one."""
         first = {c.next for c in self.loop.carried}
         first |= {o.out for o in self.inside if o.out and set(o.args) & {c.name for c in self.loop.carried}}
         for o in reversed(self.inside):
@@ -71,7 +73,7 @@ class Roles:
         return first
 
     def _roles(self) -> dict[Op, str]:
-        """The role of each op in the loop, from what it depends on: carried values, an inverse, or neither."""
+        """The role of each op in the loop, from its dependences on carried values and on inverses."""
         depends = {c.name for c in self.loop.carried}
         solved: set[str] = set()
         sums: dict[str, Op] = {}  # accumulator -> the product onto it
@@ -101,7 +103,7 @@ class Roles:
         return self._followed(out)
 
     def _followed(self, roles: dict[Op, str]) -> dict[Op, str]:
-        """The roles in which what reads a tile in float32 of the state's agents goes there, too."""
+        """The roles after readers of a float32 tile of the state's agents have moved to these agents too."""
         there: set[str] = set()
         out = dict(roles)
         for o in self.inside:
@@ -112,7 +114,7 @@ class Roles:
         return out
 
     def _without_state(self, o: Op, solved: bool, known: dict[Op, str]) -> str:
-        """The role of what depends on no carried value; `known`: the roles of what comes after."""
+        """The role of an op that does not depend on a carried value. known: the roles of later ops."""
         if o.kind == INVERSE:
             return "inverse"
         if _is_wide(o) and (OPS[o.kind].elementwise or o.kind == "matmul"):

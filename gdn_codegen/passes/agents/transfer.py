@@ -1,8 +1,8 @@
-"""transfer: values that cross agents.
+"""transfer: passes values between cores through workspaces. Only devices with cores (PTO) run it.
 
-Agents that share no memory hand values over in workspaces of index "block": a store after the value is made, a load
-before it is first read. A product that a product reads takes the same way where the device cannot move it directly. A
-carried value belongs to the first agent.
+Cores that share no memory exchange values in workspaces of index "block" (channels). The producer stores a value after
+computing it. The reader loads it before its first use. An operand that is itself a product takes the same way, because the
+device cannot move it directly; a cast of a product can be moved. Carried values belong to the first agent.
 """
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..stage import takes
 
 @takes("assigned", gives="transferred")
 def transfer(p: Program, device: Cores) -> Program:
-    """`p` with a store and a load wherever a value crosses."""
+    """`p` with a store and a load wherever a value crosses between agents."""
     made: dict[str, Tensor] = {}
     kernels = tuple(_Kernel(p, k, device, made).run() for k in p.kernels)
     return with_tensors(replace(p, kernels=kernels), *made.values())
 
 
 class _Kernel:
-    """A kernel whose agents share no memory. made: workspaces by name, to which those of the values that cross are added."""
+    """One kernel whose agents share no memory. made: workspaces by name; new channels are added to it."""
     def __init__(self, p: Program, k: Kernel, device: Cores, made: dict[str, Tensor]) -> None:
         self.p, self.k, self.device, self.made = p, k, device, made
         self.type = types(k.body)
@@ -47,19 +47,22 @@ class _Kernel:
                         self.wanted.setdefault(a, []).append(device.agents[0])
 
     def crosses(self, agent: str, value: str, operand: bool) -> bool:
+        """Whether `agent` reads `value` through a workspace. operand: whether a product reads it."""
         if value not in self.home:
             return False
         if self.home[value] != agent:
             return True
-        return operand and value in self.products  # its rounding, a cast, goes directly
+        return operand and value in self.products  # a cast of a product needs no channel
 
     def run(self) -> Kernel:
+        """The kernel with its transfers."""
         b = Body({t.name: t for t in self.p.tensors} | self.made)
         b.taken = set(self.type)
         body = self.body(self.k.body, b, {})
         return replace(self.k, body=dead_code(body, set()))
 
     def workspace(self, b: Body, value: str) -> str:
+        """The name of the channel of a value. It is created if needed."""
         t: Tile = self.type[value]
         name = f"{value}_channel"
         while name in b.tensors and b.tensors[name].tile != t:
@@ -68,20 +71,22 @@ class _Kernel:
         return name
 
     def send(self, b: Body, value: str) -> None:
+        """Store the value to its channel if another agent reads it."""
         if value in self.wanted:
             b.op("store", value, tensor=self.workspace(b, value), agent=self.home[value])
 
     def receive(self, b: Body, value: str, agent: str, got: dict[tuple[str, str], str]) -> str:
+        """The value as `agent` has it: loaded from the channel at its first use. got: the loads so far."""
         key = (value, agent)
         if key not in got:
             got[key] = b.op("load", name=b.fresh(f"{value}_in"), tensor=self.workspace(b, value), agent=agent)
         return got[key]
 
     def body(self, body: tuple[Stmt, ...], b: Body, got: dict[tuple[str, str], str]) -> tuple[Stmt, ...]:
-        """Rebuild a body: values that another agent reads are stored to a workspace after they are made, and loaded before the
-        first use.
+        """Rebuild a body. Values that another agent reads are stored after they are computed, and loaded before their first
+        use.
 
-        got: (value, agent) -> the name under which the agent has it.
+        got: (value, agent) -> the name under which the agent has the value.
         """
         first = self.device.agents[0]
         for s in body:
@@ -101,7 +106,7 @@ class _Kernel:
                 for c in carried:
                     self.send(b, c.result)
                 continue
-            if s.kind == "from_quarters":  # put together in memory, by the agent that has the parts, for the first agent
+            if s.kind == "from_quarters":  # the agent that has the parts stores them; the first agent loads the whole
                 tensor, size = self.workspace(b, s.out), self.type[s.args[0]].dims[0]
                 assert isinstance(size, int)
                 for a, row, col in zip(s.args, (0, 0, size, size), (0, size, 0, size), strict=True):

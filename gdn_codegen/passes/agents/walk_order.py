@@ -1,7 +1,7 @@
-"""walk_order: the order of ops in a walk that agents share.
+"""walk_order: orders the ops of a walk that agents share. For Hopper's warp groups.
 
-An agent's loop is its ops in this order. So the order says what an agent does first, and no value may stand before what it is
-made of. Where several orders do, what leads to the next carried value comes first, since the next iteration waits for it.
+Each agent runs its ops in this order. No value may come before its operands. Where several orders are possible, ops that lead
+to the next carried value come first, because the next iteration waits for them.
 """
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from .roles import INVERSE, Roles, leads
 
 
 def by_role(r: Roles) -> list[Op]:
-    """The ops that have a role, in the order of WALK_ROLES. Of those with the role "state", what leads to no next carried value
-    comes with the outputs. Cycle where no such order has values before their readers."""
+    """The ops that have a role, in the order of WALK_ROLES.
+
+    An op with the role "state" whose value is not in `Roles.first`, such as a store, comes with the outputs. Raises Cycle if a
+    value would come after a reader.
+    """
     order = list(WALK_ROLES)
 
     def rank(o: Op) -> int:
@@ -25,9 +28,11 @@ def by_role(r: Roles) -> list[Op]:
 
 
 def begun_early(ops: list[Op], role: Callable[[Op], str]) -> list[Op]:
-    """`ops` in which the agent that computes what an inverse takes begins its other products once it has handed that over, and
-    reads them last (`asynchronous`). It moves tiles and computes vectors meanwhile. `ops` themselves where one agent does
-    both."""
+    """`ops` with asynchronous products in the agent that computes the operand of an inverse.
+
+    After it has passed that operand to the agent of the inverse, it starts its other state-free products (`asynchronous`). It
+    reads their results last. Meanwhile it moves tiles and computes vectors. Returns `ops` itself if one agent does both.
+    """
     early = leads(ops, INVERSE)
     solver = {a: o.agent for o in ops if o.kind == INVERSE for a in o.args}
     given = next((o for o in ops if o.kind != "load" and o.out in solver and o.agent != solver[o.out]), None)
@@ -36,7 +41,7 @@ def begun_early(ops: list[Op], role: Callable[[Op], str]) -> list[Op]:
     late = {o.out for o in ops if o.agent == given.agent and o.kind == "matmul" and o.out not in early and role(o) == "rest"}
     if not late:
         return ops
-    after: list[Op] = []  # what reads them
+    after: list[Op] = []  # ops that read the asynchronous products
     rest: list[Op] = []
     reads = set(late)
     for o in ops:
@@ -55,8 +60,11 @@ def begun_early(ops: list[Op], role: Callable[[Op], str]) -> list[Op]:
 
 
 def loads_by_need(ops: list[Op], hub: str) -> list[Op]:
-    """`ops` with the loads first, in the order in which agents read them, those with the same readers together: what inverses
-    wait for, then what `hub` reads, the agent that computes the next carried value."""
+    """`ops` with all loads first, in the order in which agents read them. Loads with the same readers are neighbours.
+
+    Loads on which an inverse depends come first. Then come the loads that `hub` reads, the agent that computes the next carried
+    value.
+    """
     place: dict[str, int] = {}
     first: dict[str, dict[str, int]] = {}
     for o in ops:
@@ -68,6 +76,7 @@ def loads_by_need(ops: list[Op], hub: str) -> list[Op]:
     early = leads(ops, INVERSE)
 
     def need(o: Op) -> tuple[bool, bool, int, tuple[str, ...], int]:
+        """The sort key of a load."""
         agent = hub if hub in readers[o] else readers[o][0]
         group = min(first[x.out][agent] for x in loads if readers[x] == readers[o])
         return o.out not in early, agent != hub, group, readers[o], first[o.out][agent]
@@ -75,8 +84,10 @@ def loads_by_need(ops: list[Op], hub: str) -> list[Op]:
 
 
 def merged(ops: list[Op], agents: Iterable[str]) -> list[Op]:
-    """`ops` in an order in which each value stands before its readers, while the ops of one agent stay in theirs. Cycle where
-    there is none."""
+    """`ops` in an order in which each value comes before its readers, and the ops of each agent keep their order.
+
+    Raises Cycle if there is none.
+    """
     made = {o.out: o for o in ops if o.out}
     before: dict[Op, Op] = {}
     for agent in agents:
@@ -86,7 +97,7 @@ def merged(ops: list[Op], agents: Iterable[str]) -> list[Op]:
 
 
 def in_order(ops: list[Op], roles: Mapping[str, str], hub: str, agents: Iterable[str]) -> list[Op]:
-    """The ops of a walk, each with its agent, in the order in which the agents run them. roles: of values. Cycle where there is
-    none."""
+    """The ops of a walk, each with its agent, in the order in which the agents run them. roles: of values. Raises Cycle if
+    there is none."""
     early = begun_early(ops, lambda o: roles.get(o.out, ""))
     return merged(loads_by_need(early, hub), agents)

@@ -1,12 +1,12 @@
-"""warp_groups: who computes each op, among warp groups.
+"""warp_groups: chooses the agent of each op among the warp groups of a block. For walks on Hopper under TileLang (sm_90a).
 
-In a kernel that walks the chunks an assignment (schedule/agents.py) gives each role of values to an agent. What stands outside
-the walk goes to the agent of the state. The order is topological (walk_order.py).
+In a kernel that walks the chunks, an assignment (schedule/agents.py) gives each role to an agent. Ops outside the walk belong
+to the agent of the state. The order of ops is topological (walk_order.py).
 
-Values cross from agent to agent through shared memory: by a move, or by a transpose on the way to memory; an inverse lies there
-by itself. Products read their second operand there, and inverses theirs, so one that is computed moves even where its reader
-computes it. A column or row of a vector in shared memory is read from a fragment, one for columns and one for rows. A tile that
-is read transposed is loaded as it lies. Its reader transposes it into a fragment, and widens it.
+Values cross between agents through shared memory, by a move or by a transpose. An inverse is in shared memory already. Products
+read their second operand from shared memory, and inverses read theirs there. So a computed operand of these moves even if its
+reader computed it. A column or row of a vector in shared memory is read from a fragment; columns and rows have one each. A tile
+that is read transposed is loaded without transposition. Its reader transposes it into a fragment and casts it.
 """
 from __future__ import annotations
 
@@ -30,29 +30,32 @@ WARP = 32
 
 @takes("decomposed", gives="assigned")
 def warp_groups(p: Program, s: Schedule, device: Groups) -> Program:
-    """`p` with an agent on every op of the kernels that walk the chunks, and these kernels' agents.
+    """`p` with an agent on every op of kernels that walk the chunks, and with the agents of these kernels.
 
-    Raises ScheduleError where the schedule's assignment does not fit a kernel: it names the values, or registers and threads.
+    Raises ScheduleError if the schedule's assignment does not fit a kernel. The message names the values, or the registers and
+    threads.
     """
     return p.map_kernels(lambda k: _Assign(p, k, s, device).run() if walks(p, k) else k)
 
 
 class _Assign:
+    """Places the ops of one kernel on agents."""
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
         self.p, self.k, self.device = p, k, device
         self.roles = Roles(p, k, device.rows)
         self.loop, self.defs = self.roles.loop, self.roles.defs
-        self.names: dict[tuple[str, ...], str] = {}  # what an agent, or an agent's view, reads for a value
+        self.names: dict[tuple[str, ...], str] = {}  # (value, agent, view) -> the name that the agent reads
         self.plan = self.assignment(s)
         self.agent = {o: self.plan.agent_of[r] for o, r in self.roles.of.items()}
         self.hub = self.plan.agent_of["state"]
-        self.numbers = {o.out for o in walk(k.body) if o.type is not None and o.type.rank == 0}  # which all agents know
+        self.numbers = {o.out for o in walk(k.body) if o.type is not None and o.type.rank == 0}  # numbers, which all agents have
 
     def error(self, text: str) -> ScheduleError:
         return ScheduleError(f"{self.p.name}, kernel {self.k.name} on {self.device.name}: {text}")
 
     def assignment(self, s: Schedule) -> Assignment:
-        """The assignment that the schedule names, or the first default one that serves."""
+        """The assignment that the schedule names, or the first default one that has all roles of this kernel. ScheduleError if
+        there is none."""
         needed = dict.fromkeys(self.roles.of.values())
         options = (ASSIGNMENTS[s.agents],) if s.agents else DEFAULTS
         for x in options:
@@ -63,9 +66,8 @@ class _Assign:
         raise self.error(f"agents={options[-1].name} has no agent for {values}; accepted: an assignment with these roles")
 
     def run(self) -> Kernel:
-        """The kernel with an agent for each op, and copies of values that cross to another. ScheduleError where no order serves
-        all agents.
-        """
+        """The kernel with an agent for each op, and with copies of values that cross between agents. ScheduleError if no order
+        of ops exists."""
         b = Body({t.name: t for t in self.p.tensors})
         b.taken = {o.out for o in walk(self.k.body) if not self.roles.view(o)}
         b.taken |= {x for c in self.loop.carried for x in (c.name, c.result)}
@@ -82,7 +84,8 @@ class _Assign:
         return replace(self.k, body=body, agents=self.agents({o.agent for o in walk(body)}))
 
     def agents(self, used: set[str]) -> tuple[Agent, ...]:
-        """The agents that have ops, with their threads and registers."""
+        """The agents that have ops, with their threads and registers. ScheduleError if the block has too few of either, or if
+        the carried values have a number of rows that warp groups cannot hold."""
         d, first, out, total = self.device, 0, [], 0
         heights = sorted({(c.type.shape(self.roles.sizes) or (1,))[0] for c in self.loop.carried})
         rows = heights[0]
@@ -98,7 +101,7 @@ class _Assign:
             out.append(Agent(a.name, first, WARP * (a.warps or WARPS_OF_GROUP * (rows // d.rows)), a.registers, a.slots))
             first += out[-1].threads
         group = WARP * WARPS_OF_GROUP
-        for n in range(0, first, group):  # registers are set for a whole warp group
+        for n in range(0, first, group):  # all warps of a warp group have the same number of registers
             total += group * max((a.registers for a in out if a.first < n + group and n < a.first + a.threads), default=0)
         if first > d.threads or total > d.register_file:
             each = ", ".join(f"{a.name} {a.threads} threads of {a.registers} registers" for a in out)
@@ -107,6 +110,7 @@ class _Assign:
         return tuple(out)
 
     def body(self, s: Loop, b: Body) -> tuple[Op | Loop, ...]:
+        """The ops of the walk, each with its agent, in the order in which agents run them."""
         inner = Body(b.tensors, {**b.types, **{c.name: c.type for c in s.carried}})
         inner.taken = b.taken
         for o in by_role(self.roles):
@@ -116,9 +120,8 @@ class _Assign:
         return tuple(in_order(ops, roles, self.hub, [a.name for a in self.plan.agents]))
 
     def op(self, o: Op, b: Body) -> None:
-        """Rebuild an op for its agent, with its operands as that agent reads them. ScheduleError for an op that warp groups
-        have no rule for.
-        """
+        """Rebuild an op for its agent, with operands as that agent reads them. ScheduleError for an op that warp groups cannot
+        run."""
         agent, role = self.agent[o], self.roles.of[o]
         if o.kind not in ("load", "store", "matmul", "last", INVERSE) and not OPS[o.kind].elementwise:
             raise self.error(f"{o.kind} ({o.out}, line {o.line}) has no rule for warp groups; let an earlier kernel compute it")
@@ -130,10 +133,11 @@ class _Assign:
         attrs = {**dict(o.attrs), "transposed": None} if role == "load" else dict(o.attrs)
         b.op(o.kind, *args, name=o.out, line=o.line, agent=agent, **attrs)
         solvers = {self.agent[x] for x in self.roles.inside if x.kind == INVERSE and o.out in x.args}
-        for x in solvers - {agent}:  # at once: an inverse takes long
+        for x in solvers - {agent}:  # the move comes directly after the op, because an inverse takes long
             self.read(o.out, x, b)
 
     def store(self, o: Op, agent: str, b: Body) -> None:
+        """Store a value: its agent moves it to shared memory, and `agent` copies it to global memory."""
         (a,) = o.args
         made = self.defs.get(a)
         if made is None or made not in self.agent or self.roles.of[made] == "load":
@@ -143,7 +147,10 @@ class _Assign:
         b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})
 
     def read(self, a: str, agent: str, b: Body, view: str = "", shared: bool = False) -> str:
-        """What `agent` reads for the value `a`, under a view of that kind; `shared`: where it has to lie in shared memory."""
+        """The name that `agent` reads for the value `a`.
+
+        view: "col" or "row" if the reader is such a view. shared: whether the value has to be in shared memory.
+        """
         o = self.defs.get(a)
         if o is None:
             if agent != self.hub and a not in self.numbers:
@@ -169,5 +176,6 @@ class _Assign:
         return out
 
     def move(self, a: str, name: str, agent: str, space: str, b: Body, kind: str = "move") -> str:
+        """Append a move or a transpose of `a` to `space`, by `agent`."""
         line = next((o.line for o in self.roles.inside if o.out == a), 0)
         return b.op(kind, a, name=b.fresh(name), line=line, agent=agent, space=space)

@@ -1,1 +1,1 @@
-"""How a kernel is launched: threads, registers, blocks that share a multiprocessor. Emitters print these numbers."""
+"""Passes that choose how a kernel is launched: threads, registers, blocks on a multiprocessor. Emitters print these numbers."""

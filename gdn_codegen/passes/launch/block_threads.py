@@ -1,13 +1,13 @@
-"""block_threads: threads of a block, and how many blocks share a multiprocessor (CUDA).
+"""block_threads: chooses the threads of a block, and how many blocks share a multiprocessor. For TileLang.
 
-A block of one agent has 128 threads; 256 where its largest fragment would take more than 64 registers of each of 128; fewer
-where a product has fewer 16 x 16 tiles than that many warps, or no buffer as many entries as threads. It stays at 128 where a
-product has 16 columns: TileLang may give each of two warp groups half of them, and a wgmma reads no row-major operand of 8
-columns.
+A block of one agent has 128 threads, with these exceptions:
+- 256, if with 128 threads the largest fragment would take more than 64 registers of each thread. But not if a product has 16
+  columns. TileLang may then give half of them to each of two warp groups, and a wgmma reads no row-major operand of 8 columns.
+- Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
-A kernel over chunks is small where accumulators leave half of 64 registers a thread. Then more blocks share a multiprocessor, and
-one computes while another waits for its loads. Agents that share a block have threads and registers of their own; the block has
-whole warp groups, each thread of which starts with an equal part of the registers.
+A kernel over chunks is small if its largest fragment takes at most half of 64 registers a thread. Then several blocks share a
+multiprocessor, so that one computes while another waits for its loads. Agents that share a block have threads and registers of
+their own. Such a block has whole warp groups, and each thread starts with an equal part of the registers.
 """
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from ..stage import takes
 
 #: Threads of a warp, and of a warp group, for which registers are set.
 WARP, GROUP = 32, 128
-#: Registers that a thread of a small kernel gets; with four heads together it would spill.
+#: Registers of a thread of a small kernel, and of one with more than two heads, which would spill with fewer.
 SMALL, SMALL_TOGETHER = 64, 80
-#: Threads of a block that runs several heads: few entries for each, whose loads nvcc begins together. And registers of
-#: each: eight blocks share a multiprocessor.
+#: Threads of a block that runs several heads. Each has few entries, and nvcc issues their loads together. Then the registers
+#: of a thread, with which eight blocks share a multiprocessor.
 HEADS_THREADS, HEADS_REGISTERS = 256, 32
-#: Registers of a thread that the largest fragment may take before more threads share it.
+#: The most registers of a thread that the largest fragment may take. Beyond that, more threads share the fragment.
 MOST_OF_A_FRAGMENT = 64
 
 
 @takes("placed")
 def block_threads(p: Program, device: Device) -> Program:
-    """`p` with threads, registers and blocks of a multiprocessor on its kernels. `device.register_file` is shared out."""
+    """`p` with threads, registers and blocks of a multiprocessor on its kernels. Registers come from `device.register_file`."""
     return p.map_kernels(lambda k: _launched(k, device))
 
 
 def _launched(k: Kernel, device: Device) -> Kernel:
+    """The kernel with its numbers."""
     if k.agents:
         threads = -(-sum(a.threads for a in k.agents) // GROUP) * GROUP
         return replace(k, threads=threads, registers=device.register_file // threads)
@@ -52,11 +53,12 @@ def _fragments(k: Kernel) -> int:
 
 
 def _small(k: Kernel, threads: int) -> bool:
-    """Whether `SMALL` registers a thread are enough: accumulators take half of them at most."""
+    """Whether the kernel has products and its largest fragment takes at most half of `SMALL` registers a thread."""
     return any(o.kind == "matmul" for o in walk(k.body)) and 2 * _fragments(k) <= SMALL * threads
 
 
 def _threads(k: Kernel) -> int:
+    """The threads of a block with one agent."""
     shapes = {b.name: b.shape for b in k.buffers}
     products = [shapes[o.buffer] for o in walk(k.body) if o.kind == "matmul"]
     large = _fragments(k) > MOST_OF_A_FRAGMENT * GROUP and all(shape[-1] > 16 for shape in products)

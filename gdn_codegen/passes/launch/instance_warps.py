@@ -1,7 +1,8 @@
-"""instance_warps: threads of an instance whose compiler spreads tiles over warps (Triton).
+"""instance_warps: chooses the threads of an instance. For Triton, whose compiler distributes tiles over warps.
 
-The schedule's `warps`, where it has a number. Else eight where what a walk carries has 128 x 128 entries, about 64 float32
-registers a thread; two where no product has more than 32 x 32 entries, which more warps would only hand to each other; else four.
+A number in the schedule's `warps` is taken. Otherwise an instance has four warps, with two exceptions. It has eight if a
+carried value has 128 x 128 entries or more, which is about 64 float32 registers a thread. It has two if no product has more
+than 32 x 32 entries, because more warps would only exchange data.
 """
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ def instance_warps(p: Program, s: Schedule) -> Program:
 
 
 def _warps(p: Program, k: Kernel) -> int:
+    """The number of warps by the sizes of carried values and products."""
     sizes = {**p.sizes, **k.sizes}
     carried = [prod(c.type.shape(sizes)) for lp in loops(k.body) for c in lp.carried]
     products = [prod(o.type.shape(sizes)) for o in walk(k.body) if o.kind == "matmul" and o.type]

@@ -1,8 +1,11 @@
-"""side_by_side: ops in a row that one statement does.
+"""side_by_side: marks neighbouring ops that one statement runs at the same time. For TileLang kernels with one agent a block.
 
-Running sums and inverses of a whole tile take a warp each: two or four in a row run side by side, where there are warps for them.
-Copies of rows of tokens that start together ask once whether the chunk is whole. Those ops are marked with their number, and
-stand in a row. `check_storage` holds what they read against what the others write.
+- A running sum, or an inverse of a whole tile, takes one warp. Two or four such ops in a row run side by side, if the block has
+  enough warps.
+- Asynchronous copies of rows of tokens that start together check once whether the chunk is full.
+
+The marked ops are neighbours, and each mark says how many there are. `check_storage` checks that no op of such a row writes
+what another one reads.
 """
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from ..stage import takes
 from ..storage.place import over
 from .block_threads import WARP
 
-#: How many may take a warp each: there is text for so many.
+#: The numbers of ops that may run side by side, one warp each. Emitters have text for these.
 ROWS = (2, 4)
 
 
 @takes("placed")
 def side_by_side(p: Program, device: Device) -> Program:
-    """`p` with marks at such ops, in kernels of one agent a block."""
+    """`p` with marks on such ops."""
     def kernel(k: Kernel) -> Kernel:
         if k.agents or k.heads_per_block > 1:
             return k
@@ -33,12 +36,13 @@ def side_by_side(p: Program, device: Device) -> Program:
 
 
 def _inside(p: Program, k: Kernel, loop: Loop, device: Device) -> Loop:
+    """The loop with marks in its body and in inner loops."""
     body = _marked(p, k, loop.body, device)
     return replace(loop, body=map_loops(body, lambda lp: [_inside(p, k, lp, device)]))
 
 
 def _marked(p: Program, k: Kernel, body: tuple[Stmt, ...], device: Device) -> tuple[Stmt, ...]:
-    """The body with neighbouring ops that run side by side marked: loads of tokens, and ops that take one warp each."""
+    """The body with marks on neighbouring ops that run side by side. Loads of tokens are moved next to each other."""
     out: list[Stmt] = []
     for kind, run in groupby(body, lambda s: s.kind if isinstance(s, Op) else ""):
         ops = list(run)
@@ -55,7 +59,7 @@ def _marked(p: Program, k: Kernel, body: tuple[Stmt, ...], device: Device) -> tu
 
 
 def _a_warp_each(p: Program, k: Kernel, ops: list[Op], device: Device) -> bool:
-    """Whether each of `ops`, which differ in their operands alone, is work for one warp."""
+    """Whether each of `ops` is work for one warp, they differ only in their operands, and the block has a warp for each."""
     one = ops[0]
     if not (one.kind == "cumsum" and p.sizes["C"] % WARP == 0) and not over(one, device):
         return False
@@ -63,4 +67,5 @@ def _a_warp_each(p: Program, k: Kernel, ops: list[Op], device: Device) -> bool:
 
 
 def _mark(o: Op, n: int) -> Op:
+    """The op with the number of ops that run side by side, if that is more than 1."""
     return o.with_attrs(**{BESIDE: n}) if n > 1 else o

@@ -1,9 +1,10 @@
-"""batch_head_sums: running sums of several value heads by one product.
+"""batch_head_sums: computes running sums of several value heads by one matrix product. Only devices with cores (PTO) run it.
 
-A kernel over chunks that only adds up what it loads, one value a token, takes HEADS value heads as one item. Their values
-are the columns of a tile X, [C, heads], and their sums the rows of X^T L^T, L the lower triangle of ones: what multiplies
-does it at once, where a vector core adds up one head after another. Entries after which x is zero come out equal to the
-bit, since their terms are equal in number, order and value.
+It applies to kernels over chunks that do nothing but sum up loaded vectors of one number a token. Such a kernel then handles
+HEADS value heads at a time. Their vectors are the columns of a tile X, [C, HEADS]. Their sums are the rows of X^T L^T, where L
+is the lower triangle of ones. The cube core computes all of them at once. A vector core would sum one head after another.
+
+If x is zero after an entry, all later entries are equal to it bit for bit, because they add the same terms in the same order.
 """
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from ...ir.types import Tensor
 from ..common import rebuild_kernel, with_tensors
 from ..stage import takes
 
-HEADS = 16  # a matrix unit takes so many rows at least
+HEADS = 16  # the smallest number of rows that a cube core multiplies
 MASK = Tensor("lower_mask", "workspace", "const", "HV", ("C", "C"), fill="lower 1.0 0.0")
 
 
 @takes("decomposed")
 def batch_head_sums(p: Program, device: Cores) -> Program:
-    """`p` with such kernels in that form."""
+    """`p` with such kernels in that form. `p` itself if a chunk is no multiple of HEADS, or if L does not fit the operands'
+    space."""
     side = p.sizes["C"]
     if side % HEADS or 4 * side * side > device.spaces[device.feeds[1]]:
         return p
@@ -34,7 +36,7 @@ def batch_head_sums(p: Program, device: Cores) -> Program:
 
 
 def _only_sums(p: Program, k: Kernel) -> bool:
-    """Whether all that happens is: a load from a caller's tensor of one value a token and value head, cumsum, store."""
+    """Whether `k` only loads a caller's tensors of one number a token and value head, sums them and stores the sums."""
     kind = {o.out: o.kind for o in k.body if isinstance(o, Op) and o.out}
 
     def fits(o: Op) -> bool:
@@ -49,6 +51,7 @@ def _only_sums(p: Program, k: Kernel) -> bool:
 
 
 def _rule(o: Op, b: Body) -> str:
+    """`cumsum` becomes a product with the lower triangle of ones. Loads and stores access HEADS heads."""
     if o.kind == "cumsum":
         mask = b.op("load", name=b.fresh(MASK.name), tensor=MASK.name, line=o.line)
         return b.op("matmul", o.args[0], mask, ta=True, tb=True, name=o.out, line=o.line)

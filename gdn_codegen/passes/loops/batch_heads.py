@@ -1,8 +1,9 @@
-"""batch_heads: value heads of one key head as one instance.
+"""batch_heads: computes several value heads of one key head in one instance. For TileLang (option `value_heads`).
 
-Of a kernel over chunks that has products, an instance takes as many value heads as the schedule says, all of one key head: HV is
-that multiple of H. What depends on the key head alone is loaded and computed once. What waits (loads, running sums, inverses)
-is done for all heads in a row, so that they wait together; all else head by head, so that little is held at a time.
+It applies to kernels over chunks that have products. An instance takes `value_heads` value heads of one key head, so this
+number must divide HV / H. Ops that depend on the key head only are done once. Ops with a long latency (loads, sums, inverses)
+are done for all heads in a row, so that their waits overlap. All other ops are done head by head, so that few values are live
+at a time.
 """
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ WAITS = ("load", "cumsum", "row_sum", "diag_inverse")
 
 @takes("assigned")
 def batch_heads(p: Program, s: Schedule) -> Program:
-    """`p` with such kernels widened to the schedule's `value_heads`."""
+    """`p` with such kernels widened to the schedule's `value_heads`. `p` itself if that is 1."""
     return p if s.value_heads == 1 else p.map_kernels(lambda k: _widened(p, k, s.value_heads) if _fits(k) else k)
 
 
 def _fits(k: Kernel) -> bool:
+    """Whether `k` is a kernel over chunks with products and without loops."""
     ops = [o for o in k.body if isinstance(o, Op)]
     return k.grid == "chunks" and k.heads_per_block == 1 and len(ops) == len(k.body) and any(o.kind == "matmul" for o in ops)
 
@@ -32,7 +34,7 @@ def _widened(p: Program, k: Kernel, n: int) -> Kernel:
     ops = [o for o in k.body if isinstance(o, Op)]
     copies, common = Copies(ops, n), set[str]()
     out: list[Op] = []
-    run: list[Op] = []  # of one head after the other
+    run: list[Op] = []  # ops that are done head by head
 
     def flush() -> None:
         out.extend(copies.of(o, lane) for lane in range(n) for o in run)

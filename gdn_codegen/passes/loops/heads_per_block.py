@@ -1,8 +1,8 @@
-"""heads_per_block: instances that a thread block runs side by side.
+"""heads_per_block: runs several instances side by side in one thread block. For TileLang.
 
-A kernel over chunks that has one value a token and head, and no tile, gives a block too little to do: it waits for its loads,
-each of which takes one number of a row of heads. There a block takes as many value heads as the device says. What an instance
-does stays as it was.
+It applies to kernels over chunks that only handle one number a token and head, without tiles. One instance gives a block too
+little work: the block waits for loads, each of which takes one number of a row of heads. So a block takes as many value heads
+as the device says. The ops of an instance do not change.
 """
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ KINDS = ("const", "scalar", "full", "valid", "cumsum", "last")
 
 @takes("assigned")
 def heads_per_block(p: Program, device: Device) -> Program:
-    """`p` with such kernels marked, where `device` takes several instances."""
+    """`p` with `Kernel.heads_per_block` set on such kernels."""
     return p.map_kernels(lambda k: replace(k, heads_per_block=device.heads_per_block) if _narrow(p, k) else k)
 
 
 def _narrow(p: Program, k: Kernel) -> bool:
-    """Whether all that happens is: loads of one value a token and value head, ops on such values and on numbers, stores to
+    """Whether `k` has only loads of one number a token and value head, ops on vectors and numbers, and stores of these to
     workspaces."""
     def fits(o: Op) -> bool:
         if o.kind in ("load", "store"):

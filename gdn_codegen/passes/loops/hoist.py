@@ -1,7 +1,7 @@
-"""hoist: masks loaded once a core group. Requires a kernel of stage "fed"; keeps the stage.
+"""hoist: loads masks once for each core group. `arrange` calls it for devices with cores. It needs stage "fed", and keeps it.
 
-What is loaded from a tensor of index "const" is the same in every iteration, so its load may stand before the loops, at the
-price of a buffer for the whole kernel. `candidates` lists them, those with the most reads a byte first.
+A tensor of index "const" is the same in every iteration, so its load may come before the loops. The cost is a buffer for the
+whole kernel. `candidates` lists these tensors by reads for each byte, highest first.
 """
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def candidates(p: Program, k: Kernel) -> list[str]:
 
 
 def hoist(k: Kernel, tensors: set[str]) -> Kernel:
-    """`k` with the loads of `tensors` before its loops, one an agent."""
+    """`k` with the loads of `tensors` before its loops, one load for each agent."""
     top: dict[tuple[str, str], Op] = {}
     names: dict[str, str] = {}
 
     def each(o: Op) -> list[Op]:
+        """Drop a hoisted load. Other ops read the hoisted value."""
         if o.kind != "load" or o.attr("tensor") not in tensors:
             return [o.renamed(names)]
         names[o.out] = top.setdefault((o.attr("tensor"), o.agent), o).out

@@ -1,10 +1,14 @@
-"""prefetch: what a walk over chunks does not need a state for, one iteration ahead. Requires a kernel of stage "fed"; keeps it.
+"""prefetch: runs state-free ops of a walk one iteration ahead. `arrange` calls it for devices with cores. It needs stage "fed",
+and keeps it.
 
-Those ops, the prefetched ones, stand at the head of the body, marked `ahead`, and work for the next chunk; copies before the loop
-work for the first. What the rest reads of them is carried from iteration to iteration, in storage of two slots. A last
-iteration has no next chunk: there they do nothing. "loads" takes loads of what this kernel does not write, with the `valid`
-after them, and "operands" those of them that the agent of products makes; "all" takes everything that depends on no state,
-except what would stay in a space of the products.
+The prefetched ops come first in the body. They are marked `ahead` and work for the next chunk. Copies of them before the loop
+work for the first chunk. Values that the other ops read of them are carried from one iteration to the next, in storage of two
+slots. The last iteration has no next chunk, so they do nothing there.
+
+The schedule's option `prefetch` selects the ops:
+- "loads": loads of tensors that this kernel does not write, with the `valid` after them.
+- "operands": of these, the ones that the agent of products runs.
+- "all": all ops that do not depend on a state, except those whose result would stay in a space of the products.
 """
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from ..storage.pack import VIEWS
 
 
 def prefetch(p: Program, k: Kernel, what: str, device: Cores) -> Kernel:
-    """`k` with its prefetched ops one iteration ahead; itself where it walks no chunks."""
+    """`k` with its prefetched ops one iteration ahead. what: the schedule's `prefetch`. `k` itself if it walks no chunks."""
     if what == "no" or k.grid != "sequences":
         return k
     return replace(k, body=map_loops(k.body, lambda items: [
@@ -28,7 +32,7 @@ def prefetch(p: Program, k: Kernel, what: str, device: Cores) -> Kernel:
 
 
 class _Early:
-    """The prefetched ops of a loop."""
+    """Selects the prefetched ops of a loop."""
 
     def __init__(self, p: Program, k: Kernel, loop: Loop, what: str, device: Cores) -> None:
         self.ops = [o for o in loop.body if isinstance(o, Op)]
@@ -46,6 +50,7 @@ class _Early:
             pass
 
     def wanted(self, o: Op, what: str) -> bool:
+        """Whether `what` asks for `o`, before dependencies are considered."""
         if o.kind in ("const", "scalar") or o.out in self.next:
             return False
         if what == "all":
@@ -57,16 +62,16 @@ class _Early:
         return o.kind == "valid" and not o.attr("given")
 
     def light(self, o: Op) -> bool:
-        """Whether `o` may be done twice: no storage, or a number."""
+        """Whether `o` is so cheap that it may run twice: it has no storage, or is a number."""
         return o.kind in VIEWS or self.type[o.out].rank == 0
 
     def before(self, o: Op) -> list[Op]:
-        """What comes before `o` in its iteration."""
+        """The ops that must come before `o` in its iteration."""
         return [self.made_by[a] for a in o.args if a in self.made_by] + \
             (self.writers.get(o.attr("tensor"), []) if o.kind == "load" else [])
 
     def kept(self) -> list[Op]:
-        """The ops of this iteration, with those light ones that it reads of prefetched values."""
+        """The ops of this iteration, with copies of the light ops through which they read prefetched values."""
         need = {a for o in self.ops if o not in self.prefetched for a in o.args}
         for o in reversed(self.ops):
             if o.out in need and self.light(o):
@@ -74,12 +79,13 @@ class _Early:
         return [o for o in self.ops if o not in self.prefetched or (o.out in need and self.light(o))]
 
     def crossing(self) -> list[Op]:
-        """Prefetched ops whose values this iteration's read."""
+        """The prefetched ops whose values ops of this iteration read."""
         need = {a for o in self.kept() for a in o.args}
         return [o for o in self.ops if o in self.prefetched and o.out in need and not self.light(o)]
 
     def drop(self) -> bool:
-        """Take out what reads late values, then one op more that cannot be prefetched; False where there is none."""
+        """Remove ops that read values of this iteration, then one op whose value cannot be carried. False if there is no such
+        op."""
         late = {o for o in self.ops if o not in self.prefetched and o.kind not in ("const", "scalar")}
         while found := [o for o in self.ops if o in self.prefetched and (any(x in late for x in self.before(o))
                                                                     or self.carried & set(o.args))]:
@@ -93,21 +99,21 @@ class _Early:
         return False
 
     def smaller(self, o: Op, crossing: list[Op]) -> bool:
-        """Whether what `o` is made of takes less room than its result, and no prefetched op reads that."""
+        """Whether it is cheaper to carry the operands of `o` than its result: they take fewer bytes, and no prefetched op reads
+        the result."""
         if not OPS[o.kind].elementwise or any(o.out in x.args for x in self.ops if x in self.prefetched):
             return False
         parts = {a for a in o.args if a in self.made_by and self.made_by[a] not in crossing and self.type[a].rank}
         return sum(map(self.bytes, parts)) < self.bytes(o.out)
 
     def bytes(self, a: str) -> int:
+        """The bytes of the whole value."""
         t = self.type[a]
         return prod(t.shape(self.sizes)) * WIDTH[t.dtype]
 
 
 def _ahead(p: Program, k: Kernel, loop: Loop, what: str, device: Cores) -> list[Stmt]:
-    """The loop with a prologue: prefetched ops run once before it, and in it for the next chunk. What this iteration reads of
-    them is carried.
-    """
+    """The loop with its prefetched ops for the next chunk, and before it the same ops for the first chunk."""
     e = _Early(p, k, loop, what, device)
     taken = set(types(k.body))
 

@@ -1,9 +1,9 @@
-"""prefetch_vectors: vectors that a walk loads come one iteration ahead.
+"""prefetch_vectors: loads the vectors of a walk one iteration ahead. For Triton.
 
-For compilers that overlap a loop's loads with its work only where products read them (Triton): an iteration would wait for each
-vector as long as memory takes. Here the head of an iteration loads the next one's, and they are carried; those of the first
-iteration are loaded before the loop. The last entry of a workspace's vector is a load of one number, not a sum over masked
-entries.
+Triton's compiler overlaps a loop's loads with other work only if products read them. Without this pass, each iteration would
+wait for the latency of each vector. With it, the start of an iteration loads the vectors of the next one and carries them. The
+first iteration's vectors are loaded before the loop. The last entry of a vector in a workspace becomes a load of one number,
+instead of a sum over masked entries.
 """
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..stage import takes
 
 @takes("decomposed")
 def prefetch_vectors(p: Program) -> Program:
-    """`p`, its walks' vectors loaded an iteration ahead."""
+    """`p` with the vectors of its walks loaded one iteration ahead."""
     return p.map_kernels(lambda k: replace(k, body=map_loops(
         k.body, lambda s: _ahead(p, k, s) if s.index == "chunk" else [s])))
 
 
 def _ahead(p: Program, k: Kernel, loop: Loop) -> list[Stmt]:
-    """The loop with the vectors that it loads, and their last entries, carried from the iteration before."""
+    """The loop with loads of the next iteration's vectors and of their last entries, which are carried."""
     ops = [o for o in loop.body if isinstance(o, Op)]
     written = {o.attr("tensor") for o in ops if o.kind == "store"}
     index = {t.name: t for t in p.tensors}
@@ -30,6 +30,7 @@ def _ahead(p: Program, k: Kernel, loop: Loop) -> list[Stmt]:
     b.taken |= set(types(k.body))
 
     def vector(o: Op) -> bool:
+        """Whether `o` loads a vector that this loop does not write and that is always given."""
         if o.kind != "load" or o.args or o.type is None or o.type.rank != 1:
             return False
         t = index[o.attr("tensor")]

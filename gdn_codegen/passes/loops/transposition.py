@@ -1,9 +1,10 @@
-"""transposition: the state transposed, by `state`.
+"""transposition: holds the state transposed, for schedules with `state="vk"`. For TileLang and Triton.
 
-"vk": in kernels that walk the chunks a tile whose last dim is V is held transposed, so that products with the state have
-it (or what comes of it) as their first operand: (a @ b)^T = b^T a^T, with elementwise ops as they are, columns as rows.
-Initial and final state, and tokens are transposed on their way from and to memory. A load that only products read stays as it
-lies; the product transposes it. Workspaces of chunks lie as the walk that writes them holds them.
+In kernels that walk the chunks, a tile whose last dim is V is then held transposed. So the state, or a value computed from it,
+is the first operand of products: (a @ b)^T = b^T a^T. Elementwise ops stay, and their column operands become rows. The initial
+state, the final state and tensors of tokens are transposed between memory and chip. A load that only products read is not
+transposed. The product reads it transposed instead. A workspace has the orientation in which the walk that writes it holds the
+tile.
 """
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from ..stage import takes
 
 @takes("decomposed")
 def transpose(p: Program, s: Schedule) -> Program:
-    """`p` with the state as the schedule wants it."""
+    """`p` with the state in the schedule's orientation. `p` itself for "kv". Raises ScheduleError for ops that have no
+    transposed form."""
     if s.state == "kv":
         return p
     passes = {k.name: _Transposition(p, k, s) for k in p.kernels if walks(p, k)}
@@ -34,14 +36,14 @@ def transpose(p: Program, s: Schedule) -> Program:
 
 
 def _only_for_products(k: Kernel) -> set[str]:
-    """Loads that nothing but products reads."""
+    """The loads that only products read."""
     carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next)}
     others = {a for o in walk(k.body) for n, a in enumerate(o.args) if not (o.kind == "matmul" and n < 2)}
     return {o.out for o in walk(k.body) if o.kind == "load"} - others - carried
 
 
 def _lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
-    """`k` where the tensors `over` lie transposed."""
+    """`k` with loads, stores and products adapted to the tensors `over`, which are transposed in memory."""
     flat = _only_for_products(k)
     flat = {o.out for o in walk(k.body) if o.out in flat and o.attr("tensor") in over and not o.attr("transposed")}
 
@@ -59,6 +61,7 @@ def _lying(k: Kernel, over: set[str], tensors: dict[str, Tensor]) -> Kernel:
 
 
 class _Transposition:
+    """Rebuilds one kernel that walks the chunks."""
     def __init__(self, p: Program, k: Kernel, s: Schedule) -> None:
         self.p, self.k, self.s = p, k, s
         self.type = types(k.body)
@@ -67,16 +70,18 @@ class _Transposition:
         self.flat: dict[str, str] = {}  # a column or row -> its transpose
 
     def transposes(self, name: str) -> bool:
+        """Whether the value is held transposed."""
         return self.type[name].dims[1:] == ("V",) and name not in self.lies
 
     def run(self) -> Kernel:
+        """The kernel with transposed tiles."""
         b = Body({t.name: t for t in self.p.tensors})
         b.taken = set(self.type)
         self.ops(self.k.body, b)
         return replace(self.k, body=dead_code(b.finish(), set()))
 
     def ops(self, body: tuple[Op | Loop, ...], b: Body) -> None:
-        """Rebuild a body into `b`; carried values that are held transposed have transposed types."""
+        """Rebuild a body into `b`. Carried values that are held transposed get transposed types."""
         for x in body:
             if isinstance(x, Loop):
                 carried = tuple(replace(c, type=c.type.transposed) if self.transposes(c.name) else c for c in x.carried)
@@ -91,7 +96,7 @@ class _Transposition:
                 self.op(x, b)
 
     def op(self, o: Op, b: Body) -> None:
-        """Rebuild an op into `b`: (A B)^T = B^T A^T for products, rows and columns swapped for the others."""
+        """Rebuild an op into `b`. A product (A B)^T becomes B^T A^T. Loads and stores switch their orientation."""
         def put(*args: str, **attrs: Any) -> None:
             b.op(o.kind, *args, name=o.out, line=o.line, **attrs)
 
@@ -118,7 +123,7 @@ class _Transposition:
             raise self.error(o)
 
     def transposed(self, name: str, b: Body, reader: Op) -> str:
-        """What stands for `name` in an elementwise op on transposed tiles."""
+        """The value that takes the place of `name` in an elementwise op on transposed tiles."""
         t: Tile = self.type[name]
         if t.rank == 0 or self.transposes(name):
             return name
