@@ -25,7 +25,8 @@ def test_functions_of_a_page():
 
 @pytest.mark.parametrize("name", re.findall(r'agents="(\w+)"', (DOCS / "schedules.md").read_text()))
 def test_the_assignment_of_the_document_builds_at_the_default_sizes(name):
-    (text,) = (x for x in re.findall(r"```python\n(.*?)```", (DOCS / "schedules.md").read_text(), re.S) if f'agents="{name}"' in x)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "schedules.md").read_text(), re.S)
+    (text,) = (x for x in blocks if f'agents="{name}"' in x)
     names = {}
     try:
         exec(text, names)
