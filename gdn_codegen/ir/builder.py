@@ -1,7 +1,7 @@
 """Builds programs: operators for an algorithm's page, and `Body` for passes.
 
-An algorithm is a Python function over `Value`s, run once. Nothing parses Python: operators record ops, and the names of
-values are the function's own local names when it returns.
+A page is a Python function of `Value`s. It runs once, and its operators record ops; the Python source is not parsed. The names of
+values are the function's local names at its return.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .types import Dim, Tensor, Tile
 
 
 class Body:
-    """Collects ops; the same pure op twice gives the same value."""
+    """Collects ops. A pure op that is appended a second time gives the value of the first (common subexpressions)."""
 
     def __init__(self, tensors: dict[str, Tensor] | None = None, types: dict[str, Tile] | None = None) -> None:
         self.stmts: list[Stmt] = []
@@ -32,12 +32,12 @@ class Body:
         self.taken: set[str] = set(self.types)
 
     def fresh(self, hint: str) -> str:
-        """A name that no value has: `hint`, or `hint_2`, `hint_3`..."""
+        """An unused name: `hint`, or else `hint_2`, `hint_3`..."""
         return _free(hint, self.taken)
 
     def op(self, kind: str, *args: str, name: str = "", line: int = 0, agent: str = "", buffer: str = "",
            **attrs: Any) -> str:
-        """Append an op (or find an equal pure one) and return the name of its value."""
+        """Append an op, unless an equal pure op exists, and return the name of its value. TypeRuleError for wrong operands."""
         kept = tuple(sorted((k, v) for k, v in attrs.items() if v is not None and v is not False))
         key = (kind, args, kept, agent)
         pure = OPS[kind].effect == "pure" if kind in OPS else False
@@ -62,7 +62,7 @@ class Body:
         return out
 
     def copy(self, o: Op, names: dict[str, str] | None = None) -> str:
-        """Append `o` under its own name, with arguments renamed."""
+        """Append `o` with its operands renamed. The name of its value stays."""
         o = o.renamed(names or {})
         return self.op(o.kind, *o.args, name=o.out, line=o.line, agent=o.agent, buffer=o.buffer, **dict(o.attrs))
 
@@ -93,19 +93,19 @@ class _Trace:
 
 
 class Value:
-    """A tile in an algorithm's page. Supports + - * / @, -x, .T in a product, x[:, None] and x[None, :]."""
+    """A tile in an algorithm's page. It supports + - * / @, -x, abs(x), x.T as an operand of @, x[:, None] and x[None, :]."""
 
     def __init__(self, trace: _Trace, name: str, transposed: bool = False) -> None:
         self._trace, self._name, self._transposed = trace, name, transposed
 
     @property
     def type(self) -> Tile:
-        """Dims and dtype of the value's tile."""
+        """The dims and dtype of the tile."""
         return self._trace.body.types[self._name]
 
     @property
     def T(self) -> Value:
-        """The transpose; only a matrix product may read it."""
+        """The transpose. It may only be an operand of @."""
         return Value(self._trace, self._name, not self._transposed)
 
     def __getitem__(self, key: Any) -> Value:
@@ -157,7 +157,7 @@ def _shown(x: object) -> str:
 
 
 def apply(kind: str, *args: Any, **attrs: Any) -> Value:
-    """Record an op on values and numbers."""
+    """Record an op on values and numbers, and return its value. TypeRuleError for operands of another kind."""
     trace = next((a._trace for a in args if isinstance(a, Value)), None)
     if trace is None:
         raise TypeRuleError(f"{kind}: none of its operands is a tile")
@@ -175,12 +175,12 @@ def apply(kind: str, *args: Any, **attrs: Any) -> Value:
 
 
 def exp(x: Value) -> Value:
-    """Elementwise exp(x), of any shape."""
+    """Elementwise exp(x), for a tile of any shape."""
     return apply("exp", x)
 
 
 def log(x: Value) -> Value:
-    """Elementwise natural log, of any shape."""
+    """Elementwise natural logarithm, for a tile of any shape."""
     return apply("log", x)
 
 
@@ -190,7 +190,7 @@ def sigmoid(x: Value) -> Value:
 
 
 def maximum(x: Any, y: Any) -> Value:
-    """Elementwise maximum of two tiles of one shape, or of a tile and a number."""
+    """Elementwise maximum of two tiles of the same shape, or of a tile and a number."""
     return apply("maximum", x, y)
 
 
@@ -236,25 +236,29 @@ def valid(x: Value) -> Value:
 
 
 class Carried:
-    """Marks a parameter of `algorithm` as state that a chunk hands to the next."""
+    """Marks a parameter of `algorithm` as a state, which each chunk passes to the next."""
 
     def __init__(self, dims: str, forgets: str) -> None:
         self.dims, self.forgets = dims, forgets
 
 
 def carried(dims: str, forgets: str = "") -> Carried:
-    """State of these dims. forgets: the page's value, one a token, that bounds the log of the factor by which the token can
-    make a difference in the state larger, whatever the input: less than 0 where it forgets. `partition="decay"` relies on it."""
+    """A state with these dims, such as "K V".
+
+    forgets: the name of a value of the page with one entry for each token. The entry is an upper bound of the log of the factor
+    by which the token can scale a difference between two states, for any input. It is less than 0 if the token makes
+    differences smaller. `partition="decay"` relies on it.
+    """
     return Carried(dims, forgets)
 
 
-#: Words of generated functions: their other parameters, and what stands in their bodies.
+#: Names that generated functions use, for other parameters or in their bodies.
 RESERVED = ("A_log", "HOST", "checkpoint_chunks", "cu_seqlens", "dt_bias", "out", "output_final_state",
             "state_indices", "torch")
 
 
 class Algorithm:
-    """A page: the function, the dims of its parameters, and how its outputs are named."""
+    """A page: its function, the dims of its inputs and states, and the numbers that it takes."""
 
     def __init__(self, fn: Callable[..., Any], dims: dict[str, str | Carried]) -> None:
         self.fn, self.name, self.doc = fn, fn.__name__, inspect.getdoc(fn) or ""
@@ -272,8 +276,11 @@ class Algorithm:
         self.forgets = next((d.forgets for d in dims.values() if isinstance(d, Carried) and d.forgets), "")
 
     def scalar_defaults(self, sizes: dict[str, int]) -> dict[str, float | None]:
-        """The default of each number that the caller passes: None where it has none. A page may give an expression
-        over the dims as text, scale="K ** -0.5"."""
+        """The default of each number that the caller passes, None if it has no default.
+
+        A default in the page is a number, or text with an expression over the dims, such as scale="K ** -0.5". TypeRuleError if
+        it is not finite or cannot be evaluated.
+        """
         out: dict[str, float | None] = {}
         for n, d in self.scalars.items():
             if d is inspect.Parameter.empty:
@@ -290,7 +297,7 @@ class Algorithm:
         return out
 
     def _check_names(self) -> None:
-        """Refuses parameters that generated functions have a use of their own for."""
+        """Raise TypeRuleError for a parameter whose name generated functions use otherwise."""
         own = [n for s in self.states for n in _state_tensors(s, len(self.states))]
         words = sorted({*RESERVED, *own})
         for n in (*self.inputs, *self.states, *self.scalars):
@@ -299,7 +306,10 @@ class Algorithm:
                                     f"out_, other than {', '.join(words)}")
 
     def trace(self) -> Program:
-        """Run the page once: a program of one kernel that walks the chunks, all in float32."""
+        """Run the page once. Returns a program with one kernel, which loops over the chunks, with all values in float32.
+
+        TypeRuleError for an error in the page, with its line.
+        """
         filename = self.fn.__code__.co_filename
         self._check_names()
         tr = _Trace(filename)
@@ -328,7 +338,7 @@ class Algorithm:
                                 f"({', '.join(self.states) or 'none'}); got {len(results)} values")
         if any(r._transposed for r in results):
             raise TypeRuleError(f"{self.name}: got x.T among what it returns; accepted: values as they are")
-        # passes take an output, or the next of a state, to be a value that the chunk computes, each its own
+        # passes assume that each output and each next state is a separate value, which the chunk computes
         seen, same = {*self.inputs, *self.states, *self.scalars}, {}
         for i, r in enumerate(results):
             if r._name in seen:
@@ -389,12 +399,12 @@ class Algorithm:
 
 
 def _lines(stmts: list[Stmt], names: dict[str, str]) -> dict[int, str]:
-    """The value that each line of the page names, the last of several."""
+    """Line of the page -> the name of the value that it defines. If it defines several, the last."""
     return {o.line: names[o.out] for o in stmts if isinstance(o, Op) and o.line and o.out in names}
 
 
 def _line_of(e: Exception) -> str:
-    """What an exception says, in one line."""
+    """The message of an exception, in one line."""
     return " ".join(str(e).split())
 
 
@@ -411,7 +421,10 @@ def _state_tensors(name: str, n: int) -> tuple[str, str]:
 
 
 def _dims(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
-    """"C K" -> heads and dims. A leading "H" or "HV" says which heads; otherwise what has a K but no V has H."""
+    """Parse the dims of a parameter, such as "C K": (heads, dims).
+
+    A leading "H" or "HV" gives the heads. Without it, a tensor with C and K but no V has H, and others have HV.
+    """
     words = text.split()
     heads = words.pop(0) if words and words[0] in ("H", "HV") else ""
     if not words or any(w not in ("C", "K", "V") for w in words):
@@ -420,7 +433,7 @@ def _dims(algorithm: str, name: str, text: str) -> tuple[str, tuple[Dim, ...]]:
 
 
 def _call_with_locals(fn: Callable[..., Any], values: dict[str, Value]) -> tuple[Any, dict[str, Any]]:
-    """fn(**values) and its local names when it returned: the page's own names for its values."""
+    """The result of fn(**values), and its local variables at its return, which give the page's names of values."""
     local: dict[str, Any] = {}
     code, before = fn.__code__, sys.gettrace()
 
@@ -441,9 +454,9 @@ def _call_with_locals(fn: Callable[..., Any], values: dict[str, Value]) -> tuple
 
 
 def algorithm(**dims: str | Carried) -> Callable[[Callable[..., Any]], Algorithm]:
-    """Declare a chunk of an algorithm: a parameter's dims, such as q="C K", or carried("K V") for state.
+    """Declare a page. The arguments give the dims of its parameters, such as q="C K", or carried("K V") for a state.
 
-    The function returns its outputs and then the next value of each carried parameter. Keyword-only parameters are
-    numbers that the caller passes (scale).
+    The decorated function computes one chunk. It returns its outputs, and then the next value of each state. Its keyword-only
+    parameters are numbers that the caller passes, such as scale.
     """
     return lambda fn: Algorithm(fn, dims)

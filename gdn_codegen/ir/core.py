@@ -1,8 +1,8 @@
-"""Nodes of the IR: frozen dataclasses, structured loops with explicit carried values.
+"""Nodes of the IR: frozen dataclasses, and structured loops with explicit carried values.
 
-A `Program` is the same thing at every stage of lowering: tensors in global memory and kernels that load, compute and
-store tiles. What a stage adds is written on the nodes (agent, buffer) or as further ops (casts, moves, waits), so that
-one interpreter gives all of them a meaning.
+A `Program` has the same form at every stage of lowering: tensors in global memory, and kernels that load, compute and store
+tiles. Later stages add annotations to nodes (agent, buffer) and further ops (casts, moves, waits). Therefore one interpreter
+runs the programs of all stages.
 """
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from .types import Dim, Tensor, Tile
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. `out` is the name of its value ("" for an effect), `args` name the values it reads."""
+    """One operation. out: the name of its result, "" for an op that only has an effect. args: the names of its operands."""
 
     kind: str
     out: str
     args: tuple[str, ...] = ()
     attrs: tuple[tuple[str, Any], ...] = ()
     type: Tile | None = None
-    line: int = 0  # in the algorithm's page; 0 where a pass made it
-    agent: str = ""  # set by `assign`
-    buffer: str = ""  # set by `place`
+    line: int = 0  # line number in the algorithm's page; 0 if a pass made the op
+    agent: str = ""  # the pass `assign` sets it
+    buffer: str = ""  # the pass `place` sets it
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute's value, or the default where the op does not have it."""
+        """The value of an attribute, or `default` if the op does not have the attribute."""
         return dict(self.attrs).get(name, default)
 
     def renamed(self, names: dict[str, str]) -> Op:
-        """The op with its arguments renamed."""
+        """The op with its operands renamed. Operands that `names` does not contain keep their names."""
         return replace(self, args=tuple(names.get(a, a) for a in self.args))
 
     def with_attrs(self, **changes: Any) -> Op:
-        """The op with attributes set, or taken out where the change is None."""
+        """The op with these attributes set. An attribute whose new value is None is removed."""
         kept = {**dict(self.attrs), **changes}
         return replace(self, attrs=tuple(sorted((n, v) for n, v in kept.items() if v is not None)))
 
 
 @dataclass(frozen=True)
 class Carry:
-    """A loop-carried value: `name` inside the body starts as `init`, becomes `next`, and is `result` after.
-
-    slots: iterations it keeps storage for. With 1, `next` takes the place of `name`; with 2, that of the iteration before.
-    """
+    """A loop-carried value. Its name in the body is `name`. It starts as `init`, and each iteration replaces it by `next`.
+    Its name after the loop is `result`. slots: how many iterations' values are stored at a time. With 1 slot, `next` overwrites
+    `name`. With 2 slots, `next` overwrites the value of the iteration before."""
 
     name: str
     init: str
@@ -57,11 +56,11 @@ class Carry:
 
 @dataclass(frozen=True)
 class Loop:
-    """A walk in order over the chunks of a sequence; of a part, in a grid over parts. Index "part": over the parts of the
-    sequence before this one. Index "item": over the instances that one core group takes.
-
-    warm_up: the value with the warm-up length: how many chunks before its part a walk begins, none where it is negative.
-    Stores of the body do nothing in these iterations.
+    """A loop. index: what it iterates over. "chunk": the chunks of a sequence in order, or of one part in a grid over parts.
+    "before": the chunks of the warm-up before a part. "part": the earlier parts of the sequence. "item": the instances that one
+    core group runs.
+    warm_up: the name of the value with the warm-up length: the loop begins this number of chunks before its part. A negative
+    length means no warm-up. In a loop over the chunks of a part, stores have no effect in the iterations of the warm-up.
     """
 
     index: str
@@ -75,11 +74,12 @@ Stmt = Union[Op, Loop]
 
 @dataclass(frozen=True)
 class Buffer:
-    """Storage that `place` gave to values: `slots` copies of `shape` elements in `space`, at byte `offset`.
+    """Storage that the pass `place` allocates for values: `slots` copies of `shape` elements in `space`, at byte `offset`.
 
-    dims: what `shape` has the sizes of. layout: "swizzled" (rows of 128 bytes, as helpers address them), "rows" (a fragment of
-    which neighbouring threads have equal parts of a row), "" where the compiler chooses. pad: elements that nobody reads after
-    each row of a buffer with a row a value head. own: whether a barrier counts the iterations of the walk's own part alone.
+    dims: the dims whose sizes `shape` lists. layout: "swizzled" (rows of 128 bytes, in the order that the module's helper
+    functions use), "rows" (a fragment in which neighbouring threads hold equal parts of a row), or "" if the compiler chooses.
+    pad: unused elements after each row, in a buffer with one row for each value head. own: for a barrier, whether it counts
+    only the iterations of the walk's own part, without the warm-up.
     """
 
     name: str
@@ -97,7 +97,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Agent:
-    """Threads of a block that run ops of their own, `first` and the next; registers: of each; slots: of rings that they fill."""
+    """Consecutive threads of a block that run a branch of the kernel together. first: the number of the first thread. threads:
+    how many threads. registers: for each thread. slots: of each ring that the agent fills."""
 
     name: str
     first: int
@@ -108,18 +109,18 @@ class Agent:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch. grid "chunks": an instance a (chunk slot, head); "sequences": a (sequence, head) that loops; "parts": a
-    (part slot, head) that loops over the chunks of a part, of which a sequence has one or more.
+    """One kernel of a program.
 
-    `split` names a dim that the grid cuts into blocks: inside the kernel that dim has the block's size.
-    `lanes` instances, of consecutive value heads, are one item: a load or store says which it belongs to, or that it moves
-    the values of all of them ("heads"). `agents`: the threads of each, where they share a block. `heads_per_block`: instances, of
-    consecutive value heads, that one thread block runs; no op knows of it. `slices`: instances that share the iterations of a
-    loop over chunks "before" a part: of n, instance i handles chunks i, i + n, i + 2 n and so on.
+    grid: what has an instance. "chunks": each (chunk slot, value head). "sequences": each (sequence, value head); the instance
+    loops over the chunks. "parts": each (part slot, value head); the instance loops over the chunks of the part. A sequence has
+    one or more parts. split: a dim that the grid cuts into blocks; in the kernel it has the size of a block.
+    lanes: how many instances, of consecutive value heads, form one item. A load or store has its lane as an attribute, or moves
+    the values of all lanes ("heads"). agents: of a thread block, if it has several. heads_per_block: how many instances, of
+    consecutive value heads, one thread block runs. slices: how many instances share the iterations of a loop "before" a part:
+    of n, instance i processes chunks i, i + n, i + 2 n and so on.
 
-    threads: of a block, or of an instance; registers: of a thread at launch; blocks_per_sm: blocks that share a multiprocessor.
-    All are 0 where nothing is said. comments: what is computed on lines of the page that are not computed as they stand.
-    """
+    threads: of a block, or of an instance. registers: of a thread at launch. blocks_per_sm: blocks on a multiprocessor at a
+    time. These are 0 if not set. comments: line of the page -> what the kernel computes there, if passes have rewritten it."""
 
     name: str
     grid: str
@@ -138,17 +139,17 @@ class Kernel:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Extents of dims inside the kernel, where they differ from the program's: the block of the split dim."""
+        """The sizes of dims in the kernel that differ from the program's: the block size of the split dim."""
         return dict(self.dims)
 
 
 @dataclass(frozen=True)
 class Program:
-    """A whole computation. dims: full extents of C, K, V; source: the algorithm's lines, for comments; launch: "kernels"
-    for one launch a kernel, "single" for one in all, with barriers over the device between them; forgets: the value, one a
-    token, that is a bound of log(what of the carried state a token keeps), "" where the page has none; scales: values, one a
-    token, of which tiles' rows are multiples; extents: those that callers' tensors have of a dim, where tiles are padded beyond
-    them. Past them a load gives zeros, and nothing is stored."""
+    """A whole computation. dims: the sizes of C, K and V in tiles. source: the lines of the page, for comments. launch: "kernels"
+    for one launch for each kernel, "single" for one launch of all, with device-wide barriers between them. forgets: the name of
+    a value with one entry for each token, an upper bound of the log of the factor that multiplies the state; "" if the page has
+    none. scales: names of values with one entry for each token that multiply rows of tiles. extents: the sizes of dims in
+    callers' tensors, if tiles are padded to more. Loads give zeros in the padding, and stores leave it out."""
 
     name: str
     stage: str
@@ -164,45 +165,45 @@ class Program:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Extents of tiles by dim."""
+        """The sizes of tiles, by dim."""
         return dict(self.dims)
 
     @property
     def memory(self) -> dict[str, int]:
-        """What callers' tensors have of C, K, V."""
+        """The sizes of C, K and V in callers' tensors."""
         return {**self.sizes, **dict(self.extents)}
 
     def shape(self, t: Tensor) -> tuple[int, ...]:
-        """A tile of `t` as it lies in memory: workspaces hold the padding."""
+        """The shape of a tile of `t` in memory. Workspaces include the padding, and other tensors do not."""
         return t.tile.shape(self.sizes if t.role == "workspace" else self.memory)
 
     def padded(self, t: Tensor) -> tuple[bool, ...]:
-        """Of each dim of a tile of `t`, whether memory has less than the tile."""
+        """For each dim of `t`: whether the tile is larger than the tensor in memory."""
         return tuple(t.role != "workspace" and d in dict(self.extents) for d in t.dims)
 
     def describes(self, k: Kernel, o: Op) -> bool:
-        """Whether a load of `k` may go by a descriptor of its sequence's rows: it moves a tile of them, as wide as the tensor,
-        as it lies in memory and without a condition."""
+        """Whether a load of `k` can use a tensor descriptor of the sequence's rows. The load must be unconditional. The tile must
+        have the tensor's full width, and the same layout as in memory."""
         t = self.tensor(o.attr("tensor"))
         plain = not (o.args or o.attr("ahead") or o.attr("transposed") or t.strided or any(self.padded(t)))
         return plain and t.index == "token" and len(t.dims) == 2 and k.split not in t.dims and k.grid != "chunks"
 
     @property
     def walk(self) -> Loop:
-        """The loop over the chunks of a program that is one walk, as a traced one is."""
+        """The loop over chunks. The program must have one kernel, as a traced program has."""
         (k,) = self.kernels
         return next(s for s in k.body if isinstance(s, Loop))
 
     def with_walk(self, loop: Loop) -> Program:
-        """The program with `loop` in the place of its `walk`."""
+        """The program with its `walk` replaced by `loop`."""
         return self.map_kernels(lambda k: replace(k, body=map_loops(k.body, lambda s: [loop])))
 
     def map_kernels(self, each: Callable[[Kernel], Kernel]) -> Program:
-        """The program with what `each` makes of its kernels."""
+        """The program with `each` applied to every kernel."""
         return replace(self, kernels=tuple(map(each, self.kernels)))
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of that name. KeyError names those that there are."""
+        """The tensor of that name. KeyError, which lists the tensors, if there is none."""
         for t in self.tensors:
             if t.name == name:
                 return t
@@ -210,12 +211,12 @@ class Program:
 
     @property
     def skips(self) -> str:
-        """The tensor of index "number" that leaves sequences out: an instance of one whose number is negative clears rows,
-        and does nothing else. "" where there is none."""
+        """The name of the tensor (index "number") that marks the sequences to skip, "" if there is none. A sequence whose number
+        is negative is skipped: its instances only clear rows."""
         return next((t.at for t in self.role("input") if t.at), "")
 
     def clears(self, k: Kernel) -> tuple[Tensor, ...]:
-        """The outputs whose rows that no sequence covers `k` clears: those that it stores."""
+        """The outputs in which `k` writes zeros to the rows that no sequence covers. `k` also stores these outputs."""
         stored = {o.attr("tensor") for o in walk(k.body) if o.kind == "store"}
         return tuple(t for t in self.tensors if t.cleared and t.name in stored)
 
@@ -225,7 +226,7 @@ class Program:
 
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
-    """Every op of a body, loops entered, in program order."""
+    """Every op of a body in program order, including ops in loops."""
     for s in body:
         if isinstance(s, Loop):
             yield from walk(s.body)
@@ -234,18 +235,18 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Op]:
 
 
 def map_ops(body: tuple[Stmt, ...], each: Callable[[Op], Iterable[Stmt]]) -> tuple[Stmt, ...]:
-    """The body with what `each` makes of every op, loops entered."""
+    """The body with every op replaced by the statements that `each` returns, including ops in loops."""
     return tuple(x for s in body for x in (
         [replace(s, body=map_ops(s.body, each))] if isinstance(s, Loop) else each(s)))
 
 
 def map_loops(body: tuple[Stmt, ...], each: Callable[[Loop], Iterable[Stmt]]) -> tuple[Stmt, ...]:
-    """The body with what `each` makes of its loops; those inside a loop are left to `each`."""
+    """The body with every outer loop replaced by the statements that `each` returns. Inner loops are not visited."""
     return tuple(x for s in body for x in (each(s) if isinstance(s, Loop) else [s]))
 
 
 def loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
-    """Every loop of a body, the outer before the inner."""
+    """Every loop of a body. An outer loop comes before its inner loops."""
     for s in body:
         if isinstance(s, Loop):
             yield s
@@ -253,8 +254,8 @@ def loops(body: tuple[Stmt, ...]) -> Iterator[Loop]:
 
 
 def rings(k: Kernel) -> dict[str, tuple[str, int]]:
-    """Values whose buffer has several slots: the loop whose iterations take them one after the other, "" before it, and how
-    many iterations ahead of the current one the value's slot is."""
+    """The values in buffers with several slots: value -> (loop, ahead). The iterations of `loop` use the slots in rotation; it is
+    "" outside of such a loop. `ahead` is how many iterations the value's slot is ahead of the current iteration's."""
     ring = {b.name for b in k.buffers if b.slots > 1}
     out: dict[str, tuple[str, int]] = {}
 
@@ -271,7 +272,7 @@ def rings(k: Kernel) -> dict[str, tuple[str, int]]:
 
 
 def uses(body: tuple[Stmt, ...]) -> dict[str, int]:
-    """How often each value is read; a loop reads its carried values' init and next, and its warm-up length."""
+    """How many times each value is read. A loop reads `init` and `next` of its carried values, and its warm-up length."""
     n: dict[str, int] = {}
     for op in walk(body):
         for a in op.args:

@@ -1,17 +1,23 @@
-"""Which inputs of a traced program are log decays: numbers that are less than 0 where a token forgets; which sums exp takes."""
+"""Finds the log decays among the inputs of a traced program, and the running sums in arguments of exp.
+
+A log decay is less than 0 if the token makes the state smaller.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from .core import Op, Program
 
-#: Ops whose sign is that of their first operand.
+#: Ops whose result has the sign of the first operand.
 KEEP = ("cumsum", "last", "col", "row", "lower", "strictly_lower", "valid", "div")
 
 
 def log_decays(p: Program) -> set[str]:
-    """Inputs that add to the page's `forgets`, or whose running sums add to what exp takes and are not subtracted there: in
-    exp(last(G) - G) they are both, which says nothing."""
+    """The inputs that are log decays.
+
+    An input is one if it has a positive sign in the page's `forgets`. It is also one if an argument of exp contains its running
+    sum with a positive sign only. In exp(last(G) - G) both signs occur; such an exp is no evidence.
+    """
     defs = _defs(p)
 
     def loads(value: str) -> set[tuple[str, int, bool]]:
@@ -26,7 +32,7 @@ def log_decays(p: Program) -> set[str]:
 
 
 def exponents(p: Program) -> dict[str, int]:
-    """The running sums in what exp takes: -1 where they stand there with a minus sign alone, else 1."""
+    """The running sums in arguments of exp: value -> -1 if it only occurs with a minus sign, else 1."""
     defs, signs = _defs(p), dict[str, set[int]]()
     for e in defs.values():
         if e.kind == "exp":
@@ -41,7 +47,7 @@ def _defs(p: Program) -> dict[str, Op]:
 
 
 def _reached(defs: dict[str, Op], value: str) -> Iterator[tuple[Op, int, bool]]:
-    """Ops whose values `value` rises or falls with: which, 1 or -1, and whether by a running sum."""
+    """The ops that `value` is a monotonic function of: (op, 1 if increasing or -1, whether through a running sum)."""
     todo, seen = [(value, 1, False)], set()
     while todo:
         at = n, sign, summed = todo.pop()

@@ -1,4 +1,4 @@
-"""The meaning of a program at any stage: runs it in torch, tile by tile."""
+"""The interpreter: runs a program of any stage in torch, tile by tile. It defines what programs compute."""
 from __future__ import annotations
 
 import contextlib
@@ -18,9 +18,10 @@ TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.
 
 @dataclass
 class Problem:
-    """Sequences to run on. lengths: tokens of each; heads: of q and k; value_heads: of v, a multiple of heads; span: chunks
-    of a part, 0 for all of a sequence; every: chunks from checkpoint to checkpoint; pool: slots of what lies at numbers;
-    rest: tokens past the last sequence's end."""
+    """The sizes of a problem. lengths: the number of tokens of each sequence. heads: the heads of q and k. value_heads: the
+    heads of v, a multiple of `heads`. span: the chunks of a part; 0 if a part is the whole sequence. every: the chunks between
+    two checkpoints. pool: the number of slots of tensors in which a number gives each sequence's slot. rest: tokens past the
+    end of the last sequence."""
 
     lengths: list[int]
     heads: int
@@ -32,32 +33,32 @@ class Problem:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a packed tensor, those past the last sequence included."""
+        """The number of tokens of a packed tensor, including those past the last sequence."""
         return sum(self.lengths) + self.rest
 
     @property
     def starts(self) -> list[int]:
-        """The first token of each sequence, and the end of the last."""
+        """The index of each sequence's first token, and the end of the last sequence."""
         out = [0]
         for n in self.lengths:
             out.append(out[-1] + n)
         return out
 
     def slots(self, chunk: int) -> int:
-        """Chunk slots: sequence n's chunks begin at starts[n] // chunk + n, which never overlap."""
+        """The number of chunk slots. Sequence n begins at slot starts[n] // chunk + n, so that sequences never overlap."""
         return self.tokens // chunk + len(self.lengths)
 
     def part(self, chunk: int) -> int:
-        """Tokens of a part."""
+        """The number of tokens of a part."""
         return chunk * (self.span or self.slots(chunk) + 1)
 
     def parts(self, seq: int, chunk: int) -> int:
-        """Parts of a sequence: one at least."""
+        """The number of parts of a sequence, at least 1."""
         return max(1, -(-self.lengths[seq] // self.part(chunk)))
 
 
 class _Leave(Exception):
-    """The instance ends."""
+    """Ends the current instance."""
 
 
 @dataclass
@@ -68,13 +69,13 @@ class _At:
     block: int = 0
     iteration: int = 0  # of the innermost loop
     part: int = 0
-    begin: int = 0  # the chunk at which a part's walk begins
+    begin: int = 0  # the chunk at which the walk of a part begins
     half: int = 0
-    before: bool = False  # the part
+    before: bool = False  # whether the chunk comes before the part, in a loop over "before"
 
 
 class Interpreter:
-    """exact: all in float64 and casts do nothing; otherwise each op in the dtype of its tile."""
+    """Runs a program. exact: all values are float64 and casts have no effect. Otherwise each value has the dtype of its tile."""
 
     def __init__(self, p: Program, problem: Problem, scalars: dict[str, float], exact: bool = True) -> None:
         self.p, self.problem, self.scalars, self.exact = p, problem, scalars, exact
@@ -82,7 +83,7 @@ class Interpreter:
         self.channel: dict[tuple[str, int], torch.Tensor] = {}
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype in which a tile is held: its own, or float64 where the run is exact."""
+        """The torch dtype for a tile's dtype: the same, or float64 in an exact run."""
         return torch.float64 if self.exact else TORCH[name]
 
     def shape(self, t: Tensor) -> tuple[int, ...]:
@@ -105,7 +106,11 @@ class Interpreter:
         return (heads,) if t.index == "head" else tile
 
     def run(self, inputs: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        """Outputs by name. Outputs and workspaces start as NaN, or as what is given; a missing optional input is zero."""
+        """Run the program, and return its outputs by name.
+
+        Outputs and workspaces start as NaN, or with the content that `inputs` gives. A missing optional input is zero. ValueError
+        for another missing input or a wrong shape.
+        """
         for t in self.p.tensors:
             shape = self.shape(t)
             if t.over:
@@ -139,12 +144,12 @@ class Interpreter:
         return {t.name: self.memory[t.name] for t in self.p.role("output")}
 
     def kernel(self, k: Kernel) -> None:
-        """Run all instances of a kernel, one after another: sequences, value heads, blocks, and chunks or parts."""
+        """Run all instances of a kernel, one after another: loops over sequences, value heads, blocks, and chunks or parts."""
         full, sizes = self.p.sizes, {**self.p.sizes, **k.sizes}
         body: tuple[Stmt, ...] = k.body
         outer: dict[str, torch.Tensor] = {}
         for i, s in enumerate(k.body):
-            if isinstance(s, Loop) and s.index == "item":  # what stands before it runs once
+            if isinstance(s, Loop) and s.index == "item":  # statements before the loop run once
                 self.body(k, k.body[:i], outer, _At(0, 0, -1), sizes)
                 body = s.body
         blocks = full[k.split] // sizes[k.split] if k.split else 1
@@ -165,16 +170,16 @@ class Interpreter:
                         self.body(k, body, dict(outer), _At(n, h, c, b, next(iteration)), sizes)
 
     def sequences(self) -> list[tuple[int, int]]:
-        """The sequences that are not left out, and their lengths."""
+        """The sequences that are not skipped, with their lengths."""
         numbers = self.memory.get(self.p.skips)
         return [(n, x) for n, x in enumerate(self.problem.lengths) if numbers is None or numbers[n] >= 0]
 
     def instances(self, parts: range) -> Iterable[int]:
-        """Parts of a sequence, in the order in which they run; any would do."""
+        """The parts of a sequence, in the order in which they run. Any order must give the same results."""
         return parts
 
     def part(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
-        """Run one part: loops with a warm-up length begin so many chunks before the part."""
+        """Run one part. A loop with a warm-up length begins this number of chunks before the part."""
         with contextlib.suppress(_Leave):
             at.begin = self.own(at, sizes)
             for i, s in enumerate(body):
@@ -184,11 +189,11 @@ class Interpreter:
                 self.body(k, (s,), env, at, sizes)
 
     def own(self, at: _At, sizes: dict[str, int]) -> int:
-        """The first chunk of a part."""
+        """The index of the part's first chunk, without the warm-up."""
         return at.part * self.problem.part(sizes["C"]) // sizes["C"]
 
     def iterations(self, k: Kernel, lp: Loop, at: _At, sizes: dict[str, int]) -> list[_At]:
-        """Where the iterations of a loop stand."""
+        """The position (_At) of each iteration of a loop."""
         if lp.index == "part":
             return [replace(at, part=i) for i in range(at.part)]
         if lp.index == "before":
@@ -199,7 +204,7 @@ class Interpreter:
         return [replace(at, chunk=i, iteration=i) for i in range(at.begin, stop)]
 
     def body(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
-        """Run statements in order; a loop runs its iterations with the values that it carries."""
+        """Run statements in order. A loop passes its carried values from iteration to iteration."""
         for s in body:
             if isinstance(s, Loop):
                 now = {c.name: env[c.init] for c in s.carried}
@@ -212,17 +217,17 @@ class Interpreter:
                 self.op(k, s, env, at, sizes)
 
     def op(self, k: Kernel, o: Op, env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
-        """Run one op: its value goes to `env`, or its effect to memory.
+        """Run one op. Its value goes to `env`, or its effect to memory.
 
-        An op that is ahead works on a later chunk. Past the last chunk, and in warm-ups for what only the part itself does, its
-        value is NaN, so that a read of it shows.
+        An op with the attribute `ahead` works on a later chunk. Past the last chunk its value is NaN, so that a wrong read
+        shows in the results.
         """
         attrs = dict(o.attrs)
         if attrs.get("ahead"):
             before = at.begin - 1 if at.chunk < 0 else at.chunk  # outside of the loop: before its first iteration
             at = replace(at, chunk=before + attrs["ahead"], iteration=at.iteration + attrs["ahead"])
         past = attrs.get("ahead") and at.chunk * sizes["C"] >= self.problem.lengths[at.seq]
-        if past or (attrs.get("own") and at.chunk < self.own(at, sizes)):  # it does nothing, and nobody may read its value
+        if past or (attrs.get("own") and at.chunk < self.own(at, sizes)):  # no effect, and no op may read its value
             if o.out:
                 assert o.type is not None
                 env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))
@@ -274,8 +279,9 @@ class Interpreter:
             env[o.out] = meaning(attrs, *(env[a] for a in o.args))
 
     def warm_up_length(self, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
-        """Chunks of warm-up of a part: the fewest whose bounds sum to -`bound` or less, all where a sequence begins before, -1
-        where there would be more than `most` parts' worth.
+        """The warm-up length of a part in chunks: the least number of chunks whose entries of the tensor sum to -`bound` or less.
+
+        If the sum stays above, all chunks back to the sequence's first. -1 if it is more than `most` times the chunks of a part.
         """
         part = at.part + attrs.get("parts_ahead", 0)
         if part == 0 or part >= self.problem.parts(at.seq, sizes["C"]):
@@ -293,16 +299,18 @@ class Interpreter:
         return first
 
     def lane(self, at: _At, o: Op) -> _At:
-        """Where the instance stands that `o` belongs to: a lane past the last head repeats that one."""
+        """The position of the lane that `o` belongs to. A lane past the last head repeats the last head."""
         return replace(at, head=min(at.head + o.attr("lane", 0), self.problem.value_heads - 1))
 
     def rows(self, at: _At, sizes: dict[str, int]) -> int:
-        """Rows of this chunk that have a token."""
+        """The number of tokens in this chunk."""
         return min(sizes["C"], self.problem.lengths[at.seq] - at.chunk * sizes["C"])
 
     def place(self, k: Kernel, t: Tensor, at: _At, sizes: dict[str, int], heads: int) -> tuple[slice | int, ...]:
-        """The index of this instance's tile in the whole tensor (rows of a token tensor: the valid ones); with `heads`,
-        that of as many heads' tiles, of which there may be fewer."""
+        """The index of this instance's tile in the whole tensor. For index "token" it has only the rows with tokens.
+
+        heads: the index covers the tiles of this number of heads, or of fewer at the last head.
+        """
         pr = self.problem
         head: slice | int = at.head if t.heads == "HV" else at.head // (pr.value_heads // pr.heads)
         if heads:
@@ -323,7 +331,8 @@ class Interpreter:
         return cut
 
     def load(self, k: Kernel, o: Op, at: _At, sizes: dict[str, int]) -> torch.Tensor:
-        """A copy of this instance's tile; zeros past the tensor's end, in padding, and for a part or state that there is not."""
+        """A copy of this instance's tile. It is zero in rows past the sequence's end and in padding, and for a part that does not
+        exist. The initial state is zero unless the walk begins at chunk 0."""
         t, heads = self.p.tensor(o.attr("tensor")), o.attr("heads", 0)
         if t.index == "block":
             return self.channel[t.name, at.iteration % t.slots].clone()
@@ -336,8 +345,9 @@ class Interpreter:
         return tile[-1] if o.attr("last") else tile.T if o.attr("transposed") else tile
 
     def store(self, k: Kernel, o: Op, x: torch.Tensor, at: _At, sizes: dict[str, int]) -> None:
-        """Write this instance's tile: what the tensor has of it. Warm-ups store nothing to memory, and states are those of the
-        last part.
+        """Write this instance's tile, without padding and without rows past the sequence's end.
+
+        Iterations of the warm-up write nothing to global memory. Only the last part writes the final state.
         """
         t, row, col = self.p.tensor(o.attr("tensor")), o.attr("row"), o.attr("col")
         if t.index == "block":
@@ -363,7 +373,8 @@ class Interpreter:
 
 
 def const_tile(t: Tensor, sizes: dict[str, int]) -> torch.Tensor:
-    """A mask made on the host. fill: "KIND[:SIZE] KEPT OTHER", KIND of `keep`: KEPT where it keeps, OTHER elsewhere."""
+    """The content of a tensor of index "const". Its `fill` is "KIND[:SIZE] KEPT OTHER": entries that `ir.ops.keep` keeps for
+    KIND and SIZE are KEPT, the others are OTHER."""
     kind, kept, other = t.fill.split()
     name, _, size = kind.partition(":")
     n = t.tile.shape(sizes)[0]
@@ -372,5 +383,5 @@ def const_tile(t: Tensor, sizes: dict[str, int]) -> torch.Tensor:
 
 def interpret(p: Program, problem: Problem, inputs: dict[str, torch.Tensor | None], scalars: dict[str, float],
               exact: bool = True) -> dict[str, torch.Tensor]:
-    """Run `p`: see Interpreter."""
+    """Run `p` on `inputs`. See Interpreter and its method `run`."""
     return Interpreter(p, problem, scalars, exact).run(inputs)

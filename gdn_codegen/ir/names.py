@@ -1,37 +1,40 @@
-"""Names of values that the page did not name: what the value is, in the names of what it is made of.
+"""Names for values that the page does not name. A name is made of the op and the names of its operands.
 
-`exp(last(G) - G)` is exp_last_G_minus_G, `k @ k.T` is k_kT, `beta * v` is beta_v. A name of more than LONGEST characters gives
-way to what the value is for: of a line "U = ..." it is U_operand where a product reads it, else U_sum, U_term and so on; where no
-line is known it is named after an operand, as beta_scaled. A cast adds its dtype (_f16), and passes add words for moves and
-copies (_shared, _next), so that an emitted name stays near 24 characters.
+`exp(last(G) - G)` is named exp_last_G_minus_G, `k @ k.T` is k_kT, `beta * v` is beta_v. If such a name has more than LONGEST
+characters, the value is named after its use. On a line "U = ..." of the page it is U_operand if a product reads it, else U_sum,
+U_term and so on. If the line is not known, it is named after an operand, for example beta_scaled. A cast appends its dtype
+(_f16). Passes append words for moves and copies (_shared, _next). Emitted names therefore have about 24 characters at most.
 """
 from __future__ import annotations
 
 import re
 from typing import Any
 
-#: Characters of a name before words for casts and moves.
+#: The most characters of a name, without the words for casts and moves.
 LONGEST = 18
 DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
-#: Words at a name's end that say how a value is held, not what it is.
+#: Suffixes for the dtype or the shape in which a value is held. They do not describe what is computed.
 HELD = re.compile(r"_(?:f16|bf16|f32|f64|col|row|in)$")
 _BETWEEN = {"add": "_plus_", "sub": "_minus_", "mul": "_", "div": "_over_", "maximum": "_max_", "minimum": "_min_"}
 _BEFORE = {"neg": "minus_", "lower": "lower_", "strictly_lower": "below_", "unit_lower_inverse": "inverse_", "row_norm": "unit_",
            "cumsum": "sums_", "row_sum": "row_sums_", "diagonal": "diagonal_"}
-#: What a value is for, by its op.
+#: The word for the value of an op, by kind.
 _ROLES = {"add": "sum", "sub": "difference", "mul": "term", "div": "ratio", "matmul": "product", "exp": "exp"}
 
 
 def stem(name: str) -> str:
-    """A value's name without words for how it is held."""
+    """The name without the suffixes of HELD."""
     while HELD.search(name):
         name = HELD.sub("", name)
     return name
 
 
 def name_of(kind: str, args: tuple[str, ...], attrs: dict[str, Any], line_value: str = "", operand: bool = False) -> str:
-    """A name for the value of an op that reads `args`. line_value: the page's value of its line, "" where that is not known;
-    operand: whether a product reads it."""
+    """A name for the value of an op with operands `args`.
+
+    line_value: the value that the op's line of the page defines, "" if it is not known. operand: whether a product reads the
+    value.
+    """
     if kind == "cast":
         return f"{stem(args[0])}_{DTYPES[attrs['to']]}"
     if kind in ("col", "row"):
@@ -53,7 +56,7 @@ def name_of(kind: str, args: tuple[str, ...], attrs: dict[str, Any], line_value:
 
 
 def _plain(kind: str, args: tuple[str, ...], attrs: dict[str, Any]) -> str:
-    """What the op computes, as a name."""
+    """The name that describes the op and all of its operands, of any length."""
     if kind == "matmul":
         product = f"{args[0]}{'T' if attrs.get('ta') else ''}_{args[1]}{'T' if attrs.get('tb') else ''}"
         return f"{args[2]}_plus_{product}" if len(args) > 2 else product

@@ -1,8 +1,8 @@
-"""The one table of ops: name, type rule, meaning in torch, effect.
+"""The table of all ops: name, type rule, meaning in torch, effect.
 
-Ops name no target, memory or thread. A type rule fails with a sentence that says how to fix the input. The meaning is
-`evaluate(attrs, *values)`, on torch tensors whose shape is the tile's; loads, stores and waits have theirs in
-`ir/interpret.py`, which knows where a kernel stands.
+Ops do not depend on a target. The error of a type rule tells how to fix the input. The meaning of an op is
+`evaluate(attrs, *values)` on torch tensors with the shape of the tiles. Loads, stores and waits depend on the instance that runs
+them, so `ir/interpret.py` has their meaning.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import decompositions, zeros
 from .types import FLOATS, Tile
 from .zeros import ZeroRule
 
-if TYPE_CHECKING:  # meanings import it as they run: whoever only builds, or asks for help, need not wait for it
+if TYPE_CHECKING:  # `evaluate` functions import torch when they run, so that builds and `--help` need not import it
     import torch
 
     from .builder import Body
@@ -24,19 +24,23 @@ Attrs = dict[str, Any]
 
 
 class TypeRuleError(ValueError):
-    """An op was given operands that its type rule refuses."""
+    """The operands of an op do not satisfy its type rule."""
 
 
 @dataclass(frozen=True)
 class OpDef:
-    """An op: name, its meaning in a line, and what the compiler knows of it.
+    """An op: its name, its meaning in one line, and the properties that passes use.
 
-    infer: (attrs, *types of operands) -> type of the result; raises TypeRuleError. evaluate: (attrs, *operands) -> the result in
-    torch; None where ir/interpret.py has the meaning. effect: "pure", "read", "write" or "sync". elementwise: whether an entry of
-    the result depends on the same entry of the operands alone. attrs: names of its attributes. zero: along which axes the result
-    is zero on padding, see ir/zeros.py. decompose: (op, body) -> name of the result, made of other ops; None where emitters have
-    a rule, or the op has a pass of its own. text: (op, texts of operands) -> an expression in torch, for the page by which
-    modules check themselves; operands may have leading dims. None where emit/page.py has it, or no page may use the op.
+    infer: (attrs, *types of operands) -> type of the result. It raises TypeRuleError.
+    evaluate: (attrs, *operands) -> the result in torch. None if ir/interpret.py has the meaning.
+    effect: "pure", "read", "write" or "sync".
+    elementwise: whether an entry of the result depends only on the same entries of the operands.
+    attrs: the names of its attributes.
+    zero: the rule for the axes along which the result is zero on padding (ir/zeros.py).
+    decompose: (op, body) -> the name of the result, which the function makes of other ops. None if emitters have a rule for the
+    op, or a separate pass removes it.
+    text: (op, texts of operands) -> an expression in torch, for the reference that generated modules check their kernels
+    against. Operands may have leading dims. None if emit/page.py has the expression, or no page may use the op.
     """
 
     name: str
@@ -52,29 +56,31 @@ class OpDef:
 
 
 OPS: dict[str, OpDef] = {}
-#: What any op may have: it works for the chunk so many iterations after its own, and does nothing where there is none.
+#: Attribute of any op: the op works on the chunk this number of iterations later. It has no effect if there is no such chunk.
 AHEAD = "ahead"
-#: And: it does nothing in iterations before those of the walk's own part.
+#: Attribute of any op: the op has no effect in the iterations of the warm-up.
 OWN_PART = "own_part"
-#: And: it is one of so many ops in a row that one statement does side by side.
+#: Attribute of any op: the op is one of this number of consecutive ops that one statement runs in parallel.
 BESIDE = "beside"
-#: And: which thread has which entry of its tile. "sums": as the result of a product of a warp group lies.
+#: Attribute of any op: how the entries of the tile are assigned to threads. "sums": as in the result of a warp group's product.
 ORDER = "order"
-#: What any op may have.
+#: The attributes that any op may have.
 ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
 
 
 def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
        effect: str = "pure", elementwise: bool = False, attrs: tuple[str, ...] = (), zero: ZeroRule = zeros.nowhere,
        decompose: Callable[[Op, Body], str] | None = None, text: Callable[[Op, list[str]], str] | None = None) -> None:
-    """Add an op to the table, the package's or one from outside. The arguments are OpDef's. ValueError for a taken name."""
+    """Add an op to the table. Other packages may call it, too. The arguments are the fields of OpDef. ValueError if the name is
+    taken."""
     if name in OPS:
         raise ValueError(f"name: got {name!r}, an op that is in the table; accepted: a name that is not")
     OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs, zero, decompose, text)
 
 
 def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
-    """The result type of `kind` on operands of types `args`."""
+    """The type of the result of `kind` for operands of types `args`. TypeRuleError for an unknown op or attribute, or a
+    mismatch."""
     if kind not in OPS:
         raise TypeRuleError(f"op {kind!r} is unknown; the table ir/ops.py has {', '.join(OPS)}")
     extra = set(attrs) - {*OPS[kind].attrs, *ANY_OP}
@@ -95,9 +101,10 @@ def _arity(kind: str, n: int, args: tuple[Tile, ...]) -> None:
 
 
 def _broadcast(kind: str) -> Callable[..., Tile]:
-    """The type rule of an elementwise op of two operands: dims that are 1 are broadcast. TypeRuleError says how to write it."""
+    """The type rule of an elementwise op with two operands. Dims of size 1 are broadcast. The TypeRuleError tells how to fix
+    it."""
     def rule(attrs: Attrs, *args: Tile) -> Tile:
-        """The result's type: two tiles of one rank and dtype, or a tile and a number."""
+        """The type of the result. Accepts two tiles of the same rank and dtype, or a tile and a number of the same dtype."""
         _arity(kind, 2, args)
         a, b = args
         _need(a.dtype == b.dtype, f"{kind}: operands have dtypes {a.dtype} and {b.dtype}; cast one of them")
@@ -129,8 +136,9 @@ def _square(kind: str) -> Callable[..., Tile]:
 
 
 def _matmul(attrs: Attrs, *args: Tile) -> Tile:
-    """[m, k] @ [k, n] in one dtype -> [m, n] in float32 (float64 of float64), onto an accumulator of that type if one is
-    given.
+    """[m, k] @ [k, n] of the same dtype -> [m, n] in float32, or in float64 for float64 operands.
+
+    The optional third operand is an accumulator, which must have the type of the result.
     """
     _need(len(args) in (2, 3), f"matmul takes two operands and an optional accumulator, {len(args)} came")
     a, b = args[:2]
@@ -263,13 +271,13 @@ def _takes_a_number(attrs: Attrs, *args: Tile) -> Tile:
 
 # --- meanings --------------------------------------------------------------------------------------------------------
 def ranges(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row numbers [n, 1] and column numbers [1, n]."""
+    """The row indices, [n, 1], and the column indices, [1, n]."""
     import torch
     return torch.arange(n)[:, None], torch.arange(n)[None, :]
 
 
 def keep(kind: str, n: int, size: int = 0) -> torch.Tensor:
-    """The entries of an n x n tile that a masking op keeps, as booleans."""
+    """A boolean mask, [n, n]: the entries that a masking op keeps."""
     i, j = ranges(n)
     return {"lower": i >= j, "strictly_lower": i > j, "eye": i == j,
             "pairs": (i // max(1, 2 * size) == j // max(1, 2 * size)) & (i // max(1, size) > j // max(1, size))}[kind]
@@ -314,7 +322,7 @@ def _row_norm(attrs: Attrs, x: torch.Tensor) -> torch.Tensor:
 
 
 def _of_torch(name: str) -> Callable[..., torch.Tensor]:
-    """The function of torch that is called so."""
+    """The torch function with this name, as the meaning of an op."""
     def meaning(attrs: Attrs, *x: torch.Tensor) -> torch.Tensor:
         import torch
         out: torch.Tensor = getattr(torch, name)(*x)
@@ -338,9 +346,10 @@ def _of_four(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d:
 
 # --- the table -------------------------------------------------------------------------------------------------------
 op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",))
-op("scalar", "a number that the caller passes: `param`, or of `tensor`, of that dtype, the one of the value head", _scalar,
+op("scalar", "a number from the caller: the parameter `param`, or the entry of `tensor`, of dtype `dtype`, for the value "
+   "head", _scalar,
    attrs=("param", "tensor", "dtype", "lane"))
-op("full", "a tile of one number", _filled, attrs=("dims", "value", "dtype"), zero=zeros.full)
+op("full", "a tile in which every entry is `value`", _filled, attrs=("dims", "value", "dtype"), zero=zeros.full)
 for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
     op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n), _of_torch(_n), elementwise=True,
        zero={"mul": zeros.any_operand, "div": zeros.quotient}.get(_n, zeros.all_operands))
@@ -352,62 +361,72 @@ op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",), 
 op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True, zero=zeros.same)
 op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True, zero=zeros.transposed)
 op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",), zero=zeros.all_operands)
-op("matmul", "a @ b (+ accumulator), either side transposed, summed in float32; `asynchronous`: begun, and complete at the "
-   "agent's next drain", _matmul, _mm, attrs=("ta", "tb", "asynchronous"), zero=zeros.product)
-op("cumsum", "running sum along tokens; terms below `least` count as that, NaN stays", _cumsum,
+op("matmul", "a @ b (+ accumulator), summed in float32. `ta`, `tb`: a or b is transposed. `asynchronous`: the op only starts "
+   "the product, which is complete after the agent's next drain",
+   _matmul, _mm, attrs=("ta", "tb", "asynchronous"), zero=zeros.product)
+op("cumsum", "running sum along tokens. Terms below `least` are replaced by `least`; NaN is kept", _cumsum,
    lambda attrs, x: (x.clamp(min=attrs["least"]) if "least" in attrs else x).cumsum(0), attrs=("least",))
-op("part", "`size` entries of a vector from `start` on", _part, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
+op("part", "`size` entries of a vector, beginning at `start`", _part, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
    attrs=("start", "size"))
-op("join", "vectors one after the other, as one along `dim`", _join, _joined, attrs=("dim",))
-op("block", "size x size entries of a tile, from `row` and `col` on", _block,
+op("join", "the concatenation of vectors, with dim `dim`", _join, _joined, attrs=("dim",))
+op("block", "a size x size block of a tile, beginning at `row` and `col`", _block,
    lambda attrs, x: x[attrs["row"]:, attrs["col"]:][:attrs["size"], :attrs["size"]], attrs=("row", "col", "size"))
-op("from_quarters", "a tile of four: upper left, upper right, lower left, lower right", _from_quarters,
+op("from_quarters", "a tile made of its four quarters: upper left, upper right, lower left, lower right", _from_quarters,
    _of_four, attrs=("dims",))
-op("last", "row C - 1", _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:],
+op("last", "the last row of a tile, or the last entry of a vector",
+   _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:],
    zero=zeros.columns)
 op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1), zero=zeros.rows)
-op("diagonal", "entry i of each row i", _diagonal, lambda attrs, x: x.diagonal(), zero=zeros.diagonal)
+op("diagonal", "the entries on the diagonal, as a vector", _diagonal, lambda attrs, x: x.diagonal(), zero=zeros.diagonal)
 op("lower", "entries on and below the diagonal; the others become `fill`", _square("lower"), _masked("lower"),
    elementwise=True, attrs=("fill",), zero=zeros.lower)
 op("strictly_lower", "entries below the diagonal; the others become `fill`", _square("strictly_lower"),
    _masked("strictly_lower"), elementwise=True, attrs=("fill",), zero=zeros.lower)
-op("pairs", "of each 2 size x 2 size diagonal block, its lower left size x size block", _square("pairs"),
+op("pairs", "keeps the lower left size x size block of each 2 size x 2 size block on the diagonal; other entries become `fill`",
+   _square("pairs"),
    _masked("pairs"), elementwise=True, attrs=("size", "fill"), zero=zeros.lower)
-op("eye", "the identity matrix; with `within`, of as many rows as memory has of that dim, zero beyond",
+op("eye", "the identity matrix. `within`: a dim; rows past the dim's size in memory are zero",
    lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"), zero=zeros.identity)
-op("unit_lower_inverse", "(I + x)^-1 of a strictly lower x", _square("unit_lower_inverse"), _inverse)
-op("diag_inverse", "(I + x)^-1 of each size x size block on the diagonal, x what lies below its own, 0 outside of them; its "
-   "columns times a vector, where one is given; `strict`: without the ones of its diagonal", _inverted, _diag_inverse,
+op("unit_lower_inverse", "(I + x)^-1 for a strictly lower x", _square("unit_lower_inverse"), _inverse)
+op("diag_inverse", "the inverse (I + x)^-1 of each size x size block on the diagonal, x being the block's strictly lower "
+   "part; entries outside of the blocks are 0. An optional vector multiplies the columns. `strict`: the ones on the diagonal "
+   "are left out",
+   _inverted, _diag_inverse,
    attrs=("size", "strict"), zero=zeros.inverted)
 op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",),
    zero=zeros.same, decompose=decompositions.row_norm)
-op("valid", "rows past the sequence's end become zero; all of them where the optional tensor `given` is absent",
+op("valid", "rows past the sequence's end become zero. `given`: instead, all rows become zero if this optional tensor is "
+   "absent",
    lambda attrs, x: x, attrs=("given",), zero=zeros.valid)
-op("transpose", "rows as columns, in memory space `space`; `columns`: each core of an agent has some columns of the result, not "
-   "rows", _transpose, lambda attrs, x: x.T, attrs=("columns", "space"), zero=zeros.transposed)
-op("load", "a tile from global memory. An asynchronous copy arrives at `channel`, or at `tail` at a sequence's end. With an "
-   "operand: only where that number is negative, else zeros or the second operand. `parts_ahead`: the tile of that many parts "
-   "later, zeros past the last part. `last`: the last entry of a vector. `described`: by a descriptor of the sequence's rows",
+op("transpose", "the transpose, in memory space `space`. `columns`: the result is distributed over an agent's cores by "
+   "columns, not by rows", _transpose, lambda attrs, x: x.T, attrs=("columns", "space"), zero=zeros.transposed)
+op("load", "a tile from global memory. An asynchronous copy arrives at the barrier `channel`, or at `tail` for a ragged "
+   "tail. With an operand: a conditional load, which happens if that number is negative; otherwise the result is the second "
+   "operand, or zeros. `parts_ahead`: loads the tile of this number of parts later; zeros past the last part. `last`: only "
+   "the last entry of a vector. `described`: uses a tensor descriptor of the sequence's rows",
    _loaded, effect="read",
    attrs=("tensor", "lane", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described"))
-op("store", "a tile to global memory. `parts_ahead`: to that of so many parts later, nothing past the last", _effect,
+op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last",
+   _effect,
    effect="write", attrs=("tensor", "lane", "heads", "row", "col", "transposed", "columns", "parts_ahead"))
-op("warm_up_length", "chunks of a part's warm-up: the fewest before the part over which the sum of `tensor` is -`bound` or less, "
-   "or all back to the sequence's first chunk; -1 where that is more than `most` times the chunks of a part. Without `tensor`: "
-   "-1, and 0 in the first part. `parts_ahead`: of that many parts later, 0 past the last. `kept`: where an earlier kernel wrote "
-   "it for all parts but the first, if that kernel ran", _scalar, effect="read",
+op("warm_up_length", "the warm-up length of a part, in chunks: the least n for which the sum of `tensor` over the n chunks "
+   "before the part is at most -`bound`, or all chunks back to the sequence's first. -1 if n is more than `most` times the "
+   "chunks of a part. Without `tensor`: -1, and 0 in the first part. `parts_ahead`: for the part this number of parts later; "
+   "0 past the last. `kept`: the tensor in which an earlier kernel stored it for all parts but the first, if that kernel ran",
+   _scalar, effect="read",
    attrs=("tensor", "bound", "most", "parts_ahead", "kept"))
-op("return_unless_negative", "the instance ends here unless the number is negative", _takes_a_number, effect="write")
-op("claim_part", "of the two instances of a part one goes on and the other ends here. The first, which runs before, goes on "
-   "where the number (the warm-up length) is more than half of the part's chunks, and the second where it is not",
+op("return_unless_negative", "ends the instance unless the number is negative", _takes_a_number, effect="write")
+op("claim_part", "ends one of the two instances of a part. The operand is the warm-up length. The first instance, which starts "
+   "earlier, continues if the length is more than half of the part's chunks; the second continues if it is not",
    _takes_a_number, effect="write")
 op("move", "the same value in another memory space", _same("move"), lambda attrs, x: x, attrs=("space", "transposed"),
    zero=zeros.same)
-op("signal", "producer of `channel` says that a buffer is full or free", _effect, effect="sync",
+op("signal", "signals `channel`: a buffer is full, or free again", _effect, effect="sync",
    attrs=("channel", "src", "dst", "id", "loop", "why"))
-op("wait", "consumer of `channel` holds until it was signalled, this iteration of the loop or `back` iterations before", _effect,
+op("wait", "waits until `channel` was signalled, in this iteration of the loop or `back` iterations before", _effect,
    effect="sync", attrs=("channel", "src", "dst", "id", "loop", "why", "back"))
-op("fence", "the agent's writes so far are seen by the units that read shared memory by themselves", _effect, effect="sync")
-op("drain", "the products that the agent began are complete", _effect, effect="sync")
-op("barrier", "all of an agent's (or `scope`'s) earlier ops come before its later ones", _effect, effect="sync",
+op("fence", "makes the agent's earlier writes visible to the units that read shared memory asynchronously",
+   _effect, effect="sync")
+op("drain", "waits until the products that the agent started are complete", _effect, effect="sync")
+op("barrier", "orders all earlier ops of the agent (or of `scope`) before its later ones", _effect, effect="sync",
    attrs=("scope", "ids", "why"))

@@ -1,4 +1,4 @@
-"""Which values are zero on the padding of their dims: what sums over a padded dim rely on."""
+"""Finds the values that are zero on padding. An op that sums over a padded dim needs an operand that is zero there."""
 from __future__ import annotations
 
 from .core import Op, Program, Stmt, types
@@ -8,9 +8,9 @@ from .zeros import ALL, NONE, Axes, transpose
 
 
 def sums_over_padding(p: Program) -> list[tuple[str, Op, str]]:
-    """The ops that sum over a padded dim of values that may be other than zero there: kernel, op, dim."""
+    """The ops that sum over a padded dim although no operand is known to be zero on the padding: (kernel, op, dim)."""
     stored: dict[str, Axes] = {}
-    while True:  # loads before stores, as of what is computed ahead: until nothing changes
+    while True:  # until nothing changes, since a load may come before the store of its workspace, as in values computed ahead
         before, found = dict(stored), []
         for k in p.kernels:
             walk = _Walk(p, types(k.body), stored)
@@ -24,11 +24,11 @@ class _Walk:
     def __init__(self, p: Program, type_of: dict[str, Tile], stored: dict[str, Axes]) -> None:
         self.p, self.type, self.stored = p, type_of, stored
         self.zero: dict[str, Axes] = {}
-        self.found: dict[str, tuple[Op, str]] = {}  # by the op's value
+        self.found: dict[str, tuple[Op, str]] = {}  # name of the op's value -> op, dim
 
     def body(self, body: tuple[Stmt, ...]) -> None:
-        """Find what is zero on padding, statement by statement. What a loop carries is zero where it stays so in each
-        iteration.
+        """Visit statements in order, and find the zero axes of each value. A carried value has a zero axis if its initial value
+        has it and every iteration keeps it.
         """
         for s in body:
             if isinstance(s, Op):
@@ -47,16 +47,14 @@ class _Walk:
             self.zero |= {c.result: now[c.name] for c in s.carried}
 
     def sums(self, o: Op, *sides: tuple[str, int]) -> None:
-        """Note `o` if it sums along an axis of operands, padded, that none of them has zeros on."""
+        """Record `o` if it sums along a padded axis on which no operand is known to be zero. sides: (operand, axis) pairs."""
         d = self.type[sides[0][0]].dims[sides[0][1]]
         self.found.pop(o.out, None)
         if d in dict(self.p.extents) and not any(axis in self.zero[a] for a, axis in sides):
             self.found[o.out] = o, str(d)
 
     def op(self, o: Op) -> Axes:
-        """The axes along which an op's value is zero on padding. A sum over padding that may be nonzero raises the error of
-        `sums`.
-        """
+        """The axes along which the value of an op is zero on padding. Also records sums over padding that may be nonzero."""
         z = tuple(self.zero[a] for a in o.args)
         if o.kind in ("load", "store"):
             t, transposed = self.p.tensor(o.attr("tensor")), bool(o.attr("transposed"))

@@ -1,4 +1,4 @@
-"""Reads what ir/printer.py printed. The text has Python's syntax, of which literals and calls are read, never run."""
+"""Parses the text that ir/printer.py prints. The text has the syntax of Python. The parser reads it and never executes it."""
 from __future__ import annotations
 
 import ast
@@ -14,7 +14,7 @@ class ParseError(ValueError):
 
 
 def _value(n: ast.expr) -> Any:
-    """A literal, `inf` included. ParseError for anything else."""
+    """The value of a literal, or of `inf`. ParseError for anything else."""
     if isinstance(n, ast.Constant):
         return n.value
     if isinstance(n, ast.Name) and n.id == "inf":
@@ -46,8 +46,9 @@ class _Reader:
         self.tensors: dict[str, Tensor] = {}
 
     def op(self, n: ast.stmt, env: dict[str, Tile]) -> Op:
-        """One op; its type follows from its operands. ParseError for an unknown op or a value that is read before it is
-        defined.
+        """Parse one op. Its type follows from its operands.
+
+        ParseError for an unknown op, or for a value that is read before it is defined.
         """
         if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
             out, expr = n.targets[0].id, n.value
@@ -73,7 +74,7 @@ class _Reader:
         return Op(kind, out, names, tuple(sorted(kw.items())), tile, **meta)
 
     def body(self, nodes: list[ast.stmt], env: dict[str, Tile]) -> tuple[Stmt, ...]:
-        """A body: ops and loops. env: types of the values so far; those of this body are added."""
+        """Parse a body of ops and loops. env: the types of the values so far, to which this function adds those of the body."""
         out: list[Stmt] = []
         for n in nodes:
             if isinstance(n, ast.Pass):
@@ -90,7 +91,7 @@ class _Reader:
 
 
 def parse_program(text: str) -> Program:
-    """The program that `program_text` printed."""
+    """Parse the text of `program_text`. Returns a program equal to the printed one. ParseError for other text."""
     r = _Reader()
     head: dict[str, Any] = {}
     source: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""Prints a program as builder code; ir/parser.py reads it back to an equal program."""
+"""Prints a program as text in the form of builder calls. ir/parser.py parses the text to an equal program."""
 from __future__ import annotations
 
 from .core import Buffer, Kernel, Loop, Op, Program, Stmt
@@ -32,7 +32,7 @@ def _buffer(b: Buffer) -> str:
 
 
 def op_text(o: Op) -> str:
-    """One op as a line of builder code."""
+    """One op as a line of text."""
     kw: dict[str, object] = {**dict(o.attrs)}
     kw |= {k: v for k, v in (("line", o.line), ("agent", o.agent), ("buffer", o.buffer)) if v}
     text = _call(o.kind, list(o.args), **kw)
@@ -40,7 +40,7 @@ def op_text(o: Op) -> str:
 
 
 def _stmts(body: tuple[Stmt, ...], indent: str, out: list[str]) -> None:
-    """Append the lines of a body. indent: what each begins with."""
+    """Append the lines of a body to `out`. indent: the indentation of each line."""
     for s in body:
         if isinstance(s, Loop):
             carried = {c.name: (c.init, c.next, c.result, c.type.dims, c.type.dtype, *([c.slots] if c.slots > 1 else []))
@@ -55,7 +55,7 @@ def _stmts(body: tuple[Stmt, ...], indent: str, out: list[str]) -> None:
 
 
 def kernel_text(k: Kernel) -> str:
-    """One kernel as builder code; fields that have their default are left out."""
+    """One kernel as text. Fields with their default value are left out."""
     kw: dict[str, object] = {"grid": k.grid, "dims": dict(k.dims)}
     if k.split:
         kw["split"] = k.split
@@ -77,7 +77,7 @@ def kernel_text(k: Kernel) -> str:
 
 
 def program_text(p: Program) -> str:
-    """The whole program as builder code."""
+    """The whole program as text."""
     more = {k: v for k, v, d in (("launch", p.launch, "kernels"), ("forgets", p.forgets, ""),
                                   ("scales", p.scales, ()), ("extents", dict(p.extents), {})) if v != d}
     head = _call("program", [repr(p.name)], stage=p.stage, scalars=p.scalars, dims=dict(p.dims), **more)

@@ -1,7 +1,8 @@
-"""The stages of a program: which ops, attributes and annotations are legal at each. `verify` holds every program against them.
+"""The stages of a program, and the ops, attributes and annotations that are legal at each stage. `verify` checks programs for
+them.
 
-A pass takes a program of one stage and gives one of the same or the next (`passes.stage`). "transferred" and "fed" are stages of
-devices whose cores share no memory; other pipelines go from "assigned" to "placed".
+A pass takes a program of one stage and returns a program of the same or the next stage (`passes.stage`). Only devices whose
+cores share no memory have the stages "transferred" and "fed". Other pipelines go from "assigned" to "placed".
 """
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ STAGES = {
     "checked": "the waits are proved",
 }
 
-#: What is legal when, by first and last stage. An op stands as its kind; an attribute as kind.attribute, or *.attribute of any
-#: op; an annotation as Class.field, where it has a value other than its default; also "grid G", "loop INDEX" and "index INDEX" of
-#: tensors. An attribute that stands nowhere is legal where its op is.
+#: Range of stages ("first..last") -> the features that are legal in it. A feature is the kind of an op, an attribute
+#: (kind.attribute, or *.attribute for any op), an annotation (Class.field, if its value is not the default), "grid G", "loop
+#: INDEX", or "index INDEX" of a tensor. An attribute that the table does not list is legal wherever its op is.
 LEGAL = {
     "traced..checked": """
         const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full
@@ -60,7 +61,7 @@ LEGAL = {
 
 
 def between(ranges: str) -> tuple[str, ...]:
-    """The stages of "a..b c", in order: those from a to b, and c."""
+    """The stages in the ranges of a text. For "a..b c" these are the stages from a to b, and c."""
     order, out = list(STAGES), []
     for r in ranges.split():
         first, _, last = r.partition("..")
@@ -69,7 +70,7 @@ def between(ranges: str) -> tuple[str, ...]:
 
 
 def _names(text: str) -> list[str]:
-    """The names of a row: "grid G;" is one, other words are one each."""
+    """The features in a row of LEGAL. "grid G", "loop INDEX" and "index INDEX" are one name each; so is every other word."""
     words = text.replace(";", " ").split()
     out: list[str] = []
     while words:
@@ -79,10 +80,10 @@ def _names(text: str) -> list[str]:
     return out
 
 
-#: name -> the ranges in which it is legal.
+#: Feature -> the ranges of stages in which it is legal.
 RANGES: dict[str, str] = {name: ranges for ranges, names in LEGAL.items() for name in _names(names)}
 _LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() if s in between(r)) for s in STAGES}
-#: Annotations, by class of node, with their defaults.
+#: The annotations of each class of node, with their default values.
 _PROGRAM = {"dims": (), "extents": (), "scales": (), "forgets": "", "launch": "kernels"}
 _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "cleared": False, "slots": 1}
 _KERNEL = {"split": "", "dims": (), "slices": 1, "lanes": 1, "heads_per_block": 1, "buffers": (), "agents": (),
@@ -91,7 +92,7 @@ _BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad"
 
 
 def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
-    """What of the table stands in `p`, with its kernel and op."""
+    """The features that `p` has, with the kernel and op of each."""
     def annotations(node: object, fields: Mapping[str, object]) -> list[str]:
         return [f"{type(node).__name__}.{f}" for f, default in fields.items() if getattr(node, f) != default]
 
@@ -131,7 +132,7 @@ def _of_op(o: Op) -> Iterator[str]:
 
 
 def illegal(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
-    """A sentence for each thing in `p` that its stage does not have, with its kernel and op."""
+    """An error text for each feature of `p` that is not legal at its stage, with the kernel and op."""
     if p.stage not in STAGES:
         yield f"stage {p.stage!r} is none of {', '.join(STAGES)}", None, None
         return
@@ -142,8 +143,10 @@ def illegal(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
 
 
 def ranges(name: str) -> str:
-    """When `name` is legal, "" for never. An op from outside the package is so from the page on, and until `decompose` where it
-    says what it decomposes into."""
+    """The ranges of stages in which a feature is legal, "" if it never is.
+
+    An op that another package adds is legal from "traced" to "checked". If it has a decomposition, it is legal up to "typed".
+    """
     if name in RANGES or name not in OPS:
         return RANGES.get(name, "")
     return "traced..typed" if OPS[name].decompose else "traced..checked"

@@ -9,7 +9,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile value. `dims` mixes symbolic names ("C" tokens of a chunk, "K", "V") and 1; () is a scalar."""
+    """The type of a tile. A dim is a symbolic name ("C" for the tokens of a chunk, "K", "V") or a number. () is a scalar."""
 
     dims: tuple[Dim, ...] = ()
     dtype: str = "float32"
@@ -24,7 +24,7 @@ class Tile:
         return len(self.dims)
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
-        """The extents, with each symbolic dim looked up in `sizes`."""
+        """The shape in elements. `sizes` gives the size of each symbolic dim."""
         return tuple(d if isinstance(d, int) else sizes[d] for d in self.dims)
 
     def with_dtype(self, dtype: str) -> Tile:
@@ -42,16 +42,17 @@ class Tile:
 
 #: How a tensor in global memory is addressed.
 INDEXING = {
-    "token": "rows are tokens of a caller's tensor; rows past a sequence's end load as zeros and are not stored",
-    "slot": "one dense tile a (chunk slot, value head)",
-    "part": "one dense tile a (part slot, value head)",
-    "sequence": "one tile a (sequence, value head), of before its first chunk or after its last: in a grid over parts a load "
-                "gives zeros where the walk does not begin at the first, and only the last part stores",
-    "checkpoint": "one tile a (checkpoint, value head): a store in a walk happens after every so many whole chunks",
-    "number": "one whole number a sequence, which says where tensors have its tile",
-    "block": "`slots` tiles a core group: a channel between agents that share no memory",
-    "const": "one tile, the same for all: a mask or table made on the host",
-    "head": "one number a value head, which only `scalar` reads",
+    "token": "rows are tokens of a caller's tensor. Rows past a sequence's end load as zeros and are not stored",
+    "slot": "one dense tile for each (chunk slot, value head)",
+    "part": "one dense tile for each (part slot, value head)",
+    "sequence": "one tile for each (sequence, value head): the state before the first chunk or after the last. In a grid over "
+                "parts a load gives zeros unless the walk begins at chunk 0, and only the last part stores",
+    "checkpoint": "one tile for each (checkpoint, value head). A store in a walk happens once every `checkpoint_chunks` whole "
+                  "chunks",
+    "number": "one integer for each sequence: the index of its tile in other tensors",
+    "block": "`slots` tiles for each core group: a channel between agents that share no memory",
+    "const": "one tile that all instances read: a mask or table made on the host",
+    "head": "one number for each value head, which only `scalar` reads",
 }
 
 
@@ -59,18 +60,16 @@ INDEXING = {
 class Tensor:
     """A tensor in global memory.
 
-    role: "input", "output" or "workspace"; index: a key of INDEXING; heads: "H" (query/key heads) or "HV" (value
-    heads); dims: the dims of one tile; optional: absent tensors load as zeros and are not stored.
-    fill: for index "const", the rule that makes its content (see ir.ops.const_tile); for "head", the number that the host
-    passes where the caller gives none, "" where one has to come.
-    slots: for index "block", how many tiles the iterations of a loop take one after the other.
-    strided: from batch to batch, token to token and head to head it is as far as the caller says at run time; a token's row is
-    dense.
-    at: for index "sequence", the tensor of index "number" that says which of the tensor's tiles are a sequence's; they lie a
-    stride apart that is known at run time. over: the tensor in whose memory this one lies.
-    cleared: for an output of tokens, whether the kernel that stores it puts zeros into rows that no sequence covers: those past
-    the last sequence's end, and of sequences that are left out. A call says whether it does (`clear_NAME`): what lies in a
-    caller's buffer stays.
+    role: "input", "output" or "workspace". index: a key of INDEXING. heads: "H" (query/key heads) or "HV" (value heads). dims:
+    the dims of one tile. optional: the caller may leave the tensor out; then loads give zeros, and stores have no effect. fill:
+    for index "const", the rule for its content (see ir.interpret.const_tile). For index "head", the number that the host passes
+    if the caller gives none; "" if the caller must give one. slots: for index "block", how many tiles there are. The iterations
+    of a loop use them in rotation. strided: the caller gives the strides of batch, token and head at run time. The elements of
+    a token's row are contiguous. at: for index "sequence", the tensor of index "number" that gives the tile of each sequence.
+    The stride between tiles is known at run time. over: the tensor whose memory this tensor shares. cleared: for an output of
+    tokens, whether its kernel writes zeros to the rows that no sequence covers: rows past the end of the last sequence, and
+    rows of skipped sequences. A parameter of the kernel (`clear_NAME`) turns this off, so that a caller's own buffer keeps its
+    content there.
     """
 
     name: str
@@ -101,8 +100,12 @@ class Tensor:
         return Tile(self.dims, self.dtype)
 
     def moved(self, heads: int = 0, transposed: bool = False, last: bool = False) -> Tile:
-        """What one load or store moves: a head's tile, or its transpose; or, of a tensor of one value a token, those of
-        `heads` value heads, a column a head where rows are tokens, else a row a head; or only its `last` row, a number."""
+        """The type of what one load or store moves.
+
+        By default this is the tile of one head, or its transpose if `transposed`. heads: for a tensor with one value for each
+        token, the values of this number of value heads. Then a head is a column if the index is "token", else a row. last: only
+        the last entry, a number.
+        """
         if last:
             return Tile((), self.dtype)
         if not heads:

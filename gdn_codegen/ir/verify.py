@@ -1,4 +1,8 @@
-"""Checks a program: only what its stage has, names defined once and before use, types, stores that fit, zero padding."""
+"""Checks a program.
+
+Its features must be legal at its stage. Names must be defined once, before their use. The types of ops, loads and stores must be
+right. Sums over padding must have an operand that is zero there.
+"""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -10,16 +14,16 @@ from .stages import illegal
 from .types import Tensor, Tile
 from .zeros import NONE, ROWS, Axes, transpose
 
-#: What Buffer.layout may be.
+#: The accepted values of Buffer.layout.
 LAYOUTS = ("", "swizzled", "rows")
 
 
 class VerifyError(ValueError):
-    """The program is not well formed."""
+    """The program is not well-formed."""
 
 
 def verify(p: Program) -> Program:
-    """`p` itself, or a VerifyError that names the kernel and the op."""
+    """Returns `p` if it is well-formed. Otherwise raises a VerifyError, which names the kernel and the op."""
     for text, k, o in illegal(p):
         at = "".join([f", kernel {k.name}" if k else "", f", {o.out or o.kind} (line {o.line})" if o else ""])
         raise VerifyError(f"{p.name}{at}: {text}")
@@ -43,7 +47,7 @@ def verify(p: Program) -> Program:
 
 
 def _lies(p: Program, t: Tensor) -> None:
-    """Checks where a tensor lies: by what number, in whose memory."""
+    """Check the fields `at`, `over` and `cleared` of a tensor."""
     by_name = {x.name: x for x in p.tensors}
     if t.at and (t.index != "sequence" or t.at not in by_name or by_name[t.at].index != "number"):
         raise VerifyError(f"{p.name}: tensor {t.name} lies at {t.at!r}; what has a tile a sequence lies at a number")
@@ -61,14 +65,14 @@ class _Kernel:
         self.env: dict[str, Tile] = {}
         self.buffers = {b.name for b in k.buffers}
         self.tensors = {t.name: t for t in p.tensors}
-        self.zero: dict[str, Axes] = {}  # axes along which what is past the sequence's end is zero
+        self.zero: dict[str, Axes] = {}  # value -> the axes along which its entries past the sequence's end are zero
 
     def fail(self, o: Op | None, text: str) -> VerifyError:
         where = f"{self.p.name}, kernel {self.k.name}" + (f", {o.out or o.kind} (line {o.line})" if o else "")
         return VerifyError(f"{where}: {text}")
 
     def run(self) -> None:
-        """Check the kernel. VerifyError names the op and what is accepted."""
+        """Check the kernel. The VerifyError names the op and what is accepted."""
         if self.k.grid not in ("chunks", "sequences", "parts"):
             raise self.fail(None, f"grid {self.k.grid!r} is not chunks, sequences or parts")
         tiles = [x for x, t in types(self.k.body).items() if t.rank > 1]
@@ -81,7 +85,8 @@ class _Kernel:
         self.body(self.k.body, inside=self.k.grid == "chunks" and not items)
 
     def launch(self) -> None:
-        """Threads are whole warps, as many as agents need; what is said of registers and blocks is said of threads."""
+        """Check that threads are whole warps and enough for the agents, and that registers and blocks are only set with
+        threads."""
         k, mine = self.k, sum(a.threads for a in self.k.agents)
         if k.threads % 32 or (k.threads and k.threads < mine):
             raise self.fail(None, f"has {k.threads} threads: a multiple of 32, no less than the {mine} of its agents, is wanted")
@@ -89,7 +94,8 @@ class _Kernel:
             raise self.fail(None, "has registers or blocks of a multiprocessor, and no number of threads")
 
     def layouts(self) -> None:
-        """Dims of buffers have the buffers' shapes; layouts are known, and for tiles."""
+        """Check that dims of buffers match their shapes, that layouts are known and used for tiles, and that padding has a
+        use."""
         sizes = {**self.p.sizes, **self.k.sizes}
         for b in self.k.buffers:
             if b.dims and Tile(b.dims).shape(sizes) != b.shape:
@@ -101,7 +107,8 @@ class _Kernel:
                 raise self.fail(None, f"buffer {b.name} has padded rows, and the kernel no row a value head")
 
     def beside(self, body: tuple[Stmt, ...]) -> None:
-        """Ops that one statement does stand in a row, as many as they say."""
+        """Check that ops that are executed by one statement follow each other, and that there are as many as their attribute
+        gives."""
         left, first = 0, None
         for s in body:
             n = s.attr(BESIDE, 1) if isinstance(s, Op) else 1
@@ -125,10 +132,11 @@ class _Kernel:
                 self.op(s, inside)
 
     def loop(self, lp: Loop, inside: bool) -> None:
-        """Check a loop: where it may stand, its warm-up length, and the types of what it carries. inside: whether a chunk loop
-        is around.
+        """Check a loop: that it is legal in this place, its warm-up length, and the types of its carried values.
+
+        inside: whether the loop is already in a loop over chunks, or the kernel is one over chunks.
         """
-        if lp.index == "item":  # the instances that one core group takes, one after the other
+        if lp.index == "item":  # the instances that one core group runs, one after the other
             if lp.carried:
                 raise self.fail(None, "instances hand nothing to each other, and this loop over items carries values")
             self.body(lp.body, self.k.grid == "chunks")
@@ -154,7 +162,8 @@ class _Kernel:
             self.define(None, c.result, c.type, NONE)
 
     def op(self, o: Op, inside: bool) -> None:
-        """Check one op: operands are defined, its type follows from theirs, tensors exist, and it may stand where it does."""
+        """Check one op: its operands are defined, its type follows from theirs, its tensors exist, and it is legal in this
+        place."""
         if o.kind not in OPS:
             raise self.fail(o, f"op {o.kind!r} is not in the table")
         for a in o.args:

@@ -1,9 +1,9 @@
-"""Where the result of an op is zero on padding: a rule an op, by the table in ir/ops.py.
+"""Rules for where the result of an op is zero on padding. The table in ir/ops.py gives each op one rule.
 
-A tile may be larger than its data. Rows past a sequence's end are padding of C; columns past what memory has are padding of K or
-V. An axis n of a tile is in its set of zero axes if every entry past the end along n is zero. A rule gives the set of the result:
-(attrs, types of the operands, their sets) -> set. It is exact: of an axis that is not in the set
-operands can be found with which the result has other values on padding.
+A tile may be larger than its data. Rows past a sequence's end are padding of C. Columns past the caller's tensor are padding of
+K or V. The zero axes of a tile are the axes n for which every entry past the end along n is zero. A rule computes the zero axes
+of the result: (attrs, types of the operands, zero axes of the operands) -> zero axes. Rules are exact: for an axis that is not
+in the set, some operands give a result that is not zero on the padding.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL: Axes = frozenset((0, 1))
 
 
 def transpose(axes: Axes, transposed: bool = True) -> Axes:
-    """The axes of a tile's transpose."""
+    """The zero axes of a tile's transpose, or `axes` if not `transposed`."""
     return frozenset(1 - n for n in axes) if transposed else axes
 
 
@@ -30,84 +30,88 @@ def nowhere(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ..
 
 
 def same(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Zero where the operand is."""
+    """The result is zero where the operand is."""
     return zero[0]
 
 
 def transposed(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Where the operand is zero, with axes swapped."""
+    """The zero axes of the operand, swapped."""
     return transpose(zero[0])
 
 
 def rows(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Of a result with an entry a row."""
+    """For a result with one entry for each row of the operand."""
     return zero[0] & ROWS
 
 
 def columns(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Of a result that is one row; a number has no padding."""
+    """For a result that is one row of the operand. A number has no padding."""
     return zero[0] - ROWS
 
 
 def diagonal(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Entry i is zero where row i is, or column i."""
+    """Entry i is zero if row i or column i of the operand is zero."""
     return ROWS if zero[0] else NONE
 
 
 def any_operand(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Zero where one operand is."""
+    """The result is zero where any operand is."""
     return frozenset().union(*zero)
 
 
 def all_operands(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Zero where all operands are. What is broadcast along an axis has no padding there."""
+    """The result is zero where all operands are. An operand that is broadcast along an axis has no padding there."""
     return frozenset(n for n in ALL if all(n in z and n < t.rank and t.dims[n] != 1 for t, z in zip(types, zero, strict=True)))
 
 
 def quotient(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Zero where the dividend is; not where the divisor is zero somewhere, too."""
+    """The result is zero where the dividend is, unless the divisor may also be zero on padding."""
     return NONE if zero[1] else zero[0]
 
 
 def product(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Rows of a @ b are zero where those of a are, columns where those of b are; with an accumulator, where its are, too."""
+    """A row of a @ b is zero if the row of a is. A column is zero if the column of b is. An accumulator must be zero there,
+    too."""
     a, b = transpose(zero[0], bool(attrs.get("ta"))), transpose(zero[1], bool(attrs.get("tb")))
     out = (a & ROWS) | (b - ROWS)
     return out & zero[2] if zero[2:] else out
 
 
 def _below(axes: Axes) -> Axes:
-    """Of a tile that is zero above its diagonal: with rows past the end its columns there are zero, too."""
+    """The zero axes of a tile that is zero above its diagonal. If its rows past the end are zero, its columns there are,
+    too."""
     return ALL if 0 in axes else axes
 
 
 def lower(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Of what is kept on or below the diagonal."""
+    """For an op that keeps the entries on or below the diagonal."""
     return _below(masked(attrs, types, zero))
 
 
 def masked(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Zero where the operand is, if what is masked becomes zero."""
+    """The result is zero where the operand is, if masked entries become zero."""
     return NONE if attrs.get("fill") else zero[0]
 
 
 def inverted(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """(I + x)^-1 has a one on the diagonal where x has zeros. A vector scales its columns, the ones with them."""
+    """(I + x)^-1 has ones on the diagonal, also where x is zero. The optional vector scales all columns, including these
+    ones."""
     scale = zero[1] if zero[1:] else NONE
     out = _below(zero[0]) if attrs.get("strict") else zero[0] & scale
     return out | transpose(scale)
 
 
 def full(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Zero everywhere if the value is 0."""
+    """The result is zero everywhere if the value is 0."""
     return ALL if attrs["value"] == 0 else NONE
 
 
 def identity(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Zero off the diagonal's kept part, if the op says within which extent it is kept."""
+    """The padding is zero if the attribute `within` limits the ones on the diagonal to the dim's extent in memory."""
     return ALL if attrs.get("within") else NONE
 
 
 def valid(attrs: dict[str, Any], types: tuple[Tile, ...], zero: tuple[Axes, ...]) -> Axes:
-    """Rows past the sequence's end are zero; with `given`, all are as they were where that tensor is there."""
+    """Rows past the sequence's end are zero. With `given`, the op may leave the operand as it is, so that only its axes
+    count."""
     return zero[0] if attrs.get("given") else zero[0] | ROWS
