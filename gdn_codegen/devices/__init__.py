@@ -1,4 +1,4 @@
-"""What a device has, as data: memory spaces, sizes, agents. Passes read it; nothing here computes."""
+"""Devices as data: memory spaces, sizes, agents. Passes read this data."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -8,20 +8,26 @@ from .part_cost import PartCost
 
 @dataclass(frozen=True)
 class Device:
-    """A device, for passes. spaces: bytes of each memory space, 0 where a compiler manages it.
+    """A device.
 
-    The next fields name the space in which `place` puts a value: an operand of a product, a product's result, what was
-    loaded, a vector, another tile, a number. agents: who can run ops; the first also runs what no rule assigns.
-    in_place: an accumulator and a carried value may share the storage of what they become. solves: rows of the blocks that
-    a `diag_inverse` takes, 0 where there is none; solves_whole: rows of a whole tile that one takes in 16 bit, and overwrites.
-    async_loads: whether loads of tiles are asynchronous. joined: whether a tile of tokens is transposed as it is read from shared
-    memory, so that threads subtract from it what waits for the state; else products read it in its own layout.
-    staged: dtypes whose tiles pass through the space "staged" on their way to memory, a row at a time there. part_cost: what
-    parts of a sequence cost, in chunks of 64 tokens; None where sequences have no parts. splits_warm_up: whether the warm-up
-    of a walk may be a loop of its own, and parts with a long one may come first. v_block: columns of V that an instance of a
-    walk computes where the schedule leaves it open, 0 for all. extents: those that tiles may have of K and V, in order.
-    heads_per_block: value heads that one thread block computes in kernels with one value per token and head. register_file:
-    registers of a multiprocessor. clears: whether kernels clear rows of outputs that no sequence covers; else the host does.
+    spaces: memory space -> its size in bytes, 0 if the target's compiler manages it.
+    operand, product, loaded, vector, tile, number: the space in which the pass `place` puts an operand of a product, the result
+    of a product, a loaded value, a vector, another tile, and a number.
+    agents: the agents that run ops. The first runs every op that no rule assigns to another.
+    in_place: whether an accumulator may share its storage with the result, and a carried value with its next value.
+    solves: the rows of the blocks that `diag_inverse` inverts, 0 if the device does not have this op.
+    solves_whole: the rows of a tile that `diag_inverse` inverts as a whole, in 16 bit and in place; 0 for none.
+    async_loads: whether loads of tiles are asynchronous.
+    joined: whether threads read a tile of tokens from shared memory transposed, so that they can subtract from it a product
+    with the state. Otherwise products read the tile in its own layout.
+    staged: dtypes whose tiles are stored to global memory through the space "staged", which holds them by rows.
+    part_cost: the cost of parts, for chunks of 64 tokens. None if sequences are not split into parts.
+    splits_warm_up: whether the warm-up of a walk may be a separate loop, and parts with a long warm-up may start first.
+    v_block: the columns of V that one instance of a walk computes by default, 0 for all columns.
+    extents: the sizes of K and V that tiles may have, in ascending order.
+    heads_per_block: the value heads that one thread block computes, in kernels with one value for each token and head.
+    register_file: the number of registers of a multiprocessor.
+    clears: whether kernels write zeros to output rows that no sequence covers. Otherwise the host does.
     """
 
     name: str
@@ -49,14 +55,15 @@ class Device:
     clears: bool = True
 
 
-#: Triton's compiler allocates registers and shared memory itself.
+#: Triton's compiler allocates registers and shared memory.
 TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32, 64, 128, 256),
                 splits_warm_up=True,
                 part_cost=PartCost(chunk_us=3.9, fold_us=10.0, launch_us=3.0, summary_us=15.0, warm_up_chunks=7,
                                    longest_warm_up_chunks=16, least_part_chunks=4, resident=2))
 
-#: One thread block; TileLang's compiler lays out fragments and merges shared buffers by lifetime. 227 KiB a block
-#: (CUDA C++ Programming Guide, compute capability 9.0). Warps share products of 64 rows and columns, or of 16 and 32, evenly.
+#: One agent: the whole thread block. TileLang's compiler chooses the layout of fragments, and merges shared buffers by
+#: lifetime. A block has 227 KiB of shared memory (CUDA C++ Programming Guide, compute capability 9.0). Warps divide a product
+#: evenly if its rows and columns are multiples of 64, or are 16 and 32.
 HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragment": 0, "local": 0}, operand="shared",
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
                 solves_whole=64,
@@ -68,15 +75,21 @@ HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragm
 
 @dataclass(frozen=True)
 class Cores(Device):
-    """A device whose agents are cores that share no memory, each with pipes that run side by side.
+    """A device whose agents are cores that share no memory. Each core has pipes that run concurrently.
 
-    runs: ops that only one agent can do; the first agent does the rest. copies: cores of an agent in a core group, each
-    with an equal part of a tile's rows. home: the space of an agent's values. feeds: the spaces of a product's two
-    operands, filled from home. narrow: dtypes in which a product goes straight to home. pipes: agent -> op -> pipe, "*"
-    for the rest. unordered: pipes whose ops overlap unless a barrier parts them. issuer: the pipe that issues all others
-    and waits for its own ops. events: ids of a pair of pipes; flags: ids between agents, each counting to flag_limit.
-    rates: what a pipe does in a cycle, for an order: bytes, or multiply-adds.
-    align: bytes. column_scratch: the bytes of a space that ops with a column operand overwrite; no value lies there.
+    runs: op -> the only agent that can run it. The first agent runs the other ops.
+    copies: agent -> the number of its cores in a core group. Each core has an equal part of a tile's rows.
+    home: agent -> the space of its values.
+    feeds: the spaces of a product's two operands. They are filled from the home space.
+    narrow: dtypes in which a product can be written to the home space directly.
+    pipes: agent -> op -> pipe. "*" is for all other ops.
+    unordered: pipes whose ops overlap unless a barrier separates them.
+    issuer: the pipe that issues the ops of all other pipes, and waits for its own.
+    events: the number of ids for each pair of pipes. flags: the number of ids between agents. flag_limit: the limit of their
+    counters.
+    rates: (agent, pipe) -> bytes or multiply-adds in a cycle, for the order of ops.
+    align: the alignment of buffers in bytes.
+    column_scratch: (space, first byte, end) of memory that ops with a column operand overwrite. No buffer is placed there.
     """
 
     runs: dict[str, str] = field(default_factory=dict)
@@ -97,10 +110,11 @@ class Cores(Device):
 
 @dataclass(frozen=True)
 class Groups(Device):
-    """A device whose thread block may be warp groups. Kernels over chunks keep one agent, `agents`.
+    """A device on which a thread block may consist of several warp groups, the agents of a walk. Kernels over chunks have one
+    agent.
 
-    Which agents a walk has, a schedule says (schedule/agents.py). rows: of a tile that a warp group of four warps holds.
-    most: warp groups that share a carried value. threads: the most of a block.
+    The schedule gives the agents of a walk (schedule/agents.py). rows: the rows of a tile that a warp group of four warps holds.
+    most: the most warp groups that share a carried value. threads: the most threads of a block.
     """
 
     rows: int = 0

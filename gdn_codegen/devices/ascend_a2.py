@@ -1,4 +1,4 @@
-"""Ascend A2 and A3: a core group is one cube core and two vector cores, which talk through global memory."""
+"""Ascend A2 and A3. A core group has one cube core and two vector cores, which exchange tiles through global memory."""
 from . import Cores
 
 ASCEND_A2 = Cores(

@@ -1,11 +1,11 @@
-"""What parts of a sequence cost on a device. The class is copied into generated modules."""
+"""The cost of parts of a sequence on a device. The class is copied into generated modules."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 
 def of_chunks(cost: PartCost, tokens: int) -> PartCost:
-    """`cost`, which is for chunks of 64 tokens, converted to chunks of `tokens`."""
+    """Convert `cost`, which is for chunks of 64 tokens, to chunks of `tokens` tokens."""
     ratio = tokens / 64
     return replace(cost, chunk_us=round(cost.chunk_us * ratio, 3), summary_us=round(cost.summary_us * ratio, 3),
                    warm_up_chunks=round(cost.warm_up_chunks / ratio, 3),

@@ -1,4 +1,4 @@
-"""Hopper with warp groups: agents of one thread block, which talk through rings in shared memory and mbarriers."""
+"""Hopper with warp groups. The agents of a thread block exchange tiles through rings in shared memory, ordered by mbarriers."""
 from . import HOPPER, Groups
 from .part_cost import PartCost
 

@@ -1,1 +1,1 @@
-"""Checkers of what passes produced. They import nothing from passes/, so that a mistake there does not hide itself here."""
+"""Checkers of the results of passes. They import nothing from passes/, so that a mistake in a pass cannot hide itself here."""

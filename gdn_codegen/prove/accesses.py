@@ -1,12 +1,13 @@
-"""accesses: what ops of a placed kernel read and write, as the checkers see it.
+"""accesses: the memory that ops of a placed kernel read and write, for the checkers.
 
-This is written apart from what the passes know (passes/sync/accesses.py), so that a mistake in one of the two shows.
+passes/sync/accesses.py computes the same for the passes. The two are separate code, so that the checkers find a mistake in one.
 
-- An instruction is an op that fills a buffer, stores, or takes a number out of memory (`last`). Its pipe is in the device's
-  table. Other ops compute nothing by themselves: an instruction that reads one reads what the op is made of.
-- It reads the buffers of its operands and writes its own. A buffer of its name and "_scratch" is written, too.
-- With a column as an operand it writes the device's scratch for columns.
-- A workspace between cores is memory that both use. Its tiles, and those of buffers with slots, are used in rotation.
+- An instruction is an op that has a buffer, a store, or an op that reads a number from a buffer (`last`). The device's table
+  gives its pipe. Other ops are expressions: an instruction with such an operand reads the buffers that the expression reads.
+- An instruction reads the buffers of its operands and writes its own buffer. If there is a buffer NAME_scratch for its value
+  NAME, the instruction writes that, too.
+- An instruction with a column as an operand also overwrites the device's scratch memory for columns.
+- A channel is a workspace that both cores use. The tiles of channels, and of buffers with slots, are used in rotation.
 """
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ from ..devices import Cores
 from ..ir.core import Buffer, Kernel, Op, Program, Stmt, loops, rings, walk
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-#: The iteration of each loop, by index; after a loop the number of its iterations.
+#: Index of a loop -> its current iteration; after the loop, the number of its iterations.
 Iterations = dict[str, int]
 
 
 @dataclass(frozen=True)
 class Range:
-    """Bytes low to high of a space, or tiles of a workspace, that an op reads or writes. value: whose they are."""
+    """The bytes [low, high) of a memory space, or tiles of a channel, that an op reads or writes. value: the value they belong
+    to."""
 
     space: str
     low: int
@@ -33,12 +35,12 @@ class Range:
     value: str
 
     def covers(self, other: Range) -> bool:
-        """Whether the other's bytes are all among these."""
+        """Whether this range contains the other range."""
         return self.low <= other.low and other.high <= self.high
 
 
 def is_instruction(o: Op) -> bool:
-    """Whether a pipe runs `o`."""
+    """Whether `o` is an instruction, which a pipe runs."""
     return bool(o.buffer) or o.kind in ("store", "last")
 
 
@@ -49,7 +51,7 @@ def pipe(device: Cores, o: Op) -> tuple[str, str]:
 
 
 class Memory:
-    """What instructions of a kernel use."""
+    """The memory that the instructions of a kernel use."""
 
     def __init__(self, p: Program, k: Kernel, device: Cores) -> None:
         self.column = device.column_scratch
@@ -57,13 +59,13 @@ class Memory:
         self.channels = {t.name: t.slots for t in p.tensors if t.index == "block"}
         self.made = {o.out: o for o in walk(k.body) if o.out}
         self.home = {o.out: o.buffer for o in self.made.values() if o.buffer}
-        for lp in loops(k.body):  # outer loops first, whose values the inner ones start as
+        for lp in loops(k.body):  # outer loops first, since their values may be initial values of inner loops
             for c in lp.carried:
                 self.home[c.name] = self.home[c.result] = self.home[c.init]
         self.rotation = rings(k)
 
     def used(self, o: Op, loop: str, at: Iterations) -> list[Range]:
-        """What the instruction `o`, in the innermost loop `loop`, uses in that iteration."""
+        """The ranges that the instruction `o` uses in iteration `at`. loop: its innermost loop."""
         out = [self.tile(self.buffers[self.home[x]], x, at, False) for a in o.args for x in self.parts(a)]
         if o.buffer:
             out.append(self.tile(self.buffers[o.buffer], o.out, at, True))
@@ -79,7 +81,8 @@ class Memory:
         return out
 
     def parts(self, a: str) -> Iterator[str]:
-        """The values in buffers that reading `a` reads; none for a number that a core has taken out of memory."""
+        """The values in buffers that a read of `a` reads. There are none for a number that `last` has read from a buffer
+        before."""
         if a in self.home:
             yield a
         elif a in self.made and self.made[a].kind != "last":
@@ -87,7 +90,7 @@ class Memory:
                 yield from self.parts(x)
 
     def tile(self, b: Buffer, value: str, at: Iterations, write: bool) -> Range:
-        """The bytes of a buffer; of one with several slots, those of the slot that `value` has in this iteration."""
+        """The bytes of a buffer. If it has several slots: the bytes of the slot of `value` in this iteration."""
         size, low = prod(b.shape) * BYTES[b.dtype], b.offset
         if b.slots > 1 and value in self.rotation:
             loop, ahead = self.rotation[value]
@@ -96,13 +99,15 @@ class Memory:
 
 
 def unrolled(k: Kernel, trips: Mapping[str, Sequence[int]]) -> Iterator[tuple[Op, str, Iterations]]:
-    """The ops of `k` in program order with their innermost loop and the iterations. trips: how often a loop runs, by index, each
-    time that it is met."""
+    """The ops of `k` in program order, with loops unrolled: (op, innermost loop, iterations).
+
+    trips: index of a loop -> the number of its iterations for each execution of the loop, used in rotation.
+    """
     met: dict[str, int] = {}
     at: Iterations = {}
 
     def each(body: tuple[Stmt, ...], loop: str) -> Iterator[tuple[Op, str, Iterations]]:
-        """The ops of a body, loops entered."""
+        """The ops of a body, including those in loops."""
         for s in body:
             if isinstance(s, Op):
                 yield s, loop, at

@@ -1,7 +1,7 @@
-"""clocks: vector clocks, by which checkers know what is surely over.
+"""clocks: vector clocks, from which checkers derive which ops are complete.
 
-A pipe runs ops one after the other. A clock says of each pipe how many of its ops are surely complete. What a pipe knows grows
-where it waits for something that another one announced.
+A pipe issues ops in order. A clock has one entry for each pipe: the number of its ops that are known to be complete. When a pipe
+waits for a signal, it learns the clock that the signal carries.
 """
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ Clock = list[int]
 
 
 def joined(a: Clock, b: Clock) -> Clock:
-    """What is known where both are."""
+    """The clock of someone who knows both `a` and `b`: the maximum of each entry."""
     return [x if x > y else y for x, y in zip(a, b, strict=True)]
 
 
 class Clocks(Generic[Pipe]):
-    """The clocks of `pipes`. issuers: of a pipe the one that issues its ops, whose knowledge it has; itself where none is named.
-    unordered: pipes whose ops overlap, so that one does not know the one before it."""
+    """The clocks of `pipes`.
+
+    issuers: pipe -> the pipe that issues its ops (default: itself). A pipe knows what its issuer knows.
+    unordered: pipes whose ops overlap. On such a pipe an op cannot assume that earlier ops are complete.
+    """
 
     def __init__(self, pipes: Sequence[Pipe], issuers: Mapping[Pipe, Pipe], unordered: Collection[Pipe] = ()) -> None:
         self.names = list(pipes)
@@ -30,17 +33,17 @@ class Clocks(Generic[Pipe]):
         self.clock: list[Clock] = [[0] * len(self.names) for _ in self.names]
 
     def known(self, pipe: int) -> Clock:
-        """What the next op of `pipe` may rely on."""
+        """The ops that are known to be complete when the next op of `pipe` starts."""
         if self.issuer[pipe] != pipe:
             self.clock[pipe] = joined(self.clock[pipe], self.clock[self.issuer[pipe]])
         return self.clock[pipe]
 
     def learn(self, pipe: int, what: Clock) -> None:
-        """Let the next op of `pipe` rely on what is complete according to `what`."""
+        """Add the clock `what` to the knowledge of `pipe`."""
         self.clock[pipe] = joined(self.clock[pipe], what)
 
     def issue(self, pipe: int) -> int:
-        """One more op; its number on its pipe."""
+        """Issue an op on `pipe`. Returns its number on this pipe, from 1."""
         self.known(pipe)
         self.count[pipe] += 1
         if pipe not in self.unordered:
@@ -48,11 +51,11 @@ class Clocks(Generic[Pipe]):
         return self.count[pipe]
 
     def after(self, pipe: int) -> Clock:
-        """What is known once all ops that `pipe` has issued are complete."""
+        """The clock once all ops that `pipe` has issued are complete. A signal carries this clock."""
         out = list(self.known(pipe))
         out[pipe] = self.count[pipe]
         return out
 
     def settle(self, pipe: int) -> None:
-        """Every op of `pipe` so far is complete before its next one begins."""
+        """Record that all earlier ops of `pipe` are complete before its next op starts (a barrier of the pipe)."""
         self.clock[pipe][pipe] = self.count[pipe]

@@ -1,8 +1,12 @@
-"""check_waits: proves that the waits order everything.
+"""check_waits: proves that the waits order all conflicting accesses to memory.
 
-Loops are unrolled five times and more. Flags are queues by id, as the device has them, whatever pass wrote them. What is
-refused: two ops on the same bytes, one writing, that no flag orders; a set before the wait of the set before it; a wait
-without a set; a flag left set; a counter past its limit.
+The checker unrolls loops (TRIPS), and models flags as the device does: one queue for each id. It does not depend on
+the pass that made the flags. It refuses:
+- two ops that access the same bytes, at least one of them a write, without an order between them;
+- a flag that is set again before the wait for the previous set;
+- a wait for a flag that nothing sets;
+- a flag that is still set at the end;
+- a counter above its limit.
 """
 from __future__ import annotations
 
@@ -19,11 +23,11 @@ TRIPS = {"item": [7], "chunk": [5, 4, 0, 1, 0, 2, 3]}
 
 
 class RaceError(ValueError):
-    """Two ops that meet are not ordered, or a flag is misused."""
+    """Two conflicting accesses are not ordered, or a flag is misused."""
 
 
 def check_waits(p: Program, device: Device) -> Program:
-    """`p` itself; RaceError where its waits do not order it. A device of one agent has none."""
+    """Returns `p`, or raises RaceError if its waits do not order it. Programs for devices with one agent are not checked."""
     if isinstance(device, Cores):
         for k in p.kernels:
             _Check(p, k, device).run()
@@ -31,12 +35,15 @@ def check_waits(p: Program, device: Device) -> Program:
 
 
 def channels(k: Kernel) -> list[int]:
-    """The waits of a kernel: numbers that `without` takes."""
+    """The numbers of a kernel's channels that have a wait. `without` takes such a number."""
     return sorted({o.attr("channel") for o in walk(k.body) if o.kind == "wait"})
 
 
 def without(k: Kernel, channel: int) -> Kernel:
-    """The kernel less one wait and its signals, primes included: for tests that show that `check` sees it."""
+    """The kernel without the waits and signals of one channel, including the signals before its loop.
+
+    Tests use it to show that the checker finds a missing wait.
+    """
     def others(o: Op) -> list[Op]:
         return [] if o.kind in ("signal", "wait") and o.attr("channel") == channel else [o]
 
@@ -44,14 +51,14 @@ def without(k: Kernel, channel: int) -> Kernel:
 
 
 def without_barrier(k: Kernel, n: int) -> Kernel:
-    """The kernel less its n-th barrier."""
+    """The kernel without its n-th barrier, counted from 0. For tests."""
     numbers = count()
     return replace(k, body=map_ops(k.body, lambda o: [o] if o.kind != "barrier" or next(numbers) != n else []))
 
 
 @dataclass
 class _Use:
-    """The latest op of a pipe that used some bytes in one way."""
+    """The latest op of a pipe that read a range, or that wrote it."""
 
     range: Range
     pipe: int
@@ -61,8 +68,8 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Flag:
-    """A flag as the device has it: an event of two pipes of an agent, or a counter of an agent. setter: the pipe that sets it.
-    waiter: the pipe that waits. limit: sets that may be without their wait."""
+    """A flag of the device: an event between two pipes of an agent, or a counter of an agent. setter: the pipe that sets it.
+    waiter: the pipe that waits for it. limit: the most sets for which the wait has not happened."""
 
     name: tuple[str, ...]
     setter: int = field(compare=False)
@@ -77,15 +84,15 @@ class _Check:
         pipes = [(a, x) for a in device.agents for x in dict.fromkeys([device.issuer, *device.pipes[a].values()])]
         self.clocks = Clocks(pipes, {x: (x[0], device.issuer) for x in pipes}, [x for x in pipes if x[1] in device.unordered])
         self.uses: dict[str, dict[tuple[int, int, int, bool], _Use]] = {}  # by space; then pipe, low, high, write
-        self.raised: dict[_Flag, list[list[int]]] = {}  # sets to be taken: what each says
+        self.raised: dict[_Flag, list[list[int]]] = {}  # sets without their wait so far: the clock that each carries
         self.sets: dict[_Flag, int] = {}
-        self.waits: dict[_Flag, list[int]] = {}  # their numbers on the pipe that waits
+        self.waits: dict[_Flag, list[int]] = {}  # the numbers of the waits on the pipe that waits
 
     def error(self, text: str) -> RaceError:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
-        """Walk the unrolled kernel. RaceError for an access that is not ordered, and for a flag that is left set."""
+        """Check the unrolled kernel. RaceError for an access that is not ordered, and for a flag that is still set at the end."""
         for o, loop, at in unrolled(self.k, TRIPS):
             if o.kind == "signal":
                 self.signal(o, self.flag(o, at))
@@ -100,7 +107,7 @@ class _Check:
             raise self.error(f"flags are left set: {left}")
 
     def flag(self, o: Op, at: Iterations) -> _Flag:
-        """The flag that a signal or a wait is about, in that iteration."""
+        """The flag that a signal sets, or that a wait waits for, in iteration `at`."""
         src, dst, n, number = str(o.attr("src")), str(o.attr("dst")), o.attr("id"), self.clocks.number
         if isinstance(n, tuple):
             n = n[(at[o.attr("loop")] + o.attr("ahead", 0)) % len(n)]
@@ -113,7 +120,7 @@ class _Check:
     def signal(self, o: Op, flag: _Flag) -> None:
         c, n = self.clocks, self.sets.get(flag, 0)
         known, waits = c.known(flag.setter), self.waits.get(flag, [])
-        due = n - flag.limit  # the set whose wait must surely be over
+        due = n - flag.limit  # the number of the set whose wait must be known to be complete
         if due >= 0 and (len(waits) <= due or known[flag.waiter] < waits[due]):
             late = "the wait of the set before it" if flag.limit == 1 else "its counter is sure to have room"
             raise self.error(f"{op_text(o)}: set again before {late}")
@@ -129,7 +136,7 @@ class _Check:
         self.waits.setdefault(flag, []).append(c.issue(flag.waiter))
 
     def barrier(self, o: Op) -> None:
-        """Of one pipe; or the agent's issuer waits for all of its pipes."""
+        """A barrier orders the ops of one pipe. With scope "ALL", the agent's issuer waits for all pipes of the agent."""
         c, scope = self.clocks, o.attr("scope")
         if scope != "ALL":
             c.settle(c.number[o.agent, scope])
@@ -140,7 +147,7 @@ class _Check:
                 c.learn(issuer, c.after(n))
 
     def instruction(self, o: Op, loop: str, at: Iterations) -> None:
-        """An op: RaceError where it does not wait for an earlier op on common bytes, one of them writing."""
+        """Check one instruction. RaceError if it conflicts with an earlier op that is not known to be complete."""
         c, n = self.clocks, self.clocks.number[pipe(self.device, o)]
         known, mine = c.known(n), self.memory.used(o, loop, at)
         for a in mine:
@@ -149,7 +156,7 @@ class _Check:
                 u = uses[key]
                 if known[u.pipe] < u.number:
                     raise self.error(self.race(o, n, a, u))
-                if a.write and a.covers(u.range):  # what comes after a write of all these bytes comes after their users
+                if a.write and a.covers(u.range):  # an op that comes after this write comes after the earlier use, too
                     del uses[key]
         number = c.issue(n)
         for a in mine:

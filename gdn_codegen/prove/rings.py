@@ -1,14 +1,16 @@
-"""check_rings: proves that mbarriers order warp groups.
+"""check_rings: proves that mbarriers order the accesses of warp groups to rings.
 
-The agents of a kernel that walks the chunks run side by side, the walk unrolled. Barriers count arrivals and phases as the
-device does, and a wait knows a phase by its parity alone. Vector clocks say what each agent may rely on; copies by a unit
-of its own are known to be over only by the barrier that they arrive at. Refused:
-- a slot is read or written by two ops, one writing, that no barrier orders; a product that was begun reads until it is drained;
-- a product that was begun is read before it is drained;
-- a unit reads what threads wrote without a fence between, which each did before they arrived;
-- a fragment is read by an agent that does not hold it;
-- a wait that a phase could pass by, or that an older phase could end; an arrival that could fall into another phase;
-- a wait that nobody ends, or arrivals that do not fill a phase.
+The checker runs the agents of a walk concurrently for several iterations. It models the device's barriers: they count arrivals
+and phases, and a wait tests only the parity of the phase. Vector clocks give the ops that each agent knows to be complete. An
+asynchronous copy is known to be complete only through the barrier at which it arrives. The checker refuses:
+- two accesses to a slot, at least one of them a write, that no barrier orders. An asynchronous product reads its operands until
+  the drain;
+- a read of the result of an asynchronous product before the drain;
+- an asynchronous unit that reads a slot which threads wrote, unless these threads execute a fence before they arrive;
+- an agent that reads a fragment of another agent;
+- a wait that could miss its phase, or that an older phase of the same parity could end;
+- an arrival that could count for another phase;
+- a wait that never ends, and a phase that arrivals do not complete.
 """
 from __future__ import annotations
 
@@ -22,15 +24,16 @@ from ..ir.printer import op_text
 from .clocks import Clock, Clocks, joined
 from .happens_before import RaceError
 
-BARRIER = "barrier"  # the space of barriers: a buffer's shape is how many threads arrive
+BARRIER = "barrier"  # the space of barriers. The shape of such a buffer is the number of threads that arrive
 ITERATIONS = 8  # more than twice the slots of any ring
-WARM_UPS = (0, 1, 2, 3, 4)  # warm-up lengths: either parity of each ring's iterations, more and less than its slots
-#: An agent's threads, in program order; and what they do with rings, which threads of the same agent know by a barrier only.
+WARM_UPS = (0, 1, 2, 3, 4)  # warm-up lengths: both parities, and both more and fewer iterations than a ring has slots
+#: The two pipes of an agent: its threads in program order, and their accesses to rings. Threads of the same agent are not in
+#: step, so that one thread knows another's accesses to be complete only after a barrier.
 THREADS, SHARED = "threads", "shared"
 
 
 def check_rings(p: Program, device: Groups) -> Program:
-    """`p` itself; RaceError for a kernel whose barriers do not order its agents."""
+    """Returns `p`, or raises RaceError for a kernel whose barriers do not order its agents."""
     for k in p.kernels:
         if k.agents:
             check_ring(p, k, device)
@@ -38,15 +41,17 @@ def check_rings(p: Program, device: Groups) -> Program:
 
 
 def check_ring(p: Program, k: Kernel, device: Groups) -> None:
-    """Raises RaceError where the barriers of `k`, a kernel of `p` that warp groups share, do not order it."""
+    """Raises RaceError if the barriers of `k`, a kernel with several agents, do not order its accesses."""
     warm_up = any(o.attr(OWN_PART) for o in walk(k.body))
     for n in WARM_UPS if warm_up else (0,):
         _Check(p, k, device, n).run()
 
 
 def reads(k: Kernel) -> Callable[[Op], set[str]]:
-    """Of each op of `k`, the values with storage that it reads. An op without any is an expression: its reader reads its
-    operands."""
+    """A function that gives the values with storage that an op of `k` reads.
+
+    An op without a buffer is an expression: an op that reads it reads its operands.
+    """
     under: dict[str, set[str]] = {}
     for o in walk(k.body):
         if o.out:
@@ -59,23 +64,25 @@ def reads(k: Kernel) -> Callable[[Op], set[str]]:
 
 
 def is_of_tokens(p: Program, o: Op) -> bool:
-    """Whether a load or store moves rows of tokens, of which a sequence's last chunk has fewer."""
+    """Whether a load or store moves rows of tokens. The last chunk of a sequence may have fewer rows."""
     return p.tensor(o.attr("tensor")).index == "token"
 
 
 def threads_write(p: Program, o: Op) -> bool:
-    """Whether threads write some of what `o` puts into a ring: all but what a unit copies whole."""
+    """Whether threads write at least a part of the result of `o`. A copy of a whole tile by an asynchronous unit is the
+    exception."""
     return not (o.kind == "load" and not is_of_tokens(p, o))
 
 
 def unit_reads(p: Program, o: Op) -> bool:
-    """Whether a unit beside the threads reads what `o` reads from a ring: tensor cores, or the unit that copies tiles."""
+    """Whether an asynchronous unit reads the operands of `o` from a ring: tensor cores, or the unit that copies tiles."""
     return is_of_tokens(p, o) if o.kind == "store" else o.kind == "matmul"
 
 
 @dataclass
 class _Phases:
-    """A barrier of one slot. full[n]: what is known once phase n is complete; waits[n]: who waited for it, (pipe, number)."""
+    """The barrier of one slot. full[n]: the clock once phase n is complete. waits[n]: the waits that needed n complete phases,
+    as (pipe, number)."""
 
     count: int
     arrived: int = 0
@@ -89,27 +96,25 @@ class _Write:
     op: Op
     pipe: int
     number: int
-    threads: bool  # whether threads wrote some of it
-    fence: int = 0  # the number of the agent's fence after it
+    threads: bool  # whether threads wrote at least a part
+    fence: int = 0  # the number of the agent's first fence after the write, 0 if there is none
 
 
 class _Check:
-    """A run of all agents of a walk, with phases of barriers and vector clocks. warm_up: iterations before the walk's own
-    part.
-    """
+    """A run of all agents of a walk, with phases of barriers and vector clocks. warm_up: the number of warm-up iterations."""
     def __init__(self, p: Program, k: Kernel, device: Groups, warm_up: int) -> None:
         self.p, self.k, self.device, self.warm_up = p, k, device, warm_up
         self.reads, self.buffers = reads(k), {b.name: b for b in k.buffers}
         self.home = {o.out: o.buffer for o in walk(k.body) if o.buffer}
         self.holder = {o.buffer: o.agent for o in walk(k.body) if o.buffer}
         (self.loop,) = loops(k.body)
-        # A copy is ordered with those that arrive at the same barrier only.
+        # A copy is ordered only with copies that arrive at the same barrier.
         copies = dict.fromkeys((o.agent, str(o.attr("channel"))) for o in walk(k.body) if o.kind == "load" and o.attr("channel"))
         pipes = [*((a.name, x) for a in k.agents for x in (THREADS, SHARED)), *copies]
         self.clocks = Clocks(pipes, {x: (x[0], THREADS) for x in pipes}, [x for x in pipes if x[1] == SHARED])
         self.arrivals = [n for n, x in enumerate(pipes) if x[1] != SHARED]
         self.threads = {a.name: a.threads for a in k.agents}
-        self.begun: dict[str, list[tuple[Op, tuple[str, int]]]] = {}  # agent -> products to be drained, with a slot they read
+        self.begun: dict[str, list[tuple[Op, tuple[str, int]]]] = {}  # agent -> undrained products, and a slot they read
         self.phases = {(b.name, s): _Phases(b.shape[0]) for b in k.buffers if b.space == BARRIER for s in range(b.slots)}
         self.written: dict[tuple[str, int], _Write] = {}
         self.read: dict[tuple[str, int], list[tuple[Op, int, int]]] = {}
@@ -118,7 +123,7 @@ class _Check:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
-        """Run all agents, each as far as its waits allow. RaceError for a deadlock, or for a phase that arrivals do not fill."""
+        """Run each agent as far as its waits allow, until all are done. RaceError for a deadlock, or for an incomplete phase."""
         todo = {a: [(i, o) for i in range(self.warm_up + ITERATIONS) for o in self.loop.body
                     if isinstance(o, Op) and o.agent == a and not (i < self.warm_up and o.attr(OWN_PART))]
                 for a in self.threads}
@@ -136,7 +141,7 @@ class _Check:
             raise self.error(f"arrivals do not fill a phase of {', '.join(partial)}")
 
     def step(self, i: int, o: Op) -> bool:
-        """Run an op; False where it has to wait."""
+        """Run an op. Returns False if it has to wait."""
         c = self.clocks
         pipe = c.number[o.agent, THREADS]
         if o.kind == "wait":
@@ -158,15 +163,15 @@ class _Check:
         return True
 
     def phase(self, i: int, o: Op) -> tuple[_Phases, int]:
-        """The barrier that `o` means, and how many phases of its slot go before the iteration's."""
+        """The barrier of `o` in iteration i, and the number of its slot's phases before this iteration's phase."""
         x = self.buffers[o.attr("channel")]
         i -= self.warm_up * bool(o.attr(OWN_PART))
         return self.phases[x.name, i % x.slots], i // x.slots
 
     def wait(self, i: int, o: Op, pipe: int) -> bool:
-        """Whether the wait of an op in iteration i ends. RaceError where an older phase of the same parity could end it."""
+        """Whether the wait ends now. RaceError if an older phase of the same parity could end it."""
         x, before = self.phase(i, o)
-        wanted = before + (not o.attr("back"))  # phases to be complete
+        wanted = before + (not o.attr("back"))  # the number of phases that must be complete
         if len(x.full) % 2 != wanted % 2:
             return False
         known = self.clocks.known(pipe)
@@ -178,8 +183,8 @@ class _Check:
         return True
 
     def signal(self, i: int, o: Op, pipe: int) -> None:
-        """Arrivals of an agent's threads. RaceError where they could count for the phase before, or complete a phase unseen by
-        a waiter.
+        """The arrival of an agent's threads. RaceError if it could count for the previous phase, or if it could complete a
+        phase while a wait for the previous phase has not ended.
         """
         x, before = self.phase(i, o)
         c = self.clocks
@@ -201,11 +206,11 @@ class _Check:
         x.arrived, x.now = x.arrived - x.count, []
 
     def covers(self, known: Clock, what: Clock) -> bool:
-        """Whether every arrival of a phase, after which `what` is known, is known to be over."""
+        """Whether `known` shows that all arrivals of a phase are complete. what: the clock once the phase is complete."""
         return all(known[n] >= what[n] for n in self.arrivals)
 
     def op(self, i: int, o: Op, pipe: int) -> None:
-        """The accesses of an op to rings, and that it reads no fragment of another agent."""
+        """Check the accesses of an op to rings, and that it reads no fragment of another agent."""
         c = self.clocks
         units = c.number.get((o.agent, str(o.attr("channel")))) if o.kind == "load" else None
         known = c.known(pipe)

@@ -1,8 +1,8 @@
-"""check_storage: proves that every reader finds the value it means.
+"""check_storage: proves that no value is overwritten before its last read.
 
-Buffers are followed op by op, through two iterations of a loop: a value that lies in a buffer must not have been overwritten
-when an op, or an expression inside it, reads it. For devices of one agent, where program order is the order of time; but ops that
-run side by side overwrite nothing that another of them reads.
+The checker tracks the value that each buffer holds, op by op, through two iterations of a loop. When an op reads a value,
+directly or through an expression, the value must still be in its buffer. This is for devices with one agent, which runs ops in
+program order. Ops that one statement runs in parallel must not overwrite each other's operands.
 """
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..ir.ops import BESIDE
 
 
 class OverwrittenError(ValueError):
-    """A buffer was given to a second value while the first is still read."""
+    """An op reads a value after another value has replaced it in its buffer."""
 
 
 def check_storage(p: Program) -> Program:
-    """`p` itself; OverwrittenError where a buffer holds another value than the one that an op reads."""
+    """Returns `p`, or raises OverwrittenError if a buffer holds another value than the one that an op reads from it."""
     for k in p.kernels:
         _Storage(p, k).body(k.body)
     return p
@@ -29,7 +29,7 @@ class _Storage:
         self.holds: dict[str, str] = {}  # buffer -> the value in it now
 
     def leaves(self, a: str) -> list[str]:
-        """The stored values that reading `a` reads."""
+        """The values with storage that a read of `a` reads."""
         o = self.defs.get(a)
         return [a] if o is None or o.buffer else [x for b in o.args for x in self.leaves(b)]
 
@@ -39,8 +39,8 @@ class _Storage:
             raise OverwrittenError(f"{self.where}: {reader} reads {a}, but {buffer} holds {self.holds.get(buffer)} by then")
 
     def body(self, body: tuple[Stmt, ...]) -> None:
-        """Follow which value each buffer holds. OverwrittenError where a value is read after another took its place."""
-        row: list[Op] = []  # ops side by side
+        """Track the value in each buffer. OverwrittenError if a value is read after another one has replaced it."""
+        row: list[Op] = []  # ops that one statement runs in parallel, so far
         for s in body:
             if isinstance(s, Op) and s.attr(BESIDE):
                 row = self.beside([*row, s])
@@ -53,7 +53,7 @@ class _Storage:
                     self.holds[s.buffer] = s.out
 
     def beside(self, row: list[Op]) -> list[Op]:
-        """The row, or an empty one once it is complete, and what its ops read is proved to stay."""
+        """Check a group of parallel ops once it is complete. Returns the group if it is incomplete, else an empty list."""
         if len(row) < row[0].attr(BESIDE):
             return row
         for o in row:
@@ -65,7 +65,7 @@ class _Storage:
         return []
 
     def loop(self, lp: Loop) -> None:
-        """Follow a loop for two iterations, the second with what the first leaves."""
+        """Track a loop for two iterations. The second starts with the buffers as the first leaves them."""
         for c in lp.carried:
             self.home[c.name] = self.home[c.result] = self.home.get(c.init, "")
         for iteration in range(2):

@@ -1,6 +1,6 @@
-"""The bundled PTO simulator: compiles emitted PTO C++ for this machine's CPU, and runs it strictly.
+"""The bundled PTO simulator. It compiles emitted PTO C++ for this machine's CPU, and checks each instruction as it runs.
 
-`README.md` beside this file says what it accepts and refuses.
+`README.md` in this folder lists what it accepts and refuses.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = ("float", "half", "bfloat16_t", "int32", "uint32", "int16", "uint16", "
 
 
 class PtoSimError(RuntimeError):
-    """What stopped a run. `category` is the word in brackets of the message: `race`, `deadlock`, `capacity`..."""
+    """The error that stopped a run. `category` is the word in brackets in its message: `race`, `deadlock`, `capacity`..."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -34,17 +34,17 @@ class PtoSimError(RuntimeError):
 
 
 def include_dir() -> Path:
-    """Where `<pto/pto-inst.hpp>` is."""
+    """The include folder of `<pto/pto-inst.hpp>`."""
     return Path(__file__).parent / "include"
 
 
 def source_dir() -> Path:
-    """The folder of the simulator's own C++ sources."""
+    """The folder of the simulator's C++ sources."""
     return Path(__file__).parent / "src"
 
 
 def driver_text(source_name: str, names: Sequence[str]) -> str:
-    """The unit that `compile_command` compiles, written out, for builds that want a file of their own."""
+    """The translation unit that `compile_command` compiles, as text, for builds that need it in a file."""
     kernels = " ".join(f"PTO_SIM_KERNEL({name})" for name in names)
     return f'#define PTO_SIM_SOURCE "{source_name}"\n#define PTO_SIM_KERNELS {kernels}\n' + (
         source_dir() / "driver.cpp"
@@ -52,7 +52,7 @@ def driver_text(source_name: str, names: Sequence[str]) -> str:
 
 
 def compiler() -> str:
-    """`$CXX`, or the first C++ compiler on the path."""
+    """The C++ compiler: `$CXX`, or the first one on PATH. PtoSimError if there is none."""
     found = cxx.compiler()
     if not found:
         raise PtoSimError("pto_sim [compiler] no C++ compiler: install g++ 12 or later, or set CXX")
@@ -61,9 +61,9 @@ def compiler() -> str:
 
 def compile_command(source: Path, names: Sequence[str], output: Path, opt: str = "-O1",
                     runtime: Path | None = None, cxx: str | None = None) -> list[str]:
-    """The command that makes a shared library with `NAME_sim` for each kernel NAME of `source`.
+    """The command that compiles a shared library with a function `NAME_sim` for each kernel NAME of `source`.
 
-    `runtime` is what `runtime_object` built; without it the engine is compiled along, which takes seconds more.
+    `runtime` is the object file of `runtime_object`. Without it, the command also compiles the engine, which takes seconds more.
     """
     kernels = " ".join(f"PTO_SIM_KERNEL({name})" for name in names)
     return [
@@ -74,7 +74,7 @@ def compile_command(source: Path, names: Sequence[str], output: Path, opt: str =
 
 
 def runtime_object(folder: Path | None = None, cxx: str | None = None) -> Path:
-    """The engine, compiled once for its text and compiler."""
+    """The object file of the engine. It is compiled once for each version of its sources and each compiler."""
     cxx = cxx or compiler()
     digest = hashlib.sha256(cxx.encode())
     for part in sorted([*source_dir().glob("*"), *include_dir().rglob("*.hpp")]):
@@ -98,19 +98,20 @@ def build(source: Path, names: Sequence[str], output: Path, opt: str = "-O1", cx
 
 
 def load(library: Path) -> ctypes.CDLL:
-    """Load what `compile_command` made."""
+    """Load a shared library that `compile_command` or `build` made."""
     return ctypes.CDLL(str(library))
 
 
 def launch(lib: ctypes.CDLL, name: str, block_dim: int, tensors: Sequence[torch.Tensor], kinds: Sequence[int],
            ints: Sequence[int] = (), floats: Sequence[float] = (), **options: int) -> None:
-    """Run the kernel `name` on contiguous CPU tensors; PtoSimError says what it did that hardware would not forgive.
+    """Run the kernel `name` on CPU tensors. PtoSimError describes an action that is an error on hardware.
 
-    A kind is INPUT (writing it is an error), OUTPUT, WORKSPACE (poisoned first; of both, reading bytes that the kernel
-    did not write is an error) or BOTH. Options: `concurrent=0` runs the blocks one after another, for kernels without
-    device-wide barriers; `v_after_v` 2 reports every dependence between vector instructions that lacks a barrier, 1 not
-    write after read, 0 none; `shuffle` seeds another order of the cores; `trace=1` records instructions for `trace`;
-    `only=B` runs block B alone, for its trace: what other blocks write stays zero, and joins of all blocks join it alone.
+    kinds: INPUT (a write is an error), OUTPUT or WORKSPACE (a read of bytes that the kernel did not write is an error; a
+    workspace is filled with poison first), or BOTH.
+    Options: `concurrent=0` runs the blocks one after another, for kernels without device-wide barriers. `v_after_v` reports
+    dependences between vector instructions that lack a barrier: 2 all of them, 1 all except write after read, 0 none. `shuffle`
+    is a seed for another order of the cores. `trace=1` records instructions for `trace`. `only=B` runs only block B, for its
+    trace: data of other blocks stays zero, and barriers of all blocks include only this one.
     """
     if _recordings:
         recording = _recordings[-1]
@@ -140,7 +141,7 @@ def launch(lib: ctypes.CDLL, name: str, block_dim: int, tensors: Sequence[torch.
 
 
 def _span(t: torch.Tensor) -> int:
-    """Bytes of a tensor; of a view, from its first element to the end of its memory."""
+    """The size of a tensor in bytes. For a view that is not contiguous: from its first element to the end of the storage."""
     if t.is_contiguous():
         return t.numel() * t.element_size()
     return int(t.untyped_storage().nbytes()) - int(t.storage_offset()) * t.element_size()
@@ -148,7 +149,7 @@ def _span(t: torch.Tensor) -> int:
 
 @dataclass
 class Recording:
-    """Kernels launched meanwhile: name, steps of block 0 of `block_dim`."""
+    """The launches that `record` records. launches: (name of the kernel, steps of block 0). block_dim: the number of blocks."""
 
     block_dim: int
     launches: list[tuple[str, list[Step]]] = field(default_factory=list)
@@ -159,7 +160,7 @@ _recordings: list[Recording] = []
 
 @contextmanager
 def record(block_dim: int) -> Iterator[Recording]:
-    """Within it, launches run block 0 of `block_dim` alone and keep its trace; what they compute is not to be used."""
+    """In this context, a launch runs only block 0 of `block_dim` blocks and records its trace. Its results must not be used."""
     _recordings.append(Recording(block_dim))
     try:
         yield _recordings[-1]
@@ -182,9 +183,11 @@ class _Record(ctypes.Structure):
 class Step:
     """An instruction that a traced run issued.
 
-    `extra`: a flag's (source pipe, target pipe, id), pipes as places in UNITS; a cross-core signal's (pipe, mode, id), a
-    wait's id last; a barrier's pipe, or -1 for all. First of it: a matmul's k; TEXTRACT, TMOV to L0: 1 to L0B; TROWEXPAND
-    and kin: 1 if the column came broadcast or the whole is one broadcast; TCVT: bytes of a source element.
+    extra: three numbers that depend on the instruction. A flag: (source pipe, target pipe, id), with pipes as indices into
+    UNITS. A signal between cores: (pipe, mode, id). A wait between cores: the id is the last number. A barrier: the pipe, or -1
+    for all pipes. Other instructions use the first number only. A matmul: k. TEXTRACT, and TMOV to L0: 1 if the target is L0B.
+    TROWEXPAND and its variants: 1 if the column operand is already broadcast, or the result is one broadcast. TCVT: bytes of a
+    source element.
     """
 
     block: int
@@ -199,7 +202,7 @@ class Step:
 
 
 def trace(lib: ctypes.CDLL) -> list[Step]:
-    """What the last launch with `trace=1` issued, in the order of issue."""
+    """The instructions of the last launch with `trace=1`, in the order of issue."""
     lib.pto_sim_trace_length.restype = ctypes.c_int64
     lib.pto_sim_trace_records.restype = ctypes.POINTER(_Record)
     records: Any = lib.pto_sim_trace_records()

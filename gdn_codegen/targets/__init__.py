@@ -1,7 +1,8 @@
-"""Targets: all that the package knows of one is in a `Target`, and `register` makes it known.
+"""Targets. A `Target` holds all data of a target, and `register` adds it to the package.
 
-Our own are in this folder's triton.py, tilelang.py and pto.py. Others register by a call of `register`, or by an entry point of
-the group "gdn_codegen.targets" that names a Target. docs/adding_a_target.md adds one, step by step.
+The package's own targets are in triton.py, tilelang.py and pto.py of this folder. Other packages call `register`, or have an
+entry point of the group "gdn_codegen.targets" that refers to a Target. docs/adding_a_target.md shows how to add one, step by
+step.
 """
 from __future__ import annotations
 
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
     from ..passes.pipelines import Passes
     from ..runtime.build import Build
 
-#: Our own, in the order in which they are listed.
+#: The package's own targets, in the order of listings.
 OWN = ("triton", "tilelang", "pto")
-#: The entry points by which installed packages bring theirs.
+#: The group of entry points by which installed packages add targets.
 GROUP = "gdn_codegen.targets"
-#: A line that `build --check` prints, and whether it is no error; None where it says what was not checked.
+#: A line that `build --check` prints, and whether it reports success. None: the line reports what was not checked.
 Line = tuple[str, "bool | None"]
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """Passes that lower a program, and the device that they lower it for."""
+    """The passes that lower a program, and the device for which they lower it."""
 
     passes: Passes
     device: Device
@@ -39,10 +40,11 @@ class Lowering:
 
 @dataclass(frozen=True)
 class Ahead:
-    """How kernels are compiled ahead of the first call (`build --compile`).
+    """How kernels are compiled before the first call (`build --compile`).
 
-    archs: a pattern of architectures' names. accepted: what is said of other names. heads: whether head counts have to be given
-    (`--compile-heads`). run: (module's path, architecture, pairs of H and HV) -> a line a kernel, as each is done.
+    archs: a regular expression for the names of architectures. accepted: the text in the error for other names. heads: whether
+    the caller must give head counts (`--compile-heads`). run: (path of the module, architecture, pairs of H and HV) -> a line
+    of output for each kernel, once it is compiled.
     """
 
     archs: str
@@ -53,17 +55,21 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What a target's modules need beside torch, and what compiles their kernels. All of it may be left out.
+    """What the modules of a target need besides torch, and how their kernels are compiled. Every field has a default.
 
-    package: the Python package that modules import, "" for none. install: the command that brings it. modules: packages whose
-    exceptions mean that a build does not compile, so that the op tries another build. lacks: (tensors' device type) -> what
-    compiling for it needs and is not here, "" where nothing is missing. compiler: (device type) -> the command that compiles for
-    it, "" for none; verdicts of the admission check depend on it. findings: the target's lines of `doctor`.
+    package: the Python package that modules import, "" for none. install: the command that installs it.
+    modules: packages whose exceptions mean that a build does not compile. Then an op of the package tries another build.
+    lacks: (device type of tensors) -> what is missing to compile for it, "" if nothing is.
+    compiler: (device type) -> the command that compiles for it, "" for none. Results of the admission check are kept for each
+    compiler.
+    findings: the target's lines of `doctor`.
 
-    check_needs: what to install before `check` works, "" where all is here. check: (build, module's path, architectures) -> lines
-    of `build --check`; None where nothing is compiled before the first call. check_archs: what --arch may name for it, where text
-    runs on any of these. ahead: how `build --compile` works; None where it does not. cached: files of the target's own in the
-    package's cache: the folder there, and a pattern of names.
+    check_needs: what to install before `check` works, "" if nothing is missing.
+    check: (build, path of the module, architectures) -> lines of `build --check`. None if nothing is compiled before the first
+    call.
+    check_archs: the architectures that --arch accepts for `--check`, if one text runs on all of them.
+    ahead: how `build --compile` works, None if it is not supported.
+    cached: the target's files in the package's cache: (folder, regular expression for their names).
     """
 
     package: str = ""
@@ -81,21 +87,24 @@ class Toolchain:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A language in which kernels are emitted, and how they run.
+    """A language in which kernels are emitted, and the way to run them.
 
-    name: what `--target` and `target=` call it, a Python identifier.
-    lowering: passes and device of text that runs anywhere. archs: those of builds for one architecture (`--arch`).
-    emit: (lowered program, layout "bthd" or "bhtd", head counts compiled in or None) -> a KernelText for each kernel.
-    template: the Jinja file of a module, under the package's templates/, or the path of a file elsewhere; it may include those of
-    templates/common.
+    name: the name for `--target` and `target=`, a Python identifier.
+    lowering: passes and device for text that runs on any architecture. archs: architecture -> passes and device (`--arch`).
+    emit: (lowered program, layout "bthd" or "bhtd", head counts to compile in or None) -> a KernelText for each kernel.
+    template: the Jinja file of a module, in the package's templates/, or the path of a file elsewhere. It may include the files
+    of templates/common.
     runs_on: device types of tensors ("cpu", "cuda", "npu") for which modules have kernels.
-    toolchain: what they need, and what compiles them.
-    preference: the lower, the earlier `target="auto"` takes it. head_counts: whether calls get kernels with H and HV compiled in.
-    per_call: whether kernels are compiled anew for other head counts and kinds of calls, so that each is admitted by itself.
-    interprets: device types for which nothing is compiled, so that nothing needs to be admitted.
+    toolchain: what modules need, and how their kernels are compiled.
+    preference: `target="auto"` prefers the target with the lower number.
+    head_counts: whether calls get kernels with H and HV compiled in.
+    per_call: whether kernels are compiled again for other head counts and kinds of calls. Then each of them is admitted
+    separately.
+    interprets: device types for which nothing is compiled, so that no admission check is needed.
     lanes_of_key_head: whether a kernel's lanes are value heads of one key head.
-    stride_units: whether kernels get strides in units of what divides them wherever a tensor lies dense.
-    tf32: whether products of float32 pass as tf32 on a GPU.
+    stride_units: whether kernels get strides in units of 16 bytes (less for short rows), which divide the strides of dense
+    tensors.
+    tf32: whether products of float32 are computed in tf32 on a GPU.
     """
 
     name: str
@@ -114,7 +123,7 @@ class Target:
     tf32: bool = False
 
     def lowered_for(self, arch: str) -> Lowering:
-        """Passes and device of builds for an architecture, "" for any."""
+        """The passes and the device for an architecture. "" is for text that runs on any architecture."""
         return self.archs[arch] if arch else self.lowering
 
 
@@ -124,9 +133,9 @@ _searched: list[bool] = []
 
 
 def register(target: Target) -> Target:
-    """Make a target known to `build`, `show`, `verify`, `doctor` and calls of the op; gives it back.
+    """Add a target, for `build`, `show`, `verify`, `doctor` and calls of the package's ops. Returns the target.
 
-    ValueError for what is no Target, a name that is no identifier, or one that another target has.
+    ValueError if the argument is not a Target, or if its name is not an identifier, is "all" or "auto", or is taken.
     """
     if not isinstance(target, Target):
         raise ValueError(f"target: got {type(target).__name__}; accepted: a gdn_codegen.targets.Target")
@@ -146,7 +155,7 @@ def _own() -> None:
 
 
 def _search() -> None:
-    """Register what installed packages bring. One that cannot be loaded is left out, with a warning."""
+    """Register the targets of installed packages. A target that cannot be loaded is left out, with a warning."""
     if _searched:
         return
     _searched.append(True)
@@ -160,14 +169,14 @@ def _search() -> None:
 
 
 def names() -> tuple[str, ...]:
-    """All targets, our own first."""
+    """The names of all targets, the package's own first."""
     _own()
     _search()
     return (*OWN, *(n for n in _known if n not in OWN))
 
 
 def find(name: str) -> Target:
-    """The target of that name. ValueError where there is none."""
+    """The target of that name. ValueError if there is none."""
     if not isinstance(name, str) or name not in _known:
         _own()
         if not isinstance(name, str) or name not in _known and name not in names():

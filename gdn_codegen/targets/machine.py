@@ -1,4 +1,4 @@
-"""What this machine has: versions, tools, devices."""
+"""Finds out what this machine has: versions of packages, tools, devices."""
 from __future__ import annotations
 
 import importlib.util
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from ..runtime import cxx
 
-#: What targets need to compile for a GPU or the simulator, beside their packages, and what brings it.
+#: Tools that targets need besides their packages, to compile for a GPU or the simulator -> what to install.
 TOOLS = {"nvcc": "a CUDA toolkit with nvcc on PATH", "c++": "g++ 12 or newer, or CXX"}
 NO_GPU = "no GPU that torch sees"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of `doctor`: ok says whether `what` of `target` works here; detail is a version or what to install."""
+    """One line of `doctor`. ok: whether `what` works for `target` on this machine. detail: a version, or what to install."""
 
     target: str
     what: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 def version(module: str) -> str:
-    """The installed version of a distribution, without importing it; "" where it is missing."""
+    """The version of an installed distribution, without an import. "" if it is missing."""
     if importlib.util.find_spec(module) is None:
         return ""
     from importlib.metadata import PackageNotFoundError
@@ -36,7 +36,8 @@ def version(module: str) -> str:
 
 
 def first_line(*command: str) -> str:
-    """The first line that a command prints, of nvcc the last; its path where it prints none, "" where it is missing."""
+    """The first line that a command prints; for nvcc the last line. Its path if it prints nothing. "" if it is missing or
+    fails."""
     path = shutil.which(command[0])
     if path is None:
         return ""
@@ -49,16 +50,16 @@ def first_line(*command: str) -> str:
 
 
 def compiler() -> bool:
-    """Whether there is a C++ compiler, which kernels for the CPU need."""
+    """Whether there is a C++ compiler. Kernels for the CPU need one."""
     return shutil.which(cxx.compiler() or "") is not None
 
 
 def lacks_compiler() -> str:
-    """What is said where there is none."""
+    """The message if there is no C++ compiler, else ""."""
     return "" if compiler() else f"a C++ compiler is missing: install {TOOLS['c++']}"
 
 
 def gpu() -> str:
-    """The name of the first GPU that torch sees, or ""."""
+    """The name of the first GPU that torch finds, "" if it finds none."""
     import torch
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""

@@ -1,4 +1,4 @@
-"""PTO C++, for Ascend NPUs; the bundled simulator runs CPU tensors."""
+"""The target PTO C++, for Ascend NPUs. CPU tensors run in the bundled simulator."""
 from __future__ import annotations
 
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def headers() -> tuple[Path | None, str]:
-    """The folder of <pto/pto-inst.hpp> below PTO_ISA_ROOT, or why there is none."""
+    """The include folder of <pto/pto-inst.hpp> under PTO_ISA_ROOT, or None and the reason."""
     root = os.environ.get("PTO_ISA_ROOT")
     if not root:
         return None, "set PTO_ISA_ROOT to a PTO-ISA installation"

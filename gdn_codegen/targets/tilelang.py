@@ -1,4 +1,4 @@
-"""TileLang, for NVIDIA GPUs; its C backend runs CPU tensors."""
+"""The target TileLang, for NVIDIA GPUs. CPU tensors run through its C backend."""
 from __future__ import annotations
 
 import shutil

@@ -1,4 +1,4 @@
-"""Triton, for NVIDIA and AMD GPUs; its interpreter runs CPU tensors."""
+"""The target Triton, for NVIDIA and AMD GPUs. CPU tensors run in its interpreter."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
