@@ -3,6 +3,10 @@
 Loads of tiles are asynchronous copies. So are loads of vectors of float32; four bytes are the smallest asynchronous copy. They
 are marked by the attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. It waits for
 all copies that have been started. Kernels whose blocks run several heads have no asynchronous copies.
+
+Example:
+    before:  k = load k; v = load v; A = k @ k.T
+    after:   k = load k (copies); v = load v (copies); wait (copies); A = k @ k.T
 """
 from __future__ import annotations
 

@@ -13,6 +13,10 @@ are read ahead of others. An asynchronous product is drained before its result i
 
 Then the pass removes what is not needed: each barrier, arrival, wait, fence or drain without which `check_rings` still proves
 the kernel.
+
+Example, for a ring k of two slots:
+    loader:  wait k_free, of two iterations before; k = load; signal k_ready
+    state:   wait k_ready; y = x @ k; signal k_free
 """
 from __future__ import annotations
 

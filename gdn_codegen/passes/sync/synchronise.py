@@ -18,6 +18,10 @@ storage with several slots sets its id before that wait, it uses as many ids in 
 barrier over the agent makes one free.
 
 On a device with one agent, the target's compiler orders memory. There the pass adds nothing.
+
+Example, with a load on the pipe MTE2 and an exp on the pipe V:
+    before:  x = load; y = exp(x)
+    after:   x = load; signal from MTE2 to V; wait on V for MTE2; y = exp(x)
 """
 from __future__ import annotations
 
