@@ -1,7 +1,8 @@
 """rules: the identities of algebra that `canonical` applies.
 
 A rule has a name, a pattern of values, a condition and a replacement. Each rule holds in exact arithmetic. No rule makes a
-value overflow that did not overflow before. The result of the rules:
+float32 value overflow that did not overflow before. An operand in float16 may, as its scale is outside of the product. The
+result of the rules:
 - A product is a flat list of factors; numbers and columns come first.
 - A sum is a flat list of terms; subtracted terms come last.
 - Signs and scales are outside of products of tiles.
