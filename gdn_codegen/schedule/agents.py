@@ -1,7 +1,7 @@
-"""Which warp group computes which values of a walk, as data. The passes read it, and know no agent by name.
+"""Assignments of warp groups, as data: which warp group computes which values of a walk. Passes know no agent by name.
 
-A value has one role, which `passes/agents/roles.py` computes from the graph. An `Assignment` gives each role to an agent. What an
-agent needs and another one computes crosses through shared memory; the passes derive this from the placement.
+Each value has one role, which `passes/agents/roles.py` computes from the graph. An `Assignment` gives each role to an agent. If
+an agent reads a value that another agent computes, the value crosses through shared memory. The passes derive these crossings.
 """
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ WARPS_OF_GROUP = 4
 
 @dataclass(frozen=True)
 class AgentPlan:
-    """What one agent does, and with what.
+    """The work and the resources of one agent.
 
-    name: an identifier. roles: those of WALK_ROLES that it computes.
-    warps: of 32 threads: 4, 8, ..., of which each four hold 64 rows of a tile; 1 to 3 for an agent that only loads, stores and
-      inverts. 0 is four for each 64 rows of the carried value.
-    registers: of each thread: a multiple of 8 from 24 to 240.
-    slots: of each ring in shared memory that the agent's threads fill. A ring of loads has the schedule's `stages`.
+    name: an identifier. roles: the roles of WALK_ROLES that it computes.
+    warps: the number of warps of 32 threads: a multiple of 4, where each four warps hold 64 rows of a tile, or 1 to 3 for an
+      agent that only loads, stores and inverts. 0 means four warps for each 64 rows of the carried value.
+    registers: the registers of a thread: a multiple of 8 from 24 to 240.
+    slots: the slots of each ring in shared memory that the agent's threads fill. A ring of loads has the schedule's `stages`.
     """
 
     name: str
@@ -40,12 +40,11 @@ class AgentPlan:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The agents of a thread block, in the order of their threads. Those of fewer than four warps come last: they share warp
-    groups.
+    """The agents of a thread block, in the order of their threads.
 
-    A kernel whose values have a role that no agent has cannot take this assignment.
-
-    Raises ValueError.
+    An agent of fewer than four warps comes after the others, because such agents share warp groups. A kernel that has a role
+    which no agent has cannot use this assignment. Raises ValueError if names, roles, warps, registers or slots are not as
+    `AgentPlan` says.
     """
 
     name: str
@@ -81,17 +80,17 @@ class Assignment:
 
     @property
     def agent_of(self) -> dict[str, str]:
-        """Each role's agent."""
+        """The agent of each role."""
         return {r: a.name for a in self.agents for r in a.roles}
 
 
-#: A walk without inverses.
+#: For a walk without inverses.
 WALK = Assignment("walk", (
     AgentPlan("state", ("state", "output"), 0, 192),
     AgentPlan("aux", ("rest",), 4, 104, slots=2),
     AgentPlan("loader", ("load",), 1, 24),
     AgentPlan("store", ("store",), 1, 24)))
-#: A walk with inverses. They run some iterations ahead of the state, so their operands have three slots.
+#: For a walk with inverses. Inverses run some iterations ahead of the state, so their operands have three slots.
 SOLVING_WALK = Assignment("solving_walk", (
     AgentPlan("state", ("state", "output", "solved"), 0, 192),
     AgentPlan("aux", ("rest",), 4, 80, slots=3),
@@ -99,14 +98,14 @@ SOLVING_WALK = Assignment("solving_walk", (
     AgentPlan("store", ("store",), 1, 48),
     AgentPlan("solve", ("inverse",), 2, 48)))
 
-#: What `Schedule.agents` may name.
+#: The assignments that `Schedule.agents` may name.
 ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, SOLVING_WALK)}
-#: What a schedule takes that names none: the first that has an agent for each role of a kernel's values.
+#: A schedule that names no assignment takes the first of these that has an agent for each role of a kernel.
 DEFAULTS = (WALK, SOLVING_WALK)
 
 
 def register(assignment: Assignment) -> Assignment:
-    """Let schedules name `assignment`; gives it back. ValueError where another one has its name."""
+    """Let schedules name `assignment`. Returns it. Raises ValueError if another assignment has its name."""
     if ASSIGNMENTS.setdefault(assignment.name, assignment) != assignment:
         raise ValueError(f"assignment: got the name {assignment.name!r}, which another one has; accepted: a name that is free")
     return assignment

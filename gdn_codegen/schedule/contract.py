@@ -1,32 +1,33 @@
-"""How a caller's memory holds what the page computes with. The default is the page's own form, and costs nothing."""
+"""The contract: in which form, dtype and order callers pass inputs and states. The default is the page's own form, without
+extra work.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: How an input comes, where not as the page has it.
+#: Forms of an input that differ from the page's.
 FORMS = ("linear", "raw", "sigmoid", "twice_sigmoid", "l2norm", "unit")
 DTYPES = ("float32", "float16", "bfloat16")
 STATE_WORDS = ("vk", *DTYPES, "pool", "in_place", "checkpoints")
 
 
 class ContractError(ValueError):
-    """A contract that names what there is not."""
+    """A contract with an unknown name or value."""
 
 
 @dataclass(frozen=True)
 class Contract:
     """What callers pass. A build serves one contract.
 
-    inputs: pairs (name of an input, form). The forms are "linear" (a gate as the factor exp(g)), "raw" (a gate before
-      -exp(A_log) softplus(x + dt_bias), with A_log and dt_bias [HV]; dt_bias=None is zero), "sigmoid" and "twice_sigmoid" (the
-      page reads this of the input), "l2norm" (the kernel divides rows by their norms), "unit" (the caller promises rows of norm
-      1).
+    inputs: pairs (name of an input, form). The forms are "linear" (a gate as the factor exp(g)), "raw" (a gate x, from
+      which the kernel computes -exp(A_log) softplus(x + dt_bias), with A_log and dt_bias [HV]; dt_bias=None is zero), "sigmoid"
+      and "twice_sigmoid" (the kernel applies this function), "l2norm" (the kernel divides rows by their norms), "unit"
+      (the caller promises rows of norm 1).
     dtypes: pairs (name, dtype), for inputs of one number per token and head, A_log and dt_bias. Such an input must have that
-    dtype.
-      For inputs that are not named the host converts to float32.
+      dtype. The host converts inputs that are not named to float32.
     state: the order of a state's dims in memory, "kv" or "vk". state_dtype: its dtype.
-    pool: states lie in slots, which the tensor `state_indices` names; -1 skips a sequence.
+    pool: states are in slots. The tensor `state_indices` gives the slot of each sequence; -1 skips a sequence.
     in_place: the final state overwrites the initial one.
     checkpoints: the state is also stored every n chunks; n is a number of the call.
     strided: inputs with a contiguous last dim are read in place, by strides passed at run time.
@@ -56,7 +57,7 @@ class Contract:
             raise ContractError(f"state_dtype: got {self.state_dtype!r}; accepted: {', '.join(DTYPES)}")
 
     def form(self, name: str) -> str:
-        """How the input called `name` comes; "" where as the page has it."""
+        """The form of the input called `name`. "" for the page's own form."""
         return dict(self.inputs).get(name, "")
 
     def unpromised(self) -> Contract:
@@ -64,11 +65,11 @@ class Contract:
         return replace(self, inputs=tuple(x for x in self.inputs if x[1] != "unit"))
 
     def dtype(self, name: str) -> str:
-        """The dtype in which a caller passes an input of one number a token or head."""
+        """The dtype in which callers pass an input of one number a token or head."""
         return dict(self.dtypes).get(name, "float32")
 
     def __str__(self) -> str:
-        """What `parse` reads: "beta=sigmoid,g=raw/float16,state=vk/bfloat16/pool,strided"."""
+        """The text that `parse` reads, such as "beta=sigmoid,g=raw/float16,state=vk/bfloat16/pool,strided"."""
         names = sorted(dict(self.inputs) | dict(self.dtypes))
         words = {n: [x for x in (self.form(n), dict(self.dtypes).get(n, "")) if x] for n in names}
         states = ([self.state] if self.state != "kv" else []) + ([self.state_dtype] if self.state_dtype != "float32" else [])
@@ -79,12 +80,12 @@ class Contract:
 
     @property
     def tag(self) -> str:
-        """What tells builds apart in names."""
+        """The part of a build's name that tells contracts apart."""
         return str(self).replace("=", "").replace("/", "").replace(",", "_").replace("in_place", "inplace")
 
     @classmethod
     def parse(cls, text: str) -> Contract:
-        """The contract that `str` gives as `text`. Nothing may be said twice, not even the same."""
+        """The contract whose `str` is `text`. Raises ContractError for unknown words, and if the text says something twice."""
         inputs: dict[str, str] = {}
         dtypes: dict[str, str] = {}
         fields: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A schedule is data: which values leave the chip, in which form, computed by whom."""
+"""Schedules, as data: which values become the results of a kernel, in which form, and with which options for the device."""
 from __future__ import annotations
 
 import re
@@ -9,7 +9,7 @@ from ..ir.core import Op, Program
 from .agents import ASSIGNMENTS
 
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
-#: Roles that a value of a page may have; groups of values name them with an @ (`passes/cut/roles.py` says what they are).
+#: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution")
 INVERSES = ("substitution", "doubling")
 STATES = ("kv", "vk")
@@ -20,7 +20,7 @@ WARM_UPS = ("all", "state")
 PARTITIONS = (None, "exact", "decay")
 
 
-#: Fields that take one of a few values.
+#: Fields that accept one of a few values.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "form": FORMS, "inverse": INVERSES, "launch": LAUNCHES, "partition": PARTITIONS,
     "order": ORDERS, "lanes": (1, 2), "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state": STATES,
@@ -30,7 +30,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 class ScheduleError(ValueError):
-    """A schedule that does not fit its algorithm or itself."""
+    """A schedule that does not fit the page or the device, or whose fields contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,13 @@ class Schedule:
     name: letters, digits and _. It is part of file names.
     kernels: groups of values. One group is one kernel, which writes these values to global memory. Later groups read them.
       A value that no group names is computed where it is needed. A group names a value as the page does ("G"), or all values of
-      a role ("@gate_sum"; ROLES). Roles serve any page: one that no value has drops out, and so does a value of it that no later
-      group reads. Names are taken to the letter.
-    form: how products with an inverse are computed (docs/schedules.md). "direct" as the page says. "wy" splits off what
-      multiplies the state, as @weight and @offset. "split" has two products with the scaled inverse, of which one does not wait
-      for the state. "unit" adds in float32 what the ones on the inverse's diagonal contribute, and multiplies by the rest.
-      "gate-free" inverts without decay. With groups of roles, a page without an inverse takes any form as "direct".
+      a role ("@gate_sum"; ROLES). Roles serve any page: a role without values is ignored, and so is a value of a role that no
+      later group reads and that is no output or state. A named value must exist on the page.
+    form: how products with an inverse are computed (docs/schedules.md). "direct": as the page is written. "wy": the
+      factor of the state (@weight) and the rest (@offset) are separate values. "split": two products with the scaled inverse,
+      one of which does not depend on the state. "unit": the ones on the inverse's diagonal are a float32 sum, and the rest is
+      a product. "gate-free": the inverse is computed without decay. In a generic schedule, a page without an inverse takes any
+      form as "direct".
     state: "kv", or "vk": walks hold tiles whose last dim is V transposed.
     inverse: "doubling" merges blocks of 1, 2, 4... rows. "substitution" starts from blocks that the device solves directly.
     v_block: columns of V per instance, for kernels whose results all have V. 0 is 64 in Triton's walks and V elsewhere.
@@ -59,16 +60,16 @@ class Schedule:
     lanes: value heads that a core group computes interleaved in chunk-parallel kernels.
     inverse_block: invert diagonal blocks of this size (16, 32, 64) separately where a chunk has two of them; 0: whole tiles.
     order: "page" (the page's order) or "list" (list scheduling by the device's rates).
-    prefetch: what a walk does one chunk ahead: "no", "operands" (loads that products read), "loads", or "all" that needs no
-    state.
+    prefetch: what a walk does one chunk ahead: "no", "operands" (loads that products read), "loads", or "all" (all ops that do
+      not depend on a state).
     channel_slots: tiles of a workspace between cores, used in rotation.
     l0_slots: operands that each of L0A and L0B holds at a time.
 
     For warp groups (Hopper under TileLang) and Triton:
     stages: iterations that loads may run ahead of their readers.
-    warm_up: what a walk computes in a warm-up: "all", or "state" (only what leads to the state).
+    warm_up: what a walk computes in a warm-up: "all", or "state" (only ops that lead to the state).
     longest_first: start parts whose warm-up is longer than half a part before the others.
-    value_heads: value heads of one key head per instance of a chunk-parallel kernel with products; it divides HV / H (TileLang).
+    value_heads: value heads of one key head per instance of a chunk-parallel kernel with products; must divide HV / H (TileLang).
     warps: warps per instance, counted in 32 threads; 0 chooses by the largest tile (Triton).
     agents: the assignment that says which warp group computes what (`gdn_codegen.schedule.agents`): walk, solving_walk, or one
       that you registered. "" takes the first of these two that has an agent for all of a walk's values.
@@ -139,12 +140,15 @@ class Schedule:
 
     @property
     def generic(self) -> bool:
-        """Whether groups speak of roles, so that the schedule serves any page."""
+        """Whether a group names a role, so that the schedule serves any page."""
         return any(n.startswith("@") for group in self.kernels for n in group)
 
     def adapted(self, p: Program, joined: bool = False) -> Schedule:
-        """This schedule for a page, traced, and a device. Only where groups speak of roles: a page without an inverse takes any
-        form as "direct", and a device that has tiles of tokens `joined` takes groups and form from JOINED."""
+        """This schedule for a page and a device. It changes generic schedules only.
+
+        p: the traced page. If it has no inverse, the form becomes "direct". joined: `Device.joined`; such a device takes groups
+        and form from JOINED.
+        """
         if not self.generic:
             return self
         if not any(isinstance(o, Op) and o.kind == "unit_lower_inverse" for o in p.walk.body):
@@ -157,7 +161,7 @@ PREPARED = (("@gate_sum", "@system"), ("@weight", "@offset"), ("@state", "@solut
 REPLAYED = (("@gate_sum", "@inverse"), ("@output", "@state"))
 SCHEDULES = {s.name: s for s in (
     Schedule("staged", (("@gate_sum",), ("@system",), ("@inverse",), *PREPARED[1:]), form="wy"),
-    Schedule("prepared", PREPARED, form="wy", lanes=1),  # two would take more flags
+    Schedule("prepared", PREPARED, form="wy", lanes=1),  # two lanes would need more flags than there are
     Schedule("prepared_vk", PREPARED, form="wy", lanes=1, state="vk"),
     Schedule("replay", REPLAYED),
     Schedule("walk", REPLAYED, form="split", state="vk", warm_up="state"),
@@ -165,30 +169,30 @@ SCHEDULES = {s.name: s for s in (
     Schedule("fused_walk", (("@gate_sum", "@gate"), ("@output", "@state")), form="split", state="vk", stages=3, warm_up="state"),
 )}
 
-#: What the schedules of form "split" are where what is loaded needs no product of its own.
+#: The groups and form that replace those of form "split" on a device with `Device.joined`.
 JOINED: dict[str, dict[str, Any]] = {
     "walk": {"form": "unit", "kernels": (("@gate_sum", "@inverse", "@gate"), ("@output", "@state"))},
     "fused_walk": {"form": "unit"}}
 
 
 def named(name: str) -> Schedule:
-    """The schedule called `name`."""
+    """The schedule called `name`. Raises ScheduleError if there is none."""
     if name not in SCHEDULES:
         raise ScheduleError(f"schedule: got {name!r}; accepted: {', '.join(SCHEDULES)}")
     return SCHEDULES[name]
 
 
 def spelled(value: Any) -> str:
-    """A field's value as `--set` takes it: a number, a name, or groups as @gate_sum,@inverse/o,S."""
+    """The value of a field as `--set` accepts it: a number, a name, or groups such as @gate_sum,@inverse/o,S."""
     return "/".join(map(",".join, value)) if isinstance(value, tuple) else f"{value:d}" if isinstance(value, int) else str(value)
 
 
 def varied(name: str, **changes: Any) -> Schedule:
-    """The schedule called `name` with some of its fields changed."""
+    """The schedule called `name` with changed fields. changes: field -> value."""
     return replace(named(name), **changes)
 
 
 def changes(s: Schedule) -> dict[str, Any]:
-    """Fields in which a schedule differs from the named one whose name it bears; none for one of a name of its own."""
+    """The fields in which `s` differs from the named schedule of the same name. Empty if no named schedule has that name."""
     base = SCHEDULES.get(s.name, s)
     return {f.name: getattr(s, f.name) for f in fields(s) if getattr(s, f.name) != getattr(base, f.name)}

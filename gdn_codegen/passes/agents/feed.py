@@ -8,6 +8,10 @@
   transposes them on the chip.
 - A vector of one number a token is loaded as a strided column: one number in each row of `align` bytes. A move then makes it
   dense.
+
+Example:
+    before:  k = load k; A = k @ k.T
+    after:   k_raw = load k; k = valid(k_raw); k_left = move k; k_right = move k, transposed; A = k_left @ k_right
 """
 from __future__ import annotations
 

@@ -3,6 +3,10 @@
 Cores that share no memory exchange values in workspaces of index "block" (channels). The producer stores a value after
 computing it. The reader loads it before its first use. An operand that is itself a product takes the same way, because the
 device cannot move it directly; a cast of a product can be moved. Carried values belong to the first agent.
+
+Example:
+    before:  vector: a = exp(x)                           cube: y = a @ b
+    after:   vector: a = exp(x); store a to a_channel     cube: a_in = load a_channel; y = a_in @ b
 """
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ _rule("two exponentials", "exp(x) * exp(y)", "exp(x + y)", "mul", lambda t, x: t
 _rule("two more exponentials", "(z * exp(x)) * exp(y)", "z * exp(x + y)", "mul", lambda t, x: t.ranks(x, "xy") in FEW)
 _rule("a quotient of exponentials", "exp(x) / exp(y)", "exp(x - y)", "div", lambda t, x: t.ranks(x, "xy") in FEW)
 
-# --- masks: around products; the mask of a decay is inside its exponential -------------------------------------------------
+# --- masks: around products; the mask of a decay is inside its exponential ----------------------------------------------
 _rule("a mask of a factor", "lower(x) * y", "lower(x * y)", "mul")
 _rule("a strict mask of a factor", "strictly_lower(x) * y", "strictly_lower(x * y)", "mul")
 _rule("a masked exponential", "lower(exp(x))", "exp(lower(x, fill=-inf))", "lower")
@@ -111,8 +111,10 @@ _rule("a strictly masked exponential", "strictly_lower(exp(x))", "exp(strictly_l
 
 @_written("a mask of decays", "lower", "strictly_lower")
 def _decays(t: Terms, o: Op) -> str | None:
-    """Each decay among the factors of what is masked is masked itself. A mask on the diagonal and below then goes, unless
-    another factor may be infinite above: infinity times zero is no number."""
+    """The mask of a product moves into the exponentials of its decays. Then a mask `lower` of the product is dropped.
+
+    It is kept if another factor may be infinite above the diagonal, because 0 * inf is NaN.
+    """
     factors = t.factors(o.args[0])
     bare = [f for f in factors if t.is_a("exp", f) and t.difference(t.defs[f].args[0])]
     masked = [t.make("exp", (t.make("lower", t.defs[f].args, FILLED, o.line),), line=o.line) if f in bare else f for f in factors]
@@ -130,8 +132,8 @@ _rule("a difference subtracted", "x - (y - z)", "(x + z) - y", "sub")
 _rule("order of what is subtracted", "(x - y) - z", "(x - z) - y", "sub", lambda t, x: t.before(x, "zy"))
 # --- sums and products: flat, in order --------------------------------------------------------------------------------------
 def _unsorted(kind: str, *names: str) -> Callable[[Terms, Found], bool]:
-    """The condition that the first of two values precedes the second, and that no value named after the first argument is an op
-    `kind`."""
+    """The condition that two values are in the wrong order. names: first the two names, as one text, then names whose values
+    must not be an op `kind`."""
     return lambda t, x: t.before(x, names[0]) and not any(t.is_a(kind, x[n]) for n in names[1:])
 
 
@@ -143,7 +145,7 @@ _rule("order of a maximum", "maximum(x, y)", "maximum(y, x)", "maximum", lambda 
 
 
 def _without(factors: list[str], fewer: list[str]) -> list[str]:
-    """`factors` less those of `fewer`, each as often as it stands there."""
+    """`factors` without those of `fewer`. A factor that occurs n times in `fewer` is removed n times."""
     out = list(factors)
     for f in fewer:
         out.remove(f)
@@ -155,7 +157,7 @@ def _common(t: Terms, o: Op) -> str | None:
     """c * x + c * y becomes c * (x + y), where c is a number, a column or a row."""
     left, right = (t.factors(a) for a in o.args)
     small: list[str] = []
-    for f in left:  # as often as both have it
+    for f in left:  # a factor that both have n times leaves n times
         if t.scales(f) and small.count(f) < right.count(f):
             small.append(f)
     rest = [_without(factors, small) for factors in (left, right)]

@@ -90,11 +90,12 @@ class Terms:
         return matched("x[:, None] - y[None, :]", self.defs.get(a), self.defs) is not None
 
     def is_masked(self, a: str) -> bool:
-        """Whether `a` is the exponential of a tile that is -inf above its diagonal, so zero there."""
+        """Whether `a` is exp(lower(x, fill=-inf)), which is zero above its diagonal."""
         return matched("exp(lower(x, fill=-inf))", self.defs.get(a), self.defs) is not None
 
     def in_range(self, a: str) -> bool:
-        """Whether no exponential, logarithm, quotient or infinity is among the tiles of which `a` is computed entry by entry."""
+        """Whether `a` is surely finite where its operands are: no exp, log, div or infinite fill is among the elementwise ops
+        that compute it."""
         o = self.defs.get(a)
         if o is None or not self.type[a].dims or o.kind in ("col", "row") or not OPS[o.kind].elementwise:
             return True

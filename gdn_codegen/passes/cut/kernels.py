@@ -7,6 +7,9 @@ first kernel stores it if that is parallel over chunks; otherwise an added kerne
 A vector of `Program.scales` is stored too, if several groups read it, or if only a walk does and a kernel over chunks comes
 before. Then a walk loads one number a token instead of summing rows. On cores that share no memory, an added first kernel
 computes all of `scales`, because each core sums its own share of the rows.
+
+Example: Gated DeltaNet with the groups (@gate_sum, @inverse) and (@output, @state) gets two kernels. The first is parallel over
+chunks and stores G and Tinv. The second walks the chunks, loads G and Tinv, and stores o and S.
 """
 from __future__ import annotations
 

@@ -4,6 +4,11 @@ It applies to kernels over chunks that have products. An instance takes `value_h
 number must divide HV / H. Ops that depend on the key head only are done once. Ops with a long latency (loads, sums, inverses)
 are done for all heads in a row, so that their waits overlap. All other ops are done head by head, so that few values are live
 at a time.
+
+Example, with two heads:
+    before:  k = load k; x = k @ k.T; b = load beta; A = b * x; T = diag_inverse(A)
+    after:   k = load k; x = k @ k.T; b = load beta; b_b = load beta (lane 1); A = b * x; A_b = b_b * x;
+             T = diag_inverse(A); T_b = diag_inverse(A_b)
 """
 from __future__ import annotations
 

@@ -4,6 +4,10 @@ Triton's compiler overlaps a loop's loads with other work only if products read 
 wait for the latency of each vector. With it, the start of an iteration loads the vectors of the next one and carries them. The
 first iteration's vectors are loaded before the loop. The last entry of a vector in a workspace becomes a load of one number,
 instead of a sum over masked entries.
+
+Example:
+    before:  for each chunk: g = load of this chunk; ...
+    after:   g_first = load of the first chunk; for each chunk, g from g_first: g_next = load of the next chunk; ...; g = g_next
 """
 from __future__ import annotations
 

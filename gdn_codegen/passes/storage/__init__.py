@@ -1,1 +1,1 @@
-"""Passes that give each value a place on the chip."""
+"""Passes that choose where each value is stored on the chip, and in which layout."""

@@ -1,7 +1,8 @@
-"""arrange: what runs side by side, what stays on the chip, and in which order.
+"""arrange: chooses lanes, prefetch, cached masks and the order of ops for each kernel. Only devices with cores (PTO) run it.
 
-The schedule's `lanes`, `prefetch`, `cache_masks` and `order`, as far as the spaces of the device allow: of each kernel the
-first of the variants is taken that `pack` finds room for, most lanes first, then with `prefetch`, then most masks.
+The schedule's `lanes`, `prefetch`, `cache_masks` and `order` say what is wanted. The spaces of the device limit what fits. For
+each kernel the pass tries variants and takes the first for which `pack` finds room. It prefers more lanes, then `prefetch`,
+then more cached masks.
 """
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from ..loops.prefetch import prefetch
 from ..stage import takes
 from .pack import VIEWS, fits
 
-ROOM = 0.8  # what cached masks may fill: values that crowd each other wait for each other
+ROOM = 0.8  # with cached masks, values may fill this fraction of the space; in a full space ops wait for each other
 
 
 @takes("fed")
@@ -35,12 +36,12 @@ def arrange(p: Program, s: Schedule, device: Cores) -> Program:
 
 
 def _returns(k: Kernel, device: Cores) -> bool:
-    """Whether some value depends, through other pipes, on the pipe that makes it: that pipe waits meanwhile."""
+    """Whether the path to some value leaves a pipe and returns to it. The pipe idles meanwhile, so a second lane can use it."""
     def pipe(o: Op) -> str:
         table = device.pipes[o.agent]
         return f"{o.agent}.{table.get(o.kind, table.get('*', ''))}"
 
-    left: dict[str, set[str]] = {}  # value or channel -> pipes that the ways to it have left
+    left: dict[str, set[str]] = {}  # value or channel -> pipes that the paths to it have left
     made: dict[str, str] = {}
     for o in walk(k.body):
         if o.kind in VIEWS:
@@ -59,9 +60,7 @@ def _returns(k: Kernel, device: Cores) -> bool:
 
 
 def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, list[Tensor]]:
-    """The first variant of a kernel that fits: most lanes first, then with prefetch, then most cached masks. With the
-    workspaces that it adds.
-    """
+    """The first variant of a kernel that fits, and the workspaces that it adds. If none fits, the kernel itself."""
     home = device.home[device.agents[0]]
     roomy = replace(device, spaces={**device.spaces, home: int(device.spaces[home] * ROOM)})
     most = s.lanes if k.grid == "chunks" and _returns(k, device) else 1
@@ -75,4 +74,4 @@ def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, li
             variant = list_scheduling(whole, variant, device) if s.order == "list" else variant
             if fits(whole, variant, s, roomy if kept else device):
                 return variant, made
-    return k, []  # `pack` says what is too large
+    return k, []  # `pack` raises the error that names the values

@@ -1,7 +1,7 @@
-"""channels: tiles of a workspace between cores.
+"""channels: sets the slots of workspaces between cores. Only devices with cores (PTO) run it.
 
-With two slots the iterations of a loop take them one after the other, so that who writes waits for the reads of the iteration
-before the last, not of the last.
+With two slots, iterations of a loop use them in turn. The writer then waits for the reads of the iteration before the last, not
+for those of the last.
 """
 from __future__ import annotations
 

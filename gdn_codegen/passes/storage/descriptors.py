@@ -1,7 +1,6 @@
-"""descriptors: tiles of rows that are read by a descriptor of their sequence.
+"""descriptors: marks loads that may use a tensor descriptor. For Triton (TMA on Hopper), with the option `descriptors`.
 
-A unit that copies by descriptors (TMA) takes addresses and the end of the sequence upon itself, so that threads need neither.
-With `descriptors` the loads of a walk are marked that may go that way.
+A copy unit that uses descriptors computes addresses and checks the end of the sequence itself. Threads then do neither.
 """
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from ..stage import takes
 
 @takes("assigned")
 def descriptors(p: Program, s: Schedule) -> Program:
-    """`p` with marks at loads in loops over chunks."""
+    """`p` with the mark `described` on such loads in loops over chunks. `p` itself if the schedule does not ask for it."""
     if not s.descriptors:
         return p
     def marked(k: Kernel, o: Op) -> Op:

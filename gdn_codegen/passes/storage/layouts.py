@@ -1,11 +1,12 @@
-"""layouts: how tiles lie, where a compiler has no choice (TileLang).
+"""layouts: fixes layouts of buffers where TileLang's compiler may not choose them, or finds none. For TileLang.
 
-- The inverse of a whole tile, and moves of warps between registers and shared memory, address shared tiles themselves: rows of
-  128 bytes, swizzled. Such a buffer has the layout "swizzled".
-- Where warps carry tiles, registers are in the order of a product's sum. Loops over tiles of that shape have the order "sums".
-- A fragment whose rows are summed, and whose length is no power of two, has the layout "rows": TileLang finds none by itself.
-- In a block that runs several heads all values lie in shared memory, a row a head. A few elements that nobody reads keep
-  the heads of a token in banks of their own, and rows begin where four elements are moved at once.
+- The code that inverts a whole tile, and the code that moves tiles between registers and shared memory, address shared tiles
+  directly: rows of 128 bytes, swizzled. Such a buffer has the layout "swizzled".
+- Where threads move tiles, their registers are in the order of a product's sum. Loops over tiles of that shape have the order
+  "sums".
+- A fragment has the layout "rows" if its rows are summed and their length is no power of two. TileLang infers no layout for it.
+- In a block that runs several heads, all values are in shared memory, one row a head. Rows have PAD unused elements at their
+  end. They keep the heads of a token in different banks, and align rows to four elements, which are moved at once.
 """
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from .place import over
 
 #: Elements after each row of a buffer with a row a head.
 PAD = 4
-#: Threads of a warp group, and the rows that it holds of a product's sum; the columns of a tile that it carries.
+#: Threads of a warp group, and the rows of a product's sum that it holds. A tile that it moves has as many columns.
 GROUP, ROWS = 128, 64
 
 
@@ -30,11 +31,13 @@ def layouts(p: Program, device: Device) -> Program:
 
 
 def _heads(k: Kernel, device: Device) -> Kernel:
+    """A kernel that runs several heads a block: all buffers are in shared memory, with padding."""
     return replace(k, buffers=tuple(replace(b, space=device.vector, pad=PAD if b.shape else 0) for b in k.buffers))
 
 
 def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
-    """The kernel with a layout for each buffer that a helper addresses, that agents hand over, or whose rows are summed."""
+    """The kernel with a layout for each buffer that emitted code addresses directly, that agents exchange, or whose rows are
+    summed."""
     home = {o.out: o.buffer for o in walk(k.body)}
     fixed = {b for o in walk(k.body) if over(o, device) for b in (o.buffer, home[o.args[0]])}
     crossing = _crossing(k, home, device) if k.agents else set()
@@ -51,13 +54,13 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
 
 
 def _crossing(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
-    """The tiles in shared memory that warps store from, or load to, fragments."""
+    """The tiles in shared memory that threads copy to or from fragments."""
     tiles = {b.name for b in k.buffers if b.space == device.operand and len(b.shape) == 2}
     return {b for o in walk(k.body) if o.kind in ("move", "transpose") for b in (o.buffer, home.get(o.args[0])) if b in tiles}
 
 
 def _ordered(p: Program, k: Kernel) -> tuple[Stmt, ...]:
-    """The body whose loops over tiles with the rows of their agent's warp groups are in the order of sums."""
+    """The body with order "sums" on loops over tiles with as many rows as the warp groups of their agent hold."""
     sizes, type_of = {**p.sizes, **k.sizes}, types(k.body)
     rows = {a.name: a.threads // GROUP * ROWS for a in k.agents}
 

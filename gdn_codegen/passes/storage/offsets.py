@@ -1,6 +1,6 @@
-"""offsets: where in a memory space the buffers of a kernel lie (`pack`).
+"""offsets: places buffers in a memory space at byte offsets. `pack` uses it.
 
-Each function sets the offsets of places so that no two that are in use at the same time meet. It gives False where it finds no
+Each function sets offsets such that no two buffers that are live at the same time overlap. It returns False if there is no
 room.
 """
 from __future__ import annotations
@@ -13,7 +13,7 @@ WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 @dataclass
 class Place:
-    """A buffer to be: the values in it, where, how large, and from which op to which it is in use."""
+    """A buffer before it has an offset: its name, space, shape and dtype, and the first and last op between which it is live."""
 
     name: str
     space: str
@@ -24,7 +24,7 @@ class Place:
     end: int
     offset: int = 0
     slots: int = 1
-    pinned: bool = False  # no other value may take it over
+    pinned: bool = False  # no other value may share it
 
     @property
     def bytes(self) -> int:
@@ -36,7 +36,8 @@ class Place:
 
 
 def _free(x: Place, others: list[Place], size: int, align: int, start: int) -> int | None:
-    """The lowest offset from `start` on where `x` meets none of `others`."""
+    """The lowest offset from `start` on at which `x` overlaps none of `others` that are live at the same time. None if there is
+    none."""
     need = -(-x.bytes // align) * align
     at = start
     for y in sorted((y for y in others if y.start <= x.end and x.start <= y.end), key=lambda y: y.offset):
@@ -49,7 +50,7 @@ def _free(x: Place, others: list[Place], size: int, align: int, start: int) -> i
 
 
 def in_slots(places: list[Place], size: int, slots: int) -> bool:
-    """Equal parts of the space, one after the other."""
+    """Divide the space into equal slots, which the buffers use in turn."""
     last: list[Place | None] = [None] * slots
     for n, x in enumerate(places):
         y, last[n % slots] = last[n % slots], x
@@ -60,7 +61,7 @@ def in_slots(places: list[Place], size: int, slots: int) -> bool:
 
 
 def round_robin(places: list[Place], size: int, align: int) -> bool:
-    """Place buffers one after another around the space; whether all found room. Neighbours in time then do not share bytes."""
+    """Place buffers one after another around the space, so that buffers that are live after each other do not share bytes."""
     done: list[Place] = []
     cursor = 0
     for x in places:
@@ -76,7 +77,7 @@ def round_robin(places: list[Place], size: int, align: int) -> bool:
 
 
 def lowest(places: list[Place], size: int, align: int) -> bool:
-    """Long-lived and large ones first."""
+    """Place each buffer as low as possible: first those with the largest product of lifetime and bytes, otherwise in order."""
     done: list[Place] = []
     for x in sorted(places, key=lambda x: (-(x.end - x.start) * x.bytes, x.start)):
         at = _free(x, done, size, align, 0)

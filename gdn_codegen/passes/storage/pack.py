@@ -1,11 +1,16 @@
-"""pack: a place for every value.
+"""pack: gives each value a buffer at a byte offset. Only devices with cores (PTO) run it.
 
-A value's buffer is in the space that its op fills: a vector agent's tiles hold that core's part of the rows, vectors are
-whole on every core ("half" ones, sums along rows, are not). `valid` and accumulating products work in place; so do
-elementwise ops whose operand nobody reads later; a carried value and what it becomes share a buffer, by a copy where
-they must. Operands of products take the slots of their space one after the other. Elsewhere, and where slots are too
-small, lifetimes are packed: round robin first, which leaves more ops free to overlap, then as low as possible. What does
-not fit is an error that names the values.
+A buffer is in the space that its op fills. On an agent with several cores, a core holds its part of a tile's rows. A vector is
+whole on each core, except sums along rows, of which each core has a part.
+
+Buffers are shared:
+- `valid` and accumulating products work in place.
+- Elementwise ops overwrite an operand that has no later reader.
+- A carried value and its next value share a buffer. A copy is added where this is not possible otherwise.
+
+Operands of products use the slots of their space in turn. In other spaces, and if a slot is too small, buffers are packed by
+lifetime. Round robin is tried first, because more ops can then overlap. After that, each buffer goes as low as possible. If
+values do not fit, a ScheduleError names them.
 """
 from __future__ import annotations
 
@@ -24,12 +29,12 @@ VIEWS = ("const", "scalar", "col", "row", "part", "block", "last")
 
 @takes("fed", gives="placed")
 def pack(p: Program, s: Schedule, device: Cores) -> Program:
-    """`p` with buffers at byte offsets."""
+    """`p` with buffers at byte offsets. Raises ScheduleError if a space is too small."""
     return p.map_kernels(lambda k: _pack(p, with_copies(k, device), s, device))
 
 
 def fits(p: Program, k: Kernel, s: Schedule, device: Cores) -> bool:
-    """Whether there is room for all of a kernel's values."""
+    """Whether all values of a kernel fit."""
     try:
         _pack(p, with_copies(k, device), s, device)
     except ScheduleError:
@@ -38,7 +43,8 @@ def fits(p: Program, k: Kernel, s: Schedule, device: Cores) -> bool:
 
 
 def _pack(p: Program, k: Kernel, s: Schedule, device: Cores) -> Kernel:
-    """With loads as early as they stand, for a head start; right before their first readers where that is too much."""
+    """The kernel with buffers. Loads stay early, so that they overlap with other ops. If that does not fit, each load moves to
+    its first reader."""
     try:
         return _Kernel(p, k, s, device).run()
     except ScheduleError:
@@ -46,7 +52,7 @@ def _pack(p: Program, k: Kernel, s: Schedule, device: Cores) -> Kernel:
 
 
 def by_columns(k: Kernel) -> set[str]:
-    """Tiles of which each core of an agent has its own columns."""
+    """The tiles of which each core of an agent holds its own columns, not rows."""
     out: set[str] = set()
     for o in walk(k.body):
         if o.attr("columns") or (o.kind in ("cast", "valid") and o.args[0] in out):
@@ -55,7 +61,7 @@ def by_columns(k: Kernel) -> set[str]:
 
 
 class _Kernel:
-    """Where each value of a kernel lies: its space, its shape on one core, its bytes, and from when to when."""
+    """The buffers of one kernel: the space of each value, its shape on one core, its bytes and its lifetime."""
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Cores) -> None:
         self.p, self.k, self.s, self.device = p, k, s, device
         self.sizes = {**p.sizes, **k.sizes}
@@ -80,7 +86,7 @@ class _Kernel:
         return ScheduleError(f"{self.p.name}, kernel {self.k.name} on {self.device.name}: {text}")
 
     def run(self) -> Kernel:
-        """The kernel with a buffer, at a byte offset, for each value. ScheduleError where a space is too small."""
+        """The kernel with a buffer at a byte offset for each value. Raises ScheduleError if a space is too small."""
         self.lifetimes(self.k.body)
         self.nexts = {c.next: c.name for lp in loops(self.k.body) for c in lp.carried}
         self.nexts |= {self.defs[n].args[0]: c for n, c in self.nexts.items() if n in self.defs and self.defs[n].kind == "valid"}
@@ -94,7 +100,7 @@ class _Kernel:
 
     # --- lifetimes -----------------------------------------------------------------------------------------------
     def lifetimes(self, body: tuple[Stmt, ...], depth: int = 0) -> None:
-        """Number the statements, and note for each value the first and last at which it must be held."""
+        """Number the statements. For each value, note the first and the last statement between which it is live."""
         for s in body:
             if isinstance(s, Loop):
                 for c in s.carried:
@@ -107,7 +113,7 @@ class _Kernel:
                     self.read(c.next)
                     self.first[c.result], self.depth[c.result] = self.at, depth
                     self.last[c.name] = self.last[c.result] = self.at
-                for name, end in list(self.last.items()):  # read in the loop, made before it: kept for its next iteration
+                for name, end in list(self.last.items()):  # computed before the loop and read in it: live to the end of the loop
                     if (self.first[name] <= start < end) or name in {c.name for c in s.carried}:
                         self.last[name] = max(end, self.at)
             else:
@@ -119,22 +125,22 @@ class _Kernel:
                     self.depth[s.out] = depth
 
     def read(self, name: str) -> None:
+        """Extend the lifetime of a value to this statement. The lifetimes of values under a view are extended too."""
         self.last[name] = self.at
         o = self.defs.get(name)
         if o is not None and (o.kind in ("col", "row", "part", "block", "cast") and self.view(o)):
             self.read(o.args[0])
 
     def view(self, o: Op) -> bool:
-        """Whether `o` has no storage: a number, a column or row of a vector, a product rounded on its way to memory."""
+        """Whether `o` has no storage: a number, a column or row of a vector, or a cast of a product that only stores read."""
         if o.kind == "cast":
             return o.agent != self.device.agents[0] and o.out in self.alone_stored
         return o.kind in VIEWS or self.type[o.out].rank == 0
 
     # --- buffers -------------------------------------------------------------------------------------------------
     def buffers(self, body: tuple[Stmt, ...]) -> None:
-        """Give each value a place: of its own, or that of a value that it overwrites. Carried values keep theirs through the
-        loop.
-        """
+        """Give each value a place: a new one, or that of a value that it overwrites. A carried value keeps its place through
+        the loop."""
         for s in body:
             if isinstance(s, Loop):
                 for c in s.carried:
@@ -152,6 +158,7 @@ class _Kernel:
                 self.op(s)
 
     def carry(self, c: Carry) -> None:
+        """Give a carried value the place of its initial value."""
         place = self.home.get(c.init)
         if place is None or self.last[c.init] > self.first[c.name]:
             raise self.error(f"{c.name} starts as {c.init}, which lives on")
@@ -162,7 +169,7 @@ class _Kernel:
             kind |= {c.name} if c.init in kind else set()
 
     def op(self, o: Op) -> None:
-        """Give an op's value a place, and its scratch space where it needs some."""
+        """Give the value of an op a place, and give the op scratch space if it needs some."""
         if not o.out or self.view(o):
             return
         x = o.args[0] if o.args else ""
@@ -189,11 +196,12 @@ class _Kernel:
             self.scratch.append(Place(f"{o.out}_scratch", space, source.shape, source.dtype, o.agent, self.at, self.at))
 
     def source(self, name: str) -> str:
+        """The value under a column, a row or a part."""
         o = self.defs.get(name)
         return self.source(o.args[0]) if o is not None and o.kind in ("col", "row", "part") else name
 
     def reuse(self, o: Op, space: str, shape: tuple[int, ...]) -> Place | None:
-        """The buffer of an operand that ends here, for an elementwise op."""
+        """The place of an operand without later readers, if the elementwise op `o` can overwrite it. Otherwise None."""
         if not OPS[o.kind].elementwise or o.kind in ("cast", "expand"):
             return None
         for a in o.args:
@@ -204,20 +212,22 @@ class _Kernel:
         return None
 
     def space(self, o: Op) -> str:
+        """The space that `o` fills."""
         if o.kind == "move":
             return str(o.attr("space"))
         return self.device.product if o.kind == "matmul" else self.device.home[o.agent]
 
     def shape(self, o: Op) -> tuple[int, ...]:
-        """The shape of a value on one core, in elements: its rows of a tile, a vector spread to blocks or its part of one.
+        """The shape of a value on one core, in elements. A tile has this core's rows. A vector is whole, or this core's part.
 
-        ScheduleError where rows do not divide among cores, or are not whole blocks of `Device.align` bytes.
+        A vector that was just loaded has one number in each row of `Device.align` bytes. Raises ScheduleError if rows do not
+        divide among cores, or are not a multiple of `Device.align` bytes.
         """
         t: Tile = self.type[o.out]
         shape, parts = t.shape(self.sizes), self.device.copies[o.agent]
         if o.kind == "move" and o.attr("transposed"):
             shape = shape[::-1]
-        if t.rank == 2 and parts > 1 and isinstance(t.dims[0], str):  # a dim without a name is whole on each core
+        if t.rank == 2 and parts > 1 and isinstance(t.dims[0], str):  # a dim that is a number is whole on each core
             if shape[0] % (8 * parts):
                 raise self.error(f"{o.out} has {shape[0]} rows, which do not make {parts} parts of whole 8-row groups")
             shape = (shape[0] // parts, shape[1]) if o.out not in self.columns else (shape[0], shape[1] // parts)
@@ -233,6 +243,7 @@ class _Kernel:
 
     # --- offsets -------------------------------------------------------------------------------------------------
     def fit(self, space: str, size: int, places: list[Place]) -> None:
+        """Set the offsets of all places of a space. Raises ScheduleError if they do not fit."""
         if space in self.device.feeds and in_slots(places, size, self.s.l0_slots):
             return
         if round_robin(places, size, self.device.align) or lowest(places, size, self.device.align):
@@ -244,4 +255,5 @@ class _Kernel:
                          f"{names}; use a smaller chunk, or cut the values into more kernels")
 
     def marked(self, o: Op) -> Op:
+        """The op with the name of its buffer."""
         return replace(o, buffer=self.home[o.out].name if o.out in self.home else "")

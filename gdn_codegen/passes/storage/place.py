@@ -1,10 +1,13 @@
-"""place: gives values buffers.
+"""place: decides which values have buffers. For TileLang and Triton; `rings` does the same for walks on warp groups.
 
-A value without a buffer is an expression inside the op that reads it: cheap elementwise ops read once, numbers, and
-row and column views. The others get a buffer in the space that the device names for their kind. Where the device allows
-it, a product shares the buffer of its accumulator, a carried value the buffer of what it becomes, the inverse of a whole tile
-that of the tile, and values of one shape
-that are never alive together one buffer of a limited space, if nobody reads the old value afterwards.
+A value without a buffer is an expression inside its reader. These are numbers, row and column views, and cheap elementwise ops
+with one reader. Other values get a buffer in the space that the device names for their kind.
+
+Where the device allows it (`in_place`), values share a buffer if the old value has no later reader:
+- a product and its accumulator;
+- a carried value and its next value;
+- the inverse of a whole tile and that tile;
+- values of the same shape and dtype in a limited space that are never live at the same time.
 """
 from __future__ import annotations
 
@@ -20,30 +23,30 @@ from ...schedule.schedule import ScheduleError
 from ..stage import takes
 
 VIEWS = ("const", "scalar", "col", "row", "eye", "full", "expand")
-#: Ops that read their first operands where products do; how many.
+#: Ops that read operands from the space of products' operands, and how many of their first operands.
 OPERANDS = {"matmul": 2, "diag_inverse": 1}
-#: Ops of which several in a row may run at the same time.
+#: Ops that may run at the same time as a neighbour of the same kind.
 SIDE_BY_SIDE = ("cumsum", "diag_inverse")
 
 
 def over(o: Op, device: Device) -> bool:
-    """Whether the result of `o` takes the place of its first operand, which nobody else reads."""
+    """Whether the result of `o` overwrites its first operand, which has no other reader. True for the inverse of a whole tile."""
     return o.kind == "diag_inverse" and o.attr("size") == device.solves_whole
 
 
 @takes("assigned", gives="placed")
 def place(p: Program, device: Device) -> Program:
-    """`p` with buffers on its kernels and on the ops that fill them."""
+    """`p` with buffers on its kernels and on the ops that fill them. Raises ScheduleError if a space is too small."""
     return p.map_kernels(lambda k: _Kernel(p, k, device).run())
 
 
 def with_buffers(body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:
-    """The body whose values lie in the buffers that `owner` names."""
+    """The body with buffers on its ops. owner: value -> the name of its buffer."""
     return map_ops(body, lambda o: [replace(o, buffer=owner.get(o.out, ""))])
 
 
 class _Kernel:
-    """Which values of a kernel have a buffer, in which space, and which of them share it."""
+    """Which values of a kernel have a buffer, in which space, and which share one."""
     def __init__(self, p: Program, k: Kernel, device: Device) -> None:
         self.p, self.k, self.device = p, k, device
         self.sizes = {**p.sizes, **k.sizes}
@@ -60,7 +63,7 @@ class _Kernel:
         self.carried |= {o.args[1] for o in self.ops if o.kind == "load" and o.args[1:] and o.out in self.carried}
 
     def run(self) -> Kernel:
-        """The kernel with buffers: one for each value that needs storage, shared where a value may overwrite another."""
+        """The kernel with a buffer for each value that needs storage. Values share buffers where one may overwrite another."""
         owner = {o.out: o.out for o in self.ops if o.out and self.stored(o)}
         for lp in loops(self.k.body):
             for c in lp.carried:
@@ -84,7 +87,7 @@ class _Kernel:
         return replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values()))
 
     def stored(self, o: Op) -> bool:
-        """Whether the value of `o` has storage, rather than being an expression in its reader."""
+        """Whether the value of `o` has storage. Otherwise it is an expression in its reader."""
         if o.out in self.carried | self.begins:
             return True
         if o.kind in VIEWS and o.out not in self.operands():
@@ -100,17 +103,18 @@ class _Kernel:
         if reader.kind == "matmul" and n == 2:
             return False
         if not OPS[reader.kind].elementwise and reader.kind != "store" and self.device.tile != "register":
-            return True  # cumsum, last, row_sum read storage
+            return True  # cumsum, last and row_sum need an operand in storage
         # A vector under a tile would be computed again for every column.
         return (self.device.vector != "register" and self.type[o.out].rank == 1 and reader.kind in ("col", "row")) \
             or (self.device.number != "register" and self.type[o.out].rank == 0)
 
     def operands(self) -> set[str]:
-        made = {o.out for o in self.ops if o.kind == "diag_inverse"}  # most of it stays zero, which no fragment need hold
+        """The values that must be in the operands' space: operands of products, and inverses of blocks."""
+        made = {o.out for o in self.ops if o.kind == "diag_inverse"}  # most of its entries stay zero, and need no registers
         return made | {a for o in self.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
 
     def space(self, value: str) -> str:
-        """The memory space of a value, by the device's choice for its kind."""
+        """The memory space of a value, which the device chooses by the kind of value."""
         o, d, t = self.defs.get(value), self.device, self.type[value]
         if t.rank == 0:
             return d.number
@@ -125,7 +129,7 @@ class _Kernel:
         return d.loaded if o.kind == "load" else d.tile
 
     def overwrites(self, lp: Loop, name: str, new: str) -> bool:
-        """Whether nobody reads carried `name` once its next value exists."""
+        """Whether the next value `new` may overwrite the carried value `name`: nothing reads `name` after `new` is computed."""
         after = False
         for o in walk(lp.body):
             if after and self.reads(o, name):
@@ -134,14 +138,13 @@ class _Kernel:
         return after and not any(self.type[x] != self.type[name] for x in (new,))
 
     def reads(self, o: Op, name: str) -> bool:
-        """Whether `o` reads `name`, itself or through expressions inside it."""
+        """Whether `o` reads `name`, directly or through expressions inside `o`."""
         return any(a == name or (a in self.defs and not self.stored(self.defs[a]) and self.reads(self.defs[a], name))
                    for a in o.args)
 
     def share_accumulators(self, owner: dict[str, str]) -> None:
-        """Let a product write over its accumulator where nobody reads that afterwards. owner: value -> the value whose buffer
-        it has.
-        """
+        """Let a product overwrite its accumulator if the accumulator has no later reader. owner: value -> the value whose
+        buffer it uses."""
         order = {o: n for n, o in enumerate(self.ops)}
         for o in self.ops:
             if o.kind != "matmul" or len(o.args) < 3 or o.out not in owner:
@@ -155,10 +158,10 @@ class _Kernel:
                     owner[v] = o.out
 
     def share_storage(self, owner: dict[str, str]) -> None:
-        """Values of limited spaces that are never alive together share a buffer of their shape and dtype."""
+        """Let values of limited spaces share a buffer of their shape and dtype if they are never live at the same time."""
         region = next(loops(self.k.body), self.k).body
         order = {o: n for n, o in enumerate(region) if isinstance(o, Op)}
-        for after, o in pairwise(reversed(region)):  # side by side
+        for after, o in pairwise(reversed(region)):  # these run at the same time
             if isinstance(o, Op) and isinstance(after, Op) and o.kind == after.kind and o.kind in SIDE_BY_SIDE:
                 order[o] = order[after]
         alive: dict[str, tuple[int, int]] = {}  # buffer -> first definition, last reader
@@ -187,21 +190,24 @@ class _Kernel:
                 same.append((last, name))
 
     def along_rows(self, name: str) -> bool:
-        """Whether products read `name` along its rows: as a first operand as it is, or as a second one transposed.
+        """Whether products read `name` along its rows: as a first operand that is not transposed, or as a second one that is.
 
-        The inverse of a whole tile fixes the layout of its buffer, rows of 128 bytes. A product that reads another way may make
-        the kernel's compiler choose another layout, so such a value needs a buffer of its own."""
+        The inverse of a whole tile fixes the layout of its buffer: rows of 128 bytes. A product that reads along columns may
+        make TileLang's compiler choose another layout. So such a value does not share a buffer with an inverse.
+        """
         reads = [(r, n) for r, n in self.all_readers(name) if r.kind == "matmul" and n < 2]
         return not any(r.attr("ta") if n == 0 else not r.attr("tb") for r, n in reads)
 
     def all_readers(self, name: str) -> list[tuple[Op, int]]:
+        """The ops that read `name`, with the index of the operand. Readers that are expressions are replaced by their own
+        readers."""
         out = []
         for r, n in self.readers.get(name, []):
             out += [(r, n)] if not r.out or self.stored(r) else self.all_readers(r.out)
         return out
 
     def check_sizes(self, buffers: Iterable[Buffer]) -> None:
-        """The buffers of a limited space fit it together."""
+        """Raise ScheduleError if the buffers of a limited space do not fit it together."""
         width = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
         sizes: dict[str, dict[str, int]] = {}
         for b in buffers:

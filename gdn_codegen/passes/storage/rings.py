@@ -1,9 +1,9 @@
-"""rings: gives the values of warp groups buffers.
+"""rings: gives buffers to the values of walks that warp groups share. For Hopper under TileLang (sm_90a).
 
-What is loaded and what crosses from agent to agent lies in shared memory, in a ring: each iteration of the walk takes
-the next slot. Accumulators, first operands that were computed, tiles read more than once or transposed, what leaves for
-shared memory, and vectors under a column or row lie in fragments. All else is an expression inside its reader, and a vector
-or a number always is.
+Loaded values, and values that cross between agents, are in shared memory, in a ring. Each iteration of the walk uses the next
+slot. These values are in fragments: accumulators, computed first operands, tiles that are transposed or have several readers,
+values that a move copies to shared memory, and vectors under a column or row. All other values are expressions inside their
+readers. A vector or a number always is one.
 """
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .walk_limits import check_limits, moves
 
 @takes("assigned", gives="placed")
 def rings(p: Program, s: Schedule, device: Groups) -> Program:
-    """`p` with buffers on the kernels that walk the chunks."""
+    """`p` with buffers on the kernels that walk the chunks. Raises ScheduleError if they do not fit (`walk_limits`)."""
     return p.map_kernels(lambda k: _Kernel(p, k, s, device).run() if walks(p, k) else k)
 
 
 class _Kernel:
-    """The buffers of a walk that agents share."""
+    """The buffers of one walk that agents share."""
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
         self.p, self.k, self.s, self.device = p, k, s, device
         self.sizes = {**p.sizes, **k.sizes}
@@ -39,7 +39,7 @@ class _Kernel:
         self.agents = {a.name: a for a in k.agents}
 
     def run(self) -> Kernel:
-        """The kernel with a ring of slots for each value that one agent hands to another, and fragments for the others."""
+        """The kernel with a ring for each value that crosses between agents or is loaded, and with fragments for others."""
         buffers: dict[str, Buffer] = {}
         owner: dict[str, str] = {}
         for c in self.loop.carried:
@@ -47,11 +47,11 @@ class _Kernel:
             owner |= {c.init: c.name, c.next: c.name}
         replaced = {o.args[1] for o in self.k.body if isinstance(o, Op) and o.kind == "load" and o.args[1:]}
         for o in self.k.body:
-            if isinstance(o, Op) and o.out and self.type[o.out].rank == 0:  # a number that all agents know
+            if isinstance(o, Op) and o.out and self.type[o.out].rank == 0:  # a number, which all agents have
                 buffers[o.out], owner[o.out] = Buffer(o.out, self.device.number, (), self.type[o.out].dtype), o.out
-            elif isinstance(o, Op) and o.kind == "load" and o.args[1:]:  # takes the place of another
+            elif isinstance(o, Op) and o.kind == "load" and o.args[1:]:  # it overwrites another value
                 owner[o.args[1]] = owner[o.out]
-            elif isinstance(o, Op) and o.kind == "load" and o.out not in {*owner, *replaced}:  # widens before the walk
+            elif isinstance(o, Op) and o.kind == "load" and o.out not in {*owner, *replaced}:  # cast before the walk
                 buffers[o.out], owner[o.out] = self.buffer(o.out, o.out, self.device.product), o.out
         for o in self.inside:
             if o.out in owner:
@@ -71,16 +71,19 @@ class _Kernel:
         return out
 
     def slots(self, o: Op) -> int:
-        """Of the ring of what `o` loads or moves."""
+        """The slots of the ring that the load or move `o` fills."""
         return self.s.stages if o.kind == "load" else self.agents[o.agent].slots
 
     def buffer(self, name: str, value: str, space: str) -> Buffer:
+        """A buffer for `value`."""
         t = self.type[value]
         return Buffer(name, space, t.shape(self.sizes) or (1,), t.dtype, dims=t.dims)
 
     def grown(self, o: Op) -> bool:
-        """Whether a product may overwrite its accumulator: made in the same iteration, and read before by
-        what keeps its own value."""
+        """Whether a product may overwrite its accumulator.
+
+        The accumulator must be computed in the same iteration, and all its other readers must have storage and come before.
+        """
         order = {x: n for n, x in enumerate(self.inside)}
         made = next((x for x in self.inside if x.out == o.args[2]), None)
         kept = {c.next for c in self.loop.carried}
@@ -88,6 +91,7 @@ class _Kernel:
                                         for r, _ in self.readers[made.out])
 
     def stored(self, o: Op) -> bool:
+        """Whether the value of `o` has a fragment."""
         if not o.out or o.kind in VIEWS or o.kind == "last":
             return False
         if o.kind in ("matmul", "move", "transpose"):

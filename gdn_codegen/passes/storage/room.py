@@ -1,4 +1,4 @@
-"""room: changes to a kernel, so that its values find room (`pack`): copies of carried values, and loads that stand later."""
+"""room: changes to a kernel that help `pack` to find room: copies of carried values, and later loads."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -10,11 +10,12 @@ from ...ir.ops import OPS
 
 
 def late_loads(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """The body with each load, and the `valid` after it, right before what reads it first."""
+    """The body with each load, and the `valid` after it, directly before its first reader."""
     held: list[Op] = []
     out: list[Stmt] = []
 
     def release(names: set[str]) -> None:
+        """Append the held loads of these names, after the loads that they depend on."""
         for o in [o for o in held if o.out in names]:
             if o in held:
                 release(set(o.args))
@@ -35,10 +36,13 @@ def late_loads(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 
 
 def with_copies(k: Kernel, device: Cores) -> Kernel:
-    """A carried value whose old form is still read after the new one exists, or that starts as another value that lives
-    on, is copied at the end of the loop, or before it."""
+    """The kernel with copies of carried values where the next value cannot use the carried value's buffer.
+
+    That is so if the carried value has readers after the next value is computed, if the loop does not compute the next value,
+    or if an op computes it that cannot overwrite. Then the loop ends with a copy of the next value.
+    """
     def each(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        """The body, in which a carried value is copied where its successor cannot take its place."""
+        """The body with copies in its loops."""
         out: list[Stmt] = []
         for s in body:
             if not isinstance(s, Loop):
@@ -48,7 +52,7 @@ def with_copies(k: Kernel, device: Cores) -> Kernel:
             carried = []
             for c in s.carried:
                 ops = [o for o in inner if isinstance(o, Op)]
-                if c.slots > 1:  # what it becomes has a slot of its own
+                if c.slots > 1:  # the next value has its own slot
                     carried.append(c)
                     continue
                 made = next((n for n, o in enumerate(ops) if o.out == c.next), -1)
@@ -66,5 +70,6 @@ def with_copies(k: Kernel, device: Cores) -> Kernel:
 
 
 def _through_views(ops: list[Op], o: Op) -> set[str]:
+    """The operands of `o`. A column or row is replaced by its vector."""
     defs = {x.out: x for x in ops if x.kind in ("col", "row")}
     return {defs[a].args[0] if a in defs else a for a in o.args}

@@ -1,7 +1,7 @@
-"""walk_limits: what warp groups can do, and what shared memory holds.
+"""walk_limits: checks that warp groups can run a walk, and that its rings fit shared memory. `rings` calls it.
 
-A kernel that walks the chunks and does not fit is refused before any text is written: by a sentence that names its values, with
-their shapes or bytes, and what fits.
+A kernel that walks the chunks and does not fit is refused before any text is emitted. The error names the values, their shapes
+or bytes, and what would fit.
 """
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from ...schedule.agents import WARPS_OF_GROUP
 from ...schedule.schedule import Schedule, ScheduleError
 from .offsets import WIDTH
 
-#: Bytes that divide the strides of what is copied as a tile.
+#: Strides of tensors that are copied as tiles are multiples of this number of bytes.
 ROW = 16
-#: Bytes at multiples of which buffers in shared memory begin.
+#: Buffers in shared memory begin at multiples of this number of bytes.
 ALIGN = 1024
-#: Columns of a product: the least, of which others are multiples, and the most.
+#: Columns of a product: a multiple of LEAST, and MOST at most.
 LEAST, MOST = 64, 128
 
 
 def moves(o: Op, device: Groups) -> bool:
-    """Whether threads move the value of `o` to shared memory."""
+    """Whether `o` moves its value from a fragment to shared memory."""
     return o.kind in ("move", "transpose") and o.attr("space") == device.operand
 
 
 def check_limits(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
-    """Raises ScheduleError where agents of `k`, a placed kernel of `p`, cannot compute or copy one of their values, or where the
-    rings need more shared memory than a block has."""
+    """Raise ScheduleError if agents of `k` cannot compute or copy a value, or if the rings need more shared memory than a block
+    has.
+
+    k: a kernel of `p` with buffers.
+    """
     _Limits(p, k, device).check()
     _room(p, k, s, device)
 
@@ -38,6 +41,7 @@ def _error(p: Program, k: Kernel, device: Groups, text: str) -> ScheduleError:
 
 
 class _Limits:
+    """The checks of one kernel."""
     def __init__(self, p: Program, k: Kernel, device: Groups) -> None:
         self.p, self.k, self.device = p, k, device
         self.sizes, self.type = {**p.sizes, **k.sizes}, types(k.body)
@@ -51,6 +55,7 @@ class _Limits:
         return _error(self.p, self.k, self.device, text)
 
     def check(self) -> None:
+        """Check each op of the walk."""
         for o in walk(self.loop.body):
             if o.kind in ("load", "store"):
                 self.copied(o)
@@ -62,7 +67,7 @@ class _Limits:
                 self.product(o)
 
     def copied(self, o: Op) -> None:
-        """A tile that a unit of its own copies between global and shared memory."""
+        """Check a tile that a copy unit transfers between global and shared memory."""
         t = self.p.tensor(o.attr("tensor"))
         if o.kind == "load" and t.optional:
             raise self.error(f"{o.out} would be loaded only where it is given; {o.agent} copies tiles as they lie")
@@ -72,7 +77,7 @@ class _Limits:
                              "divides")
 
     def carried_by_warps(self, o: Op) -> None:
-        """A tile that threads carry between shared memory and fragments."""
+        """Check a tile that threads move between shared memory and fragments."""
         d = self.device
         held = self.type[o.args[0] if moves(o, d) else o.out]  # in fragments
         shape = held.shape(self.sizes)
@@ -84,7 +89,7 @@ class _Limits:
                              f"in {held.dtype}; tiles of {d.rows} columns in 16 bit do, of {can}{hint}")
 
     def product(self, o: Op) -> None:
-        """ScheduleError where the matrix units cannot take a product: its dtype, where its operands lie, or its size."""
+        """Check the dtype of a product's operands, the space of its second operand, and its size."""
         a, rows = self.type[o.args[0]], self.height[o.agent]
         if WIDTH[a.dtype] != 2:
             raise self.error(f"product {o.out} has operands in {a.dtype}; float16 and bfloat16 fit")
@@ -98,7 +103,8 @@ class _Limits:
 
 
 def _room(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
-    """ScheduleError where the rings need more than the device's space; it names the values, their bytes and what would fit."""
+    """Raise ScheduleError if the rings need more than the device's space. The error names the values, their bytes and what
+    would fit."""
     loaded = {o.buffer for o in walk(k.body) if o.kind == "load"}
     rings = [b for b in k.buffers if b.space == device.operand]
 

@@ -1,9 +1,9 @@
-"""What `synchronise` knows of a kernel: the ops' accesses to memory, the unrolled trace, and vector clocks over pipes. The
-checker has a model of its own (prove/accesses.py).
+"""accesses: what `synchronise` knows of a kernel: the memory that ops access, the unrolled trace, and vector clocks of pipes.
+The checker has its own model (prove/accesses.py).
 
-A pipe is (agent, name). `known[a][b]` counts the ops of pipe b that are surely complete before the next op of pipe a
-starts. A pipe is ordered with itself unless the device lists it as unordered. What the issuing pipe of an agent knows,
-all pipes of that agent know from then on, because it issues their ops.
+A pipe is (agent, name). `known[a][b]` is the number of ops of pipe b that are surely complete before the next op of pipe a
+starts. The ops of a pipe run in order, unless the device lists the pipe as unordered. The issuing pipe of an agent issues the
+ops of all its pipes. So all of them know what the issuing pipe knows.
 """
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ...ir.core import Kernel, Loop, Op, Program, Stmt, rings, walk
 from ..storage.offsets import WIDTH
 
 Pipe = tuple[str, str]
-Path = tuple[int, ...]  # a statement's place: its index in each body on the way to it
-Iteration = tuple[int, ...]  # the iteration of each loop on the way to it
-Counts = dict[str, int]  # by index of a loop: iterations that it made before the one it is in, or before it ended
+Path = tuple[int, ...]  # the place of a statement: its index in each body around it, outermost first
+Iteration = tuple[int, ...]  # the iteration of each loop around a statement, outermost first
+Counts = dict[str, int]  # index of a loop -> its current iteration, or after its end, its number of iterations
 
 
 def pipe_of(device: Cores, o: Op) -> Pipe | None:
-    """The pipe that runs `o`; None for what is no instruction."""
+    """The pipe that runs `o`. None if `o` is no instruction."""
     if o.kind in ("const", "scalar", "col", "row", "part", "signal", "wait", "barrier"):
         return None
     table = device.pipes[o.agent]
@@ -34,7 +34,8 @@ def pipe_of(device: Cores, o: Op) -> Pipe | None:
 class Access:
     """Bytes that an op reads or writes. space: a memory space, or the name of a workspace that a core group shares.
 
-    slots: how many such ranges the iterations of `loop` take one after the other; ahead: iterations ahead of the current one.
+    slots: the number of such ranges, which the iterations of `loop` use in turn. ahead: how many iterations ahead of the
+    current one the op works.
     """
 
     space: str
@@ -54,19 +55,20 @@ class Access:
         return replace(self, low=self.low + shift, high=self.high + shift)
 
     def meets(self, other: Access) -> bool:
-        """Whether the two touch a common byte, and one of them writes it."""
+        """Whether the two accesses have a byte in common, and at least one of them writes."""
         return self.space == other.space and self.low < other.high and other.low < self.high \
             and (self.write or other.write)
 
 
 def accesses(p: Program, k: Kernel, device: Cores) -> dict[Path, list[Access]]:
-    """What each op of a placed kernel reads and writes, by the op's place."""
+    """The accesses of each op, by the op's place. k: a kernel with buffers."""
     buffers = {b.name: b for b in k.buffers}
     shared = {t.name: t.slots for t in p.tensors if t.index == "block"}
     defs = {o.out: o for o in walk(k.body) if o.out}
     ring = rings(k)
 
     def memory(name: str, write: bool, value: str, stored: str = "") -> Access:
+        """The access to a buffer."""
         b = buffers[name]
         n = WIDTH[b.dtype]
         for d in b.shape:
@@ -77,7 +79,7 @@ def accesses(p: Program, k: Kernel, device: Cores) -> dict[Path, list[Access]]:
     _carried(k.body, where)
 
     def source(name: str) -> str | None:
-        """The value with a buffer that `name` is read from."""
+        """The value with a buffer from which `name` is read."""
         if name in where:
             return name
         o = defs.get(name)
@@ -114,6 +116,7 @@ def _places(body: tuple[Stmt, ...], path: Path = (), loop: str = "") -> Iterator
 
 
 def _carried(body: tuple[Stmt, ...], where: dict[str, str]) -> None:
+    """Add to `where` the buffers of carried values, which are those of their initial values."""
     for s in body:
         if isinstance(s, Loop):
             for c in s.carried:
@@ -123,7 +126,7 @@ def _carried(body: tuple[Stmt, ...], where: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """One op of the trace; or, with op None, the end of a loop."""
+    """An op of the trace. With op None, the end of a loop."""
 
     op: Op | None
     path: Path
@@ -132,12 +135,13 @@ class Step:
 
 
 def trace(k: Kernel, trips: dict[str, list[int]]) -> Iterator[Step]:
-    """The kernel's ops in program order, loops unrolled. trips: how often a loop runs, each time that it is met."""
+    """The kernel's ops in program order, with loops unrolled. trips: for each loop, its numbers of iterations, which are used
+    in turn."""
     met: dict[str, int] = {}
     counts: Counts = {}
 
     def each(body: tuple[Stmt, ...], path: Path, iteration: Iteration) -> Iterator[Step]:
-        """The steps of a body, loops entered."""
+        """The steps of a body."""
         nonlocal counts
         for i, s in enumerate(body):
             if isinstance(s, Loop):
@@ -167,20 +171,20 @@ class Clocks:
         self.boss = [self.number[a, device.issuer] for a, _ in names]
 
     def learn(self, pipe: int, what: list[int]) -> None:
-        """Let the next op of `pipe` rely on what is complete according to `what`."""
+        """Let the next op of `pipe` rely on the completion of the ops that `what` counts."""
         mine = self.known[pipe]
         for i, n in enumerate(what):
             if n > mine[i]:
                 mine[i] = n
 
     def start(self, pipe: int) -> list[int]:
-        """What the next op of `pipe` may rely on."""
+        """The counts of ops that the next op of `pipe` may rely on."""
         if self.boss[pipe] != pipe:
             self.learn(pipe, self.known[self.boss[pipe]])
         return self.known[pipe]
 
     def run(self, pipe: int) -> int:
-        """Issue an op; its number on its pipe."""
+        """Issue an op. Returns its number on its pipe."""
         self.start(pipe)
         self.issued[pipe] += 1
         if pipe not in self.loose:
@@ -188,7 +192,7 @@ class Clocks:
         return self.issued[pipe]
 
     def snapshot(self, pipe: int) -> list[int]:
-        """What is complete once all of `pipe`'s ops so far are."""
+        """The counts of ops that are complete once all ops of `pipe` so far are."""
         out = list(self.start(pipe))
         out[pipe] = self.issued[pipe]
         return out
@@ -198,7 +202,7 @@ class Clocks:
         self.known[pipe][pipe] = self.issued[pipe]
 
     def drain(self, agent: str) -> None:
-        """The issuer waits for all pipes of its agent."""
+        """Let the issuer of an agent wait for all pipes of the agent."""
         boss = self.number[agent, self.device.issuer]
         for p, i in self.number.items():
             if p[0] == agent:

@@ -1,8 +1,12 @@
-"""async_copies: copies that run by themselves, and the waits for them.
+"""async_copies: marks asynchronous copies, and adds waits for them. For TileLang, except walks on warp groups.
 
-On a device that has such copies, loads of tiles are some, and of a number a token where it has four bytes, the least that is
-copied: they are marked by a channel. Before the first op that reads one, or fills its buffer anew, a wait holds until all that
-were started have arrived. Kernels whose blocks take several heads load them side by side, and have none.
+Loads of tiles are asynchronous copies. So are loads of vectors of float32; four bytes are the smallest asynchronous copy. They
+are marked by the attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. It waits for
+all copies that have been started. Kernels whose blocks run several heads have no asynchronous copies.
+
+Example:
+    before:  k = load k; v = load v; A = k @ k.T
+    after:   k = load k (copies); v = load v (copies); wait (copies); A = k @ k.T
 """
 from __future__ import annotations
 
@@ -17,22 +21,21 @@ CHANNEL = "copies"
 
 @takes("placed")
 def async_copies(p: Program, device: Device) -> Program:
-    """`p` with waits for copies, where `device` has them."""
+    """`p` with marks and waits. `p` itself if the device has no asynchronous copies."""
     if not device.async_loads:
         return p
     return p.map_kernels(lambda k: k if k.heads_per_block > 1 else replace(k, body=_Arrive(p, k).body(k.body)))
 
 
 class _Arrive:
+    """Adds marks and waits to one kernel."""
     def __init__(self, p: Program, k: Kernel) -> None:
         self.p, self.tensors = p, {t.name: t for t in p.tensors}
         self.defs = {o.out: o for o in walk(k.body) if o.out}
-        self.coming: set[str] = set()  # buffers
+        self.coming: set[str] = set()  # buffers that copies are still filling
 
     def body(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        """The body: loads that copy asynchronously are marked, and one wait stands before the first op that touches their
-        buffers.
-        """
+        """The body with marked loads, and with a wait before the first op that accesses one of their buffers."""
         out: list[Stmt] = []
 
         def wait() -> None:
@@ -54,8 +57,8 @@ class _Arrive:
         return tuple(out)
 
     def copied(self, o: Op) -> bool:
-        """Whether the load is of a whole tile as it lies, or of numbers of tokens; one that the caller may leave out is not, nor
-        is one with padding."""
+        """Whether the load is an asynchronous copy: of a tile that is given, not padded and not transposed, or of float32
+        numbers of tokens."""
         t = self.tensors[o.attr("tensor")]
         whole = not t.optional and not any(self.p.padded(t))
         if len(t.dims) == 1:
@@ -63,12 +66,13 @@ class _Arrive:
         return len(t.dims) == 2 and t.index in ("token", "slot") and whole and not o.attr("transposed")
 
     def touched(self, o: Op) -> set[str]:
-        """The buffers that `o` fills and reads, itself or through expressions inside it."""
+        """The buffers that `o` fills or reads, directly or through expressions inside it."""
         if o.out and not o.buffer:
             return set()
         return {o.buffer} | {b for a in o.args for b in self.leaves(a)}
 
     def leaves(self, a: str) -> set[str]:
+        """The buffers from which the value `a` is read."""
         o = self.defs.get(a)
         if o is None:
             return set()

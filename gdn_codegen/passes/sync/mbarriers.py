@@ -1,14 +1,22 @@
-"""mbarriers: derives the waits among warp groups.
+"""mbarriers: derives the waits among warp groups. For walks on Hopper under TileLang (sm_90a).
 
-Each ring has two barriers a slot: ready, on which its producer's threads arrive once the slot is written, and free, on which
-its readers' threads arrive once they are done. Rings with the same producer, readers and slots share them. A slot of which one
-agent overwrites what another wrote is ready twice an iteration, and free when the last value's readers are done. A reader waits
-before its first read and arrives after its last; the producer waits, `slots` iterations back, before its first write. Where a
-product or a store to tokens reads what threads wrote, a fence comes before they arrive: loads of tokens count, since threads
-fill up the last chunk of a sequence. Barriers of rings that only the walk's own part fills count its iterations. What leads to an
-inverse has barriers of its own, since it is read ahead of the rest. A product that was only begun is drained before it is read.
+A ring has two barriers for each slot. On "ready", the producer's threads arrive after they have written the slot. On "free",
+the readers' threads arrive after they have read it. Rings with the same producer, readers and number of slots share barriers.
+If one agent overwrites in a slot what another agent wrote, the slot is ready twice an iteration. It is free when the readers of
+the last value are done.
 
-What the rest orders already goes: a wait, an arrival or a fence without which `check_rings` still proves the kernel.
+A reader waits before its first read and arrives after its last one. The producer waits before its first write, for the slot's
+readers of `slots` iterations before. A fence comes before the arrival where a product or a store to tokens reads values that
+threads wrote. This includes loads of tokens, because threads fill up the last chunk of a sequence. Barriers of rings that are
+filled only outside warm-ups count only those iterations. Values that lead to an inverse have separate barriers, because they
+are read ahead of others. An asynchronous product is drained before its result is read.
+
+Then the pass removes what is not needed: each barrier, arrival, wait, fence or drain without which `check_rings` still proves
+the kernel.
+
+Example, for a ring k of two slots:
+    loader:  wait k_free, of two iterations before; k = load; signal k_ready
+    state:   wait k_ready; y = x @ k; signal k_free
 """
 from __future__ import annotations
 
@@ -28,12 +36,12 @@ from .ring_accesses import by_threads, by_units, reads
 
 @takes("placed", gives="synchronised")
 def mbarriers(p: Program, device: Groups) -> Program:
-    """`p` with waits, signals and fences."""
+    """`p` with waits, signals and fences in the kernels that walk the chunks."""
     return p.map_kernels(lambda k: _needed(p, _derived(p, k, device), device) if walks(p, k) else k)
 
 
 def _derived(p: Program, k: Kernel, device: Groups) -> Kernel:
-    """The kernel with all barriers. Rings share them, unless an agent then waits for what it would write later itself."""
+    """The kernel with all barriers. Rings share them, unless an agent would then wait for a value that it writes later itself."""
     shared = _kernel(p, k, device, share=True)
     try:
         check_ring(p, shared, device)
@@ -43,19 +51,19 @@ def _derived(p: Program, k: Kernel, device: Groups) -> Kernel:
 
 
 def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
-    """The kernel with a pair of barriers for each ring, or for all with the same agents and slots if they share them."""
+    """The kernel with a pair of barriers for each ring. share: rings with the same agents and slots have one pair."""
     (loop,) = loops(k.body)
     ops = [o for o in loop.body if isinstance(o, Op)]
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
     read, count = reads(k), {a.name: a.threads for a in k.agents}
     groups: dict[tuple[object, ...], list[Op]] = {}
-    final = {o.buffer: o for o in ops if o.buffer in slots}  # the last value of an iteration in a slot
-    given = {o.buffer: o for o in reversed(ops) if o.buffer in slots}  # and the first
+    final = {o.buffer: o for o in ops if o.buffer in slots}  # buffer -> the op that writes it last in an iteration
+    given = {o.buffer: o for o in reversed(ops) if o.buffer in slots}  # buffer -> the op that writes it first
     early = leads(ops, INVERSE)
     before: dict[Op, list[Op]] = {}
     after: dict[Op, list[Op]] = {}
     order = {o: n for n, o in enumerate(ops)}
-    drained: dict[Op, Op] = {}  # what was begun -> the op before which it is drained
+    drained: dict[Op, Op] = {}  # asynchronous product -> the op before which it is drained
     for o in ops:
         if o.buffer in slots:
             readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read(r))) for x in (o, final[o.buffer]))
@@ -65,7 +73,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
         if o.attr("asynchronous"):
             drained[o] = next(r for r in ops if o.out in read(r))
             before.setdefault(drained[o], []).append(_sync("drain", o.agent, **_own([o])))
-    copied: dict[Op, dict[str, str]] = {}  # load -> where its copy arrives
+    copied: dict[Op, dict[str, str]] = {}  # load -> the barriers on which its copy arrives
     barriers = []
     for writes in groups.values():
         producer, n, own = writes[0].agent, slots[writes[0].buffer], _own(writes)
@@ -102,12 +110,13 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
 
 
 def _own(ops: list[Op]) -> dict[str, bool]:
-    """The mark of what only the walk's own part does."""
+    """The attribute `own_part` if all of `ops` have it: they do nothing in a warm-up."""
     return {OWN_PART: True} if all(o.attr(OWN_PART) for o in ops) else {}
 
 
 def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
-    """The kernel less barriers, then arrivals, then waits, then fences and drains, that are not needed."""
+    """The kernel without unneeded synchronisation. It tries to remove barriers, then arrivals, then waits, then fences and
+    drains."""
     (loop,) = loops(k.body)
     syncs = [(o.kind, o.attr("channel"), o.agent) for o in loop.body if isinstance(o, Op) and o.kind in ("signal", "wait")]
     drops = [{s for s in syncs if s[1] == c} for c in dict.fromkeys(c for _, c, _ in syncs)]
@@ -131,11 +140,12 @@ def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
 
 
 def _with_walk(k: Kernel, loop: Loop) -> Kernel:
+    """The kernel with `loop` as its walk."""
     return replace(k, body=map_loops(k.body, lambda s: [loop]))
 
 
 def without(k: Kernel, drop: set[tuple[str, str, str]]) -> Kernel:
-    """The kernel less some (kind, channel, agent); barriers count what still arrives."""
+    """The kernel without these (kind, channel, agent). Barriers then count only the threads that still arrive."""
     (loop,) = loops(k.body)
     body = tuple(o for o in loop.body if not (isinstance(o, Op) and (o.kind, o.attr("channel"), o.agent) in drop
                                               and o.kind in ("signal", "wait")))

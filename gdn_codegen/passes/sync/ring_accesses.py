@@ -1,4 +1,6 @@
-"""What ops of warp groups read and write in rings, as `mbarriers` sees it. prove/rings.py says the same by itself."""
+"""ring_accesses: what ops of warp groups read and write in rings, for `mbarriers`. The checker has its own model
+(prove/rings.py).
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,7 +9,7 @@ from ...ir.core import Kernel, Op, Program, walk
 
 
 def reads(k: Kernel) -> Callable[[Op], set[str]]:
-    """Of each op of `k`, the values with storage that it reads, itself or through expressions inside it."""
+    """A function that gives the values with storage that an op of `k` reads, directly or through expressions inside it."""
     defs = {o.out: o for o in walk(k.body) if o.out}
 
     def leaves(a: str) -> set[str]:
@@ -18,10 +20,10 @@ def reads(k: Kernel) -> Callable[[Op], set[str]]:
 
 
 def by_threads(p: Program, o: Op) -> bool:
-    """Whether threads may write what `o` puts into a ring: those of a load fill up a sequence's last chunk."""
+    """Whether threads may write the value of `o` into a ring. They do for loads of tokens, since they fill up the last chunk."""
     return o.kind != "load" or p.tensor(o.attr("tensor")).index == "token"
 
 
 def by_units(p: Program, o: Op) -> bool:
-    """Whether a unit of its own, for products or copies, may read what `o` reads from a ring."""
+    """Whether a matrix unit or a copy unit, rather than threads, may read the operands of `o` from a ring."""
     return o.kind == "matmul" or (o.kind == "store" and p.tensor(o.attr("tensor")).index == "token")

@@ -1,8 +1,8 @@
-"""single_launch: one launch for all kernels, where the schedule asks for it.
+"""single_launch: runs all kernels in one launch, for schedules with `launch="single"`. Only for devices with cores (PTO).
 
-A kernel that others follow ends with a barrier over the whole device, for each agent: what it wrote to global memory is
-then there for every core. `check` has proved that a kernel leaves no flag set, so the barrier may use any of them; it
-takes the last three: group to cube, all cubes, cube to group.
+Each kernel but the last ends with a barrier over the whole device, for each agent. After it, every core sees what the kernel
+wrote to global memory. `check_waits` has proved that a kernel leaves no flag set, so the barrier may use any flags. It uses the
+last three: core group to cube cores, all cube cores, cube cores to core group.
 """
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ..stage import takes
 
 @takes("checked")
 def single_launch(p: Program, s: Schedule, device: Device) -> Program:
-    """`p` with barriers between its kernels, marked as one launch."""
+    """`p` with barriers between its kernels, as one launch. `p` itself for `launch="kernels"`. Raises ScheduleError on other
+    devices."""
     if s.launch == "kernels":
         return p
     if not isinstance(device, Cores):

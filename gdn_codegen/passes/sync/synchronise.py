@@ -1,20 +1,27 @@
-"""synchronise: derives every wait.
+"""synchronise: derives every wait. For devices with cores (PTO).
 
-Two ops that touch the same bytes, one of them writing, must run in program order. Where the pipes and the waits so far
-do not see to it, a signal goes after the first and a wait before the second:
-- in the innermost body that holds both; an op inside a loop is represented there by its loop;
-- where the second is in a later iteration of a loop than the first, the wait takes the signal of an earlier one: the one
-  before, or as many before as storage with slots leaves between them. As many signals before the loop prime it, as
-  many waits after the loop take the last;
-- ops of one unordered pipe are parted by a barrier.
-The latest of several sources is waited for first, since it often covers the others (vector clocks, `machine`). What orders
-an op before a loop and one in it may be covered by what later iterations need, and a barrier by one that was found later; they
-go where the rest does without.
+Two ops that access the same bytes must run in program order if one of them writes. Where neither pipes nor earlier waits
+guarantee this, the pass adds a signal after the first op and a wait before the second:
+- They go into the innermost body that contains both ops. An op inside an inner loop is represented there by that loop.
+- If the second op is in a later iteration than the first, the wait takes the signal of an earlier iteration. That is the
+  previous one, or with storage of several slots the one that used the same slot. As many signals come before the loop, to prime
+  it. As many waits come after the loop, to take the last signals.
+- Two ops of one unordered pipe have a barrier between them instead.
 
-Within an agent a signal goes from pipe to pipe by an event id. Between agents it goes from a pipe to an agent, whose
-issuer waits, through a counter. Ids are shared only where a set is sure to come after the wait before it. Where a pair about
-storage with slots sets its id before the wait of the set before it, as many ids take turns as there are slots. Where no id
-is free, a barrier over the agent makes one. On a device of one agent, whose compiler orders memory, nothing is inserted.
+Of several earlier ops, the pass waits for the latest first, because this wait often covers the others (vector clocks). A wait
+in a loop for an op before the loop may be covered by waits that later iterations need. A barrier may be covered by one that is
+found later. The pass removes such waits and barriers at the end.
+
+Within an agent, a signal goes from pipe to pipe and has an event id. Between agents, it goes from a pipe to an agent, whose
+issuer waits, and uses a counter. Signals share an id only if each is set after the wait for the one before. If a pair for
+storage with several slots sets its id before that wait, it uses as many ids in turn as there are slots. If no id is free, a
+barrier over the agent makes one free.
+
+On a device with one agent, the target's compiler orders memory. There the pass adds nothing.
+
+Example, with a load on the pipe MTE2 and an exp on the pipe V:
+    before:  x = load; y = exp(x)
+    after:   x = load; signal from MTE2 to V; wait on V for MTE2; y = exp(x)
 """
 from __future__ import annotations
 
@@ -26,22 +33,23 @@ from ...schedule.schedule import ScheduleError
 from ..stage import takes
 from .accesses import Access, Clocks, Iteration, Path, Step, accesses, pipe_of, trace
 
-#: Where signals stand: "after" a statement, or primed "before" a loop.
+#: The place of a signal: "after" a statement, or "before" a loop that it primes.
 _Place = tuple[str, Path]
-#: Iterations that show every kind of neighbour: three iterations (of two slots the first is used again), two (the other slot
-#: is the last), none, one.
+#: Numbers of iterations to unroll. They cover all cases: three (the first of two slots is used again), two (the second slot is
+#: used last), none, one.
 TRIPS = {"item": [5], "chunk": [3, 2, 2, 0, 1]}
 
 
 @takes("placed", gives="synchronised")
 def synchronise(p: Program, device: Device) -> Program:
-    """`p` with signals, waits and barriers."""
+    """`p` with signals, waits and barriers. Raises ScheduleError if flags or event ids do not suffice."""
     if not isinstance(device, Cores):
         return p
     return p.map_kernels(lambda k: _kernel(p, k, device))
 
 
 def _kernel(p: Program, k: Kernel, device: Cores) -> Kernel:
+    """The kernel with its waits. Barriers over an agent are added until event ids suffice."""
     drains: set[tuple[_Place, str]] = set()
     for _ in range(64):
         d = _Derive(p, k, device, drains)
@@ -55,8 +63,11 @@ def _kernel(p: Program, k: Kernel, device: Cores) -> Kernel:
 
 @dataclass
 class _Pair:
-    """One signal with its wait, as places in the program. iteration: the loop of which a later iteration waits, or None;
-    distance: how many iterations later. slots: of the storage that it is about. ids: they take turns, one signal each."""
+    """A signal and its wait, as places in the program.
+
+    iteration: the loop of which a later iteration waits, or None. distance: how many iterations later. slots: those of the
+    storage that the pair is about. ids: the signals use them in turn.
+    """
 
     src: int  # pipe that signals
     dst: int  # pipe that waits
@@ -73,26 +84,26 @@ class _Pair:
     waits: list[_Wait] = field(default_factory=list)
 
 
-#: Of a pair, the signals of one of its ids: the pair, how many ids, which.
+#: The signals of a pair that use one of its ids: the pair, the number of its ids, the index of this one.
 _Part = tuple[_Pair, int, int]
 
 
 @dataclass(frozen=True)
 class _Set:
     time: int
-    number: int  # since the loop began, those before it included
-    known: list[int]  # what the signaller knew
+    number: int  # counted from the loop's first signal, including those that prime the loop
+    known: list[int]  # the clock of the signalling pipe
     place: _Place
 
 
 @dataclass(frozen=True)
 class _Wait:
     time: int
-    number: int  # that of the set that it takes
+    number: int  # the number of the signal that it takes
     done: int  # its own number on the waiting pipe
 
 
-#: Bytes of a space, whether they are written, and the pipe that does it: low, high, write, pipe.
+#: low, high, write, pipe: bytes of a space, whether they are written, and the pipe that accesses them.
 _Range = tuple[int, int, bool, int]
 
 
@@ -106,6 +117,7 @@ class _Record:
 
 
 class _Derive:
+    """Derives the waits of one kernel. drains: barriers over an agent, by place."""
     def __init__(self, p: Program, k: Kernel, device: Cores, drains: set[tuple[_Place, str]]) -> None:
         self.p, self.k, self.device, self.drains = p, k, device, drains
         self.access = accesses(p, k, device)
@@ -115,7 +127,7 @@ class _Derive:
         self.places()
 
     def places(self) -> None:
-        """Which pairs act where."""
+        """Index the pairs by the places of their signals and waits."""
         self.after: dict[Path, list[_Pair]] = {}
         self.before: dict[Path, list[_Pair]] = {}
         self.primed: dict[Path, list[_Pair]] = {}
@@ -123,12 +135,14 @@ class _Derive:
             self.file(x)
 
     def file(self, x: _Pair) -> None:
+        """Add a pair to the index."""
         self.after.setdefault(x.signal, []).append(x)
         self.before.setdefault(x.wait, []).append(x)
         if x.iteration is not None:
             self.primed.setdefault(x.iteration, []).append(x)
 
     def run(self) -> None:
+        """Add pairs and barriers until all accesses are ordered. Then remove those that others cover."""
         while self.once():
             pass
         for x in [x for x in self.pairs if isinstance(self.statement(x.wait), Loop)]:
@@ -137,7 +151,7 @@ class _Derive:
             self.without(self.pairs, self.parted - {path})
 
     def without(self, pairs: list[_Pair], parted: set[Path]) -> None:
-        """Keep these only, if they do."""
+        """Keep only these pairs and barriers, if they order all accesses."""
         kept = self.pairs, self.parted
         self.pairs, self.parted = list(pairs), set(parted)
         self.places()
@@ -147,6 +161,7 @@ class _Derive:
             self.once()
 
     def statement(self, path: Path) -> Stmt:
+        """The statement at a place."""
         body, s = self.k.body, self.k.body[path[0]]
         for i in path:
             s = body[i]
@@ -154,20 +169,21 @@ class _Derive:
         return s
 
     def once(self) -> bool:
-        """Walk the unrolled kernel; True if a pair or a barrier was added."""
+        """Walk the unrolled kernel. True if a pair or a barrier was added."""
         self.clocks = c = Clocks(self.device)
-        self.records: dict[str, dict[_Range, list[_Record]]] = {}  # by space; most ranges meet few others
+        self.records: dict[str, dict[_Range, list[_Record]]] = {}  # by space and range; most ranges overlap few others
         self.saved: dict[tuple[int, int], list[int]] = {}
         self.time = 0
-        self.cuts: dict[int, list[tuple[int, Path]]] = {i: [] for i in c.loose}  # of a pipe: ops so far, and where
-        self.needed: set[Path] = set()  # barriers that alone part two ops
+        #: unordered pipe -> its barriers: the number of ops before each barrier, and its place
+        self.cuts: dict[int, list[tuple[int, Path]]] = {i: [] for i in c.loose}
+        self.needed: set[Path] = set()  # barriers that are the only order between two ops
         for x in self.pairs:
             x.queue, x.sets, x.waits = [], [], []
         added = False
         entered: set[tuple[Path, Iteration]] = set()
         for step, pipe in self.steps:
             self.counts = step.counts
-            for depth in range(1, len(step.path) + (step.op is None)):  # loops met on the way: their waits and primes
+            for depth in range(1, len(step.path) + (step.op is None)):  # loops entered: their waits and priming signals
                 loop, iteration = step.path[:depth], step.iteration[:depth - 1]
                 if (loop, iteration) not in entered:
                     entered.add((loop, iteration))
@@ -198,11 +214,13 @@ class _Derive:
         return added
 
     def drain(self, place: _Place) -> None:
+        """Apply the barriers over agents that are at `place`."""
         for at, agent in self.drains:
             if at == place:
                 self.clocks.drain(agent)
 
     def wait_before(self, path: Path) -> None:
+        """Apply the waits and the barriers of unordered pipes before a statement."""
         for x in self.before.get(path, []):
             self.wait(x, self.iteration(x))
         if path in self.parted:
@@ -211,16 +229,19 @@ class _Derive:
                 self.cuts[i].append((self.clocks.issued[i], path))
 
     def signal_after(self, path: Path) -> None:
+        """Apply the barriers over agents and the signals after a statement."""
         self.drain(("after", path))
         for x in self.after.get(path, []):
             self.signal(x, ("after", path), self.iteration(x) + x.distance)
 
     def signal(self, x: _Pair, place: _Place, number: int) -> None:
+        """Record a signal of a pair, and what it says about completed ops."""
         self.time += 1
         x.sets.append(_Set(self.time, number, list(self.clocks.start(x.src)), place))
         x.queue.append(self.clocks.snapshot(x.src))
 
     def wait(self, x: _Pair, number: int) -> None:
+        """Record a wait of a pair. The waiting pipe learns what the signal says."""
         self.time += 1
         self.clocks.start(x.dst)
         if x.queue:
@@ -228,17 +249,18 @@ class _Derive:
         x.waits.append(_Wait(self.time, number, self.clocks.run(x.dst)))
 
     def iteration(self, x: _Pair) -> int:
-        """The iteration of the loop in which a pair stands."""
+        """The current iteration of the loop that contains the pair."""
         return self.counts.get(self.loop(x), 0)
 
     def loop(self, x: _Pair) -> str:
-        """The index of the loop in whose body a pair stands."""
+        """The index of the loop that contains the pair. "" if there is none."""
         s = self.statement(x.signal[:-1]) if len(x.signal) > 1 else None
         return s.index if isinstance(s, Loop) else ""
 
     # --- order -------------------------------------------------------------------------------------------------------
     def order(self, step: Step, i: int) -> bool:
-        """Make every earlier conflicting op known to pipe `i`, which is about to run `step`."""
+        """Order all earlier ops that conflict with `step` before it. i: the pipe that runs `step`. True if a pair or a barrier
+        was added."""
         c, added = self.clocks, False
         assert step.op is not None
         here = [a.at(step.counts) for a in self.access[step.path]]
@@ -253,9 +275,10 @@ class _Derive:
             added = True
 
     def latest(self, a: Access, i: int, known: list[int], latest: _Record | None) -> _Record | None:
-        """The latest op that conflicts with `a`, on pipe `i`, and is not known to be complete: `latest`, or a later one.
+        """The latest op that conflicts with `a` and is not known to be complete on pipe `i`. latest: the result so far.
 
-        Records that `a` overwrites and that are complete are dropped: whatever conflicts with them conflicts with `a`.
+        Records that `a` overwrites and that are complete are dropped, because every later conflict with them is also one with
+        `a`.
         """
         ranges, cuts = self.records.get(a.space, {}), self.cuts.get(i, [])
         for at in [x for x in ranges if x[0] < a.high and a.low < x[1] and (x[2] or a.write)]:
@@ -274,21 +297,20 @@ class _Derive:
         return latest
 
     def add(self, r: _Record, step: Step, i: int) -> None:
-        """Add what orders the op of `r` before `step` on pipe i: a barrier within an unordered pipe, else a signal and a wait
-        in the innermost body that holds both.
-        """
+        """Order the op of `r` before `step` on pipe i. Within an unordered pipe, that is a barrier. Otherwise, it is a signal
+        and a wait in the innermost body that contains both."""
         c = self.clocks
         if r.pipe == i:
             self.parted.add(step.path)
             c.barrier(i)
             return
-        depth = 0  # the innermost body that holds both
+        depth = 0  # depth of the innermost body that contains both ops
         x, y = r.step.path, step.path
         iteration: Path | None = None
         distance = 0
         while x[depth] == y[depth] and depth < len(x) - 1 and depth < len(y) - 1:
             if r.step.iteration[depth] != step.iteration[depth]:
-                iteration = x[:depth + 1]  # from iteration to iteration of this loop
+                iteration = x[:depth + 1]  # the two ops are in different iterations of this loop
                 distance = step.iteration[depth] - r.step.iteration[depth]
                 depth += 1
                 break
@@ -302,7 +324,7 @@ class _Derive:
         pair.distance = min(distance, pair.slots)
         self.pairs.append(pair)
         self.file(pair)
-        # Its earlier iterations did not happen in this walk: join what the signal would have said. The next walk does it all.
+        # In this walk the pair had no signal in earlier iterations, so apply now what it would say. The next walk applies all.
         last = r.number
         if len(signal) < len(x):
             last = max(q.number for ranges in self.records.values() for v in ranges.values() for q in v if q.pipe == r.pipe and
@@ -312,11 +334,12 @@ class _Derive:
 
     # --- ids ---------------------------------------------------------------------------------------------------------
     def number(self) -> tuple[_Place, str] | None:
-        """Give every pair an id; or say where a barrier over which agent is needed for that."""
+        """Give every pair an id. If ids do not suffice, returns the place and the agent of a barrier that makes one free."""
         c = self.clocks
         lanes: dict[tuple[int, int], list[_Pair]] = {}
         counters: list[list[_Part]] = []
-        shared: dict[tuple[int, int], int] = {}  # a counter that pairs of one iteration and way share, while it has room
+        #: (signalling pipe, waiting pipe) -> a counter that pairs within an iteration share
+        shared: dict[tuple[int, int], int] = {}
         for x in self.pairs:
             if x.crosses:
                 n = shared.get((x.src, x.dst), -1) if x.iteration is None else -1
@@ -349,7 +372,8 @@ class _Derive:
         return None
 
     def clash(self, parts: list[_Part], dst: int, limit: int = 1) -> _Place | None:
-        """Where more than `limit` sets may be without a wait."""
+        """The place of the first signal that could leave more than `limit` signals of one id without a wait. None if there is
+        none."""
         events: list[_Set | _Wait] = [s for x, ways, iteration in parts for s in x.sets if s.number % ways == iteration]
         events += [w for x, ways, iteration in parts for w in x.waits if w.number % ways == iteration]
         done: list[int] = []
@@ -366,7 +390,7 @@ class _Derive:
 
     # --- text --------------------------------------------------------------------------------------------------------
     def op(self, kind: str, x: _Pair, number: int, iterations: bool = True) -> Op:
-        """A signal or wait. number: of the first iteration, or where no iterations are meant its own."""
+        """A signal or a wait. number: the number of iterations ahead; without `iterations`, the number of this signal or wait."""
         src, dst = self.clocks.names[x.src], self.clocks.names[x.dst]
         attrs: dict[str, object] = {"channel": self.pairs.index(x), "src": src[1], "dst": dst[0] if x.crosses else dst[1],
                                     "why": x.why}
@@ -379,7 +403,7 @@ class _Derive:
         return Op(kind, "", (), tuple(sorted(attrs.items())), agent=(src if kind == "signal" else dst)[0])
 
     def insert(self, body: tuple[Stmt, ...], path: Path) -> tuple[Stmt, ...]:
-        """The body with signals, waits and barriers as ops. path: of the body."""
+        """The body with signals, waits and barriers as ops. path: the place of the body."""
         out: list[Stmt] = []
         for i, s in enumerate(body):
             at = (*path, i)
@@ -402,5 +426,6 @@ class _Derive:
         return tuple(out)
 
     def barriers(self, place: _Place) -> list[Stmt]:
+        """The barriers over agents at a place."""
         return [Op("barrier", "", (), (("scope", "ALL"),), agent=agent) for at, agent in sorted(self.drains)
                 if at == place]
