@@ -1,4 +1,4 @@
-"""Emitters: a target's rules turn placed ops into text."""
+"""Emitters. Each target has rules that give the text of lowered ops."""
 from __future__ import annotations
 
 from .base import EmitError, KernelText

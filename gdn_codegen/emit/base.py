@@ -1,4 +1,4 @@
-"""What emitters share: a rule table a target, the source line as a comment, and what a template is told."""
+"""Code that all emitters share: tables of rules, lines with comments from the page, and the data of a kernel for templates."""
 from __future__ import annotations
 
 import math
@@ -12,19 +12,19 @@ from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..ir.ops import OPS
 from ..ir.types import Tensor
 
-#: Query/key and value head counts that a build is for; None where its kernels take them at run time.
+#: (H, HV) if head counts are compiled into the kernels. None if kernels take them at run time.
 Heads = tuple[int, int] | None
 
 
 class EmitError(ValueError):
-    """A program reached an emitter with an op that its target has no rule for."""
+    """An emitter cannot print an op of the program, for example because its target has no rule for it."""
 
 
 class Rules:
-    """The rules of one target: @rule("matmul") on a function that gives the text of one op.
+    """The rules of one target. The decorator @rule("matmul") registers a function that gives the text of an op of this kind.
 
-    unsupported: ops that a pass removes before this target's emitter, with the name of that pass. base: the rules of ops
-    that this table leaves alone.
+    unsupported: kind of op -> the pass that removes such ops before the emitter runs. base: a table whose rules apply to the
+    ops that this table has no rule for.
     """
 
     def __init__(self, target: str, unsupported: dict[str, str], base: Rules | None = None) -> None:
@@ -40,9 +40,9 @@ class Rules:
         return add
 
     def of(self, op: Op) -> Callable[..., Any]:
-        """The rule of an op: the target's own, or that of the table it is based on.
+        """The rule of an op, from this table or from the base.
 
-        EmitError where there is none; it names the pass that should have removed the op, if one should.
+        EmitError if there is none. It names the pass that should have removed the op, if there is one.
         """
         if op.kind in self.table:
             return self.table[op.kind]
@@ -53,23 +53,23 @@ class Rules:
                         + (f"; pass {made_by} should have removed it" if made_by else ""))
 
 
-#: Chunks from checkpoint to checkpoint.
+#: The parameter with the number of chunks between two checkpoints.
 EVERY = "checkpoint_chunks"
-#: Whether the host launches the kernels that sum up parts.
+#: The parameter that is nonzero if the host launches the kernels for the summaries of parts.
 SUMMED = "summed"
 
-#: Characters of a line of emitted text.
+#: The most characters of a line of emitted text.
 WIDTH = 120
-#: Of an output, whether the host has the rows cleared that no sequence covers.
+#: Prefix, before the name of an output, of the parameter that is nonzero if the kernel clears the rows that no sequence covers.
 CLEAR = "clear_"
 
-#: How tightly operators of emitted Python bind.
+#: Precedence levels of operators in emitted text. A higher level binds tighter.
 ATOM, UNARY, PRODUCT, SUM = 4, 3, 2, 1
 
 
 @dataclass(frozen=True)
 class Text:
-    """An expression, and how tightly its outermost operator binds."""
+    """An expression, and the precedence level of its outermost operator."""
 
     code: str
     level: int = ATOM
@@ -78,12 +78,15 @@ class Text:
         return self.code
 
     def at(self, level: int) -> str:
-        """The text as an operand that must bind at least as tightly as `level`."""
+        """The text as an operand. It gets parentheses if its level is lower than `level`."""
         return self.code if self.level >= level else f"({self.code})"
 
 
 class Writer:
-    """Lines of text, indented, with a comment where the algorithm's line changes: the line, or what `k` computes there."""
+    """Collects indented lines of text. A comment shows the page's line wherever it changes.
+
+    If passes have rewritten a line, the comment shows what the kernel `k` computes there.
+    """
 
     def __init__(self, p: Program, comment: str, indent: int = 0, k: Kernel | None = None) -> None:
         self.source, self.comment, self.indent = {**dict(p.source), **dict(k.comments if k else ())}, comment, indent
@@ -91,7 +94,7 @@ class Writer:
         self.line = 0
 
     def at(self, op: Op) -> None:
-        """Say which line of the algorithm follows."""
+        """Print the page's line of `op` as a comment, if it differs from the line of the op before."""
         if op.line and op.line != self.line and op.line in self.source:
             self.line = op.line
             width = WIDTH - 4 * self.indent - len(self.comment) - 1
@@ -106,9 +109,10 @@ class Writer:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """The line of Python, or where it is too long the operands of its longest outermost bracket on lines of their own.
+    """Break a line of Python that is longer than `width`: the operands of its longest outermost bracket go on separate lines.
 
-    Operands of a call end in a comma, of parentheses that group and of an index only where there are several.
+    The last operand of a call ends in a comma. In an index, and in parentheses for grouping, it does so only if there are
+    several.
     """
     if len(text) <= width:
         return [text]
@@ -133,11 +137,12 @@ def wrapped(text: str, width: int) -> list[str]:
 
 @dataclass(frozen=True)
 class KernelText:
-    """One kernel for a template. tensors, scalars: what it is passed, in order; body: its emitted lines."""
+    """One kernel, as data for a template. tensors, scalars: its parameters, in order. body: its emitted lines. extra: data of the
+    target for its template."""
 
     name: str
     grid: str
-    blocks: int  # a split dim's blocks
+    blocks: int  # instances for each chunk, part or sequence and head: see blocks()
     tensors: tuple[Tensor, ...]
     scalars: tuple[str, ...]
     body: str
@@ -145,19 +150,22 @@ class KernelText:
 
 
 def heads_tag(heads: Heads) -> str:
-    """What tells builds for head counts apart, in names."""
+    """The part of a name for head counts that are compiled in, "" for None."""
     return f"h{heads[0]}hv{heads[1]}" if heads else ""
 
 
 def no_heads(target: str, heads: Heads) -> None:
-    """For a target that compiles no head counts in."""
+    """Raise EmitError for head counts, for a target that does not compile them in."""
     if heads:
         raise EmitError(f"heads: got {heads[0]}/{heads[1]}; accepted: none, since {target} takes head counts at run time")
 
 
 def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
-    """The tensors that a kernel loads or stores, and the numbers that say where they lie and what is left out, in the program's
-    order: its pointer parameters."""
+    """The tensors for which a kernel has pointer parameters, in the program's order.
+
+    These are the tensors that it loads or stores, the tensors with the numbers of their tiles, and the one that marks skipped
+    sequences.
+    """
     reads = ("load", "store", "warm_up_length", "scalar")
     named = {o.attr(x) for o in walk(k.body) if o.kind in reads for x in ("tensor", "kept")}
     used = [t for t in p.tensors if t.name in named]
@@ -177,12 +185,12 @@ def written(p: Program, k: Kernel) -> tuple[str, ...]:
 
 
 def halves(k: Kernel) -> bool:
-    """Whether a kernel's instances come twice, for parts with a long warm-up and for the others."""
+    """Whether a kernel has two instances for each part: one runs parts with a long warm-up, the other runs the other parts."""
     return any(o.kind == "claim_part" for o in walk(k.body))
 
 
 def described(k: Kernel) -> bool:
-    """Whether a kernel makes descriptors of rows."""
+    """Whether a kernel uses tensor descriptors of rows."""
     return any(o.attr("described") for o in walk(k.body))
 
 
@@ -192,19 +200,21 @@ def in_buffers(k: Kernel) -> list[Op]:
 
 
 def strides(t: Tensor) -> tuple[str, ...]:
-    """What a kernel calls the strides of a tensor that is addressed by them: from batch to batch, token and head."""
+    """The names of the parameters with a tensor's strides: of batch, token and head. There are none if it is not strided."""
     return tuple(f"{t.name}_stride_{x}" for x in ("b", "t", "h")) if t.strided else ()
 
 
 def stride_unit(p: Program, t: Tensor) -> int:
-    """Elements that divide a tensor's strides wherever it lies dense: those of 16 bytes, where a row is a multiple of them."""
+    """A number of elements that divides the strides of a dense tensor: 16 bytes of elements, or less if a row is no multiple."""
     return math.gcd(p.shape(t)[-1], 4 if t.dtype == "float32" else 8) if len(t.dims) > 1 else 1
 
 
 def integers(p: Program, k: Kernel) -> tuple[str, ...]:
-    """The whole numbers that a kernel gets from the host, beside the sizes: whether optional tensors are there, how far apart
-    tiles lie that numbers name, chunks from checkpoint to checkpoint, whether parts are summed up, whether outputs are cleared,
-    strides."""
+    """The names of a kernel's integer parameters, besides sizes.
+
+    In order: whether optional tensors are given, the strides of tensors whose tiles are found by numbers, the chunks between
+    checkpoints, whether summaries of parts are computed, whether outputs are cleared, strides of strided tensors.
+    """
     tensors = touched(p, k)
     stored = [p.tensor(o.attr("tensor")) for o in walk(k.body) if o.kind == "store"]
     return (*(f"has_{t.name}" for t in tensors if t.optional), *(f"{t.name}_stride" for t in tensors if t.at),
@@ -214,13 +224,14 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
 
 
 def is_of_a_part(k: Kernel, t: Tensor, o: Op) -> bool:
-    """Whether `o` stores a chunk's tile in a walk that may begin before its part, and that of the part's own chunks alone."""
+    """Whether `o` stores the tile of a chunk in a walk that may have a warm-up. Such a store must happen in the part's own
+    chunks only."""
     begins = any(isinstance(s, Loop) and s.warm_up and s.index == "chunk" for s in k.body)
     return begins and o.kind == "store" and t.index in ("token", "slot", "checkpoint")
 
 
 def blocks(p: Program, k: Kernel) -> int:
-    """Instances of a kernel for each chunk, part or sequence and head: blocks of its split dim, times slices."""
+    """The number of instances for each head and each chunk, part or sequence: blocks of the split dim, times slices."""
     return k.slices * (p.sizes[k.split] // k.sizes[k.split] if k.split else 1)
 
 

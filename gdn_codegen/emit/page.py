@@ -1,7 +1,7 @@
-"""Prints a traced page as torch, for generated modules to hold their kernels against.
+"""Prints a traced page as torch code. Generated modules check their kernels against it.
 
-It is the page as it was traced, before any pass: in the dtype of what comes, with any leading dims (heads), and as many tokens in
-a chunk as come. Padding beyond a sequence's end has no part in it.
+The text has the ops of the traced page, before any pass. It works in the dtype of its inputs, with any leading dims (such as
+heads) and any number of tokens in a chunk. There is no padding in it.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .base import EmitError
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _CALLS = {"maximum": "torch.maximum", "minimum": "torch.minimum", "exp": "torch.exp", "log": "torch.log", "rsqrt": "torch.rsqrt",
           "sigmoid": "torch.sigmoid"}
-#: Text of the others, from their attributes and operands.
+#: Functions for the text of other ops: (op, texts of operands) -> expression.
 _OTHERS: dict[str, Callable[[Op, list[str]], str]] = {
     "const": lambda o, x: f"torch.tensor({o.attr('value')!r}, dtype=torch.float64)",
     "softplus": lambda o, x: f"torch.logaddexp({x[0]}, torch.zeros_like({x[0]}))",
@@ -34,14 +34,15 @@ _OTHERS: dict[str, Callable[[Op, list[str]], str]] = {
 
 
 def _kept(x: str, diagonal: int, fill: float) -> str:
-    """The entries on and below a diagonal."""
+    """The entries on and below a diagonal; the others become `fill`."""
     if not fill:
         return f"{x}.tril({diagonal})"
     return f"torch.where(torch.ones_like({x}).tril({diagonal}) > 0, {x}, float({str(fill)!r}))".replace("'", '"')
 
 
 def page_text(p: Program) -> str:
-    """`_page(inputs, states, numbers)` of a traced program: of one chunk, outputs and then the next states."""
+    """The text of a function `_page(_inputs, _states, _numbers)` for one chunk. It returns the outputs, and then the next
+    states."""
     (kernel,) = p.kernels
     (loop,) = (x for x in kernel.body if isinstance(x, Loop))
     ops = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
@@ -67,7 +68,7 @@ def page_text(p: Program) -> str:
 
 
 def _wanted(ops: dict[str, Op], results: list[str]) -> set[str]:
-    """The values that results are made of."""
+    """The values that results depend on."""
     seen: set[str] = set()
     todo = list(results)
     while todo:
@@ -79,13 +80,13 @@ def _wanted(ops: dict[str, Op], results: list[str]) -> set[str]:
 
 
 def _expression(o: Op, ranks: dict[str, int]) -> str:
-    """The op as an expression in torch. ranks: of each value's tile; leading dims of batch and heads stand before it.
+    """The op as an expression in torch. ranks: value -> the rank of its tile, without the leading dims.
 
-    EmitError where neither OpDef.text nor a rule here gives a text.
+    EmitError if neither OpDef.text nor this file has an expression for the op.
     """
     rank = o.type.rank if o.type is not None else 0
     if o.kind in _INFIX or o.kind in _CALLS:
-        # numbers of a head are broadcast by hand: leading dims stand where torch would put their tile's
+        # a number may have leading dims, which torch would align with the dims of the tile: broadcast it explicitly
         x = [a + f"[..., {', '.join('None' for _ in range(rank))}]" if rank and not ranks[a] else a for a in o.args]
         if o.kind in _CALLS:
             return f"{_CALLS[o.kind]}({', '.join(x)})"

@@ -1,4 +1,7 @@
-"""PTO C++ for Ascend: rules that give the text of placed, synchronised ops. One function a kernel, a part an agent."""
+"""The emitter for PTO C++ on Ascend. Rules give the text of placed and synchronised ops.
+
+Each kernel becomes one function, with a section for each agent.
+"""
 from __future__ import annotations
 
 from ..base import Heads, Kernel, KernelText, Program, blocks, heads_tag, integers, numbers, touched, walk
@@ -10,7 +13,7 @@ __all__ = ["emit", "rule"]
 
 
 def emit(p: Program, layout: str, heads: Heads = None) -> list[KernelText]:
-    """The text of each launch, and what the template declares for it: parameters in order, head counts that are none."""
+    """The text of each launch, with the data that the template declares for it, such as its parameters in order."""
     dtype = next((t.dtype for t in p.role("input") if len(t.dims) > 1 and t.index == "token"), "float32")
     short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[dtype]
     name = "_".join(x for x in (p.name, heads_tag(heads)) if x)
@@ -20,10 +23,10 @@ def emit(p: Program, layout: str, heads: Heads = None) -> list[KernelText]:
 
 
 def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads, name: str, symbol: str) -> KernelText:
-    """Kernels that run one after the other in one launch."""
+    """The text of one launch, which runs its kernels one after the other."""
     used = {t.name for k in kernels for t in touched(p, k)}
     given = tuple(t for t in p.tensors if t.name in used and t.index not in ("block", "const"))
-    own = tuple(t for t in p.tensors if t.name in used and t.index in ("block", "const"))  # the launcher's, after the host's
+    own = tuple(t for t in p.tensors if t.name in used and t.index in ("block", "const"))  # the launcher allocates them
     tensors = (*given, *own)
     scalars = tuple(dict.fromkeys(n for k in kernels for n in numbers(k)))
     sizes = ("N", "T", "batched", *(() if heads else ("H", "HV")), "slots")
@@ -57,6 +60,6 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
 
 
 def _block(text: str) -> str:
-    """A kernel's text as a block of its own, in a launch of several."""
+    """A kernel's text in braces, for a launch of several kernels."""
     deeper = (x if not x or x.startswith("#") else f"    {x}" for x in text.split("\n"))
     return "\n".join(("    {", *deeper, "    }"))

@@ -1,4 +1,4 @@
-"""Where a kernel's tensors lie: pointers and views of the tiles of an instance, and the slots of this iteration."""
+"""Addresses of tensors: pointers to the tiles of an instance, views of them, and slots of the current iteration."""
 from __future__ import annotations
 
 from math import prod
@@ -9,19 +9,22 @@ from .values import Values
 
 
 class Addresses(Values):
-    """Of one kernel."""
+    """The addresses in global memory for one kernel."""
 
     # --- addresses in global memory ---
     def cols(self, t: Tensor) -> str:
-        """How many columns of this instance's tile memory has."""
+        """The number of columns of this instance's tile that exist in memory."""
         n, mine = self.p.shape(t)[-1], t.tile.shape(self.sizes)[-1]
         if not self.p.padded(t)[-1]:
             return str(mine)
         return f"part_of({n}, col / {mine}, {mine})" if t.dims[-1] == self.k.split else str(n)
 
     def some(self, value: str, t: Tensor, columns: bool = False) -> tuple[str, str]:
-        """Rows and columns that memory has of a tile of `t` with one tile a sequence: of this core's part, on a vector core,
-        which is rows, or `columns`."""
+        """The numbers of rows and columns of a state's tile that exist in memory. On a vector core: those of the core's part of
+        the tile.
+
+        columns: the tile is distributed over the cores by columns, not by rows.
+        """
         if columns:
             rows, all_of_them = self.p.shape(t)
             mine = self.buffer(value).shape[1]
@@ -32,7 +35,8 @@ class Addresses(Values):
         return f"part_of({rows}, sub, {mine})" if self.agent == "vector" else str(rows), self.cols(t)
 
     def at(self, o: Op, row: str, more: str = "") -> tuple[str, str]:
-        """Pointer to row `row` of the tile that `o` loads or stores, and elements from row to row. more: heads further."""
+        """A pointer to row `row` of the tile that `o` loads or stores, and the stride of rows in elements. more: added to the
+        head."""
         t, lane = self.p.tensor(o.attr("tensor")), f"_{o.attr('lane')}" if o.attr("lane") else ""
         shape = self.p.shape(t)
         last = shape[-1] if len(shape) > 1 else 1
@@ -63,18 +67,18 @@ class Addresses(Values):
         return " + ".join(x for x in terms if x) + shift, str(step)
 
     def view(self, o: Op, row: str, rows: str, cols: int | str) -> str:
-        """A view of global memory: `rows` x `cols` of the tensor that `o` moves, from `row` of its tile on."""
+        """A view of global memory: `rows` x `cols` elements of the tensor that `o` moves, beginning at row `row` of its tile."""
         pointer, stride = self.at(o, row)
         return f"view({pointer}, {rows}, {cols}, {stride})"
 
     def channel(self, slots: int, ahead: int) -> str:
-        """The tile of this core group in a workspace of so many tiles for each."""
+        """The index of this core group's tile in a channel with `slots` tiles for each core group."""
         if slots == 1:
             return "get_block_idx()"
         return f"(get_block_idx() * {slots} + {self.iteration(self.inside[-1], ahead, slots)})"
 
     def event(self, o: Op) -> str:
-        """The id of a signal or wait; of two that take turns, the iteration's."""
+        """The event id of a signal or wait. If it has two ids, even and odd iterations use them in turn."""
         flag = o.attr("id")
         if isinstance(flag, int):
             return f"EVENT_ID{flag}"

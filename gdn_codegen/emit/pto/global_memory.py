@@ -1,4 +1,4 @@
-"""Rules of loads and stores, and of what fills the rows and columns that memory does not have."""
+"""Rules for loads and stores, for `transpose`, and for `valid`, which fills rows and columns that do not exist in memory."""
 from __future__ import annotations
 
 from ...ir.types import Tensor
@@ -6,20 +6,20 @@ from ..base import EVERY, EmitError, Op, strides
 from .kernel import KernelWriter, braces, rule
 from .values import CTYPE, WIDTH
 
-STRIDE = 65535  # elements from row to row that a load to L1 takes at most
+STRIDE = 65535  # the largest stride of rows, in elements, that a load to L1 supports
 
 
 @rule("load")
 def _load(k: KernelWriter, o: Op) -> list[str]:
-    """A tile or vector from global memory. Rows past the sequence's end are left as they are; `valid` clears them.
+    """A load of a tile or vector from global memory. It does not write the rows past the sequence's end; `valid` clears them.
 
-    EmitError for several heads of a caller's tensor on a vector core.
+    EmitError for several heads, unless the cube core loads them from a caller's tensor.
     """
     t, b, name = k.p.tensor(o.attr("tensor")), k.buffer(o.out), k.name(o.out)
     ctype = CTYPE[b.dtype]
     if o.attr("heads") and (k.agent != "cube" or t.index != "token"):
         raise EmitError(f"pto loads several heads of a caller's tensor with the cube core only, and {o.out} is another's")
-    if k.by_head(o.out):  # from a head to the next may be more than the DMA takes as a stride
+    if k.by_head(o.out):  # the stride of heads may be larger than the DMA supports
         tile = f"L1Part<{ctype}, {b.shape[1]}, {b.shape[0]}>"
         far = strides(t)[2] if t.strided else "T"
         return [f"{tile} {name}(heads, rows);", f"TASSIGN({name}, {k.address(o.out)});", f"if ({far} <= {STRIDE}) {{",
@@ -60,9 +60,9 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
 
 @rule("store")
 def _store(k: KernelWriter, o: Op) -> list[str]:
-    """A tile or vector to global memory; of a caller's tensor only the rows that the sequence has.
+    """A store of a tile or vector to global memory. To a caller's tensor it stores only the rows with tokens.
 
-    EmitError for a caller's tensor of one value a token, and for several heads on a vector core.
+    EmitError for a caller's tensor with one value for each token, and for several heads on a vector core.
     """
     t, value = k.p.tensor(o.attr("tensor")), o.args[0]
     b, name = k.buffer(value), k.name(value)
@@ -103,7 +103,7 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
 
 
 def _mine(k: KernelWriter, o: Op, value: str, t: Tensor, row: str) -> tuple[str, tuple[str, str]]:
-    """The view of what this core has of a tile in memory, its rows from `row` on or its columns; how many rows and columns."""
+    """A view in memory of this core's part of a tile (its rows beginning at `row`, or its columns), and its (rows, columns)."""
     b = k.buffer(value)
     some = k.some(value, t, bool(o.attr("columns"))) if any(k.p.padded(t)) else (str(b.shape[0]), str(b.shape[1]))
     if not o.attr("columns"):
@@ -119,7 +119,8 @@ def _transpose(k: KernelWriter, o: Op) -> list[str]:
 
 @rule("valid")
 def _valid(k: KernelWriter, o: Op) -> list[str]:
-    """Zeros in rows past the sequence's end, in columns past the caller's, or in all of an absent optional tensor."""
+    """Writes zeros: in rows past the sequence's end, in columns past the caller's tensor, or in the whole tile if an optional
+    tensor is absent."""
     raw, name, b = k.name(o.args[0]), k.name(o.out), k.buffer(o.out)
     rows, part = f"rows{k.which}", f"part{k.which}"
     if o.attr("given"):
@@ -138,14 +139,14 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
         source = k.defs.get(o.args[0])
         few = f" || heads < {b.shape[1]}" if source is not None and source.attr("heads") else ""
         from_ = k.p.tensor(source.attr("tensor")) if source is not None and source.kind == "load" else None
-        block = 32 // WIDTH[b.dtype]  # the load fills the last one of a row
+        block = 32 // WIDTH[b.dtype]  # the load fills the last block of a row
         if from_ and k.p.padded(from_)[-1] and -(-k.p.shape(from_)[-1] // block) * block < k.p.sizes[str(from_.dims[-1])]:
             return [f"TFILLPAD({raw}, {raw});"]
         return [f"if ({rows} < {b.shape[0]}{few}) TFILLPAD({raw}, {raw});"]
     if k.is_wide(o.out):
         return [f"fill_wide({raw}, {rows}, {k.address(o.out)});"]
     source = k.defs.get(o.args[0])
-    if source is None or source.kind != "load":  # a computed value: name its valid part
+    if source is None or source.kind != "load":  # a computed value: make a view of its valid part
         flat = len(b.shape) == 1
         some = rows if flat and k.whole(o.out) else part
         shape, sizes = (f"1, {b.shape[0]}", f"1, {some}") if flat else (f"{b.shape[0]}, {b.shape[1]}", f"{some}, {b.shape[1]}")

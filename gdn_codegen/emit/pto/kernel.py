@@ -1,6 +1,7 @@
-"""Writes one kernel: declarations, loops, statements; the text of an op is a rule's.
+"""Writes one kernel: declarations, loops and statements. A rule gives the text of each op.
 
-A part an agent. Vector cores hold their part of a tile's rows, `sub` says which; a vector of C values is whole on each core.
+The text has one section for each agent. A vector core holds its part of a tile's rows; `sub` is the index of the core. A vector
+of C values is complete on each core.
 """
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ rule = Rules("pto", {
     "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
     "diagonal": "norms_from_products"})
 
-#: The macros by which a part is compiled for its cores.
+#: Agent -> the macro that is defined while the text is compiled for its cores.
 AGENTS = {"cube": "__DAV_C220_CUBE__", "vector": "__DAV_C220_VEC__"}
 
 
 def braces(lines: list[str], head: str = "") -> list[str]:
-    """The lines in braces, indented. head: what stands before the opening brace."""
+    """The lines in braces, indented. head: the text before the opening brace."""
     return [head + "{", *(f"    {x}" for x in lines), "}"]
 
 
@@ -35,7 +36,8 @@ class KernelWriter(Addresses):
         self.counted = counted(p, k)
 
     def declare(self) -> None:
-        """The agent's tiles. Those in storage with slots get their addresses in each iteration."""
+        """Print the declarations of the agent's tiles. A tile in a buffer with slots gets its address in each iteration
+        instead."""
         for value, tile in self.tiles().items():
             self.w(f"{tile.type} {self.name(value)};")
             if not self.iterations(value):
@@ -47,7 +49,8 @@ class KernelWriter(Addresses):
 
     # --- statements ---
     def body(self, body: tuple[Stmt, ...]) -> None:
-        """Print the statements that the current agent runs. What works on a prefetched chunk asks whether there is one."""
+        """Print the statements that the current agent runs. A statement for a prefetched chunk tests whether that chunk
+        exists."""
         for s in body:
             if isinstance(s, Loop):
                 self.inside.append(s.index)
@@ -66,10 +69,10 @@ class KernelWriter(Addresses):
                 self.w(*lines)
 
     def items(self, s: Loop) -> None:
-        """The loop over the items that one core group takes: chunks or sequences, value heads, blocks of the split dim.
+        """Print the loop over the items of one core group. An item is a chunk or sequence, value head and block of the split dim.
 
-        Item i of the grid goes to core group i modulo their number. The loop's head computes the indices and skips items
-        without tokens.
+        Core group i % (number of groups) runs item i. The start of the loop's body computes the indices, and skips items without
+        work.
         """
         n = blocks(self.p, self.k)
         over = "slots" if self.k.grid == "chunks" else "N"
@@ -110,10 +113,10 @@ class KernelWriter(Addresses):
         w.line = 0
 
     def chunks(self, s: Loop) -> None:
-        """The loop over the chunks of a sequence; its head gives tiles with several slots the address of this iteration."""
+        """Print the loop over the chunks of a sequence. Its body first assigns tiles with several slots their addresses."""
         size, w = self.p.sizes["C"], self.w
         begin = "int64_t c = 0"
-        if s.index in self.counted:  # read after the loop too
+        if s.index in self.counted:  # the counter is also read after the loop
             w(f"{begin};")
             begin = ""
         w(f"for ({begin}; c * {size} < length; ++c) {{")
@@ -128,12 +131,12 @@ class KernelWriter(Addresses):
         w.line = 0
 
     def chunk(self, size: int, which: str = "", c: str = "c") -> None:
-        """Where chunk `c` of a sequence lies, "" for the first; `which` marks the names."""
+        """Print the slot and the rows of chunk `c` of a sequence, "" for the first. which: a suffix of the variables' names."""
         self.w(f"const int64_t slot{which} = first / {size} + n{f' + {c}' if c else ''};")
         self.rows(size, which, c)
 
     def rows(self, size: int, which: str = "", c: str = "c") -> None:
-        """Its first token, and how many it has."""
+        """Print the first token of chunk `c`, and its number of tokens."""
         before = f"({c}) * {size}" if "+" in c else f"{c} * {size}" if c else ""
         left = f"length - {before}" if c else "length"
         rows = f"part_of({left}, 0, {size})" if which else f"{left} < {size} ? {left} : {size}"
@@ -143,7 +146,7 @@ class KernelWriter(Addresses):
             self.w(f"const int64_t part{which} = part_of(rows{which}, sub, {half});")
 
     def run(self) -> str:
-        """The kernel's body: a section for each kind of core, under that kind's macro."""
+        """The text of the kernel's body: one section for each agent, between #if for its macro and #endif."""
         here = agents(self.k)
         for agent, macro in AGENTS.items():
             if agent not in here:

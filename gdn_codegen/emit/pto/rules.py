@@ -1,4 +1,4 @@
-"""The rule table: op -> the lines that it writes."""
+"""The rules of PTO: op -> its lines of text."""
 from __future__ import annotations
 
 from ..base import EmitError, Op
@@ -16,9 +16,9 @@ SHORT = {"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV", "maximum": "MAX
 
 @rule("add", "sub", "mul", "div", "maximum", "minimum")
 def _binary(k: KernelWriter, o: Op) -> list[str]:
-    """Two operands: numbers, a tile and a number, a tile and a column, or two tiles or vectors.
+    """An op with two operands: two numbers, a tile and a number, a tile and a column, or two tiles or vectors.
 
-    EmitError for a number as first operand, which `vectorise` swaps.
+    EmitError for a number as first operand of a tile op. The pass `vectorise` swaps such operands.
     """
     x, y = o.args
     out, a, b = k.name(o.out), k.name(x), k.name(y)
@@ -35,7 +35,7 @@ def _binary(k: KernelWriter, o: Op) -> list[str]:
     if k.is_col(y):
         return [f"TROWEXPAND{SHORT[o.kind]}({out}, {a}, {b});"]
     lines = []
-    if k.type[o.out].rank == 1 and not k.is_wide(o.out) and not k.whole(o.out):  # one's rows of a whole vector
+    if k.type[o.out].rank == 1 and not k.is_wide(o.out) and not k.whole(o.out):  # this core's part
         n = k.buffer(o.out).shape[0]
         for v in dict.fromkeys((x, y)):
             if k.whole(v):
@@ -110,8 +110,7 @@ def _join(k: KernelWriter, o: Op) -> list[str]:
 # --- rules: cube core, and moves ---
 @rule("move")
 def _move(k: KernelWriter, o: Op) -> list[str]:
-    """A copy within the chip: to the operand buffers of the cube core, from the spread form of a vector to the dense one, or
-    plain.
+    """A copy within a core: to the operand buffers of the cube core, between the spread and the dense form of a vector, or plain.
 
     EmitError for a transposed block.
     """

@@ -1,6 +1,6 @@
-"""What a kernel's values are to its text: their names, buffers, addresses and tiles.
+"""Names, buffers, addresses and C++ tiles of a kernel's values.
 
-A value's tile is declared once, at the address of its buffer, as a view of one of the layouts in the template.
+The tile of a value is declared once, with the address of its buffer. Its type is one of the layouts in the template.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..base import EVERY, Kernel, Op, Program, Stmt, numbers, strides, touched, 
 
 CTYPE = {"int32": "int32_t", "float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
 WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
-#: Names of the kernels' own text, which no value may take.
+#: Names that the text of kernels uses, so that no value may have them.
 OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
        "sub", "col", "heads", "iteration", "t_next", "rows_next", "part_next", "slot_next", "block", "batched", "slots", "ffts",
        "cu_seqlens", "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do", "if", "for",
@@ -20,32 +20,32 @@ OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item"
        "constexpr", "default", "delete", "double", "else", "enum", "explicit", "export", "extern", "friend", "goto", "inline",
        "mutable", "namespace", "operator", "private", "protected", "public", "register", "sizeof", "static", "struct", "switch",
        "template", "throw", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile"}
-#: What counts the iterations of a loop.
+#: Index of a loop -> the C++ variable that counts its iterations.
 COUNT = {"item": "iteration", "chunk": "c"}
 
 
 def parameter(number: str) -> str:
-    """A caller's number among a kernel's parameters, out of the way of its own names."""
+    """The parameter for a caller's number. It gets a suffix if the kernel's text uses the name."""
     return f"{number}_" if number in OWN else number
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A value's tile: its C++ type and byte address; `half` of the cores' rows where it is a view of a whole vector."""
+    """The tile of a value: its C++ type, and its address in bytes."""
 
     type: str
     address: str
 
 
 def literal(x: float) -> str:
-    """A number in C++."""
+    """A number as a C++ literal."""
     if x in (float("inf"), float("-inf")):
         return "__builtin_inff()" if x > 0 else "-__builtin_inff()"
     return f"{x!r}f"
 
 
 def counted(p: Program, k: Kernel) -> set[str]:
-    """The loops whose iterations are counted: signals or tiles of workspaces take turns."""
+    """The loops with a counter, because signals or tiles of channels are used in rotation over the iterations."""
     slots = {t.name for t in p.tensors if t.slots > 1}
     here = {lp.index for lp in loops(k.body) for o in lp.body
             if isinstance(o, Op) and o.kind in ("load", "store") and o.attr("tensor") in slots}
@@ -53,17 +53,17 @@ def counted(p: Program, k: Kernel) -> set[str]:
 
 
 def heads_together(k: Kernel) -> bool:
-    """Whether loads or stores move the values of all lanes at once."""
+    """Whether any load or store moves the values of all lanes."""
     return any(o.attr("heads") for o in walk(k.body))
 
 
 def agents(k: Kernel) -> set[str]:
-    """The agents that have something to do."""
+    """The agents that run ops of the kernel."""
     return {o.agent for o in walk(k.body) if o.kind not in ("const", "scalar")}
 
 
 class Values:
-    """Of one kernel."""
+    """The values of one kernel."""
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
         self.p, self.k, self.layout = p, k, layout
@@ -72,24 +72,25 @@ class Values:
         self.type = types(k.body)
         self.defs = {o.out: o for o in walk(k.body) if o.out}
         self.where: dict[str, str] = {o.out: o.buffer for o in walk(k.body) if o.buffer}
-        self.results: dict[str, str] = {}  # what a carried value is called after its loop -> in the loop
+        self.results: dict[str, str] = {}  # name of a carried value after its loop -> its name in the loop
         for lp in loops(k.body):
             for c in lp.carried:
                 self.where[c.name] = self.where[c.result] = self.where[c.init]
                 self.results[c.result] = c.name
         ragged = {t.name for t in p.tensors if t.index == "token"}
-        #: What is loaded from callers' tensors: its tile is declared where it is loaded, with as many rows as there are.
+        #: Values that are loaded from callers' tensors. The load declares the tile, with the number of rows that exist.
         self.raw = {o.out for o in walk(k.body) if o.kind == "load" and o.attr("tensor") in ragged}
         self.agent = ""
-        self.inside: list[str] = []  # loops around the statement being written
-        self.which = ""  # the chunk that it works for: this one, or "_next"
+        self.inside: list[str] = []  # loops around the current statement
+        self.which = ""  # the chunk of the current statement: "" for this one, "_next" for the next one
         self.ring = rings(k)
         self.taken = OWN | {parameter(n) for n in numbers(k)}
         self.taken |= {f"{x}{t.name}{y}" for t in touched(p, k) for x, y in (("", "_gm"), ("has_", ""), ("", "_stride"))}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
 
     def name(self, value: str) -> str:
-        """How C++ refers to a value: a literal, a parameter, a tile's name, or that of what it is a view of."""
+        """The C++ expression for a value: a literal, a parameter, or the name of its tile or of the value that it is a view
+        of."""
         value = self.results.get(value, value)
         o = self.defs.get(value)
         if o is not None and o.kind == "const":
@@ -102,24 +103,24 @@ class Values:
         return f"{value}_" if value in self.taken else value
 
     def buffer(self, value: str) -> Buffer:
-        """The buffer that holds a value, or what it is a view of."""
+        """The buffer of a value, or of the value that it is a view of."""
         o = self.defs.get(value)
         if value not in self.where and o is not None:
             return self.buffer(o.args[0])
         return self.buffers[self.where[value]]
 
     def source(self, value: str) -> str:
-        """The value whose buffer `value` is read from."""
+        """The value whose buffer holds `value`: itself, or the value that it is a view of."""
         return value if value in self.where else self.source(self.defs[value].args[0])
 
     def address(self, value: str, plus: int = 0) -> str:
-        """The byte address of a value, or of `plus` bytes further; of storage with slots, that of the iteration's."""
+        """The address of a value in bytes, plus `plus`. In a buffer with slots it is the slot of this iteration."""
         b, (loop, ahead) = self.buffer(value), self.ring.get(self.source(value), ("", 0))
         start = hex(b.offset + plus)
         return f"{start} + {self.iteration(loop, ahead, b.slots)} * {prod(b.shape) * WIDTH[b.dtype]}" if loop else start
 
     def iteration(self, loop: str, ahead: int, slots: int) -> str:
-        """The slot that an iteration of a loop takes, or one so many iterations ahead."""
+        """The slot of the loop's current iteration, or of the one `ahead` iterations later."""
         count = COUNT[loop]
         return f"{f'({count} + {ahead})' if ahead else count} % {slots}"
 
@@ -128,31 +129,31 @@ class Values:
         return self.type[value].rank == 0
 
     def is_col(self, value: str) -> bool:
-        """Whether a value is a column, which is broadcast along rows."""
+        """Whether a value is a column, which ops broadcast along rows."""
         return self.defs[value].kind == "col" if value in self.defs else False
 
     def is_wide(self, value: str) -> bool:
-        """Whether a vector is spread: each entry has 32 bytes."""
+        """Whether a value is a vector in spread form, in which each entry has 32 bytes."""
         return self.type[value].rank == 1 and len(self.buffer(value).shape) == 2
 
     def whole(self, value: str) -> bool:
-        """Whether a vector is whole on each core."""
+        """Whether a vector is complete on each core. For a view: whether its source is."""
         return self.buffer(value).shape[0] == self.type[value].shape(self.sizes)[0] if self.type[value].rank == 1 \
             else self.whole(self.defs[value].args[0])
 
     def by_head(self, value: str) -> bool:
-        """Whether a tile of several heads, a column each, lies as the caller's rows do: a row a head."""
+        """Whether a tile with a column for each head is stored transposed, with a row for each head as in the caller's tensor."""
         o = self.defs.get(value)
         if o is not None and o.kind == "valid":
             return self.by_head(o.args[0])
         return self.layout == "bhtd" and o is not None and bool(o.attr("heads")) and value in self.raw
 
     def parts(self, value: str) -> int:
-        """Rows of a tile that this core holds."""
+        """The number of a tile's rows that this core holds."""
         return self.buffer(value).shape[0]
 
     def tile(self, value: str) -> Tile | None:
-        """The tile that is declared for a value of the current agent."""
+        """The tile of a value of the current agent. None if the value needs no declaration."""
         o = self.defs.get(value)
         if value not in self.where:
             if o is not None and o.kind == "col":
@@ -176,7 +177,7 @@ class Values:
         return Tile(f"{kind}<{ctype}, {shape}>", self.address(value))
 
     def tiles(self) -> dict[str, Tile]:
-        """The agent's values with tiles that are declared once."""
+        """The current agent's values whose tiles are declared once: value -> tile."""
         out = {}
         for value in self.declarations(self.k.body):
             tile = self.tile(value)
@@ -185,11 +186,11 @@ class Values:
         return out
 
     def iterations(self, value: str) -> str:
-        """The loop whose iterations move a value from slot to slot."""
+        """The loop whose iterations put a value in different slots, "" if there is none."""
         return self.ring.get(self.source(value), ("", 0))[0]
 
     def declarations(self, body: tuple[Stmt, ...]) -> list[str]:
-        """Values of the agent, but a carried value goes by the name it has in the loop."""
+        """The current agent's values that may need a declaration. A carried value has its name in the loop."""
         out: list[str] = []
         for s in body:
             if isinstance(s, Loop):

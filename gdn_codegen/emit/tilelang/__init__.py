@@ -1,4 +1,7 @@
-"""TileLang: rules that give the text of placed ops. One thread block a (sequence or chunk slot, head, block)."""
+"""The emitter for TileLang. Rules give the text of placed ops.
+
+One thread block runs one (sequence, part or chunk slot; value head; block of the split dim), or several value heads.
+"""
 from __future__ import annotations
 
 from ..base import Heads, KernelText, Program, no_heads

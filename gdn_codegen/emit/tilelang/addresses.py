@@ -1,4 +1,4 @@
-"""Where a kernel's tensors lie: an instance's tile of each, its sizes, and on what it depends whether it is moved."""
+"""Addresses of tensors: an instance's tile of each tensor, its sizes, and the conditions of its loads and stores."""
 from __future__ import annotations
 
 from ...ir.ops import OWN_PART
@@ -7,54 +7,56 @@ from ..base import EVERY, EmitError, Kernel, Loop, Op, Program, is_of_a_part, st
 
 
 class Addresses:
-    """Of one kernel. `uses` collects the names of the kernel's own that its text asks for."""
+    """The addresses in one kernel. `uses` collects the names of variables that the text uses and the kernel's head must
+    define."""
 
-    hv = "hv"  # the value head of an op
+    hv = "hv"  # the value head of the current op
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
         self.p, self.k, self.layout = p, k, layout
         self.uses: dict[str, None] = {}
-        self.part = "part"  # the part slot of what is loaded now
+        self.part = "part"  # the variable with the part slot of current loads
         self.warm_up = next((s.warm_up for s in k.body if isinstance(s, Loop)), "")
         self.params = {x.name: f"{x.name}{ {'input': '_in', 'output': '_out', 'workspace': ''}[x.role]}" for x in touched(p, k)}
 
     def use(self, name: str) -> str:
-        """`name`, noted as one that the kernel's head must define."""
+        """Record that the kernel's head must define `name`, and return it."""
         self.uses[name] = None
         return name
 
     def dim(self, d: Dim) -> str:
-        """The size of a dim as this kernel's tiles see it."""
+        """The size of a dim in this kernel's tiles."""
         return f"B{d}" if d == self.k.split else self.tiled(d)
 
     def tiled(self, d: Dim) -> str:
-        """The size of a dim of tiles, blocks of a split dim taken together."""
+        """The size of a dim in tiles, with all blocks of a split dim together."""
         return f"P{d}" if d in dict(self.p.extents) else str(d)
 
     def extents(self, t: Tensor) -> list[str]:
-        """The sizes of the dims of a tile in memory."""
+        """The sizes of the dims of a tile in global memory."""
         return [self.tiled(d) if t.role == "workspace" else str(d) for d in t.dims]
 
     def dtype(self, name: str) -> str:
         """The dtype in TileLang."""
-        # On the CPU bfloat16 is held as float32; the prelude says which.
+        # On the CPU the module's prelude defines t.bfloat16 as float32.
         return "t.bfloat16" if name == "bfloat16" else f"T.{name}"
 
     def address(self, t: Tensor, index: tuple[str, ...], ahead: int = 0) -> str:
-        """The element of `t` that this instance's tile, or that of the next part, has at `index`."""
+        """The element of `t` at `index` of this instance's tile, or of the next part's tile if `ahead`."""
         cut = [f"block * {self.dim(d)} + {x}" if d == self.k.split else x for d, x in zip(t.dims, index, strict=True)]
         if t.index == "token":
             cut[0] = f"{self.use('row')} + {cut[0]}"
         return self.at(t, cut, ahead)
 
     def inside(self, t: Tensor, index: tuple[str, ...]) -> list[str]:
-        """When memory has the element of this instance's tile at `index`: rows of the sequence, columns that are no padding."""
+        """The conditions under which the element at `index` of this instance's tile exists in memory: its row is in the
+        sequence, and it is not in the padding."""
         rows = [f"{index[0]} < {self.use('rows')}"] if t.index == "token" else []
         cut = [f"block * {self.dim(d)} + {x}" if d == self.k.split else x for d, x in zip(t.dims, index, strict=True)]
         return rows + [f"{x} < {d}" for x, d, padded in zip(cut, t.dims, self.p.padded(t), strict=True) if padded]
 
     def tile(self, t: Tensor) -> str:
-        """The whole tile of `t` that this instance has."""
+        """This instance's whole tile of `t`, as a slice."""
         cut = [f"block * {self.dim(d)}:(block + 1) * {self.dim(d)}" if d == self.k.split else f"0:{x}"
                for d, x in zip(t.dims, self.extents(t), strict=True)]
         if t.index == "token":
@@ -62,8 +64,8 @@ class Addresses:
         return self.at(t, cut)
 
     def at(self, t: Tensor, cut: list[str], ahead: int = 0) -> str:
-        """`t` at indices, or slices, into the dims of its tile, or that of the next part; rows of tokens count from the row's
-        start."""
+        """`t`, indexed by the instance and by `cut`. cut: an index or a slice for each dim of the tile. For tokens, the first
+        is the index of the token in its batch row. ahead: whether it is the next part's tile."""
         head = self.use("h") if t.heads == "H" else self.hv
         if t.index == "token":
             where = [self.use("b"), *((cut[0], head) if self.layout == "bthd" else (head, cut[0])), *cut[1:]]
@@ -82,14 +84,14 @@ class Addresses:
         return f"{self.params[t.over or t.name]}[{', '.join(where)}]"
 
     def flat(self, index: list[str], t: Tensor) -> str:
-        """How far from the start of its sequence's tiles an element of `t` lies."""
+        """The offset of an element of `t` from the start of the tiles of its sequence. index: head, then the dims of the tile."""
         out = index[0]
         for d, i in zip(t.dims, index[1:], strict=True):
             out = f"({out}) * {d} + {i}" if " + " in out else f"{out} * {d} + {i}"
         return out
 
     def shape(self, t: Tensor) -> str:
-        """The shape of a whole tensor in global memory, as its declaration has it."""
+        """The shape of a whole tensor in global memory, for its declaration."""
         dims = self.extents(t)
         if t.index == "number":
             return "(ends - 1,)"
@@ -101,20 +103,21 @@ class Addresses:
         elif t.index == "head":
             lead = ["HV"]
         else:
-            # A tensor that the caller left out comes with no sequences, one that nobody writes with no parts.
+            # A tensor that the caller leaves out has size 0 in this dim, and so has a workspace for parts that no kernel writes.
             own = t.optional or t.index in ("checkpoint", "part")
             lead = ["slots" if t.index == "slot" else f"n_{t.name}" if own else "ends - 1", t.heads]
         return f"({', '.join([*lead, *dims])}{',' if t.index == 'head' else ''})"
 
     def view(self, t: Tensor) -> str:
-        """The memory of a strided tensor as it lies. Strides come in units of what rows are aligned to, for copies to see."""
+        """A view of a strided tensor with its strides. Parameters have strides in units of `stride_unit` elements, so that the
+        compiler can derive the alignment that copies need."""
         unit = stride_unit(self.p, t)
         b, token, head = (x if unit == 1 else f"{x} * {unit}" for x in strides(t))
         far = [b, *((token, head) if self.layout == "bthd" else (head, token)), *("1" for _ in t.dims[1:])]
         return f"T.StridedTensor({self.shape(t)}, ({', '.join(far)}), {self.dtype(t.dtype)}, data={self.params[t.name]}.data)"
 
     def when(self, t: Tensor, o: Op) -> list[str]:
-        """On what it depends whether a tile of `t` is moved at all, beside a load's operand."""
+        """The conditions under which `o` loads or stores a tile of `t`, besides the operand of a conditional load."""
         out = [f"has_{t.name} != 0"] if t.optional else []
         if self.k.grid == "parts":
             if t.index == "sequence":

@@ -1,4 +1,4 @@
-"""Rules of expressions: (kernel, op, operands) -> the element at some indices."""
+"""Rules for ops that are expressions: (writer, op, operands) -> a function that gives the element at some indices."""
 from __future__ import annotations
 
 import math
@@ -43,7 +43,7 @@ def expand(w: KernelWriter, o: Op, x: Value) -> At:
 
 
 def _binary(kind: str, sign: str, level: int) -> None:
-    # The right operand keeps its parentheses at equal level: sums are not reassociated.
+    # The right operand keeps its parentheses at the same level, so that sums are not reassociated.
     @rule(kind)
     def write(w: KernelWriter, o: Op, a: Value, b: Value) -> At:
         assert o.type is not None
@@ -60,10 +60,10 @@ for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", 
 
 @rule("maximum", "minimum")
 def extreme(w: KernelWriter, o: Op, a: Value, b: Value) -> At:
-    """The larger or smaller of two values. A comparison with a literal keeps a NaN."""
+    """The larger or the smaller of two values. If one is a literal, the text keeps a NaN of the other."""
     assert o.type is not None
     dims = o.type.dims
-    if a.literal or b.literal:  # a bound, which keeps NaN
+    if a.literal or b.literal:  # a bound, which must keep NaN
         x, y = (b, a) if a.literal else (a, b)
         sign = "<" if o.kind == "maximum" else ">"
 

@@ -1,4 +1,4 @@
-"""Rules of ops of warp groups: waits, products, copies by TMA, moves between registers and shared memory."""
+"""Rules for kernels with warp groups: waits, products, copies by TMA, moves between registers and shared memory."""
 from __future__ import annotations
 
 import math
@@ -30,7 +30,7 @@ def signal(w: GroupsWriter, o: Op) -> None:
 @rule("drain")
 def drain(w: GroupsWriter, o: Op) -> None:
     w.line("T.wait_wgmma(0)")
-    for x in w.begun:  # lest nvcc reads it before the wait
+    for x in w.begun:  # so that nvcc does not move a read of it before the wait
         w.line(f"T.warpgroup_fence_operand({w.name(x)}, num_regs={math.prod(w.buffers[x].shape) // w.agent.threads})")
     w.begun.clear()
 
@@ -68,8 +68,8 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
 
 @rule("load")
 def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
-    """A load by one agent: an asynchronous copy that arrives at the ring's barrier, or element by element for a last, shorter
-    chunk.
+    """A load by one agent: an asynchronous copy that arrives at the ring's barrier. With a `tail` barrier, a ragged tail is
+    copied likewise, and its rows past the sequence's end are set to zero. Other loads copy element by element.
     """
     t, channel, tail = w.p.tensor(o.attr("tensor")), o.attr("channel"), o.attr("tail")
     if channel is None or (t.index == "token" and not tail):
@@ -83,7 +83,7 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
         return
     w.line(f"if {w.use('rows')} >= C:")
     w.inner(f"{copy}{arrives})")
-    # Once a sequence: what was copied of other sequences' rows becomes zero.
+    # Once for each sequence: rows that belong to the next sequence become zero.
     w.line("else:")
     w.inner(f"{copy}{tail}[0])", f"T.barrier_arrive({tail}[0])", f"T.barrier_wait({tail}[0], 0)",
             "for i in T.serial(C - rows):", f"    for j in T.Parallel({w.dim(t.dims[1])}):",
@@ -92,7 +92,7 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
 
 @rule("store")
 def store(w: GroupsWriter, o: Op, x: Value) -> None:
-    """A store of a tile of tokens: a bulk copy for a whole chunk, element by element for a last, shorter one."""
+    """A store. A tile of tokens is stored by a bulk copy if its chunk is whole, and element by element for a ragged tail."""
     t = w.p.tensor(o.attr("tensor"))
     if t.index != "token" or len(t.dims) < 2:
         base.of(o)(w, o, x)
@@ -104,8 +104,8 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     w.line(f"if {w.use('rows')} >= C:")
     w.inner(f"T.copy({w.whole(x.buffer)}, {w.tile(t)})")
     w.line("else:")
-    # Where one instance stores all columns, the loop ends where memory does: Python nests 20 blocks at most, and TileLang
-    # makes two blocks of an `if`.
+    # If one instance stores all columns, the loop has the number of columns in memory and needs no `if`. Python allows only 20
+    # nested blocks, and TileLang makes two blocks of each `if`.
     split = t.dims[1] == w.k.split
     inside = [f"if {y}:" for y in w.inside(t, ("i", "j"))[1:]] if split else []
     w.inner("for i in T.serial(rows):", f"    for j in T.Parallel({w.dim(t.dims[1]) if split else w.extents(t)[1]}):",
@@ -115,7 +115,7 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
 
 @rule("move")
 def move(w: GroupsWriter, o: Op, x: Value) -> None:
-    """A copy into another space: by stmatrix to a tile with a fixed layout, else as TileLang does it."""
+    """A copy into another memory space. A copy to a swizzled tile uses stmatrix. Other tiles use TileLang's copy or a loop."""
     assert o.type is not None
     if w.buffers[o.buffer].layout == "swizzled":
         _store_tile(w, o, x)

@@ -1,4 +1,4 @@
-"""Writes one kernel whose agents are warp groups of a block: a branch an agent, each with its own walk over the chunks."""
+"""Writes one kernel whose agents are warp groups of a block. Each agent has a branch with its own loop over the chunks."""
 from __future__ import annotations
 
 from itertools import groupby
@@ -12,42 +12,42 @@ from .rules import rule as base
 from .tiles import Value
 
 rule = Rules("tilelang", {}, base)
-#: Threads of a warp group, for which registers are set.
+#: The number of threads of a warp group. Registers are set for a whole warp group.
 GROUP = 128
 
 
 class GroupsWriter(KernelWriter):
-    """Writes one kernel. A buffer in shared memory is a ring that iterations with the walk."""
+    """Writes one kernel. A buffer in shared memory is a ring. Each iteration of the walk uses its next slot."""
 
     rules = rule
     statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence", "drain", "claim_part")
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.begun: list[str] = []  # fragments of products that run
-        self.whole_chunks = False  # in iterations before those of the walk's own part
+        self.begun: list[str] = []  # fragments of asynchronous products before their drain
+        self.whole_chunks = False  # whether chunks are surely whole, as in the warm-up
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
 
     @property
     def thread(self) -> str:
-        """A thread's number among those of its agent."""
+        """The index of a thread in its agent."""
         return f"tx - {self.agent.first}" if self.agent.first else "tx"
 
     @property
     def iteration(self) -> str:
-        """How many iterations the walk has made."""
+        """The number of iterations before this one, for slots of rings."""
         return "iteration" if self.k.grid == "parts" else "chunk"
 
     def slot(self, x: Buffer, own: bool = False) -> str:
-        """The slot of this iteration; `own`: of the iterations of the walk's own part."""
+        """The slot of ring `x` in this iteration. own: whether only iterations of the walk's own part use slots of the ring."""
         return f"{self.counted(own)} % {x.slots}" if x.slots > 1 else "0"
 
     def counted(self, own: bool) -> str:
-        """The number of the iteration, for slots of rings. own: counted from the first chunk of the walk's own part."""
+        """The number of the iteration, for slots of rings. own: whether to count from the first chunk of the walk's own part."""
         return "(chunk - first)" if own else self.iteration
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
-        """A value in a buffer; of a ring, in the slot of this iteration."""
+        """A value in a buffer. In a ring it is in the slot of this iteration."""
         x = self.buffers[buffer]
         if x.space != "shared":
             return super().stored(o_dims, buffer)
@@ -56,7 +56,7 @@ class GroupsWriter(KernelWriter):
         return Value(o_dims, x.dtype, lambda *index: Text(f"{name}[{', '.join([*ring, *(index or ('0',))])}]"), buffer)
 
     def whole(self, buffer: str) -> str:
-        """The storage of a buffer as an operand: its slot of this iteration."""
+        """The storage of a buffer, as an operand. For a ring it is the slot of this iteration."""
         x = self.buffers[buffer]
         name = self.name(buffer)
         return name if x.space != "shared" or x.slots == 1 else f"{name}[{', '.join([self.slot(x), *[':'] * len(x.shape)])}]"
@@ -70,7 +70,7 @@ class GroupsWriter(KernelWriter):
 
     # --- statements ---
     def inner(self, *lines: str) -> None:
-        """Lines of a block."""
+        """Print lines with one more level of indentation."""
         self.w.indent += 1
         for x in lines:
             self.line(x)
@@ -81,11 +81,13 @@ class GroupsWriter(KernelWriter):
         super().body(tuple(s for s in body if isinstance(s, Loop) or (s.agent == self.agent.name and not self.known(s))))
 
     def known(self, o: Op) -> bool:
-        """Whether `o` stands before agents part: a number that all of them know, or what ends them all."""
+        """Whether all agents run `o` before their branches: a number that all of them need, or an op that may end the
+        instance."""
         return o in self.k.body and (o.kind == "claim_part" or (o.type is not None and o.type.rank == 0))
 
     def walk(self, lp: Loop) -> None:
-        """Print the loop over chunks; of a part, first one over the chunks of its warm-up, without the ops of the part's own."""
+        """Print the loop over chunks. In a grid over parts, a loop over the warm-up may come first, without the ops that only
+        the part itself runs."""
         for c in lp.carried:
             self.env[c.name] = self.env[c.result] = self.stored(c.type.dims, c.name)
         self.use("length")
@@ -104,7 +106,7 @@ class GroupsWriter(KernelWriter):
             self.iterations(f"for iteration in T.serial(stop - {begin}):", lp.body)
 
     def iterations(self, head: str, body: tuple[Stmt, ...]) -> None:
-        """A loop over chunks."""
+        """Print a loop over chunks. head: its first line."""
         self.w.line = 0
         first = len(self.w.lines)
         self.w.indent += 1
@@ -127,7 +129,8 @@ class GroupsWriter(KernelWriter):
         self.uses = {**kept, **{x: None for x in self.uses if x not in ("row", "rows", "slot", "checkpoint")}}
 
     def branches(self) -> None:
-        """The agents, those of a warp group together, since registers are set for it."""
+        """Print the branches of all agents. Agents in one warp group share a branch, since registers are set for the warp
+        group."""
         groups = [list(g) for _, g in groupby(self.k.agents, lambda a: a.first // GROUP if a.threads < GROUP else a.name)]
         for n, group in enumerate(groups):
             last = n == len(groups) - 1
@@ -146,7 +149,7 @@ class GroupsWriter(KernelWriter):
     # --- the whole ---
     def text(self) -> KernelText:
         """The kernel's text: head, buffers, barriers, and a branch for each agent."""
-        conditions = ["first < T.max(stop, 1)"] if self.k.grid == "parts" else []  # a sequence's first part, or one with chunks
+        conditions = ["first < T.max(stop, 1)"] if self.k.grid == "parts" else []  # has chunks, or is the first
         self.w.indent = 3 + bool(conditions or self.p.skips)
         super().body(tuple(o for o in self.k.body if isinstance(o, Op) and self.known(o)))
         self.w("tx = T.get_thread_binding()")
@@ -157,7 +160,7 @@ class GroupsWriter(KernelWriter):
         self.head()
         for x in self.k.buffers:
             self.w(self.allocation(x))
-        for x in self.k.buffers:  # here, as there is a fence for each place where one stands
+        for x in self.k.buffers:  # only here, since each of these lines adds a fence
             if x.layout == "swizzled":
                 self.w(f"t.expect_swizzled({self.name(x.name)})")
         self.w.lines += clear
@@ -167,7 +170,7 @@ class GroupsWriter(KernelWriter):
         return self.finished(body)
 
     def allocation(self, x: Buffer) -> str:
-        """The line that allocates a buffer, a ring of tiles or barriers."""
+        """The line that allocates a buffer: a ring of tiles or barriers, or a fragment."""
         if x.space == "barrier":
             return f"{x.name} = T.alloc_barrier(arrive_count=[{x.shape[0]}] * {x.slots})"
         if x.space != "shared":

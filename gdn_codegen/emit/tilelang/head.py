@@ -1,4 +1,4 @@
-"""The head of a kernel: parameters, grid, where a block stands; and the rows that it clears."""
+"""The head of a kernel: its parameters, its grid, the indices of an instance, and the rows that it clears."""
 from __future__ import annotations
 
 import re
@@ -19,12 +19,12 @@ from .tiles import Tiles
 
 
 class Head(Tiles):
-    """Of one kernel."""
+    """The head of one kernel."""
 
-    inverts_whole = False  # whether some inverse is of a whole tile, which has text of its own
+    inverts_whole = False  # whether a `diag_inverse` inverts a whole tile in place, which needs other helper functions
 
     def head(self) -> None:
-        """From the block's indices to its head, its sequence and, in a grid over chunks, its chunk."""
+        """Print the grid, and the computation of an instance's head, sequence, and chunk or part from its block indices."""
         extent, instance = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
         grid, index = [extent, self.across[0]], [instance, self.across[1]]
         if self.k.split:
@@ -48,7 +48,7 @@ class Head(Tiles):
         if self.k.lanes > 1:
             self.w(f"hv = group * {self.k.lanes}")
         if "h" in self.uses:
-            # a variable, lest each address divide anew, in 64 bits
+            # a variable, so that not every address repeats the division in 64 bits
             self.w("h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))")
         if self.k.grid == "chunks":
             self.w("n = t.find_sequence(cu_seqlens, slot, ends - 1, C)")
@@ -67,8 +67,11 @@ class Head(Tiles):
             self.w("first = (part - (T.truncdiv(start, size) + n)) * span", "stop = T.min(first + span, T.ceildiv(length, C))")
 
     def clear(self) -> list[str]:
-        """Zeros into this instance's part of the rows that no sequence covers. A sequence's instances have the tokens from its
-        first on; those past the last sequence's end are that one's."""
+        """The lines that write zeros to this instance's share of the rows that no sequence covers.
+
+        An instance is responsible for the tokens of its chunk, part or sequence. Instances of the last sequence are also
+        responsible for the tokens past its end.
+        """
         self.w = Writer(self.p, "#", 3)
         for t in self.p.clears(self.k):
             for name in ("b", "length"):
@@ -93,7 +96,7 @@ class Head(Tiles):
         return self.w.lines
 
     def zeros(self, t: Tensor, lane: int) -> None:
-        """Zeros into the rows of the tile at hand that are below `rows`."""
+        """Print a loop that writes zeros to the first `rows` rows of the current tile."""
         self.hv, self.order = f"hv + {lane}" if lane else type(self).hv, "parallel"
         index = self.loop(t.dims)
         inside = self.inside(t, index)
@@ -103,15 +106,17 @@ class Head(Tiles):
         self.end(t.dims)
 
     def open_block(self, *conditions: str) -> None:
-        """Open the block of what is done where the sequence is not left out and `conditions` hold. One `if`, since Python
-        nests 20 blocks at most and TileLang makes two of each `if`."""
+        """Open an `if` for statements that run if the sequence is not skipped and `conditions` hold.
+
+        It is one `if`, since Python allows only 20 nested blocks and TileLang makes two of each `if`.
+        """
         kept = [f"{self.p.skips}_n >= 0"] if self.p.skips else []
         if kept or conditions:
             self.w(f"if {' and '.join([*kept, *conditions])}:")
             self.w.indent += 1
 
     def finished(self, body: list[str]) -> KernelText:
-        """The kernel's head, which is written, and its body, with what a template is told."""
+        """The KernelText: the head that is already printed, the body, and the data for the template."""
         tensors = touched(self.p, self.k)
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32",
@@ -127,7 +132,7 @@ class Head(Tiles):
         dynamic = [", ".join(names) for names in (fixed, own, parts) if names]
         text = "\n".join([*self.w.lines, *body])
         sizes = {f"B{d}": str(n) for d, n in self.k.dims}
-        if self.k.grid == "chunks" and "slots" not in bare:  # which no tensor's shape says
+        if self.k.grid == "chunks" and "slots" not in bare:  # if no tensor's shape contains it
             sizes["slots"] = "B * L // C + ends - 1"
         extra = {"params": params, "dynamic": dynamic, "block": sizes,
                  "long": long,

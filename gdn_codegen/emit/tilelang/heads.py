@@ -1,5 +1,7 @@
-"""Writes one kernel whose blocks run the instances of several value heads: each buffer has a row a head, each loop
-goes over heads, too."""
+"""Writes one kernel in which a thread block runs the instances of several value heads.
+
+Each buffer has a row for each head, and each loop also iterates over the heads.
+"""
 from __future__ import annotations
 
 from ...ir.core import Buffer
@@ -14,7 +16,7 @@ rule = Rules("tilelang", {}, base)
 
 
 class HeadsWriter(KernelWriter):
-    """Writes one kernel. Heads past the last load zeros and store nothing."""
+    """Writes one kernel. For heads past the last, loads give zeros and stores have no effect."""
 
     rules = rule
     hv, there = "hv + j", "hv + j < HV"
@@ -22,20 +24,20 @@ class HeadsWriter(KernelWriter):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.across = f"T.ceildiv(HV, {self.k.heads_per_block})", "block"
-        self.by_token = False  # whether heads are neighbours in a loop, rather than tokens
+        self.by_token = False  # whether heads, not tokens, are the inner index of a loop
 
     def head(self) -> None:
-        """Print the kernel's head; a block has several value heads."""
+        """Print the kernel's head, and the first of the block's value heads."""
         super().head()
         self.w(f"hv = block * {self.k.heads_per_block}")
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
-        """A value in a buffer, which has a row for each head."""
+        """A value in a buffer with a row for each head."""
         name = self.name(buffer)
         return Value(o_dims, self.buffers[buffer].dtype, lambda *index: Text(f"{name}[{', '.join(['j', *index])}]"), buffer)
 
     def loop(self, dims: tuple[Dim, ...]) -> tuple[str, ...]:
-        """Open a loop over heads and the entries of `dims`; the indices of these."""
+        """Open a loop over heads and the entries of `dims`. Returns the indices of `dims`."""
         index, extents = ("i",)[:len(dims)], [self.dim(d) for d in dims]
         order = slice(None, None, -1 if self.by_token else 1)
         inside, sizes = ["j", *index][order], [str(self.k.heads_per_block), *extents][order]
@@ -48,7 +50,7 @@ class HeadsWriter(KernelWriter):
         self.w.indent -= 1
 
     def inside(self, t: Tensor, index: tuple[str, ...]) -> list[str]:
-        """The conditions under which an entry lies in memory; one is that the caller has the head."""
+        """The conditions under which an entry exists in memory. One of them is that the head exists."""
         return [*super().inside(t, index), self.there]
 
     def allocation(self, x: Buffer) -> str:
@@ -59,7 +61,7 @@ class HeadsWriter(KernelWriter):
 
 @rule("load")
 def load(w: HeadsWriter, o: Op) -> None:
-    w.by_token = w.layout == "bthd"  # as memory has them
+    w.by_token = w.layout == "bthd"  # in the order of memory
     base.of(o)(w, o)
     w.by_token = False
 

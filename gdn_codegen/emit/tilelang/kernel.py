@@ -1,6 +1,6 @@
-"""Writes one kernel: statements, the loop over chunks, the whole; what an op computes is a rule's.
+"""Writes one kernel: statements, the loop over chunks, and the whole text. A rule gives the text of each op.
 
-One text serves CUDA and the CPU: `t`, the prelude of the module's template, knows which of the two is traced.
+The same text works for CUDA and for the CPU. `t`, the prelude in the module's template, has functions for both.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decomp
                           "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
                           "transpose": "warp_groups", "claim_part": "partition"})
 
-#: Ops whose rules write lines; those of the others give an expression.
+#: Ops whose rules print lines. The rules of other ops return an expression.
 STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move", "load", "store", "wait", "warm_up_length",
               "return_unless_negative")
 
@@ -24,11 +24,11 @@ class KernelWriter(Head):
 
     rules = rule
     statements: tuple[str, ...] = STATEMENTS
-    gathered: tuple[Op, ...] = ()  # of ops side by side, those so far
+    gathered: tuple[Op, ...] = ()  # ops of an incomplete group that one statement runs in parallel
 
     # --- statements ---
     def gather(self, o: Op) -> tuple[Op, ...]:
-        """For the last of ops side by side, all of them; for the others none."""
+        """Collect the ops that one statement runs in parallel. Returns all of them for the last op, and none for the others."""
         self.gathered = (*self.gathered, o)
         if len(self.gathered) < o.attr(BESIDE, 1):
             return ()
@@ -36,7 +36,7 @@ class KernelWriter(Head):
         return row
 
     def body(self, body: tuple[Stmt, ...]) -> None:
-        """Print statements in order. Ops without a buffer become expressions of what reads them."""
+        """Print statements in order. An op without a buffer becomes an expression in the ops that read it."""
         for s in body:
             if isinstance(s, Loop):
                 self.walk(s)
@@ -66,12 +66,12 @@ class KernelWriter(Head):
             self.begins(s.out)
 
     def begins(self, value: str) -> None:
-        """Once the warm-up length of a part is known, say where its walk begins."""
+        """If `value` is the warm-up length, print the assignment of the chunk at which the walk begins."""
         if value and value == self.warm_up:
             self.line(f"begin = first - T.max(T.cast({self.env[value].at()}, T.int32), 0)")
 
     def walk(self, lp: Loop) -> None:
-        """The walk over chunks. Carried values live in the buffer of their name."""
+        """Print a loop over chunks or parts. A carried value has the buffer of its name."""
         names = {c.name for c in lp.carried}
         for c in lp.carried:
             here = self.stored(c.type.dims, c.name)
@@ -108,7 +108,7 @@ class KernelWriter(Head):
         self.w.lines += after
 
     def chunk(self) -> list[str]:
-        """What ops asked to know of the chunk."""
+        """The lines that compute the variables of a chunk that ops use."""
         lines = {"row": "row = start - b * L + chunk * C", "rows": "rows = length - chunk * C"}
         if self.k.grid != "chunks":
             lines["slot"] = "slot = start // C + n + chunk"
@@ -120,11 +120,11 @@ class KernelWriter(Head):
 
     # --- the whole ---
     def text(self) -> KernelText:
-        """The kernel's text: head, buffers, body. EmitError where no pass gave it threads."""
+        """The kernel's text: head, buffers, body. EmitError if no pass has set its number of threads."""
         if not self.k.threads:
             raise EmitError(f"tilelang: kernel {self.k.name} has no number of threads; pass block_threads should have given one")
         chunks, parts = self.k.grid == "chunks", self.k.grid == "parts"
-        # Chunks with tokens; a sequence's first part, or one with chunks.
+        # The chunk has tokens. The part has chunks, or is the first of its sequence.
         conditions = ["chunk * C < length"] if chunks else ["first < T.max(stop, 1)"] if parts else []
         self.w.indent = 3 + bool(conditions or self.p.skips)
         self.body(self.k.body)

@@ -1,4 +1,4 @@
-"""Rules of ops that write lines."""
+"""Rules for ops that are statements. They print lines."""
 from __future__ import annotations
 
 from ..base import SUMMED, EmitError, Op
@@ -32,7 +32,7 @@ def row_sum(w: KernelWriter, o: Op, x: Value) -> None:
 
 
 def least(o: Op) -> list[str]:
-    """The word for a sum whose terms are bounded."""
+    """The keyword argument for a sum whose terms have a lower bound, if it has one."""
     return [f"least={o.attr('least')!r}"] if o.attr("least") is not None else []
 
 
@@ -56,13 +56,13 @@ def diagonal(w: KernelWriter, o: Op, x: Value) -> None:
 
 
 def strict(o: Op) -> list[str]:
-    """The word for an inverse without its diagonal."""
+    """The keyword argument for an inverse without its diagonal, if the op has the attribute."""
     return ["strict=True"] if o.attr("strict") else []
 
 
 @rule("diag_inverse")
 def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -> None:
-    """Inverses of diagonal blocks, of one tile or of several that warps take side by side."""
+    """Inverses of diagonal blocks of one tile, or of several tiles in parallel, one for each warp."""
     row, whole = w.gather(o), o.buffer == x.buffer
     w.inverts_whole |= whole
     for y in row if whole else ():
@@ -78,13 +78,13 @@ def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -
 
 @rule("load")
 def load(w: KernelWriter, o: Op, *operands: Value) -> None:
-    """A load: an asynchronous copy of a whole chunk, else element by element."""
+    """A load: an asynchronous copy for a whole chunk, and a loop over the elements otherwise."""
     if not o.attr("channel"):
         fill(w, o, *operands)
         return
     if w.p.tensor(o.attr("tensor")).index != "token":
         _copy(w, o)
-    elif row := w.gather(o):  # one question for all of them
+    elif row := w.gather(o):  # one condition for all of them
         w.line(f"if {w.use('rows')} >= {w.dim('C')}:")
         w.w.indent += 1
         for x in row:
@@ -103,12 +103,12 @@ def _copy(w: KernelWriter, o: Op) -> None:
 
 
 def fill(w: KernelWriter, o: Op, *operands: Value) -> None:
-    """A load, element by element."""
+    """A load by a loop over the elements."""
     assert o.type is not None
     w.about(o)
     t, to = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer)
     when = w.when(t, o) + [f"{x.at()} < 0" for x in operands[:1]]
-    if operands[1:]:  # which lies there already, if need be
+    if operands[1:]:  # the value if the condition does not hold
         if operands[1].buffer != o.buffer:
             w.fill(to, operands[1])
         w.line(f"if {' and '.join(when)}:")
@@ -135,7 +135,7 @@ def move(w: KernelWriter, o: Op, x: Value) -> None:
 
 @rule("store")
 def store(w: KernelWriter, o: Op, x: Value) -> None:
-    """A store, element by element, of what the caller's tensor has: rows of the sequence, columns of the caller's."""
+    """A store by a loop over the elements. It leaves out rows past the sequence's end, and padding."""
     t = w.p.tensor(o.attr("tensor"))
     when = w.when(t, o)
     for condition in when:
@@ -154,8 +154,9 @@ def store(w: KernelWriter, o: Op, x: Value) -> None:
 
 @rule("warm_up_length")
 def warm_up_length(w: KernelWriter, o: Op) -> None:
-    """How many chunks before its part a walk begins, -1 where the part starts from the fold. With `kept` the length that an
-    earlier kernel computed is loaded, if it computed one.
+    """The number of chunks before its part at which a walk begins. -1 if the part starts from the state that the fold computes.
+
+    With `kept`, the text loads the length that an earlier kernel stored, if that kernel ran.
     """
     ahead, name, later = o.attr("parts_ahead", 0), o.attr("tensor"), "(first + span) * C < length"
     if name is None:
@@ -177,4 +178,4 @@ def warm_up_length(w: KernelWriter, o: Op) -> None:
 @rule("return_unless_negative")
 def return_unless_negative(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"if {x.at()} < 0:")
-    w.w.indent += 1  # to the kernel's end
+    w.w.indent += 1  # until the end of the kernel

@@ -1,4 +1,4 @@
-"""Storage of a kernel's values, their elements, and loops over tiles."""
+"""The storage of a kernel's values, the elements of values, and loops over tiles."""
 from __future__ import annotations
 
 import keyword
@@ -12,11 +12,11 @@ from ..base import CLEAR, EVERY, SUMMED, Kernel, Op, Program, Text, Writer, stri
 from .addresses import Addresses
 
 WIDTH = 120
-#: Names of the kernels' own text, which no value may take.
+#: Names that the text of kernels uses, so that no value may have them.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "row", "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
        "begin", "stop", "nth", "checkpoint", "both", "half", "group", "room", "low", "high", "rest", EVERY, SUMMED}
-#: Words of C++, in which a kernel's parameters keep their names.
+#: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
 int long mutable namespace new operator private protected public register short signed sizeof static struct switch template this
 throw typedef typename union unsigned using virtual void volatile""".split())
@@ -24,7 +24,8 @@ throw typedef typename union unsigned using virtual void volatile""".split())
 
 @dataclass(frozen=True)
 class Value:
-    """`at` gives a value's element at some indices; `buffer` names its storage, "" for an expression. literal: of a constant."""
+    """A value. at: a function that gives the element at some indices. buffer: the name of its storage, "" for an expression.
+    literal: whether it is a constant."""
 
     dims: tuple[Dim, ...]
     dtype: str
@@ -34,16 +35,16 @@ class Value:
 
 
 class Tiles(Addresses):
-    """The values of one kernel. `order` says which thread has which element in the loops of the op at hand."""
+    """The values of one kernel. order: the loop function of the prelude that assigns elements to threads, for the current op."""
 
-    across = "HV", "hv"  # what the grid has of heads, and a block's index into it
+    across = "HV", "hv"  # the size of the grid's dim for heads, and the variable with a block's index in it
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
         super().__init__(p, k, layout)
         self.sizes = {**p.sizes, **k.sizes}
         self.buffers = {x.name: x for x in k.buffers}
         self.env: dict[str, Value] = {}
-        self.order = "parallel"  # of the prelude
+        self.order = "parallel"
         if k.lanes > 1:
             self.across = f"T.truncdiv(HV, {k.lanes})", "group"
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
@@ -53,14 +54,14 @@ class Tiles(Addresses):
         self.w = Writer(p, "#", 2, k)
 
     def name(self, value: str) -> str:
-        """The variable of a buffer or a number, out of the way of the kernel's own names."""
+        """The variable for a buffer or a number. It gets a suffix if the kernel's text uses the name."""
         out = value
         while out in self.taken or keyword.iskeyword(out) or (out != value and out in self.buffers):
             out += "_"
         return out
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
-        """A value in a buffer, indexed by its dims."""
+        """A value in a buffer, which is indexed by the value's dims."""
         name = self.name(buffer)
 
         def at(*index: str) -> Text:
@@ -68,7 +69,7 @@ class Tiles(Addresses):
         return Value(o_dims, self.buffers[buffer].dtype, at, buffer)
 
     def loop(self, dims: tuple[Dim, ...]) -> tuple[str, ...]:
-        """Open a parallel loop over a tile; the indices of its element. The caller closes it with `end`."""
+        """Open a parallel loop over a tile. Returns the indices of the current element. The caller closes the loop with `end`."""
         if not dims:
             return ()
         index = ("i", "j")[: len(dims)]
@@ -77,27 +78,27 @@ class Tiles(Addresses):
         return index
 
     def end(self, dims: tuple[Dim, ...]) -> None:
-        """Close what `loop` opened."""
+        """Close the loop that `loop` opened."""
         self.w.indent -= bool(dims)
 
     def fill(self, to: Value, x: Value) -> None:
-        """One loop that fills the storage of `to` with `x`, element by element."""
+        """Print a loop that copies `x` to the storage of `to`, element by element."""
         index = self.loop(to.dims)
         self.line(f"{to.at(*index)} = {element(x, to.dims, index)}")
         self.end(to.dims)
 
     def about(self, o: Op) -> None:
-        """Address tensors of the value head that `o` is of, and loop in its order."""
+        """Set the value head for addresses, and the order of loops, for the op `o`."""
         if self.k.lanes > 1:
             self.hv = f"hv + {o.attr('lane')}" if o.attr("lane") else "hv"
         self.order = "as_sums" if o.attr(ORDER) == "sums" else "parallel"
 
     def line(self, text: str) -> None:
-        """Print a line, wrapped to the width of the file."""
+        """Print a line, wrapped to WIDTH characters."""
         self.w(*wrapped(text, WIDTH - 4 * self.w.indent))
 
     def allocation(self, x: Buffer) -> str:
-        """The line that allocates a buffer in its space and layout."""
+        """The line that allocates a buffer, with its memory space and layout."""
         if not x.shape:
             return f"{self.name(x.name)} = T.alloc_var({self.dtype(x.dtype)})"
         dims = [self.dim(d) for d in x.dims]
@@ -108,7 +109,7 @@ class Tiles(Addresses):
 
 
 def element(x: Value, dims: tuple[Dim, ...], index: tuple[str, ...]) -> Text:
-    """`x`, broadcast to `dims`, at `index`."""
+    """The element at `index` of `x` broadcast to `dims`."""
     if not x.dims:
         return x.at()
     return x.at(*("0" if d == 1 and full != 1 else i for d, full, i in zip(x.dims, dims, index, strict=True)))

@@ -1,7 +1,10 @@
-"""Triton: rules that give the text of placed ops. One program instance a (sequence or chunk slot, head, block).
+"""The emitter for Triton. Rules give the text of placed ops.
 
-In a bfloat16 module tiles have dtype OPERAND, bfloat16 on a GPU and float32 in Triton's interpreter, which multiplies the
-bits of bfloat16 as integers and truncates where it should round; the template's `rounded` gives the same numbers in both.
+One program instance runs one (sequence, part or chunk slot; value head; block of the split dim).
+
+In a bfloat16 module, tiles have the dtype OPERAND: bfloat16 on a GPU, and float32 in Triton's interpreter. The interpreter
+multiplies bfloat16 wrongly (it takes the bits as integers), and it truncates instead of rounding. The template's function
+`rounded` gives the same numbers in both.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a kernel's tensors lie: pointers, masks and descriptors of an instance's tiles; names of the kernel's own."""
+"""Addresses of tensors: pointers, masks and descriptors of an instance's tiles, and names of variables."""
 from __future__ import annotations
 
 import keyword
@@ -7,7 +7,7 @@ from ...ir.core import Loop
 from ...ir.types import Dim, Tensor, Tile
 from ..base import CLEAR, EVERY, SUMMED, EmitError, Kernel, Op, Program, is_of_a_part, strides, touched
 
-#: Names of the kernels' own text, which no value may take.
+#: Names that the text of kernels uses, so that no value may have them.
 OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t", "start", "length", "row", "valid", "slot",
        "cu_seqlens", "row_next", "valid_next", "slot_next", "find_sequence", "N", "T", "batched", "H", "HV", "OPERAND", "rounded",
        "warm_up_length", "span", "size", "part", "earlier", "first", "begin", "stop", "nth", "checkpoint", "half", "rest",
@@ -15,15 +15,16 @@ OWN = {"tl", "triton", "range", "float", "pid", "block", "hv", "h", "n", "b", "t
 
 
 class Addresses:
-    """Of one kernel. `uses` collects the names of the kernel's own that rules ask for."""
+    """The addresses in one kernel. `uses` collects the names of variables that the text uses and the kernel's head must
+    define."""
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
         self.p, self.k, self.layout = p, k, layout
         self.uses: dict[str, None] = {}
-        self.part = "part"  # the part slot of what is loaded now
-        self.which = ""  # "_next" for the chunk that follows, "_rest" for rows that no sequence covers
-        self.own_alone = False  # whether a loop has no iterations but those of the walk's own part
-        self.described: dict[str, Tensor] = {}  # tensors whose rows a descriptor stands for
+        self.part = "part"  # the variable with the part slot of current loads
+        self.which = ""  # suffix of variables: "_next" for the next chunk, "_rest" for rows that no sequence covers
+        self.own_alone = False  # whether the current loop has no warm-up iterations
+        self.described: dict[str, Tensor] = {}  # tensors that the current loop loads by a descriptor
         self.warm_up = next((s.warm_up for s in k.body if isinstance(s, Loop)), "")
         self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
         marks = (("", "_ptr"), ("has_", ""), (CLEAR, ""), ("", "_stride"), ("", "_n"), ("", "_rows"))
@@ -31,32 +32,32 @@ class Addresses:
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
 
     def use(self, name: str) -> str:
-        """`name`, noted as one that the kernel's head must define."""
+        """Record that the kernel's head must define `name`, and return it."""
         self.uses[name] = None
         return name
 
     def name(self, value: str) -> str:
-        """The variable of a value or buffer, out of the way of the kernel's own names."""
+        """The variable for a value or buffer. It gets a suffix if the kernel's text uses the name."""
         return f"{value}_" if value in self.taken or keyword.iskeyword(value) else value
 
     def dim(self, d: Dim) -> str:
-        """The size of a dim as a tile sees it."""
+        """The size of a dim in this kernel's tiles."""
         if isinstance(d, int):
             return str(d)
         return self.use(f"B{d}" if d == self.k.split else self.tiled(d))
 
     def tiled(self, d: Dim) -> str:
-        """The size of a dim of tiles, blocks of a split dim taken together."""
+        """The size of a dim in tiles, with all blocks of a split dim together."""
         return f"P{d}" if d in dict(self.p.extents) else str(d)
 
     def extent(self, t: Tensor, d: Dim) -> str:
-        """The size of a dim of `t` in memory."""
+        """The size of a dim of `t` in global memory."""
         if isinstance(d, int):
             return str(d)
         return self.use(self.tiled(d) if t.role == "workspace" else d)
 
     def index(self, d: Dim, axis: int, rank: int) -> str:
-        """Indices along a dim in the whole tensor, shaped for axis `axis` of `rank`."""
+        """The indices along a dim in the whole tensor, broadcast as axis `axis` of a tile of rank `rank`."""
         if isinstance(d, int):
             self_index = f"tl.arange(0, {d})"
         else:
@@ -68,7 +69,8 @@ class Addresses:
         return f"[{', '.join(self.dim(d) for d in t.dims)}]"
 
     def pointers(self, t: Tensor, transposed: bool, ahead: int = 0, last: bool = False) -> str:
-        """Pointers to this instance's tile of `t`, or to that of the next part; or to its transpose, or its last row."""
+        """Pointers to this instance's tile of `t`. ahead: to the next part's tile. transposed: to the transpose. last: to the
+        last entry only."""
         parts = [f"{t.over or t.name}_ptr"]
         head, heads = (self.use("h"), self.use("H")) if t.heads == "H" else ("hv", "HV")
         if t.strided:
@@ -103,15 +105,15 @@ class Addresses:
         return " + ".join(parts)
 
     def rows(self, t: Tensor) -> str:
-        """The descriptor of the sequence's rows of `t`."""
+        """The variable with the descriptor of the sequence's rows of `t`. The loop's head defines it."""
         for name in ("length", *(["b"] if self.layout == "bhtd" else []), *(("h", "H") if t.heads == "H" else ())):
             self.use(name)
-        self.descriptor(t)  # which uses more
+        self.descriptor(t)  # records the names that it uses
         self.described[t.name] = t
         return f"{t.name}_rows"
 
     def descriptor(self, t: Tensor) -> str:
-        """The line that makes a tensor descriptor of a sequence's rows."""
+        """The line that makes a tensor descriptor of a sequence's rows of `t`."""
         head, heads = ("h", "H") if t.heads == "H" else ("hv", "HV")
         width = self.extent(t, t.dims[1])
         at = f"(start * {heads} + {head})" if self.layout == "bthd" else f"((b * {heads} + {head}) * T + {self.origin()})"
@@ -121,7 +123,7 @@ class Addresses:
         return f"{t.name}_rows = tl.make_tensor_descriptor({base}, [length, {width}], [{far}, 1], [{tile}])"
 
     def mask(self, t: Tensor, transposed: bool) -> str:
-        """The rows of a sequence, where `t` holds tokens; less than a tile, where memory has less."""
+        """The mask of the elements that exist in memory, without rows past the sequence's end and without padding. "" for all."""
         out = []
         for n, (d, padded) in enumerate(zip(t.dims, self.p.padded(t), strict=True)):
             along = ("[:, None]", "[None, :]")[n ^ transposed] if len(t.dims) > 1 else ""
@@ -132,7 +134,7 @@ class Addresses:
         return " & ".join(out)
 
     def when(self, t: Tensor, o: Op) -> list[str]:
-        """On what it depends whether a tile of `t` is moved at all, beside a load's operand."""
+        """The conditions under which `o` loads or stores a tile of `t`, besides the operand of a conditional load."""
         out = [f"has_{t.name}"] if t.optional else []
         if self.k.grid == "parts":
             if t.index == "sequence":
@@ -146,5 +148,5 @@ class Addresses:
         return out
 
     def origin(self) -> str:
-        """The row of a sequence's first token."""
+        """The index of a sequence's first token in its batch row, or in the packed tensor."""
         return "start - b * T" if "b" in self.uses else "start"

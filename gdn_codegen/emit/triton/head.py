@@ -1,4 +1,4 @@
-"""The head of a kernel: from the program id to where an instance stands; and the rows that it clears."""
+"""The head of a kernel: the indices of an instance, from its program id, and the rows that it clears."""
 from __future__ import annotations
 
 from ..base import CLEAR, halves, touched, wrapped
@@ -8,11 +8,14 @@ WIDTH = 120
 
 
 class Head(Addresses):
-    """Of one kernel."""
+    """The head of one kernel."""
 
     def clear(self) -> list[str]:
-        """Zeros into this instance's part of the rows that no sequence covers. A sequence's instances have the tokens from its
-        first on; those past the last sequence's end are that one's."""
+        """The lines that write zeros to this instance's share of the rows that no sequence covers.
+
+        An instance is responsible for the tokens of its chunk, part or sequence. Instances of the last sequence are also
+        responsible for the tokens past its end.
+        """
         out: list[str] = []
         for t in self.p.clears(self.k):
             for name in ("N", "T", "batched", "C", "length"):
@@ -34,10 +37,10 @@ class Head(Addresses):
         return out
 
     def head(self, clear: list[str]) -> list[str]:
-        """From the program id to the head, the sequence and, in a grid over chunks, the chunk. clear: what an instance does
-        before it may end."""
+        """The lines that compute an instance's head, sequence, and chunk or part from its program id. clear: lines that come
+        before the points where an instance without work ends."""
         out = self.instance_of_grid()
-        ends: list[str] = [] if clear else out  # where an instance ends that has nothing else to do
+        ends: list[str] = [] if clear else out  # the lines that end an instance without work
         ragged = {"row", "valid", "slot", "length", "checkpoint", "row_next", "slot_next"} & set(self.uses)
         if self.k.grid != "sequences":
             ragged = {"length"}
@@ -68,7 +71,7 @@ class Head(Addresses):
         return [*out, *clear, *ends] if clear else out
 
     def instance_of_grid(self) -> list[str]:
-        """From the program id to the block of a split dim, the head, and the chunk, part or sequence."""
+        """The lines that compute the block of the split dim, the head, and the chunk, part or sequence from the program id."""
         split = self.k.split
         out = ["pid = tl.program_id(0)"]
         if halves(self.k):

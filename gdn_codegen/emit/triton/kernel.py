@@ -1,4 +1,4 @@
-"""Writes one kernel: statements, loops, the whole; what an op computes is a rule's."""
+"""Writes one kernel: statements, loops, and the whole text. A rule gives the text of each op."""
 from __future__ import annotations
 
 from itertools import groupby
@@ -35,7 +35,7 @@ rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompos
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
                         "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups"})
 
-#: Threads of a warp.
+#: The number of threads of a warp.
 WARP = 32
 
 
@@ -51,7 +51,7 @@ class KernelWriter(Head):
 
     # --- statements ---
     def instance(self, body: tuple[Stmt, ...]) -> None:
-        """All of the kernel."""
+        """Print the whole body of the kernel."""
         for ahead, group in groupby(body, lambda s: isinstance(s, Op) and bool(s.attr(AHEAD))):
             if ahead:
                 self.first_turn(tuple(group))
@@ -59,7 +59,7 @@ class KernelWriter(Head):
                 self.body(tuple(group))
 
     def body(self, body: tuple[Stmt, ...]) -> None:
-        """Print statements in order. Ops without a buffer become expressions of what reads them."""
+        """Print statements in order. An op without a buffer becomes an expression in the ops that read it."""
         for s in body:
             if isinstance(s, Loop):
                 self.loop(s)
@@ -77,7 +77,7 @@ class KernelWriter(Head):
             text = emit(self, s, *(self.env[a] for a in s.args))
             if s.buffer:
                 self.w.at(s)
-                if text.code != self.name(s.buffer):  # else it lies there already
+                if text.code != self.name(s.buffer):  # otherwise the value is already in this variable
                     self.line(f"{self.name(s.buffer)} = {text}")
                 text = Text(self.name(s.buffer))
             self.env[s.out] = text
@@ -85,12 +85,12 @@ class KernelWriter(Head):
             self.begins(s.out)
 
     def begins(self, value: str) -> None:
-        """Once the warm-up length of a part is known, say where its walk begins."""
+        """If `value` is the warm-up length, print the assignment of the token at which the walk begins."""
         if value and value == self.warm_up:
             self.line(f"begin = first - tl.maximum({self.env[value]}, 0).to(tl.int32) * {self.use('C')}")
 
     def loop(self, lp: Loop) -> None:
-        """Print a loop, and before it the descriptors that its loads go by."""
+        """Print a loop, and before it the descriptors that its loads use."""
         at = len(self.w.lines)
         self.carried_loop(lp)
         here = [line for t in self.described.values() for line in wrapped(self.descriptor(t), WIDTH - 4)]
@@ -98,7 +98,8 @@ class KernelWriter(Head):
         self.described.clear()
 
     def carried_loop(self, lp: Loop) -> None:
-        """Its carried values and its iterations."""
+        """Print the initial values of a loop's carried values, and the loop, or two loops if only the part itself runs some
+        ops."""
         for c in lp.carried:
             self.type[c.name] = self.type[c.result] = c.type
             name = Text(self.name(c.name))
@@ -126,7 +127,7 @@ class KernelWriter(Head):
         self.own_alone = False
 
     def iterations(self, lp: Loop, body: tuple[Stmt, ...], index: str, begin: str, stop: str, step: int = 1) -> None:
-        """A loop over `body`, and what is known of each of its chunks, or of of every `step`-th one."""
+        """Print a loop over `body` from `begin` to `stop`, with the variables of each chunk. step: take every `step`-th chunk."""
         size = self.use("C") + (f" * {step}" if step > 1 else "")
         over = f"{begin}, {stop}" if index == "earlier" else f"{begin}, {stop}, {size}"
         self.w(f"for {index} in range({over}):")
@@ -142,7 +143,7 @@ class KernelWriter(Head):
         self.w.indent -= 1
 
     def chunk(self) -> list[str]:
-        """What is known of the chunk whose first token is t."""
+        """The lines that compute the variables of the chunk whose first token is `t`, as far as ops use them."""
         lines = {"row": f"row = {self.origin()} + t",
                  "valid": f"valid = {self.index('C', 0, 1) if 'valid' in self.uses else ''} < length - t",
                  "slot": "slot = start // C + n + t // C",
@@ -152,8 +153,11 @@ class KernelWriter(Head):
         return [text for name, text in lines.items() if name in self.uses]
 
     def following(self, t: str) -> list[str]:
-        """What is known of the chunk for which loads work an iteration ahead, whose first token is `t` ("" for
-        none); past the last chunk its slot again, which is there."""
+        """The lines that compute the variables of the next chunk, for loads one iteration ahead. t: its first token, "" for
+        token 0.
+
+        Past the last chunk they give the last chunk's slot again, so that loads stay in the workspace.
+        """
         following = f"tl.minimum({t}, tl.maximum(length - 1, 0)) // C" if t else ""
         lines = {"row_next": " + ".join(["row_next = " + self.origin(), *([t] if t else [])]),
                  "valid_next": f"valid_next = {' + '.join([*([t] if t else []), 'i_C'])} < length",
@@ -161,7 +165,7 @@ class KernelWriter(Head):
         return [text for name, text in lines.items() if name in self.uses]
 
     def first_turn(self, ops: tuple[Stmt, ...]) -> None:
-        """What works an iteration ahead, for the first iteration."""
+        """Print the ops that work one iteration ahead, before the loop: they work on the first chunk."""
         begin = self.use("begin") if self.k.grid == "parts" else ""
         first = len(self.w.lines)
         self.body(ops)
@@ -170,12 +174,12 @@ class KernelWriter(Head):
         self.w.lines += after
 
     def line(self, text: str) -> None:
-        """Print a line, wrapped to the width of the file."""
+        """Print a line, wrapped to WIDTH characters."""
         self.w(*wrapped(text, WIDTH - 4 * self.w.indent))
 
     # --- the whole ---
     def text(self) -> KernelText:
-        """The kernel's text: signature, head, body. EmitError where no pass gave it threads."""
+        """The kernel's text: parameters, head, body. EmitError if no pass has set its number of threads."""
         if not self.k.threads:
             raise EmitError(f"triton: kernel {self.k.name} has no number of threads; pass instance_warps should have given one")
         self.instance(self.k.body)

@@ -1,4 +1,4 @@
-"""The rule table: op -> an expression; loads and stores write their line."""
+"""The rules of Triton: op -> an expression. The rules of loads, stores and ops that end an instance print lines."""
 from __future__ import annotations
 
 import math
@@ -39,7 +39,7 @@ def expand(w: KernelWriter, o: Op, x: Text) -> Text:
 
 
 def _binary(kind: str, sign: str, level: int) -> None:
-    # The right operand keeps its parentheses at equal level: sums are not reassociated.
+    # The right operand keeps its parentheses at the same level, so that sums are not reassociated.
     @rule(kind)
     def write(w: KernelWriter, o: Op, a: Text, b: Text) -> Text:
         return Text(f"{a.at(level)} {sign} {b.at(level + 1)}", level)
@@ -51,7 +51,7 @@ for _kind, _sign, _level in (("add", "+", SUM), ("sub", "-", SUM), ("mul", "*", 
 
 @rule("maximum", "minimum")
 def extreme(w: KernelWriter, o: Op, a: Text, b: Text) -> Text:
-    nan = ", propagate_nan=tl.PropagateNan.ALL" if w.literals & set(o.args) else ""  # a bound keeps it
+    nan = ", propagate_nan=tl.PropagateNan.ALL" if w.literals & set(o.args) else ""  # a bound must keep NaN
     return Text(f"tl.{o.kind}({a}, {b}{nan})")
 
 
@@ -147,7 +147,7 @@ def valid(w: KernelWriter, o: Op, x: Text) -> Text:
 
 @rule("load")
 def load(w: KernelWriter, o: Op) -> None:
-    """A load by a descriptor, or by pointers with a mask for rows past the end and columns past the caller's."""
+    """A load by a descriptor, or by pointers with a mask for rows past the sequence's end and for padding."""
     t, name = w.p.tensor(o.attr("tensor")), w.name(o.buffer)
     transposed = o.attr("transposed", False)
     if o.attr("described"):
@@ -156,7 +156,7 @@ def load(w: KernelWriter, o: Op) -> None:
         mask, at = w.mask(t, transposed), w.pointers(t, transposed, o.attr("parts_ahead", 0), o.attr("last", False))
         text = f"{name} = tl.load({at}{f', mask={mask}, other=0.0' if mask else ''})"
     dtype = f"tl.{t.dtype}"
-    if t.dtype == "bfloat16" and len(t.dims) > 1:  # one number a token is widened by what reads it
+    if t.dtype == "bfloat16" and len(t.dims) > 1:  # ops convert a vector to float32 where they read it
         dtype = w.use("OPERAND")
         text += f".to({dtype})"
     when = w.when(t, o) + [f"{w.env[x]} < 0" for x in o.args[:1]]
@@ -186,8 +186,9 @@ def _nested(w: KernelWriter, when: list[str], text: str) -> None:
 
 @rule("warm_up_length")
 def warm_up_length(w: KernelWriter, o: Op) -> Text:
-    """How many chunks before its part a walk begins, -1 where the part starts from the fold. With `kept` the length that an
-    earlier kernel computed is loaded, if it computed one.
+    """The number of chunks before its part at which a walk begins. -1 if the part starts from the state that the fold computes.
+
+    With `kept`, the text loads the length that an earlier kernel stored, if that kernel ran.
     """
     ahead, name = o.attr("parts_ahead", 0), o.attr("tensor")
     if name is None:
