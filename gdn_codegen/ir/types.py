@@ -60,16 +60,22 @@ INDEXING = {
 class Tensor:
     """A tensor in global memory.
 
-    role: "input", "output" or "workspace". index: a key of INDEXING. heads: "H" (query/key heads) or "HV" (value heads). dims:
-    the dims of one tile. optional: the caller may leave the tensor out; then loads give zeros, and stores have no effect. fill:
-    for index "const", the rule for its content (see ir.interpret.const_tile). For index "head", the number that the host passes
-    if the caller gives none; "" if the caller must give one. slots: for index "block", how many tiles there are. The iterations
-    of a loop use them in rotation. strided: the caller gives the strides of batch, token and head at run time. The elements of
-    a token's row are contiguous. at: for index "sequence", the tensor of index "number" that gives the tile of each sequence.
-    The stride between tiles is known at run time. over: the tensor whose memory this tensor shares. cleared: for an output of
-    tokens, whether its kernel writes zeros to the rows that no sequence covers: rows past the end of the last sequence, and
-    rows of skipped sequences. A parameter of the kernel (`clear_NAME`) turns this off, so that a caller's own buffer keeps its
-    content there.
+    role: "input", "output" or "workspace".
+    index: a key of INDEXING.
+    heads: "H" (query/key heads) or "HV" (value heads).
+    dims: the dims of one tile.
+    optional: whether the caller may leave the tensor out. Then loads give zeros, and stores have no effect.
+    fill: for index "const", the rule for its content (see ir.interpret.const_tile). For index "head", the number that the host
+    passes if the caller gives none; "" if the caller must give one.
+    slots: for index "block", the number of tiles of each core group. The iterations of a loop use them in rotation.
+    strided: whether the caller gives the strides of batch, token and head at run time. The elements of a token's row are
+    contiguous.
+    at: for index "sequence", the tensor of index "number" that gives the tile of each sequence. The stride between tiles is known
+    at run time.
+    over: the tensor whose memory this tensor shares.
+    cleared: for an output of tokens, whether its kernel writes zeros to the rows that no sequence covers: rows past the end of
+    the last sequence, and rows of skipped sequences. A parameter of the kernel (`clear_NAME`) turns this off, so that a caller's
+    own buffer keeps its content there.
     """
 
     name: str

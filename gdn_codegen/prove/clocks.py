@@ -13,7 +13,7 @@ Clock = list[int]
 
 
 def joined(a: Clock, b: Clock) -> Clock:
-    """The clock of someone who knows both `a` and `b`: the maximum of each entry."""
+    """The union of what two clocks know: the maximum of each entry."""
     return [x if x > y else y for x, y in zip(a, b, strict=True)]
 
 
