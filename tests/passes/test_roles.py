@@ -165,3 +165,8 @@ def test_forms_of_schedules_of_roles_suit_pages_without_an_inverse_and_those_of_
     assert [k.name for k in lower_(replace(named("staged"), form="unit")).kernels] == ["G", "S_Z", "y"]
     with pytest.raises(ScheduleError, match="form unit needs a product of a unit_lower_inverse, which normalised has not"):
         lower_(Schedule("own", (("y", "S", "Z"),), form="unit"))
+
+
+def test_a_form_makes_what_it_adds_to_an_inverse_once():
+    p = rewrite(inverse_read_twice.trace(), Schedule("own", (("@output", "@state"),), form="unit"))
+    assert roles(p)["inverse"] == ("Tinv_below",)
