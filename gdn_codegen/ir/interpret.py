@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .core import Kernel, Loop, Op, Program, Stmt
-from .ops import OPS, keep
+from .ops import OPS, OWN_PART, keep
 from .types import Tensor
 
 TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -219,15 +219,15 @@ class Interpreter:
     def op(self, k: Kernel, o: Op, env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         """Run one op. Its value goes to `env`, or its effect to memory.
 
-        An op with the attribute `ahead` works on a later chunk. Past the last chunk its value is NaN, so that a wrong read
-        shows in the results.
+        An op with the attribute `ahead` works on a later chunk. Past the last chunk its value is NaN. So is the value of an op
+        with `own_part` in a warm-up. A wrong read then shows in the results.
         """
         attrs = dict(o.attrs)
         if attrs.get("ahead"):
             before = at.begin - 1 if at.chunk < 0 else at.chunk  # outside of the loop: before its first iteration
             at = replace(at, chunk=before + attrs["ahead"], iteration=at.iteration + attrs["ahead"])
         past = attrs.get("ahead") and at.chunk * sizes["C"] >= self.problem.lengths[at.seq]
-        if past or (attrs.get("own") and at.chunk < self.own(at, sizes)):  # no effect, and no op may read its value
+        if past or (attrs.get(OWN_PART) and at.chunk < self.own(at, sizes)):  # no effect, and no op may read its value
             if o.out:
                 assert o.type is not None
                 env[o.out] = torch.full(o.type.shape(sizes), float("nan"), dtype=self.dtype(o.type.dtype))

@@ -168,7 +168,7 @@ GROUPS: Passes = (
 )
 CORES: Passes = (
     *(("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, block=c.schedule.inverse_block)) if name == "decompose" else
-      (name, run) for name, run in FRONT if name != "diagonal"),
+      (name, run) for name, run in FRONT),
     ("batch_head_sums", lambda p, c: batch_head_sums(p, c.cores)),
     ("vectorise", lambda p, c: vectorise(p)),
     ("assign", lambda p, c: assign(p, c.device)),

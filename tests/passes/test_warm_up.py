@@ -1,4 +1,4 @@
-"""Turns before a walk's own part, and parts longest first."""
+"""Warm-ups of walks over parts, and parts longest first."""
 from dataclasses import replace
 
 import pytest
@@ -8,7 +8,7 @@ from walks import PLANS, SIZES, inside, lowered, with_body
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices.sm_90a import SM_90A
-from gdn_codegen.ir.core import walk
+from gdn_codegen.ir.core import map_ops, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.ir.ops import OWN_PART
 from gdn_codegen.passes import pipelines
@@ -48,6 +48,27 @@ def test_warm_ups_do_not_change_the_results(warm_up):
         pipelines.observers.remove(see)
     assert [n for n, *_ in seen] == ["partition", "warm_up", "synchronise"]
     assert all(max(e) < 1e-4 for _, *e in seen), seen
+
+
+def test_a_value_left_out_of_a_warm_up_is_nan_there():
+    """A product that the state needs is marked: the state, and all that is read of it after the warm-up, is NaN."""
+    x, found = problem([9 * 64], 1, 2, 64, 64, torch.float32, gate=-0.2), []
+    given = {**{n: x[n] for n in ("q", "k", "v", "g", "beta")}, "initial_state": x["S"]}
+
+    def mark(o):
+        return [o.with_attrs(**{OWN_PART: True}) if o.kind == "matmul" and o.type.dims == ("V", "K") else o]
+
+    def see(name, before, p, c):
+        if name == "warm_up":
+            for y in (p, p.map_kernels(lambda k: replace(k, body=map_ops(k.body, mark)) if k.name == "o_S" else k)):
+                i = Interpreter(y, Problem(x["lengths"], 1, 2, 2), {"scale": x["scale"]}, exact=True)
+                found.append(bool(i.run({t.name: given[t.name] for t in y.role("input")})["o"].isnan().any()))
+    pipelines.observers.append(see)
+    try:
+        lowered("warm_up")
+    finally:
+        pipelines.observers.remove(see)
+    assert found == [False, True]
 
 
 def test_longest_first_walks_each_part_once():
