@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from reference import ON_CORES
 
-from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.schedule import SCHEDULES, named
 
 clang_format = pytest.importorskip("clang_format", reason="needs clang-format, which the test extra brings")
@@ -28,12 +28,13 @@ def complaints(source, folder):
 @pytest.mark.parametrize("heads", [None, (16, 32)])
 @pytest.mark.parametrize("schedule", ON_CORES)
 def test_layout(schedule, heads, tmp_path):
-    source = re.search(r"SOURCE = r'''\n(.*?)'''", render(Build("pto", schedule=schedule, heads=heads)), re.S)[1]
+    b = Build("pto", schedule=schedule, heads=heads)
+    source = re.search(r"SOURCE = r'''\n(.*?)'''", render(b), re.S)[1]
     assert complaints(source, tmp_path) == ""
     assert source.isascii() and source.count("/**\n * @brief") == len(SCHEDULES[schedule].kernels)
     names = re.findall(r"PTO_ENTRY void (\w+)\(", source)
     counts = "_h16hv32" if heads else ""
-    assert names == [f"gated_delta_rule{counts}_{'_'.join(g)}_fp16" for g in SCHEDULES[schedule].kernels]
+    assert names == [f"gated_delta_rule{counts}_{k.name}_fp16" for k in lowered(b).kernels]
 
 
 @pytest.mark.slow
