@@ -336,7 +336,7 @@ class _Derive:
     def number(self) -> tuple[_Place, str] | None:
         """Give every pair an id. If ids do not suffice, returns the place and the agent of a barrier that makes one free."""
         c = self.clocks
-        lanes: dict[tuple[int, int], list[_Pair]] = {}
+        within: dict[tuple[int, int], list[_Pair]] = {}
         counters: list[list[_Part]] = []
         #: (signalling pipe, waiting pipe) -> a counter that pairs within an iteration share
         shared: dict[tuple[int, int], int] = {}
@@ -351,11 +351,13 @@ class _Derive:
                 if x.iteration is None:
                     shared[x.src, x.dst] = n
                 if n >= self.device.flags:
+                    heads = self.k.batch.heads
+                    fewer = f"; accepted is a value_heads below {heads}, which needs fewer" if heads > 1 else ""
                     raise ScheduleError(f"{self.p.name}, kernel {self.k.name}: more than {self.device.flags} flags "
-                                        "between agents")
+                                        f"between agents{fewer}")
             else:
-                lanes.setdefault((x.src, x.dst), []).append(x)
-        for (_, dst), pairs in lanes.items():
+                within.setdefault((x.src, x.dst), []).append(x)
+        for (_, dst), pairs in within.items():
             used: list[list[_Part]] = [[] for _ in range(self.device.events)]
             for x in sorted(pairs, key=lambda x: x.sets[0].time):
                 ways = x.slots if self.clash([(x, 1, 0)], dst) else 1
