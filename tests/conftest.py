@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import torch
 
-from gdn_codegen.ir.core import Loop, Program, walk
+from gdn_codegen.ir.core import Batch, Loop, Program, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.ops import OPS
 from gdn_codegen.ir.parser import parse_program
@@ -58,8 +58,8 @@ def computed(p):
         return tuple(replace(s, carried=tuple(replace(c, slots=1) for c in s.carried), body=of(s.body)) if isinstance(s, Loop)
                      else replace(s, line=0, agent="", buffer="")
                      for s in body if isinstance(s, Loop) or s.out or OPS[s.kind].effect != "sync")
-    kernels = (replace(k, name="", body=of(k.body), buffers=(), agents=(), heads_per_block=1, slices=1, threads=0, registers=0,
-                       blocks_per_sm=0) for k in p.kernels)
+    kernels = (replace(k, name="", body=of(k.body), buffers=(), agents=(), batch=k.batch if k.batch.in_body > 1 else Batch(),
+                       slices=1, threads=0, registers=0, blocks_per_sm=0) for k in p.kernels)
     return replace(p, name="", stage="traced", kernels=tuple(kernels), source=(), launch="kernels", forgets="", scales=())
 
 

@@ -138,8 +138,6 @@ LONG = {
     ("passes/agents/warp_groups.py", ""): "placement and the crossings that follow from it",
     ("passes/algebra/rewrite.py", ""): "one rule for each form of a schedule",
     ("passes/algebra/canonical.py", ""): "values in one order, and the questions that its rules ask of them",
-    ("passes/algebra/rules.py", ""): "a list of rules, a few lines each",
-    ("passes/algebra/row_scales.py", ""): "one rule for each op that a scale passes",
     ("passes/algebra/vectorise.py", ""): "one rule for each op that vector cores lack",
     ("passes/cut/kernels.py", ""): "slices of the graph, and the kernels that they make",
     ("passes/cut/partition.py", ""): "the three kernels of a partition share their loads",

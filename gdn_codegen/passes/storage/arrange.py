@@ -1,7 +1,7 @@
-"""arrange: chooses lanes, prefetch, cached masks and the order of ops for each kernel. Only devices with cores (PTO) run it.
+"""arrange: chooses interleaved heads, prefetch, cached masks and the order of ops for each kernel. For cores (PTO).
 
-The schedule's `lanes`, `prefetch`, `cache_masks` and `order` say what is wanted. The spaces of the device limit what fits. For
-each kernel the pass tries variants and takes the first for which `pack` finds room. It prefers more lanes, then `prefetch`,
+The schedule's `value_heads`, `prefetch`, `cache_masks` and `order` say what is wanted. The spaces of the device limit what fits.
+For each kernel the pass tries variants and takes the first for which `pack` finds room. It prefers more heads, then `prefetch`,
 then more cached masks.
 """
 from __future__ import annotations
@@ -14,8 +14,9 @@ from ...ir.core import Kernel, Op, Program, walk
 from ...ir.types import Tensor
 from ...schedule.schedule import Schedule
 from ..common import with_tensors
+from ..heads.batch_heads import heads
+from ..heads.interleaved import interleaved
 from ..loops.hoist import candidates, hoist
-from ..loops.interleave_heads import interleave_heads
 from ..loops.list_scheduling import list_scheduling
 from ..loops.prefetch import prefetch
 from ..stage import takes
@@ -36,7 +37,7 @@ def arrange(p: Program, s: Schedule, device: Cores) -> Program:
 
 
 def _returns(k: Kernel, device: Cores) -> bool:
-    """Whether the path to some value leaves a pipe and returns to it. The pipe idles meanwhile, so a second lane can use it."""
+    """Whether the path to some value leaves a pipe and returns to it. The pipe idles meanwhile, so a second head can use it."""
     def pipe(o: Op) -> str:
         table = device.pipes[o.agent]
         return f"{o.agent}.{table.get(o.kind, table.get('*', ''))}"
@@ -63,10 +64,10 @@ def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, li
     """The first variant of a kernel that fits, and the workspaces that it adds. If none fits, the kernel itself."""
     home = device.home[device.agents[0]]
     roomy = replace(device, spaces={**device.spaces, home: int(device.spaces[home] * ROOM)})
-    most = s.lanes if k.grid == "chunks" and _returns(k, device) else 1
+    most = heads(s, device, "interleaved") if k.grid == "chunks" and _returns(k, device) else 1
     ahead = dict.fromkeys((s.prefetch, "no")) if k.grid == "sequences" else ("no",)
     for n in range(most, 0, -1):
-        wide, made = interleave_heads(p, k, n)
+        wide, made = interleaved(p, k, n)
         whole = with_tensors(p, *made)
         masks = candidates(whole, wide) if s.cache_masks else []
         for what, kept in product(ahead, range(len(masks), -1, -1)):

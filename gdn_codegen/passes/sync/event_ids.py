@@ -50,8 +50,10 @@ def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
         if x.iteration is None:
             shared[x.src, x.dst] = n
     if len(counters) > device.flags:
-        raise ScheduleError(f"{name}: its cores need {len(counters)} counters to wait for each other, {device.name} has "
-                            f"{device.flags}; cut the values into more kernels")
+        heads = found.trace.kernel.batch.heads
+        fewer = f"; accepted is a value_heads below {heads}, which needs fewer" if heads > 1 else ""
+        raise ScheduleError(f"{name}: its cores need {len(counters)} counters (flags between agents) to wait for each other; "
+                            f"{device.name} has {device.flags}{fewer}")
 
 
 def _events(found: Traversal, pairs: list[Pair]) -> None:
