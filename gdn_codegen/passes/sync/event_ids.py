@@ -52,8 +52,8 @@ def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
     if len(counters) > device.flags:
         heads = found.trace.kernel.batch.heads
         fewer = f"; accepted is a value_heads below {heads}, which needs fewer" if heads > 1 else ""
-        raise ScheduleError(f"{name}: its cores need {len(counters)} counters (flags between agents) to wait for each other; "
-                            f"{device.name} has {device.flags}{fewer}")
+        raise ScheduleError(f"{name}: its cores would wait for each other by {len(counters)} flags; "
+                            f"{device.name} has {device.flags} flags between agents{fewer}")
 
 
 def _events(found: Traversal, pairs: list[Pair]) -> None:
