@@ -146,8 +146,6 @@ LONG = {
     ("passes/storage/pack.py", ""): "lifetimes and places of one kernel",
     ("passes/storage/place.py", ""): "which values share a buffer, one rule for each case",
     ("passes/sync/mbarriers.py", ""): "one derivation, and the removal of what its proof does without",
-    ("passes/sync/accesses.py", ""): "what each op accesses, the trace, and vector clocks",
-    ("passes/sync/synchronise.py", ""): "one derivation with its clocks",
 }
 
 
