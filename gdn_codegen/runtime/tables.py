@@ -11,16 +11,11 @@ from ..host.tables import Tables
 from ..ir.core import Kernel, Program, walk
 from ..ir.decays import log_decays
 from ..ir.types import Tensor
+from ..schedule.input_forms import FORMS
 
 if TYPE_CHECKING:
     from .build import Build
 
-#: What a module says of an input that comes in another form than the page's.
-FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log.",
-            "raw": "{0} comes raw: the kernels take -exp(A_log) softplus({0} + dt_bias).",
-            "sigmoid": "{0} comes as it is before a sigmoid.", "twice_sigmoid": "{0} comes as it is before twice a sigmoid.",
-            "l2norm": "{0} comes as it is: the kernels divide its rows by their norms.",
-            "unit": "{0} has rows of norm 1: the warm-up length is worked out from gates and beta alone."}
 WIDTH = 120
 
 
@@ -132,7 +127,7 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
     shape = {"bthd": "[B, T, {h}{d}]", "bhtd": "[B, {h}, T{d}]"}[b.layout]
     shapes = ", ".join(f"{n} {shape.format(h=heads, d=''.join(f', {d}' for d in dims))} {dtype}"
                        for n, heads, dims, dtype in t.inputs)
-    lines = [f"Shapes, layout {b.layout}: {shapes}.", *(FORM_DOC[form].format(n) for n, form in b.contract.inputs)]
+    lines = [f"Shapes, layout {b.layout}: {shapes}.", *(FORMS[form].doc.format(n) for n, form in b.contract.inputs)]
     lines += [f"{n}: [HV] {dtype}, one number a value head{'' if default is None else '; zero where None'}."
               for n, default, dtype in t.head_inputs]
     lines += [line for role, index in (("input", "sequence"), ("output", "sequence"), ("output", "checkpoint"))
