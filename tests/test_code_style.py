@@ -137,7 +137,6 @@ LONG = {
     ("tools/tune.py", ""): "jobs, log, table and measurement of one command",
     ("passes/algebra/rewrite.py", ""): "one rule for each form of a schedule",
     ("passes/algebra/canonical.py", ""): "values in one order, and the questions that its rules ask of them",
-    ("passes/cut/partition.py", ""): "the three kernels of a partition share their loads",
     ("passes/pipelines.py", ""): "the order of all passes, a line for each",
 }
 
