@@ -121,7 +121,7 @@ def test_a_schedule_names_an_assignment_that_is_known():
     with pytest.raises(ScheduleError, match="agents='none'; accepted are walk, solving_walk, two, three, six, or '' for one"):
         Schedule("own", (("o", "S"),), agents="none")
     assert register(WALK) is WALK
-    with pytest.raises(ValueError, match="the name 'walk', which another one has"):
+    with pytest.raises(ValueError, match="the name 'walk', which is registered already"):
         register(replace(SOLVING_WALK, name="walk"))
 
 

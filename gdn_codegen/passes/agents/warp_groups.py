@@ -65,7 +65,7 @@ class _Assign:
                 else:
                     b.op(s.kind, *s.args, name=s.out, line=s.line, agent=self.hub, **dict(s.attrs))
         except Cycle as e:
-            raise self.error(f"no order of its ops serves all agents: {e}") from e
+            raise self.error(f"no order of its ops gives each agent its operands in time: {e}") from e
         body = b.finish()
         used = {o.agent for o in walk(body)}
         return replace(self.k, body=body, agents=block_agents(self.plan, self.roles, self.device, used, self.where))
@@ -102,7 +102,7 @@ class _Assign:
         (a,) = o.args
         made = self.defs.get(a)
         if made is None or made not in self.agent or self.roles.of[made] == "load":
-            raise self.error(f"{o.attr('tensor')} would be stored as it was loaded; let an earlier kernel store it")
+            raise self.error(f"{o.attr('tensor')} is stored without a computation on it; let an earlier kernel store it")
         kind = "transpose" if o.attr("transposed") else "move"
         x = self.move(a, f"{a}_{self.device.operand}", self.agent[made], self.device.operand, b, kind)
         b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})
@@ -115,7 +115,7 @@ class _Assign:
         o = self.defs.get(a)
         if o is None:
             if agent != self.hub and a not in self.numbers:
-                raise self.error(f"{a} is carried, or comes before the walk, and {agent} would read it; {self.hub} has it")
+                raise self.error(f"{agent} reads {a}, which is carried or computed before the loop; only {self.hub} has it")
             return a
         shared = shared and o in self.agent and self.agent[o] == agent and self.roles.of[o] not in ("load", "inverse")
         key = (a, agent, "shared" if shared else view)

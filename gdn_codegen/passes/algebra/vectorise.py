@@ -69,7 +69,7 @@ class _Rules:
         """Load a constant mask tile. kept: its entries where `kind` keeps the operand. other: all other entries."""
         name = f"{kind.replace(':', '_')}_mask" if (kept, other) == (1, 0) else f"{kind.replace(':', '_')}_fill"
         if dims != ("C", "C"):
-            raise ScheduleError(f"a mask over {dims}: only C x C tiles are masked")
+            raise ScheduleError(f"{name}: got a tile of dims {dims}; accepted on a vector core: C x C")
         t = Tensor(name, "workspace", "const", "HV", dims, "float32", fill=f"{kind} {float(kept)!r} {float(other)!r}")
         b.tensors[name] = self.made[name] = t
         return b.op("load", name=b.fresh(name), tensor=name, line=line)

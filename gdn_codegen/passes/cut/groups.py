@@ -56,17 +56,17 @@ class KernelGroups:
         unread = self.unread()
         for i, group in enumerate(self.s.kernels):
             if unread.issuperset(group):
-                raise ScheduleError(f"schedule {self.s.name}: kernels has the group {','.join(group)}, of which no later group "
-                                    "reads anything and no caller gets it; accepted are groups before those that read them")
+                raise ScheduleError(f"schedule {self.s.name}: kernels has the group {','.join(group)}, which writes no output "
+                                    "and no value that a later group reads; accepted: groups whose values are read")
             after = {n for later in self.s.kernels[i + 1:] for n in later}
-            nexts = [f"{c.next}, which {c.name} becomes" for c in self.states.values() if c.next in group and c.name in after]
+            nexts = [f"{c.next} (the next {c.name})" for c in self.states.values() if c.next in group and c.name in after]
             if nexts:
-                raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(nexts)} in a group before its own; "
-                                    "accepted is the state, by its name")
+                raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(nexts)} in a group before the state's "
+                                    "own; accepted: the state, by its name")
             numbers = [n for n in group if n in self.defs and (x := self.defs[n].type) is not None and not x.dims]
             if numbers and apart:
-                raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(numbers)}, a number a chunk; accepted "
-                                    "where cores share no memory: tiles and vectors")
+                raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(numbers)}, one number for each chunk; "
+                                    "accepted where cores share no memory: tiles and vectors")
 
     def slice(self, i: int) -> Slice:
         """What group i computes: all ops that its values depend on. It stops at values of earlier groups, which it reads."""

@@ -36,7 +36,7 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
     all. apart: whether `scales` get a kernel of their own. Raises ScheduleError for groups that do not fit the page.
     """
     if not any(isinstance(x, Loop) for k in p.kernels for x in k.body):
-        raise ScheduleError(f"{p.name}: the program has no walk over chunks")
+        raise ScheduleError(f"{p.name}: got a program without a loop over chunks; accepted: a traced page")
     s = resolved(p, s)
     g = KernelGroups(p, s)
     g.check(apart)

@@ -34,13 +34,13 @@ def linear_part(parts: Parts, b: Body) -> str:
         if b.types[linear[o.out]].dims[1:] != (parts.rows,):
             raise _not_affine(parts, o)
     if parts.c.next not in linear:
-        raise ScheduleError(f"{parts.where} needs a state made of the one before, and "
-                            f"{parts.c.name} of {parts.p.name} is not")
+        raise ScheduleError(f"{parts.where} needs a next state that depends on the state, and that of "
+                            f"{parts.c.name} in {parts.p.name} does not")
     if linear[parts.c.next] == parts.c.name:  # an empty loop body has no text
         return b.op("mul", b.op("const", value=1.0), parts.c.name)
     return linear[parts.c.next]
 
 
 def _not_affine(parts: Parts, o: Op) -> ScheduleError:
-    return ScheduleError(f"{parts.where} needs a state whose columns are apart and affine in what they were; {o.out} "
-                         f"({o.kind}, line {o.line}) of {parts.p.name} is not")
+    return ScheduleError(f"{parts.where} needs a next state of which each column is affine in the same column of the "
+                         f"state; {o.out} ({o.kind}, line {o.line}) of {parts.p.name} is not")

@@ -50,7 +50,7 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     walks = [x for k in p.kernels if k.grid == "sequences" for x in loops(k.body)]
     states = {c.name for x in walks for c in x.carried}  # all walks start from the summaries of the first walk
     if first is None or len(states) != 1:
-        raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state, which {p.name} has not")
+        raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state; {p.name} has {len(states)}")
     parts = Parts(p, s, first, walks[0], begins(f"{p.forgets}_ws", device, dtype) if p.forgets else {})
     longest_first = s.longest_first and device.splits_warm_up
     kernels: list[Kernel] = []

@@ -64,7 +64,7 @@ class CoreValues:
             if isinstance(self.type[o.out].dims[0], str) and (o.kind == "row_sum" or divided):
                 self.divided.add(o.out)
         if o.kind == "expand" and any(self.type[a].dims[0] == 1 for a in divided):
-            raise self.error(f"{o.out} needs all of {o.args[0]}, of which each core has its own rows")
+            raise self.error(f"{o.out} needs all entries of {o.args[0]}, and each core has only those of its rows")
 
     def space(self, o: Op) -> str:
         """The space that `o` fills."""
@@ -83,7 +83,8 @@ class CoreValues:
             shape = shape[::-1]
         if t.rank == 2 and parts > 1 and isinstance(t.dims[0], str):  # a dim that is a number is whole on each core
             if shape[0] % (8 * parts):
-                raise self.error(f"{o.out} has {shape[0]} rows, which do not make {parts} parts of whole 8-row groups")
+                raise self.error(f"{o.out} has {shape[0]} rows; accepted: multiples of {8 * parts}, "
+                                 f"for {parts} cores with groups of 8 rows")
             shape = (shape[0] // parts, shape[1]) if o.out not in self._columns else (shape[0], shape[1] // parts)
         if t.rank == 1:
             if o.out in self.spread:
@@ -91,6 +92,6 @@ class CoreValues:
             elif o.out in self.divided:
                 shape = (shape[0] // parts,)
         if shape[-1] * WIDTH[t.dtype] % self.device.align:
-            raise self.error(f"{o.out} has rows of {shape[-1] * WIDTH[t.dtype]} bytes, not a multiple of "
+            raise self.error(f"{o.out} has rows of {shape[-1] * WIDTH[t.dtype]} bytes; accepted: multiples of "
                              f"{self.device.align}")
         return shape
