@@ -86,8 +86,9 @@ class _Limits:
             can = " or ".join(f"{n} rows with {a}" for a, n in self.height.items())
             own = any(r.kind == "matmul" and r.agent == o.agent and o.out in r.args for r in walk(self.loop.body))
             hint = "; form='split' with state='vk' has fewer such moves" if own else ""
-            raise self.error(f"{o.args[0]} would go between shared memory and {o.agent} as {' x '.join(map(str, shape))} "
-                             f"in {held.dtype}; tiles of {d.rows} columns in 16 bit do, of {can}{hint}")
+            raise self.error(f"{o.agent} would move {o.args[0]} between shared memory and registers as "
+                             f"{' x '.join(map(str, shape))} in {held.dtype}; accepted: tiles of {d.rows} columns in 16 bits, of "
+                             f"{can}{hint}")
 
     def product(self, o: Op) -> None:
         """Check the dtype of a product's operands, the space of its second operand, and its size."""
