@@ -1,9 +1,11 @@
 import atexit
+import gc
 import os
 import shutil
 import sys
 import tempfile
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 # Outputs and workspaces of generated modules start as NaN, and nothing is shared with a user's cache.
@@ -18,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
+from triton_interpreter import keep_types
 
 from gdn_codegen.ir.core import Loop, Program, walk
 from gdn_codegen.ir.interpret import Problem, interpret
@@ -27,6 +30,10 @@ from gdn_codegen.ir.printer import program_text
 from gdn_codegen.passes import pipelines
 
 torch.set_num_threads(1)
+# TVM, Triton and torch bring a million objects that stay. A tenth of the time went into looking at them again and again.
+gc.set_threshold(100_000, 20, 50)
+if find_spec("triton"):
+    keep_types()
 _seen: set[tuple[Program, Program]] = set()
 _outputs: dict[tuple[Program, bool], dict[str, torch.Tensor]] = {}
 
