@@ -138,18 +138,13 @@ LONG = {
     ("passes/agents/warp_groups.py", ""): "placement and the crossings that follow from it",
     ("passes/algebra/rewrite.py", ""): "one rule for each form of a schedule",
     ("passes/algebra/canonical.py", ""): "values in one order, and the questions that its rules ask of them",
-    ("passes/algebra/rules.py", ""): "a list of rules, a few lines each",
-    ("passes/algebra/row_scales.py", ""): "one rule for each op that a scale passes",
     ("passes/algebra/vectorise.py", ""): "one rule for each op that vector cores lack",
     ("passes/cut/kernels.py", ""): "slices of the graph, and the kernels that they make",
     ("passes/cut/partition.py", ""): "the three kernels of a partition share their loads",
-    ("passes/loops/list_scheduling.py", ""): "one list with its model of pipes and space",
     ("passes/pipelines.py", ""): "the order of all passes, a line for each",
     ("passes/storage/pack.py", ""): "lifetimes and places of one kernel",
     ("passes/storage/place.py", ""): "which values share a buffer, one rule for each case",
     ("passes/sync/mbarriers.py", ""): "one derivation, and the removal of what its proof does without",
-    ("passes/sync/accesses.py", ""): "what each op accesses, the trace, and vector clocks",
-    ("passes/sync/synchronise.py", ""): "one derivation with its clocks",
 }
 
 

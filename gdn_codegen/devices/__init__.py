@@ -25,7 +25,7 @@ class Device:
     splits_warm_up: whether the warm-up of a walk may be a separate loop, and parts with a long warm-up may start first.
     v_block: the columns of V that one instance of a walk computes by default, 0 for all columns.
     extents: the sizes of K and V that tiles may have, in ascending order.
-    heads_per_block: the value heads that one thread block computes, in kernels with one value for each token and head.
+    heads: the ways in which an instance can handle several value heads -> how many it handles (`passes/heads`).
     register_file: the number of registers of a multiprocessor.
     clears: whether kernels write zeros to output rows that no sequence covers. Otherwise the host does.
     """
@@ -50,7 +50,7 @@ class Device:
     splits_warm_up: bool = False
     v_block: int = 0
     extents: tuple[int, ...] = tuple(range(16, 257, 16))
-    heads_per_block: int = 1
+    heads: dict[str, int] = field(default_factory=dict)
     register_file: int = 0
     clears: bool = True
 
@@ -67,8 +67,8 @@ TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32
 HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragment": 0, "local": 0}, operand="shared",
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", in_place=True, solves=16,
                 solves_whole=64,
-                extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"), heads_per_block=16,
-                register_file=64 * 1024,
+                extents=(16, 32, 64, 128, 192, 256), async_loads=True, staged=("float16", "bfloat16"),
+                heads={"threads": 16, "key_head": 1}, register_file=64 * 1024,
                 part_cost=PartCost(chunk_us=10.0, fold_us=4.0, launch_us=8.0, summary_us=10.0, warm_up_chunks=6,
                                    longest_warm_up_chunks=16, least_part_chunks=14, resident=1))
 

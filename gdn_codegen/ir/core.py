@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from .types import Dim, Tensor, Tile
+from .types import ONE_HEAD, Batch, Dim, Tensor, Tile
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Op:
     line: int = 0  # line number in the algorithm's page; 0 if a pass made the op
     agent: str = ""  # the pass `assign` sets it
     buffer: str = ""  # the pass `place` sets it
+
+    def __hash__(self) -> int:  # passes look ops up in sets; these three fields tell most ops apart
+        return hash((self.kind, self.out, self.args))
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The value of an attribute, or `default` if the op does not have the attribute."""
@@ -114,10 +117,9 @@ class Kernel:
     grid: what has an instance. "chunks": each (chunk slot, value head). "sequences": each (sequence, value head); the instance
     loops over the chunks. "parts": each (part slot, value head); the instance loops over the chunks of the part. A sequence has
     one or more parts. split: a dim that the grid cuts into blocks; in the kernel it has the size of a block.
-    lanes: how many instances, of consecutive value heads, form one item. A load or store has its lane as an attribute, or moves
-    the values of all lanes ("heads"). agents: of a thread block, if it has several. heads_per_block: how many instances, of
-    consecutive value heads, one thread block runs. slices: how many instances share the iterations of a loop "before" a part:
-    of n, instance i processes chunks i, i + n, i + 2 n and so on.
+    batch: the value heads that an instance over chunks handles. A load or store says which of them it is for ("head", 0 if it
+    says nothing), or moves the values of all ("heads"). agents: of a thread block, if it has several. slices: how many instances
+    share the iterations of a loop "before" a part: of n, instance i processes chunks i, i + n, i + 2 n and so on.
 
     threads: of a block, or of an instance. registers: of a thread at launch. blocks_per_sm: blocks on a multiprocessor at a
     time. These are 0 if not set. comments: line of the page -> what the kernel computes there, if passes have rewritten it."""
@@ -128,9 +130,8 @@ class Kernel:
     dims: tuple[tuple[str, int], ...] = ()
     split: str = ""
     buffers: tuple[Buffer, ...] = ()
-    lanes: int = 1
+    batch: Batch = ONE_HEAD
     agents: tuple[Agent, ...] = ()
-    heads_per_block: int = 1
     slices: int = 1
     threads: int = 0
     registers: int = 0
@@ -211,8 +212,7 @@ class Program:
 
     @property
     def skips(self) -> str:
-        """The name of the tensor (index "number") that marks the sequences to skip, "" if there is none. A sequence whose number
-        is negative is skipped: its instances only clear rows."""
+        """The tensor (index "number") with negative numbers for sequences that are skipped: their instances only clear rows."""
         return next((t.at for t in self.role("input") if t.at), "")
 
     def clears(self, k: Kernel) -> tuple[Tensor, ...]:
@@ -296,5 +296,5 @@ def types(body: tuple[Stmt, ...]) -> dict[str, Tile]:
     return env
 
 
-__all__ = ["Agent", "Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile", "loops", "map_loops",
-           "map_ops", "rings", "types", "uses", "walk"]
+__all__ = ["Agent", "Batch", "Buffer", "Carry", "Dim", "Kernel", "Loop", "Op", "Program", "Stmt", "Tensor", "Tile", "loops",
+           "map_loops", "map_ops", "rings", "types", "uses", "walk"]

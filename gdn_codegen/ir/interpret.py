@@ -156,7 +156,7 @@ class Interpreter:
         chunk, iteration = full["C"], count()
         halves = 1 + any(isinstance(s, Op) and s.kind == "claim_part" for s in k.body)
         for n, length in self.sequences():
-            for h in range(0, self.problem.value_heads, k.lanes):
+            for h in range(0, self.problem.value_heads, k.batch.in_body):
                 for b in range(blocks):
                     if k.grid == "sequences":
                         self.body(k, body, dict(outer), _At(n, h, -1, b, next(iteration)), sizes)
@@ -236,7 +236,7 @@ class Interpreter:
             assert o.type is not None
             env[o.out] = env[o.args[1]] if o.args[1:] else torch.zeros(o.type.shape(sizes), dtype=self.dtype(o.type.dtype))
         elif o.kind == "load":
-            env[o.out] = self.load(k, o, self.lane(at, o), sizes)
+            env[o.out] = self.load(k, o, self.headed(at, o), sizes)
         elif o.kind == "warm_up_length":
             env[o.out] = torch.tensor(float(self.warm_up_length(attrs, at, sizes)), dtype=self.dtype("float32"))
         elif o.kind == "return_unless_negative":
@@ -246,13 +246,13 @@ class Interpreter:
             if (2 * env[o.args[0]] > self.problem.part(sizes["C"]) // sizes["C"]) != (at.half == 0):
                 raise _Leave
         elif o.kind == "store":
-            self.store(k, o, env[o.args[0]], self.lane(at, o), sizes)
+            self.store(k, o, env[o.args[0]], self.headed(at, o), sizes)
         elif OPS[o.kind].effect == "sync":
             return
         elif o.kind == "const":
             env[o.out] = torch.tensor(attrs["value"], dtype=self.dtype("float32"))
         elif o.kind == "scalar" and "tensor" in attrs:
-            env[o.out] = self.memory[attrs["tensor"]][self.lane(at, o).head]
+            env[o.out] = self.memory[attrs["tensor"]][self.headed(at, o).head]
         elif o.kind == "scalar":
             env[o.out] = torch.tensor(self.scalars[attrs["param"]], dtype=self.dtype("float32"))
         elif o.kind == "cast":
@@ -298,9 +298,9 @@ class Interpreter:
                 return n
         return first
 
-    def lane(self, at: _At, o: Op) -> _At:
-        """The position of the lane that `o` belongs to. A lane past the last head repeats the last head."""
-        return replace(at, head=min(at.head + o.attr("lane", 0), self.problem.value_heads - 1))
+    def headed(self, at: _At, o: Op) -> _At:
+        """The position of the head that `o` belongs to. A head past the last is the last one."""
+        return replace(at, head=min(at.head + o.attr("head", 0), self.problem.value_heads - 1))
 
     def rows(self, at: _At, sizes: dict[str, int]) -> int:
         """The number of tokens in this chunk."""

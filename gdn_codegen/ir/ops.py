@@ -348,7 +348,7 @@ def _of_four(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d:
 op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",))
 op("scalar", "a number from the caller: the parameter `param`, or the entry of `tensor`, of dtype `dtype`, for the value "
    "head", _scalar,
-   attrs=("param", "tensor", "dtype", "lane"))
+   attrs=("param", "tensor", "dtype", "head"))
 op("full", "a tile in which every entry is `value`", _filled, attrs=("dims", "value", "dtype"), zero=zeros.full)
 for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
     op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n), _of_torch(_n), elementwise=True,
@@ -405,10 +405,10 @@ op("load", "a tile from global memory. An asynchronous copy arrives at the barri
    "operand, or zeros. `parts_ahead`: loads the tile of this number of parts later; zeros past the last part. `last`: only "
    "the last entry of a vector. `described`: uses a tensor descriptor of the sequence's rows",
    _loaded, effect="read",
-   attrs=("tensor", "lane", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described"))
+   attrs=("tensor", "head", "heads", "transposed", "channel", "tail", "parts_ahead", "columns", "last", "described"))
 op("store", "a tile to global memory. `parts_ahead`: stores the tile of this number of parts later; no effect past the last",
    _effect,
-   effect="write", attrs=("tensor", "lane", "heads", "row", "col", "transposed", "columns", "parts_ahead"))
+   effect="write", attrs=("tensor", "head", "heads", "row", "col", "transposed", "columns", "parts_ahead"))
 op("warm_up_length", "the warm-up length of a part, in chunks: the least n for which the sum of `tensor` over the n chunks "
    "before the part is at most -`bound`, or all chunks back to the sequence's first. -1 if n is more than `most` times the "
    "chunks of a part. Without `tensor`: -1, and 0 in the first part. `parts_ahead`: for the part this number of parts later; "

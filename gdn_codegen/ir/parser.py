@@ -6,7 +6,7 @@ from typing import Any
 
 from .core import Agent, Buffer, Carry, Kernel, Loop, Op, Program, Stmt
 from .ops import OPS, infer
-from .types import Tensor, Tile
+from .types import Batch, Tensor, Tile
 
 
 class ParseError(ValueError):
@@ -104,8 +104,8 @@ def parse_program(text: str) -> Program:
                 _, bargs, bkw = _call(inner.pop(0).value)  # type: ignore[attr-defined]
                 buffers.append(Buffer(_value(bargs[0]), **bkw))
             kernels.append(Kernel(_value(args[0]), kw["grid"], r.body(inner, {}), tuple(kw["dims"].items()),
-                                  kw.get("split", ""), tuple(buffers), kw.get("lanes", 1),
-                                  tuple(Agent(a, *x) for a, x in kw.get("agents", {}).items()), kw.get("heads_per_block", 1),
+                                  kw.get("split", ""), tuple(buffers), Batch(*kw.get("batch", ())),
+                                  tuple(Agent(a, *x) for a, x in kw.get("agents", {}).items()),
                                   kw.get("slices", 1), kw.get("threads", 0), kw.get("registers", 0),
                                   kw.get("blocks_per_sm", 0), tuple(kw.get("comments", {}).items())))
             continue

@@ -59,10 +59,8 @@ def kernel_text(k: Kernel) -> str:
     kw: dict[str, object] = {"grid": k.grid, "dims": dict(k.dims)}
     if k.split:
         kw["split"] = k.split
-    if k.lanes != 1:
-        kw["lanes"] = k.lanes
-    if k.heads_per_block != 1:
-        kw["heads_per_block"] = k.heads_per_block
+    if k.batch.heads > 1:
+        kw["batch"] = k.batch.heads, k.batch.way
     if k.slices != 1:
         kw["slices"] = k.slices
     kw |= {n: v for n, v in (("threads", k.threads), ("registers", k.registers), ("blocks_per_sm", k.blocks_per_sm)) if v}

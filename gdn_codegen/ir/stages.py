@@ -25,8 +25,8 @@ STAGES = {
 }
 
 #: Range of stages ("first..last") -> the features that are legal in it. A feature is the kind of an op, an attribute
-#: (kind.attribute, or *.attribute for any op), an annotation (Class.field, if its value is not the default), "grid G", "loop
-#: INDEX", or "index INDEX" of a tensor. An attribute that the table does not list is legal wherever its op is.
+#: (kind.attribute, or *.attribute for any op), an annotation (Class.field, if its value is not the default), "grid G", "batch
+#: WAY", "loop INDEX", or "index INDEX" of a tensor. An attribute that the table does not list is legal wherever its op is.
 LEGAL = {
     "traced..checked": """
         const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full
@@ -43,15 +43,16 @@ LEGAL = {
         Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
-    "decomposed..checked": "part join block expand load.heads store.heads Kernel.lanes index const",
+    "decomposed..checked": "part join block expand load.heads store.heads batch product; index const",
     "decomposed..assigned placed..checked": "pairs diag_inverse load.last",
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent Kernel.agents",
-    "assigned fed..checked": "move transpose load.lane store.lane scalar.lane",
-    "assigned placed..checked": "*.own_part matmul.asynchronous load.described Kernel.heads_per_block",
+    "assigned fed..checked": "move transpose load.head store.head scalar.head",
+    "assigned placed..checked": "*.own_part matmul.asynchronous load.described batch key_head; batch threads",
     "transferred..checked": "store.row store.col index block",
     "fed..checked": """
-        load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item""",
+        load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item;
+        batch interleaved""",
     "placed..checked": """
         wait load.channel *.beside *.order Op.buffer Kernel.buffers Kernel.threads Kernel.registers
         Kernel.blocks_per_sm Buffer.offset Buffer.slots Buffer.agent Buffer.dims Buffer.layout Buffer.pad""",
@@ -70,11 +71,11 @@ def between(ranges: str) -> tuple[str, ...]:
 
 
 def _names(text: str) -> list[str]:
-    """The features in a row of LEGAL. "grid G", "loop INDEX" and "index INDEX" are one name each; so is every other word."""
+    """The features in a row of LEGAL. "grid G" and its like are one name each; so is every other word."""
     words = text.replace(";", " ").split()
     out: list[str] = []
     while words:
-        n = 2 if words[0] in ("grid", "loop", "index") else 1
+        n = 2 if words[0] in ("grid", "batch", "loop", "index") else 1
         out.append(" ".join(words[:n]))
         del words[:n]
     return out
@@ -86,7 +87,7 @@ _LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() i
 #: The annotations of each class of node, with their default values.
 _PROGRAM = {"dims": (), "extents": (), "scales": (), "forgets": "", "launch": "kernels"}
 _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "cleared": False, "slots": 1}
-_KERNEL = {"split": "", "dims": (), "slices": 1, "lanes": 1, "heads_per_block": 1, "buffers": (), "agents": (),
+_KERNEL = {"split": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
            "threads": 0, "registers": 0, "blocks_per_sm": 0, "comments": ()}
 _BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad": 0, "own": False}
 
@@ -104,6 +105,8 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
             yield "Tensor.dtype", None, None
     for k in p.kernels:
         yield f"grid {k.grid}", k, None
+        if k.batch.heads > 1:
+            yield f"batch {k.batch.way}", k, None
         yield from ((f, k, None) for f in annotations(k, _KERNEL))
         yield from ((f, k, None) for b in k.buffers for f in annotations(b, _BUFFER))
         for lp in loops(k.body):

@@ -3,6 +3,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: How an instance handles several value heads (`Batch.way`).
+WAYS = {
+    "interleaved": "each op stands in the body once for each head, so that the ops of the heads alternate. A head past the last "
+                   "repeats the last head",
+    "key_head": "the heads are those of one key head. Ops of the key head stand once in the body, and others once for each head",
+    "product": "loads and stores move the values of all heads, and one product computes them",
+    "threads": "the body is that of one head. Each buffer has a row for each head, and the threads of a block compute all rows",
+}
 Dim = str | int
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -38,6 +46,28 @@ class Tile:
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.dims))}]"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The value heads that one instance of a kernel over chunks handles. heads: how many, consecutive ones. way: how, a key of
+    WAYS; "" for one head."""
+
+    heads: int = 1
+    way: str = ""
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or (self.way not in WAYS if self.heads > 1 else self.way != ""):
+            raise ValueError(f"batch: got {self.heads} heads, way {self.way!r}; accepted: 1 head and '', or more heads and "
+                             f"{' or '.join(WAYS)}")
+
+    @property
+    def in_body(self) -> int:
+        """The heads that one run of the kernel's body computes."""
+        return 1 if self.way == "threads" else self.heads
+
+
+ONE_HEAD = Batch()
 
 
 #: How a tensor in global memory is addressed.

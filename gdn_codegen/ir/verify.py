@@ -76,9 +76,9 @@ class _Kernel:
         if self.k.grid not in ("chunks", "sequences", "parts"):
             raise self.fail(None, f"grid {self.k.grid!r} is not chunks, sequences or parts")
         tiles = [x for x, t in types(self.k.body).items() if t.rank > 1]
-        if self.k.heads_per_block > 1 and (self.k.grid != "chunks" or self.k.split or tiles or any(loops(self.k.body))):
-            raise self.fail(None, f"has heads_per_block={self.k.heads_per_block}: accepted for a kernel over chunks without "
-                                  f"loops, blocks of a dim and tiles; tiles are {', '.join(tiles) or 'none'}")
+        if self.k.batch.way == "threads" and (self.k.grid != "chunks" or self.k.split or tiles or any(loops(self.k.body))):
+            raise self.fail(None, f"has {self.k.batch}: accepted for a kernel over chunks without loops, blocks of a dim and "
+                                  f"tiles; tiles are {', '.join(tiles) or 'none'}")
         self.launch()
         self.layouts()
         items = any(isinstance(s, Loop) and s.index == "item" for s in self.k.body)
@@ -103,7 +103,7 @@ class _Kernel:
             if b.layout not in LAYOUTS or (b.layout and len(b.shape) != 2):
                 raise self.fail(None, f"buffer {b.name}, {b.shape}, has the layout {b.layout!r}; of tiles there are "
                                       f"{', '.join(filter(None, LAYOUTS))}")
-            if b.pad and self.k.heads_per_block == 1:
+            if b.pad and self.k.batch.way != "threads":
                 raise self.fail(None, f"buffer {b.name} has padded rows, and the kernel no row a value head")
 
     def beside(self, body: tuple[Stmt, ...]) -> None:
@@ -179,9 +179,10 @@ class _Kernel:
             t, heads = self.tensors[name], o.attr("heads", 0)
             if t.index == "head":
                 raise self.fail(o, f"tensor {name} has a number a value head, which only scalar reads")
-            if heads and (heads != self.k.lanes or t.heads != "HV" or len(t.dims) != 1):
-                raise self.fail(o, f"takes {heads} heads at once: a kernel of as many lanes does, of one value a token and "
-                                   f"value head; {self.k.name} has {self.k.lanes}, and {name} holds {t.tile} a head of {t.heads}")
+            if heads and (heads != self.k.batch.heads or t.heads != "HV" or len(t.dims) != 1):
+                raise self.fail(o, f"takes {heads} heads at once: a kernel that batches as many does, of one value a token "
+                                   f"and value head; {self.k.name} has {self.k.batch.heads}, and {name} holds {t.tile} a head of "
+                                   f"{t.heads}")
             if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid != "chunks"):
                 raise self.fail(o, f"tensor {name} has a tile a chunk, and this op stands outside the chunks")
             last = o.kind == "load" and o.attr("last", False)

@@ -39,12 +39,10 @@ from .cut.kernels import cut
 from .cut.partition import partition
 from .cut.warm_up import warm_up
 from .cut.warm_up_bounds import warm_up_bounds
+from .heads.batch_heads import batch_heads
 from .launch.block_threads import block_threads
 from .launch.instance_warps import instance_warps
 from .launch.side_by_side import side_by_side
-from .loops.batch_head_sums import batch_head_sums
-from .loops.batch_heads import batch_heads
-from .loops.heads_per_block import heads_per_block
 from .loops.prefetch_vectors import prefetch_vectors
 from .loops.transposition import transpose
 from .storage.arrange import arrange
@@ -124,9 +122,8 @@ ONE_AGENT: Passes = (
     *FRONT,
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
-    ("heads_per_block", lambda p, c: heads_per_block(p, c.device)),
     ("operands", lambda p, c: operands(p, c.device)),
-    ("batch_heads", lambda p, c: batch_heads(p, c.schedule)),
+    ("batch_heads", lambda p, c: batch_heads(p, c.schedule, c.device)),
     ("place", lambda p, c: place(p, c.device)),
     ("async_copies", lambda p, c: async_copies(p, c.device)),
     *BLOCKS,
@@ -155,9 +152,8 @@ GROUPS: Passes = (
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: warp_groups(_others(p, assign, c.device), c.schedule, c.groups)),
     ("warm_up", lambda p, c: warm_up(p, c.schedule)),
-    ("heads_per_block", lambda p, c: heads_per_block(p, c.device)),
     ("operands", lambda p, c: _others(p, operands, c.device)),
-    ("batch_heads", lambda p, c: batch_heads(p, c.schedule)),
+    ("batch_heads", lambda p, c: batch_heads(p, c.schedule, c.device)),
     ("place", lambda p, c: rings(_others(p, place, c.device), c.schedule, c.groups)),
     ("async_copies", lambda p, c: _others(p, async_copies, c.device)),
     *BLOCKS,
@@ -169,7 +165,7 @@ GROUPS: Passes = (
 CORES: Passes = (
     *(("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, block=c.schedule.inverse_block)) if name == "decompose" else
       (name, run) for name, run in FRONT),
-    ("batch_head_sums", lambda p, c: batch_head_sums(p, c.cores)),
+    ("batch_heads", lambda p, c: batch_heads(p, c.schedule, c.device)),
     ("vectorise", lambda p, c: vectorise(p)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("transfer", lambda p, c: transfer(p, c.cores)),

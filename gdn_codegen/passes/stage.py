@@ -42,18 +42,22 @@ def takes(*needs: str, gives: str = "") -> Callable[[Callable[Concatenate[Progra
 
         @wraps(run)
         def checked(p: Program, /, *args: P.args, **kwargs: P.kwargs) -> Program:
-            if p.stage not in needs:
-                raise StageError(f"pass {run.__name__}: got {p.name}, a program of stage {p.stage!r}; accepted: "
-                                 f"{' or '.join(map(repr, needs))}. {_advice(p.stage, needs)}")
+            require(run.__name__, p, *needs)
             done = run(p, *args, **kwargs)
             return replace(done, stage=gives) if gives and done.stage != gives else done
         return checked
     return declared
 
 
+def require(name: str, p: Program, *needs: str) -> None:
+    """Raise StageError unless `p` has one of the stages `needs`. name: of the pass."""
+    if p.stage not in needs:
+        raise StageError(f"pass {name}: got {p.name}, a program of stage {p.stage!r}; accepted: {' or '.join(map(repr, needs))}. "
+                         f"{_advice(p.stage, needs)}")
+
+
 def _advice(stage: str, needs: tuple[str, ...]) -> str:
     """Which pass must run first, or which pass has ended the needed stage."""
-    from . import pipelines  # noqa: F401  (importing a pass declares it)
     order = list(STAGES)
     if stage not in order or order.index(stage) < order.index(needs[0]):
         return f"Run {' or '.join(sorted(n for n, x in PASSES.items() if x.gives == needs[0]))} first."

@@ -57,7 +57,7 @@ class _Walk:
         self.asked = self.flops = 0
 
     def cost(self) -> Cost:
-        instances = self.value_heads // self.k.lanes * self.blocks
+        instances = self.value_heads // self.k.batch.in_body * self.blocks
         self.body(self.k.body, instances * (self.chunks if self.k.grid == "chunks" else len(self.lengths)))
         return Cost(sum(self.moved.values()), self.asked, self.flops)
 
@@ -82,7 +82,7 @@ class _Walk:
         heads = self.heads if t.heads == "H" else self.value_heads
         there = self.p.sizes if t.role == "workspace" else self.p.memory
         self.moved[o.kind, t.name] = self.elements(t, there) * heads * SIZE[t.dtype]
-        self.asked += self.elements(t, self.sizes) * self.value_heads // self.k.lanes * self.blocks * SIZE[t.dtype]
+        self.asked += self.elements(t, self.sizes) * self.value_heads // self.k.batch.in_body * self.blocks * SIZE[t.dtype]
 
     def elements(self, t: Tensor, sizes: dict[str, int]) -> int:
         """Of all tiles of a head: rows past a sequence's end are no part of a caller's tensor."""

@@ -11,16 +11,11 @@ from ..host.tables import Tables
 from ..ir.core import Kernel, Program, walk
 from ..ir.decays import log_decays
 from ..ir.types import Tensor
+from ..schedule.input_forms import FORMS
 
 if TYPE_CHECKING:
     from .build import Build
 
-#: What a module says of an input that comes in another form than the page's.
-FORM_DOC = {"linear": "{0} comes as the factor of which the kernels take the log.",
-            "raw": "{0} comes raw: the kernels take -exp(A_log) softplus({0} + dt_bias).",
-            "sigmoid": "{0} comes as it is before a sigmoid.", "twice_sigmoid": "{0} comes as it is before twice a sigmoid.",
-            "l2norm": "{0} comes as it is: the kernels divide its rows by their norms.",
-            "unit": "{0} has rows of norm 1: the warm-up length is worked out from gates and beta alone."}
 WIDTH = 120
 
 
@@ -59,7 +54,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         part_workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "part"),
         indices=rows("input", "number", lambda t: t.name),
         heads=dict(zip(("H", "HV"), b.heads, strict=True)) if b.heads else {},
-        heads_together=max(k.lanes for k in p.kernels) if b.of.lanes_of_key_head else 1,
+        heads_together=max(k.batch.heads if k.batch.way == "key_head" else 1 for k in p.kernels),
         units={t.name: stride_unit(p, t) for t in p.tensors if t.strided} if b.of.stride_units else {},
         state=c.state, state_dtype=c.state_dtype, pool=c.pool, in_place=c.in_place, strided=c.strided,
         cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(lengths)) if b.plan.partition else {}),
@@ -132,7 +127,7 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
     shape = {"bthd": "[B, T, {h}{d}]", "bhtd": "[B, {h}, T{d}]"}[b.layout]
     shapes = ", ".join(f"{n} {shape.format(h=heads, d=''.join(f', {d}' for d in dims))} {dtype}"
                        for n, heads, dims, dtype in t.inputs)
-    lines = [f"Shapes, layout {b.layout}: {shapes}.", *(FORM_DOC[form].format(n) for n, form in b.contract.inputs)]
+    lines = [f"Shapes, layout {b.layout}: {shapes}.", *(FORMS[form].doc.format(n) for n, form in b.contract.inputs)]
     lines += [f"{n}: [HV] {dtype}, one number a value head{'' if default is None else '; zero where None'}."
               for n, default, dtype in t.head_inputs]
     lines += [line for role, index in (("input", "sequence"), ("output", "sequence"), ("output", "checkpoint"))

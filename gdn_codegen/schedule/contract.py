@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: Forms of an input that differ from the page's.
-FORMS = ("linear", "raw", "sigmoid", "twice_sigmoid", "l2norm", "unit")
+from .input_forms import FORMS
+
 DTYPES = ("float32", "float16", "bfloat16")
 STATE_WORDS = ("vk", *DTYPES, "pool", "in_place", "checkpoints")
 
@@ -20,7 +20,7 @@ class ContractError(ValueError):
 class Contract:
     """What callers pass. A build serves one contract.
 
-    inputs: pairs (name of an input, form). The forms are "linear" (a gate as the factor exp(g)), "raw" (a gate x, from
+    inputs: pairs (name of an input, form of `input_forms`): "linear" (a gate as the factor exp(g)), "raw" (a gate x, from
       which the kernel computes -exp(A_log) softplus(x + dt_bias), with A_log and dt_bias [HV]; dt_bias=None is zero), "sigmoid"
       and "twice_sigmoid" (the kernel applies this function), "l2norm" (the kernel divides rows by their norms), "unit"
       (the caller promises rows of norm 1).

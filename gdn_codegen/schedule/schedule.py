@@ -23,8 +23,8 @@ PARTITIONS = (None, "exact", "decay")
 #: Fields that accept one of a few values.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "form": FORMS, "inverse": INVERSES, "launch": LAUNCHES, "partition": PARTITIONS,
-    "order": ORDERS, "lanes": (1, 2), "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state": STATES,
-    "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (1, 2, 4),
+    "order": ORDERS, "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state": STATES,
+    "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (0, 1, 2, 4),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
     "descriptors": (False, True)}
 
@@ -55,9 +55,12 @@ class Schedule:
       summaries; "decay" uses a warm-up, and summaries where the state decays slowly; None does not split.
     part_chunks: chunks of a part. 0 leaves it to the host's cost model.
 
+    value_heads: value heads that one instance of a chunk-parallel kernel with products handles. 0 is the device's number.
+      TileLang: heads of one key head, so that the number must divide HV / H; 0 is 1. PTO: consecutive heads whose ops alternate,
+      as many of them as the chip has room for; 0 is 2.
+
     For cores that share no memory (PTO), as far as the chip has room:
     cache_masks: load masks once per core group, not once per instance.
-    lanes: value heads that a core group computes interleaved in chunk-parallel kernels.
     inverse_block: invert diagonal blocks of this size (16, 32, 64) separately where a chunk has two of them; 0: whole tiles.
     order: "page" (the page's order) or "list" (list scheduling by the device's rates).
     prefetch: what a walk does one chunk ahead: "no", "operands" (loads that products read), "loads", or "all" (all ops that do
@@ -69,7 +72,6 @@ class Schedule:
     stages: iterations that loads may run ahead of their readers.
     warm_up: what a walk computes in a warm-up: "all", or "state" (only ops that lead to the state).
     longest_first: start parts whose warm-up is longer than half a part before the others.
-    value_heads: value heads of one key head per instance of a chunk-parallel kernel with products; must divide HV / H (TileLang).
     warps: warps per instance, counted in 32 threads; 0 chooses by the largest tile (Triton).
     agents: the assignment that says which warp group computes what (`gdn_codegen.schedule.agents`): walk, solving_walk, or one
       that you registered. "" takes the first of these two that has an agent for all of a walk's values.
@@ -87,7 +89,6 @@ class Schedule:
     partition: str | None = None
     part_chunks: int = 0
     cache_masks: bool = True
-    lanes: int = 2
     order: str = "list"
     inverse_block: int = 64
     prefetch: str = "no"
@@ -98,7 +99,7 @@ class Schedule:
     warm_up: str = "all"
     longest_first: bool = False
     warps: int = 0
-    value_heads: int = 1
+    value_heads: int = 0
     agents: str = ""
     descriptors: bool = False
 
@@ -161,8 +162,8 @@ PREPARED = (("@gate_sum", "@system"), ("@weight", "@offset"), ("@state", "@solut
 REPLAYED = (("@gate_sum", "@inverse"), ("@output", "@state"))
 SCHEDULES = {s.name: s for s in (
     Schedule("staged", (("@gate_sum",), ("@system",), ("@inverse",), *PREPARED[1:]), form="wy"),
-    Schedule("prepared", PREPARED, form="wy", lanes=1),  # two lanes would need more flags than there are
-    Schedule("prepared_vk", PREPARED, form="wy", lanes=1, state="vk"),
+    Schedule("prepared", PREPARED, form="wy", value_heads=1),  # two would need more flags than PTO has
+    Schedule("prepared_vk", PREPARED, form="wy", value_heads=1, state="vk"),
     Schedule("replay", REPLAYED),
     Schedule("walk", REPLAYED, form="split", state="vk", warm_up="state"),
     Schedule("fused", (("@output", "@state"),), prefetch="all"),

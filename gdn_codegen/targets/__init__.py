@@ -101,7 +101,6 @@ class Target:
     per_call: whether kernels are compiled again for other head counts and kinds of calls. Then each of them is admitted
     separately.
     interprets: device types for which nothing is compiled, so that no admission check is needed.
-    lanes_of_key_head: whether a kernel's lanes are value heads of one key head.
     stride_units: whether kernels get strides in units of 16 bytes (less for short rows), which divide the strides of dense
     tensors.
     tf32: whether products of float32 are computed in tf32 on a GPU.
@@ -118,7 +117,6 @@ class Target:
     head_counts: bool = False
     per_call: bool = False
     interprets: tuple[str, ...] = ()
-    lanes_of_key_head: bool = False
     stride_units: bool = False
     tf32: bool = False
 

@@ -47,7 +47,7 @@ def _ahead(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
 
 TARGET = register(Target(
     "tilelang", Lowering(ONE_AGENT, HOPPER), tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
-    archs={"sm_90a": Lowering(GROUPS, SM_90A)}, preference=0, lanes_of_key_head=True, stride_units=True, tf32=True,
+    archs={"sm_90a": Lowering(GROUPS, SM_90A)}, preference=0, stride_units=True, tf32=True,
     toolchain=Toolchain(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
         compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,

@@ -37,8 +37,8 @@ class Space:
                 yield steps, {"schedule": name, "set": {**self.base, **changed}, "chunk": chunk, "arch": self.arch}
 
 
-#: Of a schedule, how many value heads a kernel may take together; where it has no kernel that does, one.
-HEADS = {"walk": (1, 4, 2), "fused_walk": (1,)}
+#: Of a schedule, how many value heads a kernel may take together. 0 is the device's number, one.
+HEADS = {"walk": (0, 4, 2), "fused_walk": (0,)}
 SPACES: dict[str, tuple[Space, ...]] = {
     "tilelang": (
         *(Space((name,), {"partition": (None, "decay"), "part_chunks": (0, 8, 10, 16, 24, 32, 34, 40, 64, 128, 256),

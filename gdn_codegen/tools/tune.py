@@ -109,7 +109,7 @@ def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[J
 def sensible(b: Build, s: Shape, units: int) -> bool:
     """Whether the parts, if their length is given, are shorter than a sequence, and walks neither half nor six times as many as
     a GPU has units; and heads come one by one or all that may come together."""
-    if b.plan.value_heads not in (1, Extent(s.H, s.HV, len(s.lens), sum(s.lens)).shared):
+    if b.plan.value_heads not in (0, Extent(s.H, s.HV, len(s.lens), sum(s.lens)).shared):
         return False
     size = b.plan.part_chunks * b.chunk
     walks = s.HV * sum(-(-n // size) for n in s.lens) if size else units

@@ -26,7 +26,8 @@ def test_walks_ahead(schedule, prefetch, dtype):
     check(fn, problem([0, 0], 1, 2, 32, 32, getattr(torch, dtype)), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("changes", [{"prefetch": "all"}, {"lanes": 1, "order": "page"}, {"prefetch": "loads", "order": "page"}])
+@pytest.mark.parametrize("changes", [{"prefetch": "all"}, {"value_heads": 1, "order": "page"},
+                                     {"prefetch": "loads", "order": "page"}])
 @pytest.mark.parametrize("schedule", ["staged", "fused"])
 def test_two_slots_a_channel(schedule, changes):
     fn = function(variant(schedule, channel_slots=2, **changes))

@@ -298,8 +298,8 @@ def test_bad_states_of_other_contracts():
 
 
 @pytest.mark.slow
-def test_pto_with_an_odd_head_of_lanes_in_one_launch():
-    """Three value heads: the last lane of a chunk's kernels repeats the last head; the pool is written once all the same."""
+def test_pto_with_an_odd_interleaved_head_in_one_launch():
+    """Three value heads: the last instance of a chunk's kernels repeats the last head; the pool is written once all the same."""
     b = build("pto", "pool/in_place", "prepared", heads=(1, 3))
     b = replace(b, schedule=replace(b.plan, launch="single"))
     x = problem([40, 17], 1, 3, K, V, torch.float16)

@@ -137,7 +137,7 @@ def test_the_interpreter_reads_no_annotation():
     """conftest interprets one of several programs that differ only in these."""
     read = {n.attr if n.attr != "slots" else ast.unparse(n) for n in ast.walk(ast.parse(inspect.getsource(interpreter)))
             if isinstance(n, ast.Attribute)}
-    assert not read & {"line", "agent", "agents", "buffer", "buffers", "heads_per_block", "slices", "threads", "registers",
+    assert not read & {"line", "agent", "agents", "buffer", "buffers", "slices", "threads", "registers",
                        "blocks_per_sm", "stage", "source", "launch", "forgets", "scales", "c.slots"}
 
 

@@ -33,7 +33,7 @@ def _unchecked():
 
 
 # --- waits -----------------------------------------------------------------------------------------------------------
-CHANGES = {"blocks": {"inverse_block": 16}, "page": {"lanes": 1, "order": "page", "cache_masks": False}}
+CHANGES = {"blocks": {"inverse_block": 16}, "page": {"value_heads": 1, "order": "page", "cache_masks": False}}
 
 
 @pytest.mark.slow

@@ -211,7 +211,7 @@ def test_hopper_reads_a_state_before_it_replaces_it(page, plan):
 
 
 @pytest.mark.slow
-def test_lanes_of_several_kernels_that_compute_the_same():
+def test_interleaved_heads_of_several_kernels_that_compute_the_same():
     groups = (("U_weight",), ("U_offset",), ("S", "U"), ("o",))
     means_the_page(find("gated_delta_rule"), Schedule("own", groups, form="wy"), "pto")
 

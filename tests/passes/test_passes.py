@@ -141,8 +141,8 @@ def test_kernels_are_groups_of_names(kernels):
 
 @pytest.mark.parametrize("field, value", [
     ("part_chunks", 1.5), ("part_chunks", True), ("v_block", -1), ("v_block", "64"), ("inverse_block", -1), ("inverse_block", 7),
-    ("inverse_block", 128), ("descriptors", 7), ("longest_first", 2), ("cache_masks", 5), ("cache_masks", 1), ("lanes", True),
-    ("stages", 2.0), ("form", ["wy"])])
+    ("inverse_block", 128), ("descriptors", 7), ("longest_first", 2), ("cache_masks", 5), ("cache_masks", 1),
+    ("value_heads", True), ("stages", 2.0), ("form", ["wy"])])
 def test_fields_of_a_schedule_are_what_is_accepted(field, value):
     with pytest.raises(ScheduleError, match=re.escape(f"schedule own: {field}={value!r}; accepted are ")):
         Schedule("own", (("o", "S"),), partition="decay", **{field: value})

@@ -49,7 +49,7 @@ def test_every_wait_of_a_walk_ahead_is_needed(name, prefetch):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["gated_delta_rule", "simple_gla"])
 @pytest.mark.parametrize("name, changes", [
-    ("staged", {"lanes": 1}), ("staged", {"order": "page"}), ("replay", {}), ("fused", {"prefetch": "all"})])
+    ("staged", {"value_heads": 1}), ("staged", {"order": "page"}), ("replay", {}), ("fused", {"prefetch": "all"})])
 def test_every_wait_with_two_slots_a_channel_is_needed(name, changes, page):
     needed(lowered(name, page=page, sizes=SMALL, channel_slots=2, **changes))
 
@@ -64,7 +64,7 @@ def test_every_wait_with_one_tile_in_l0_is_needed(name):
 def test_a_writer_waits_for_the_reads_of_the_turn_before_the_last():
     """Two signals before the loop prime the two slots, and two waits after it take the last signals."""
     def primes(slots):
-        k = kernel(lowered("staged", sizes=SMALL, lanes=1, order="page", channel_slots=slots), "A")
+        k = kernel(lowered("staged", sizes=SMALL, value_heads=1, order="page", channel_slots=slots), "A")
         i = next(i for i, s in enumerate(k.body) if isinstance(s, Loop))
         return ([o.attr("why") for o in k.body[:i] if o.kind == "signal" and "." in o.attr("src")],
                 [o.attr("why") for o in k.body[i:] if not isinstance(o, Loop) and o.kind == "wait" and "." in o.attr("src")])
@@ -74,7 +74,7 @@ def test_a_writer_waits_for_the_reads_of_the_turn_before_the_last():
 
 
 def test_one_slot_does_not_do_with_the_waits_of_two():
-    p = lowered("staged", sizes=SMALL, lanes=1, order="page", channel_slots=2)
+    p = lowered("staged", sizes=SMALL, value_heads=1, order="page", channel_slots=2)
     one = replace(p, tensors=tuple(replace(t, slots=1) for t in p.tensors))
     with pytest.raises(RaceError, match="does not wait for"):
         check_waits(one, ASCEND_A2)

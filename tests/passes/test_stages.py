@@ -23,7 +23,7 @@ from gdn_codegen.ir.builder import (
     unit_lower_inverse,
     valid,
 )
-from gdn_codegen.ir.core import Buffer, Carry, Loop, Op, map_loops
+from gdn_codegen.ir.core import Batch, Buffer, Carry, Loop, Op, map_loops
 from gdn_codegen.ir.ops import OPS
 from gdn_codegen.ir.stages import LEGAL, RANGES, STAGES, between, features, illegal
 from gdn_codegen.ir.types import Tensor, Tile
@@ -172,7 +172,7 @@ def planted(p, name):
     if kind == "Op":
         return op(replace(plain, type=Tile(("C",), "float16")) if field == "dtype" else replace(plain, **{field: "planted"}))
     values = {"dims": (("V", 32),), "extents": (("V", 32),), "scales": ("planted",), "launch": "single", "offset": 64,
-              "optional": True, "strided": True, "cleared": True, "slots": 2, "slices": 2, "lanes": 2, "heads_per_block": 2,
+              "optional": True, "strided": True, "cleared": True, "slots": 2, "slices": 2,
               "buffers": (Buffer("planted", "shared", (1,), "float32"),), "agents": ("planted",), "dtype": "float16"}
     change = {field: values.get(field, "planted")}
     if kind == "Program":
@@ -191,6 +191,8 @@ def planted(p, name):
     what, value = name.split()
     if what == "index":
         return replace(p, tensors=(*p.tensors, replace(tensor, index=value)))
+    if what == "batch":
+        return of(batch=Batch(2, value))
     return of(grid=value) if what == "grid" else of(body=(*k.body, Loop(value, (), ())))
 
 

@@ -132,7 +132,7 @@ def test_build_reports_a_bad_page(capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("word", ["cache_masks=5", "descriptors=7", "longest_first=2", "lanes=\u00b2"])
+@pytest.mark.parametrize("word", ["cache_masks=5", "descriptors=7", "longest_first=2", "value_heads=\u00b2"])
 def test_build_reports_a_bad_field(word, capsys, tmp_path):
     assert main(["build", "--target", "triton", "--set", word, "--out", str(tmp_path)]) == 2
     assert f"set: got {word!r}; accepted: " in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -37,14 +37,14 @@ class Addresses(Values):
     def at(self, o: Op, row: str, more: str = "") -> tuple[str, str]:
         """A pointer to row `row` of the tile that `o` loads or stores, and the stride of rows in elements. more: added to the
         head."""
-        t, lane = self.p.tensor(o.attr("tensor")), f"_{o.attr('lane')}" if o.attr("lane") else ""
+        t, nth = self.p.tensor(o.attr("tensor")), f"_{o.attr('head')}" if o.attr("head") else ""
         shape = self.p.shape(t)
         last = shape[-1] if len(shape) > 1 else 1
         shift = " + col" if self.k.split and t.dims[-1] == self.k.split else ""
         if self.k.split and len(t.dims) > 1 and t.dims[0] == self.k.split:
             shift = f" + col * {last}"
         if t.index == "token":
-            heads, head = (t.heads, f"hv{lane}{more}" if t.heads == "HV" else f"h{lane}{more}")
+            heads, head = (t.heads, f"hv{nth}{more}" if t.heads == "HV" else f"h{nth}{more}")
             if t.strided:
                 batch, token, far = strides(t)
                 there = f"t{self.which}{f' + {row}' if row != '0' else ''}"
@@ -53,7 +53,7 @@ class Addresses(Values):
             place = f"token_at({heads}, {head}, {last}, b, T, t{self.which}{f' + {row}' if row != '0' else ''})"
             return f"{t.name}_gm + {place}{shift}", f"token_stride({heads}, {last})"
         size, c, every = prod(shape), self.p.sizes["C"], EVERY
-        base = {"slot": f"(slot{self.which} * HV + hv{lane}) * {size}", "sequence": f"(n * HV + hv) * {size}",
+        base = {"slot": f"(slot{self.which} * HV + hv{nth}) * {size}", "sequence": f"(n * HV + hv) * {size}",
                 "checkpoint": f"((first / ({c} * {every}) + (c + 1) / {every} - 1) * HV + hv) * {size}",
                 "block": f"{self.channel(t.slots, o.attr('ahead', 0))} * {size}", "const": ""}[t.index]
         if t.at:

@@ -77,7 +77,7 @@ class KernelWriter(Addresses):
         n = blocks(self.p, self.k)
         over = "slots" if self.k.grid == "chunks" else "N"
         w = self.w
-        heads = "HV" if self.k.lanes == 1 else f"((HV + {self.k.lanes - 1}) / {self.k.lanes})"
+        heads = "HV" if self.k.batch.heads == 1 else f"((HV + {self.k.batch.heads - 1}) / {self.k.batch.heads})"
         items = f"{over} * {heads}{f' * {n}' if n > 1 else ''}"
         if "item" in self.counted:
             w("int64_t iteration = 0;")
@@ -86,11 +86,11 @@ class KernelWriter(Addresses):
         one = "item" if n == 1 else f"item / {n}"
         if n > 1:
             w(f"const int64_t col = item % {n} * {self.k.sizes[self.k.split]};")
-        w(f"const int64_t hv = {one} % {heads}{f' * {self.k.lanes}' if self.k.lanes > 1 else ''}, h = hv / (HV / H);")
+        w(f"const int64_t hv = {one} % {heads}{f' * {self.k.batch.heads}' if self.k.batch.heads > 1 else ''}, h = hv / (HV / H);")
         together = heads_together(self.k)
         if together:
-            w(f"const int64_t heads = HV - hv < {self.k.lanes} ? HV - hv : {self.k.lanes};")
-        for i in range(1, 1 if together else self.k.lanes):
+            w(f"const int64_t heads = HV - hv < {self.k.batch.heads} ? HV - hv : {self.k.batch.heads};")
+        for i in range(1, 1 if together else self.k.batch.heads):
             w(f"const int64_t hv_{i} = hv + {i} < HV ? hv + {i} : HV - 1, h_{i} = hv_{i} / (HV / H);")
         size = self.p.sizes["C"]
         skip = [f"if ({self.p.skips}_gm[n] < 0) continue;"] if self.p.skips else []

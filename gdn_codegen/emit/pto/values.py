@@ -53,7 +53,7 @@ def counted(p: Program, k: Kernel) -> set[str]:
 
 
 def heads_together(k: Kernel) -> bool:
-    """Whether any load or store moves the values of all lanes."""
+    """Whether any load or store moves the values of all heads of an item."""
     return any(o.attr("heads") for o in walk(k.body))
 
 
@@ -96,8 +96,8 @@ class Values:
         if o is not None and o.kind == "const":
             return literal(o.attr("value"))
         if o is not None and o.kind == "scalar":
-            lane = f"_{o.attr('lane')}" if o.attr("lane") else ""
-            return f"{o.attr('tensor')}_gm[hv{lane}]" if o.attr("tensor") else parameter(o.attr("param"))
+            nth = f"_{o.attr('head')}" if o.attr("head") else ""
+            return f"{o.attr('tensor')}_gm[hv{nth}]" if o.attr("tensor") else parameter(o.attr("param"))
         if (o is not None and o.kind == "row") or (o is not None and o.kind == "cast" and not o.buffer):
             return self.name(o.args[0])
         return f"{value}_" if value in self.taken else value

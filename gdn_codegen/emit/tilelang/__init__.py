@@ -17,5 +17,5 @@ __all__ = ["emit", "rule"]
 def emit(p: Program, layout: str, heads: Heads = None) -> list[KernelText]:
     """The kernels of a placed program."""
     no_heads("tilelang", heads)
-    return [(GroupsWriter if k.agents else HeadsWriter if k.heads_per_block > 1 else KernelWriter)(p, k, layout).text()
+    return [(GroupsWriter if k.agents else HeadsWriter if k.batch.way == "threads" else KernelWriter)(p, k, layout).text()
             for k in p.kernels]

@@ -45,8 +45,8 @@ class Head(Tiles):
         if apart:
             self.w(f"half = T.alloc_var(T.int32, init=T.truncdiv(both, {many}))",
                    f"{last} = T.alloc_var(T.int32, init=both - half * {many})")
-        if self.k.lanes > 1:
-            self.w(f"hv = group * {self.k.lanes}")
+        if self.k.batch.way == "key_head":
+            self.w(f"hv = group * {self.k.batch.heads}")
         if "h" in self.uses:
             # a variable, so that not every address repeats the division in 64 bits
             self.w("h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))")
@@ -90,14 +90,14 @@ class Head(Tiles):
                    "        row = start - b * L + low + rest * C",
                    "        rows = high - low - rest * C")
             self.w.indent += 2
-            for lane in range(self.k.lanes):
-                self.zeros(t, lane)
+            for head in range(self.k.batch.in_body):
+                self.zeros(t, head)
             self.w.indent -= 2
         return self.w.lines
 
-    def zeros(self, t: Tensor, lane: int) -> None:
+    def zeros(self, t: Tensor, head: int) -> None:
         """Print a loop that writes zeros to the first `rows` rows of the current tile."""
-        self.hv, self.order = f"hv + {lane}" if lane else type(self).hv, "parallel"
+        self.hv, self.order = f"hv + {head}" if head else type(self).hv, "parallel"
         index = self.loop(t.dims)
         inside = self.inside(t, index)
         for n, x in enumerate(inside):

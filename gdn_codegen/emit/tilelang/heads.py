@@ -23,13 +23,13 @@ class HeadsWriter(KernelWriter):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.across = f"T.ceildiv(HV, {self.k.heads_per_block})", "block"
+        self.across = f"T.ceildiv(HV, {self.k.batch.heads})", "block"
         self.by_token = False  # whether heads, not tokens, are the inner index of a loop
 
     def head(self) -> None:
         """Print the kernel's head, and the first of the block's value heads."""
         super().head()
-        self.w(f"hv = block * {self.k.heads_per_block}")
+        self.w(f"hv = block * {self.k.batch.heads}")
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
         """A value in a buffer with a row for each head."""
@@ -40,7 +40,7 @@ class HeadsWriter(KernelWriter):
         """Open a loop over heads and the entries of `dims`. Returns the indices of `dims`."""
         index, extents = ("i",)[:len(dims)], [self.dim(d) for d in dims]
         order = slice(None, None, -1 if self.by_token else 1)
-        inside, sizes = ["j", *index][order], [str(self.k.heads_per_block), *extents][order]
+        inside, sizes = ["j", *index][order], [str(self.k.batch.heads), *extents][order]
         self.line(f"for {', '.join(inside)} in t.parallel({', '.join(sizes)}):")
         self.w.indent += 1
         return index
@@ -55,7 +55,7 @@ class HeadsWriter(KernelWriter):
 
     def allocation(self, x: Buffer) -> str:
         """The line that allocates a buffer, with a row for each head."""
-        dims = [str(self.k.heads_per_block), *(f"{self.dim(d)} + {x.pad}" for d in x.dims)]
+        dims = [str(self.k.batch.heads), *(f"{self.dim(d)} + {x.pad}" for d in x.dims)]
         return f"{self.name(x.name)} = t.{x.space}(({', '.join(dims)}{',' if len(dims) == 1 else ''}), {self.dtype(x.dtype)})"
 
 

@@ -45,8 +45,8 @@ class Tiles(Addresses):
         self.buffers = {x.name: x for x in k.buffers}
         self.env: dict[str, Value] = {}
         self.order = "parallel"
-        if k.lanes > 1:
-            self.across = f"T.truncdiv(HV, {k.lanes})", "group"
+        if k.batch.way == "key_head":
+            self.across = f"T.truncdiv(HV, {k.batch.heads})", "group"
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
         self.taken |= {x for t in touched(p, k) for x in strides(t)}
         self.taken |= {f"{y}_{x}" for x in self.params for y in ("has", "n", CLEAR[:-1])}
@@ -89,8 +89,8 @@ class Tiles(Addresses):
 
     def about(self, o: Op) -> None:
         """Set the value head for addresses, and the order of loops, for the op `o`."""
-        if self.k.lanes > 1:
-            self.hv = f"hv + {o.attr('lane')}" if o.attr("lane") else "hv"
+        if self.k.batch.way == "key_head":
+            self.hv = f"hv + {o.attr('head')}" if o.attr("head") else "hv"
         self.order = "as_sums" if o.attr(ORDER) == "sums" else "parallel"
 
     def line(self, text: str) -> None:

@@ -1,9 +1,7 @@
 """caller_inputs: computes the page's inputs from the forms in which callers pass them. All targets run it.
 
-The contract names a form for an input x. The pass inserts ops between the load and its readers:
-- "linear": log(x). A factor below the smallest normal float32 counts as that number.
-- "raw": -exp(A_log) * softplus(x + dt_bias). A_log and dt_bias are two more tensors, of one number a value head.
-- "sigmoid", "twice_sigmoid": sigmoid(x), 2 * sigmoid(x).
+The contract names a form for an input (`schedule/input_forms.py`). The pass inserts ops between the load and its readers:
+- A form of numbers has a value in the notation of pages, of the loaded x and of more tensors, which have a number a value head.
 - "l2norm": the rows of x, divided by sqrt(their sum of squares + 1e-6). This is a row scale; `row_scales` moves it out of
   products.
 - "unit": x, whose rows have norm 1. Their sums of squares become 1, so that loads which only these sums need are dropped.
@@ -12,22 +10,20 @@ Values that are not zero on padding go through `valid`.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from dataclasses import replace
 from typing import Any
 
 from ...ir.builder import Body
 from ...ir.core import Op, Program
 from ...ir.types import Tensor
-from ...schedule.contract import FORMS, Contract, ContractError
+from ...schedule.contract import Contract, ContractError
+from ...schedule.input_forms import FORMS, Form
 from ..common import walk_body, with_walk_body
+from ..match import build
 from ..stage import takes
 
 EPS = 1e-6  # as in FLA
-TINY = 2.0 ** -126
-#: The tensors that a raw input adds, and the value that the host passes for None ("": no default).
-HEADS = (("A_log", ""), ("dt_bias", "0.0"))
-ROWS = ("l2norm", "unit")
 
 
 @takes("traced")
@@ -38,7 +34,8 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
     names an input that `p` does not have, or a form or dtype that does not fit the input's dims.
     """
     tokens = {t.name: t for t in p.role("input") if t.index == "token"}
-    dtypes = set(dict(c.dtypes)) - ({n for n, _ in HEADS} if "raw" in dict(c.inputs).values() else set())
+    of_heads = {n: fill for _, form in c.inputs for n, fill in FORMS[form].heads.items()}
+    dtypes = set(dict(c.dtypes)) - set(of_heads)
     for field, names in (("inputs", dict(c.inputs)), ("dtypes", dtypes)):
         for n in sorted(names):
             if n not in tokens:
@@ -48,19 +45,21 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
             raise ContractError(f"dtypes: got {n}={c.dtype(n)!r}; accepted: inputs of one number a token and head, of which {n} "
                                 f"is none: {', '.join(x for x, t in tokens.items() if t.dims == ('C',))}")
     for n, form in c.inputs:
-        if (form in ROWS) != (len(tokens[n].dims) == 2):
-            fit = [f for f in FORMS if (f in ROWS) == (len(tokens[n].dims) == 2)]
+        rows = len(tokens[n].dims) == 2
+        if FORMS[form].rows != rows:
+            fit = [f for f, x in FORMS.items() if x.rows == rows]
             raise ContractError(f"inputs: got {n}={form!r}; accepted for {n}, dims {' '.join(map(str, tokens[n].dims))}: "
                                 f"{', '.join(fit)}")
-    if [form for _, form in c.inputs].count("raw") > 1:
-        raise ContractError("inputs: got several raw inputs; accepted: one, to which A_log and dt_bias belong")
+        if FORMS[form].heads and [f for _, f in c.inputs].count(form) > 1:
+            raise ContractError(f"inputs: got several {form} inputs; accepted: one, to which {' and '.join(FORMS[form].heads)} "
+                                "belong")
     if not c.inputs:
         return p
-    made = tuple(Tensor(n, "input", "head", "HV", (), c.dtype(n) if narrow else "float32", fill=fill) for n, fill in HEADS
-                 if "raw" in dict(c.inputs).values())
+    made = tuple(Tensor(n, "input", "head", "HV", (), c.dtype(n) if narrow else "float32", fill=x) for n, x in of_heads.items())
     clash = {t.name for t in made} & {t.name for t in p.tensors}
     if clash:
-        raise ContractError(f"inputs: got 'raw', which brings {', '.join(sorted(clash))}; {p.name} has a tensor of that name")
+        form = next(f for _, f in c.inputs if clash & set(FORMS[f].heads))
+        raise ContractError(f"inputs: got {form!r}, which brings {', '.join(sorted(clash))}; {p.name} has a tensor of that name")
     return _Accept(replace(p, tensors=(*p.tensors, *made)), c).run()
 
 
@@ -88,7 +87,8 @@ class _Accept:
                 continue
             self.line = -len(self.source) - 1
             x = b.op("load", name=b.fresh(f"{o.out}_in"), **dict(o.attrs))
-            self.source[self.line] = f"{o.out} = {_FORMS[form](self, b, x, o.out)}"
+            text = self.value(b, FORMS[form], x, o.out) if FORMS[form].value else self.l2norm(b, x, o.out)
+            self.source[self.line] = f"{o.out} = {text}"
         done = with_walk_body(self.p, b.finish())
         return replace(done, source=(*self.source.items(), *self.p.source), scales=tuple(self.scales))
 
@@ -103,26 +103,15 @@ class _Accept:
             return self.op(b, "scalar", tensor=tensor)
         return self.op(b, "cast", self.op(b, "scalar", tensor=tensor, dtype=dtype), to="float32")
 
-    # --- forms: (body, the loaded value, the name that the page reads) -> the text of the added line ---
-    def linear(self, b: Body, x: str, name: str) -> str:
-        self.op(b, "valid", self.op(b, "log", self.op(b, "maximum", x, TINY)), name=name)
-        return f"log({x})"
-
-    def raw(self, b: Body, x: str, name: str) -> str:
-        rate = self.op(b, "neg", self.op(b, "exp", self.number(b, "A_log")))
-        soft = self.op(b, "softplus", self.op(b, "add", x, self.number(b, "dt_bias")))
-        self.op(b, "valid", self.op(b, "mul", rate, soft), name=name)
-        return f"-exp(A_log) * softplus({x} + dt_bias)"
-
-    def sigmoid(self, b: Body, x: str, name: str) -> str:
-        self.op(b, "valid", self.op(b, "sigmoid", x), name=name)
-        return f"sigmoid({x})"
-
-    def twice_sigmoid(self, b: Body, x: str, name: str) -> str:
-        self.op(b, "valid", self.op(b, "mul", 2.0, self.op(b, "sigmoid", x)), name=name)
-        return f"2 * sigmoid({x})"
+    def value(self, b: Body, form: Form, x: str, name: str) -> str:
+        """Compute a form's value of the loaded x and of numbers of the head. Returns the text of the added line."""
+        found = {"x": x, **{n: self.number(b, n) for n in form.heads}}
+        made = build(form.value, found, lambda kind, args, attrs: self.op(b, kind, *args, **dict(attrs)))
+        self.op(b, "valid", made, name=name)
+        return re.sub(r"\bx\b", x, form.value)
 
     def l2norm(self, b: Body, x: str, name: str) -> str:
+        """Scale the rows of the loaded x by one divided by their norms. Returns the text of the added line."""
         total = self.op(b, "row_sum", self.op(b, "mul", x, x))
         some = self.op(b, "minimum", self.op(b, "mul", total, 2.0 ** 60), 1.0)  # 0 for a row of zeros, so that r is 0 there
         r = self.op(b, "mul", self.op(b, "rsqrt", self.op(b, "add", total, EPS)), some, name=b.fresh(f"r{name}"))
@@ -130,7 +119,3 @@ class _Accept:
         self.op(b, "mul", self.op(b, "col", r), x, name=name)
         return f"{r}[:, None] * {x} with {r} = rsqrt(row_sum({x} * {x}) + {EPS}); products take {x}, and what meets it is scaled"
 
-
-_FORMS: dict[str, Callable[[_Accept, Body, str, str], str]] = {
-    "linear": _Accept.linear, "raw": _Accept.raw, "sigmoid": _Accept.sigmoid, "twice_sigmoid": _Accept.twice_sigmoid,
-    "l2norm": _Accept.l2norm}

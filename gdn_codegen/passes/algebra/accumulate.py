@@ -5,29 +5,29 @@ done twice.
 """
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...ir.builder import Body
-from ...ir.core import Op, Program, uses, walk
-from ..common import rebuild_kernel
+from ...ir.core import Kernel, Op, Program, uses, walk
+from ..common import Rule, rebuild_kernels
+from ..match import matches
 from ..stage import takes
 
 
 @takes("decomposed")
 def accumulate(p: Program) -> Program:
     """`p` with such sums replaced by `matmul(a, b, x)`."""
-    kernels = []
-    for k in p.kernels:
-        count = uses(k.body)
-        products = {o.out: o for o in walk(k.body) if o.kind == "matmul" and len(o.args) == 2 and count.get(o.out) == 1}
+    return rebuild_kernels(p, _rule)
 
-        def rule(o: Op, b: Body, products: dict[str, Op] = products) -> str | None:
-            if o.kind == "add":
-                for x, y in (o.args, o.args[::-1]):
-                    m = products.get(y)
-                    if m is not None and b.types[x] == b.types[y]:
-                        return b.op("matmul", *m.args, x, name=o.out, line=o.line, **dict(m.attrs))
-            return None
 
-        kernels.append(rebuild_kernel(p, k, rule))
-    return replace(p, kernels=tuple(kernels))
+def _rule(k: Kernel) -> Rule:
+    """The rule for the ops of one kernel."""
+    count = uses(k.body)
+    products = {o.out: o for o in walk(k.body) if o.kind == "matmul" and len(o.args) == 2 and count.get(o.out) == 1}
+
+    def rule(o: Op, b: Body) -> str | None:
+        for found in matches("x + y", o, {}):
+            x, product = found["x"], products.get(found["y"])
+            if product is not None and b.types[x] == b.types[product.out]:
+                return b.op("matmul", *product.args, x, name=o.out, line=o.line, **dict(product.attrs))
+        return None
+
+    return rule

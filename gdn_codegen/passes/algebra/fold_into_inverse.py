@@ -13,6 +13,7 @@ from __future__ import annotations
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, types, uses, walk
 from ..common import rebuild_kernels
+from ..match import matched, matches
 from ..stage import takes
 from ..storage.offsets import WIDTH
 
@@ -54,10 +55,8 @@ class _Inverses:
 
     def strict(self, a: str) -> Op | None:
         """The inverse if `a` is strictly_lower of one and has one reader. Otherwise None."""
-        below = self.defs.get(a)
-        if below is None or below.kind != "strictly_lower" or below.attr("fill") or self.count[a] != 1:
-            return None
-        return self.alone(below.args[0])
+        found = matched("strictly_lower(x)", self.read_once(a), self.defs)
+        return self.alone(found["x"]) if found else None
 
     def alone(self, x: str) -> Op | None:
         """The inverse that `x` is, or is a cast of, if it has no scale and no other reader. Otherwise None."""
@@ -70,20 +69,21 @@ class _Inverses:
 
     def scaled(self, a: str) -> tuple[Op, str] | None:
         """If `a` is an inverse with scaled columns: the inverse and the vector of scales. Otherwise None."""
-        product = self.defs.get(a)
-        if product is None or product.kind != "mul" or self.count[a] != 1:
-            return None
-        for x, y in (product.args, product.args[::-1]):
-            inverse, view = self.alone(x), self.defs.get(y)
-            if view is not None and view.kind == "row" and inverse is not None:
-                return inverse, view.args[0]
+        for found in matches("x * v[None, :]", self.read_once(a), self.defs):
+            inverse = self.alone(found["x"])
+            if inverse is not None:
+                return inverse, found["v"]
         return None
+
+    def read_once(self, a: str) -> Op | None:
+        """The op of `a`, if it has one reader."""
+        return self.defs.get(a) if self.count[a] == 1 else None
 
     def bare(self, a: str, b: Body) -> str:
         """`a` without its mask, if it has one reader. Casts, products and exponentials between are computed again without the
         mask."""
-        o = self.defs.get(a)
-        if o is None or self.count[a] != 1:
+        o = self.read_once(a)
+        if o is None:
             return a
         if o.kind in ("lower", "strictly_lower"):
             return self.bare(o.args[0], b)

@@ -40,10 +40,11 @@ def _launched(k: Kernel, device: Device) -> Kernel:
     if k.agents:
         threads = -(-sum(a.threads for a in k.agents) // GROUP) * GROUP
         return replace(k, threads=threads, registers=device.register_file // threads)
-    threads = HEADS_THREADS if k.heads_per_block > 1 else _threads(k)
-    if k.grid != "chunks" or not (k.heads_per_block > 1 or _small(k, threads)):
+    by_threads = k.batch.way == "threads"
+    threads = HEADS_THREADS if by_threads else _threads(k)
+    if k.grid != "chunks" or not (by_threads or _small(k, threads)):
         return replace(k, threads=threads)
-    registers = HEADS_REGISTERS if k.heads_per_block > 1 else SMALL_TOGETHER if k.lanes > 2 else SMALL
+    registers = HEADS_REGISTERS if by_threads else SMALL_TOGETHER if k.batch.heads > 2 else SMALL
     return replace(k, threads=threads, registers=registers, blocks_per_sm=device.register_file // (registers * threads))
 
 

@@ -27,7 +27,7 @@ ROWS = (2, 4)
 def side_by_side(p: Program, device: Device) -> Program:
     """`p` with marks on such ops."""
     def kernel(k: Kernel) -> Kernel:
-        if k.agents or k.heads_per_block > 1:
+        if k.agents or k.batch.way == "threads":
             return k
         outer = _marked(p, k, k.body, device)
         return replace(k, body=map_loops(outer, lambda lp: [_inside(p, k, lp, device)]))

@@ -1,21 +1,23 @@
-"""arrange: chooses lanes, prefetch, cached masks and the order of ops for each kernel. Only devices with cores (PTO) run it.
+"""arrange: chooses interleaved heads, prefetch, cached masks and the order of ops for each kernel. For cores (PTO).
 
-The schedule's `lanes`, `prefetch`, `cache_masks` and `order` say what is wanted. The spaces of the device limit what fits. For
-each kernel the pass tries variants and takes the first for which `pack` finds room. It prefers more lanes, then `prefetch`,
+The schedule's `value_heads`, `prefetch`, `cache_masks` and `order` say what is wanted. The spaces of the device limit what fits.
+For each kernel the pass tries variants and takes the first for which `pack` finds room. It prefers more heads, then `prefetch`,
 then more cached masks.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from functools import partial
 
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, walk
 from ...ir.types import Tensor
 from ...schedule.schedule import Schedule
 from ..common import with_tensors
+from ..heads.batch_heads import heads
+from ..heads.interleaved import interleaved
 from ..loops.hoist import candidates, hoist
-from ..loops.interleave_heads import interleave_heads
 from ..loops.list_scheduling import list_scheduling
 from ..loops.prefetch import prefetch
 from ..stage import takes
@@ -36,7 +38,7 @@ def arrange(p: Program, s: Schedule, device: Cores) -> Program:
 
 
 def _returns(k: Kernel, device: Cores) -> bool:
-    """Whether the path to some value leaves a pipe and returns to it. The pipe idles meanwhile, so a second lane can use it."""
+    """Whether the path to some value leaves a pipe and returns to it. The pipe idles meanwhile, so a second head can use it."""
     def pipe(o: Op) -> str:
         table = device.pipes[o.agent]
         return f"{o.agent}.{table.get(o.kind, table.get('*', ''))}"
@@ -63,15 +65,35 @@ def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, li
     """The first variant of a kernel that fits, and the workspaces that it adds. If none fits, the kernel itself."""
     home = device.home[device.agents[0]]
     roomy = replace(device, spaces={**device.spaces, home: int(device.spaces[home] * ROOM)})
-    most = s.lanes if k.grid == "chunks" and _returns(k, device) else 1
+    most = heads(s, device, "interleaved") if k.grid == "chunks" and _returns(k, device) else 1
     ahead = dict.fromkeys((s.prefetch, "no")) if k.grid == "sequences" else ("no",)
     for n in range(most, 0, -1):
-        wide, made = interleave_heads(p, k, n)
+        wide, made = interleaved(p, k, n)
         whole = with_tensors(p, *made)
         masks = candidates(whole, wide) if s.cache_masks else []
-        for what, kept in product(ahead, range(len(masks), -1, -1)):
-            variant = prefetch(whole, hoist(wide, set(masks[:kept])), what, device)
-            variant = list_scheduling(whole, variant, device) if s.order == "list" else variant
-            if fits(whole, variant, s, roomy if kept else device):
-                return variant, made
+
+        def variant(what: str, kept: int, wide: Kernel = wide, whole: Program = whole, masks: list[str] = masks) -> Kernel | None:
+            """The variant with the first `kept` masks cached. None if it does not fit."""
+            done = prefetch(whole, hoist(wide, set(masks[:kept])), what, device)
+            done = list_scheduling(whole, done, device) if s.order == "list" else done
+            return done if fits(whole, done, s, roomy if kept else device) else None
+
+        for what in ahead:
+            found = _most(partial(variant, what), len(masks))
+            if found is not None:
+                return found, made
     return k, []  # `pack` raises the error that names the values
+
+
+def _most(variant: Callable[[int], Kernel | None], limit: int) -> Kernel | None:
+    """The variant with the most masks, at most `limit`. None if not even the variant without masks fits. A variant fits if one
+    with more masks does. Therefore few variants are tried."""
+    found = variant(limit)
+    if found is not None or not limit:
+        return found
+    found, low, high = variant(0), 0, limit  # low fits, high does not
+    while found is not None and high - low > 1:
+        middle = (low + high) // 2
+        tried = variant(middle)
+        found, low, high = (found, low, middle) if tried is None else (tried, middle, high)
+    return found

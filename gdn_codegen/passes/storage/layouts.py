@@ -27,7 +27,7 @@ GROUP, ROWS = 128, 64
 @takes("placed")
 def layouts(p: Program, device: Device) -> Program:
     """`p` with layouts on buffers, and orders on the ops that fill or store tiles."""
-    return p.map_kernels(lambda k: _heads(k, device) if k.heads_per_block > 1 else _kernel(p, k, device))
+    return p.map_kernels(lambda k: _heads(k, device) if k.batch.way == "threads" else _kernel(p, k, device))
 
 
 def _heads(k: Kernel, device: Device) -> Kernel:

@@ -2,7 +2,7 @@
 
 Loads of tiles are asynchronous copies. So are loads of vectors of float32; four bytes are the smallest asynchronous copy. They
 are marked by the attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. It waits for
-all copies that have been started. Kernels whose blocks run several heads have no asynchronous copies.
+all copies that have been started. Kernels that batch heads by threads have no asynchronous copies.
 
 Example:
     before:  k = load k; v = load v; A = k @ k.T
@@ -24,7 +24,7 @@ def async_copies(p: Program, device: Device) -> Program:
     """`p` with marks and waits. `p` itself if the device has no asynchronous copies."""
     if not device.async_loads:
         return p
-    return p.map_kernels(lambda k: k if k.heads_per_block > 1 else replace(k, body=_Arrive(p, k).body(k.body)))
+    return p.map_kernels(lambda k: k if k.batch.way == "threads" else replace(k, body=_Arrive(p, k).body(k.body)))
 
 
 class _Arrive:

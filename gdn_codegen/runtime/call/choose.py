@@ -146,9 +146,14 @@ def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[i
             plan = r.about.plan
             if plan.part_chunks and r.far(shape_class):  # measured for its own lengths; for others the host has a model
                 plan = replace(plan, part_chunks=0)
-            if shared % plan.value_heads:  # of 3 value heads a key head, say
-                plan = replace(plan, value_heads=gcd(shared, plan.value_heads))
+            if plan.value_heads and shared % plan.value_heads:  # of 3 value heads a key head, say
+                plan = replace(plan, value_heads=several(gcd(shared, plan.value_heads)))
             yield replace(r.about, schedule=plan, contract=b.contract, heads=b.heads, dtype=b.dtype), str(r)
+
+
+def several(heads: int) -> int:
+    """The field `value_heads` for so many heads: 0, its default, for one."""
+    return heads if heads > 1 else 0
 
 
 def described(arch: str, chunk: int, parts: bool) -> dict[str, Any]:
@@ -165,9 +170,9 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
             if shared == 1 and shape_class[-1] >= LONG:
                 yield (replace(b, schedule=varied(WHOLE[arch], partition="decay"), arch=arch),
                        "walks fill half of the GPU at most, and are long")
-            plan = varied(DEFAULTS[arch], partition="decay", value_heads=shared)
+            plan = varied(DEFAULTS[arch], partition="decay", value_heads=several(shared))
             yield replace(b, schedule=plan, arch=arch), "walks fill half of the GPU at most"
-        for plan in (varied(WHOLE[arch]), varied(DEFAULTS[arch], value_heads=shared)):
+        for plan in (varied(WHOLE[arch]), varied(DEFAULTS[arch], value_heads=several(shared))):
             yield replace(b, schedule=plan, arch=arch), f"made for {arch}"
     n = chunk or next(iter(INSTANCES))
     if b.target == "triton" and few is not None and max(b.head_dim_k, b.head_dim_v) <= SPLIT and n in INSTANCES:

@@ -1,8 +1,8 @@
-"""heads_per_block: runs several instances side by side in one thread block. For TileLang.
+"""threads: batches value heads by the threads of a block. For TileLang.
 
-It applies to kernels over chunks that only handle one number a token and head, without tiles. One instance gives a block too
-little work: the block waits for loads, each of which takes one number of a row of heads. So a block takes as many value heads
-as the device says. The ops of an instance do not change.
+It applies to kernels over chunks that only handle one number a token and head, without tiles. One head gives a block too little
+work: the block waits for loads, each of which takes one number of a row of heads. With several heads, neighbouring threads load
+neighbouring numbers. The ops of an instance do not change.
 """
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from dataclasses import replace
 from ...devices import Device
 from ...ir.core import Kernel, Op, Program
 from ...ir.ops import OPS
-from ..stage import takes
+from ...ir.types import Batch
 
 KINDS = ("const", "scalar", "full", "valid", "cumsum", "last")
 
 
-@takes("assigned")
-def heads_per_block(p: Program, device: Device) -> Program:
-    """`p` with `Kernel.heads_per_block` set on such kernels."""
-    return p.map_kernels(lambda k: replace(k, heads_per_block=device.heads_per_block) if _narrow(p, k) else k)
+def threads(p: Program, n: int, device: Device) -> Program:
+    """`p` with `n` heads in a block of such kernels. It needs stage "assigned", and keeps it."""
+    return p.map_kernels(lambda k: replace(k, batch=Batch(n, "threads")) if _narrow(p, k) else k)
 
 
 def _narrow(p: Program, k: Kernel) -> bool:
@@ -32,4 +31,4 @@ def _narrow(p: Program, k: Kernel) -> bool:
             return lies and t.heads == "HV" and not t.optional
         return o.type is not None and o.type.rank <= 1 and (OPS[o.kind].elementwise or o.kind in KINDS)
 
-    return k.grid == "chunks" and not k.split and all(isinstance(o, Op) and fits(o) for o in k.body)
+    return k.grid == "chunks" and k.batch.heads == 1 and not k.split and all(isinstance(o, Op) and fits(o) for o in k.body)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from reference import check, problem
 
-from gdn_codegen.ir.core import Op
+from gdn_codegen.ir.core import Batch, Op
 from gdn_codegen.passes.storage import place
 from gdn_codegen.prove.storage import OverwrittenError
 from gdn_codegen.runtime.build import Build, lowered, render
@@ -48,7 +48,7 @@ def test_what_is_of_the_key_head_is_loaded_and_multiplied_once():
     k = next(k for k in lowered(b).kernels if k.grid == "chunks")
     ops = [o for o in k.body if isinstance(o, Op)]
     loads = [o.attr("tensor") for o in ops if o.kind == "load"]
-    assert k.lanes == 4 and sorted(loads) == ["beta"] * 4 + ["g"] * 4 + ["k"]
+    assert k.batch == Batch(4, "key_head") and sorted(loads) == ["beta"] * 4 + ["g"] * 4 + ["k"]
     assert [o.kind for o in ops].count("matmul") == 1 and [o.kind for o in ops].count("diag_inverse") == 4
     one, four = (costs(lowered(x), [256], 1, 4)[k.name] for x in (build("walk", 1), b))
     assert four.bytes == one.bytes and four.flops * 4 == one.flops and four.asked < one.asked
@@ -72,7 +72,7 @@ def test_what_has_no_room_is_refused():
 
 
 def test_other_numbers_of_heads_are_refused():
-    with pytest.raises(ScheduleError, match="value_heads=3; accepted are 1, 2, 4"):
+    with pytest.raises(ScheduleError, match="value_heads=3; accepted are 0, 1, 2, 4"):
         build("walk", 3)
 
 

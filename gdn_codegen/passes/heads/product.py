@@ -1,8 +1,8 @@
-"""batch_head_sums: computes running sums of several value heads by one matrix product. Only devices with cores (PTO) run it.
+"""product: batches running sums of value heads by one matrix product. For devices with cores (PTO).
 
-It applies to kernels over chunks that do nothing but sum up loaded vectors of one number a token. Such a kernel then handles
-HEADS value heads at a time. Their vectors are the columns of a tile X, [C, HEADS]. Their sums are the rows of X^T L^T, where L
-is the lower triangle of ones. The cube core computes all of them at once. A vector core would sum one head after another.
+It applies to kernels over chunks that do nothing but sum up loaded vectors of one number a token. The vectors of the heads are
+the columns of a tile X, [C, heads]. Their sums are the rows of X^T L^T, where L is the lower triangle of ones. The cube core
+computes all of them at once. A vector core would sum one head after another.
 
 If x is zero after an entry, all later entries are equal to it bit for bit, because they add the same terms in the same order.
 """
@@ -10,29 +10,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...devices import Cores
+from ...devices import Cores, Device
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program
-from ...ir.types import Tensor
+from ...ir.types import Batch, Tensor
 from ..common import rebuild_kernel, with_tensors
-from ..stage import takes
 
-HEADS = 16  # the smallest number of rows that a cube core multiplies
 MASK = Tensor("lower_mask", "workspace", "const", "HV", ("C", "C"), fill="lower 1.0 0.0")
 
 
-@takes("decomposed")
-def batch_head_sums(p: Program, device: Cores) -> Program:
-    """`p` with such kernels in that form. `p` itself if a chunk is no multiple of HEADS, or if L does not fit the operands'
-    space."""
+def product(p: Program, n: int, device: Device) -> Program:
+    """`p` with `n` heads in an instance of such kernels. `p` itself if a chunk is no multiple of `n`, or if L does not fit the
+    operands' space. It needs stage "decomposed", and keeps it."""
+    assert isinstance(device, Cores)
     side = p.sizes["C"]
-    if side % HEADS or 4 * side * side > device.spaces[device.feeds[1]]:
+    if side % n or 4 * side * side > device.spaces[device.feeds[1]]:
         return p
     chosen = [k.name for k in p.kernels if _only_sums(p, k)]
     if not chosen:
         return p
     p = with_tensors(p, MASK)
-    return p.map_kernels(lambda k: replace(rebuild_kernel(p, k, _rule), lanes=HEADS) if k.name in chosen else k)
+
+    def batched(k: Kernel) -> Kernel:
+        return replace(rebuild_kernel(p, k, lambda o, b: _rule(o, b, n)), batch=Batch(n, "product"))
+
+    return p.map_kernels(lambda k: batched(k) if k.name in chosen else k)
 
 
 def _only_sums(p: Program, k: Kernel) -> bool:
@@ -47,12 +49,12 @@ def _only_sums(p: Program, k: Kernel) -> bool:
             return False
         return t.index == "token" if o.kind == "load" else t.index == "slot" and kind[o.args[0]] == "cumsum"
 
-    return k.grid == "chunks" and all(isinstance(o, Op) and fits(o) for o in k.body)
+    return k.grid == "chunks" and k.batch.heads == 1 and all(isinstance(o, Op) and fits(o) for o in k.body)
 
 
-def _rule(o: Op, b: Body) -> str:
-    """`cumsum` becomes a product with the lower triangle of ones. Loads and stores access HEADS heads."""
+def _rule(o: Op, b: Body, n: int) -> str:
+    """`cumsum` becomes a product with the lower triangle of ones. Loads and stores access `n` heads."""
     if o.kind == "cumsum":
         mask = b.op("load", name=b.fresh(MASK.name), tensor=MASK.name, line=o.line)
         return b.op("matmul", o.args[0], mask, ta=True, tb=True, name=o.out, line=o.line)
-    return b.op(o.kind, *o.args, name=o.out, line=o.line, heads=HEADS, **dict(o.attrs))
+    return b.op(o.kind, *o.args, name=o.out, line=o.line, heads=n, **dict(o.attrs))

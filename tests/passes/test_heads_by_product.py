@@ -1,4 +1,4 @@
-"""heads: which kernels take several value heads at once, and that every pass after it means the same."""
+"""Heads batched by a product: which kernels, and that every later pass means the same."""
 from dataclasses import replace
 
 import pytest
@@ -8,13 +8,14 @@ from reference import problem, rms_error
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, sigmoid, valid
-from gdn_codegen.ir.core import walk
+from gdn_codegen.ir.core import Batch, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.loops.batch_head_sums import HEADS, batch_head_sums
+from gdn_codegen.passes.heads.batch_heads import batch_heads
 from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import Schedule, named
 
+HEADS = ASCEND_A2.heads["product"]
 SIZES = {"C": 32, "K": 16, "V": 32}
 
 
@@ -52,7 +53,7 @@ def test_kernels_that_only_sum():
     bounded = lower(find("gated_delta_rule").trace(), "pto", named("staged"), SIZES, "float16")
     assert together(bounded) == []
     (g,) = (k for k in lowered().kernels if k.name == "G")
-    assert g.lanes == HEADS and {o.agent for o in walk(g.body) if o.kind not in ("signal", "wait")} == {"cube"}
+    assert g.batch == Batch(HEADS, "product") and {o.agent for o in walk(g.body) if o.kind not in ("signal", "wait")} == {"cube"}
 
 
 def test_a_mask_that_does_not_fit_is_none():
@@ -61,7 +62,7 @@ def test_a_mask_that_does_not_fit_is_none():
     small = replace(ASCEND_A2, spaces={**ASCEND_A2.spaces, "L0B": 32 * 1024})
     p = lowered(target="triton", sizes={**SIZES, "C": 128})
     p = replace(p, stage="decomposed")
-    assert batch_head_sums(p, small) is p
+    assert batch_heads(p, named("staged"), small) is p
 
 
 def test_a_computed_gate_is_summed_head_by_head():
@@ -76,8 +77,8 @@ def test_a_computed_gate_is_summed_head_by_head():
     assert together(p) == []
 
 
-def test_heads_are_as_many_as_lanes():
+def test_loads_move_as_many_heads_as_the_kernel_batches():
     p = lowered()
-    kernels = tuple(replace(k, lanes=8) if k.name == "G" else k for k in p.kernels)
+    kernels = tuple(replace(k, batch=Batch(8, "product")) if k.name == "G" else k for k in p.kernels)
     with pytest.raises(VerifyError, match=r"takes 16 heads at once.*G has 8"):
         verify(replace(p, kernels=kernels))

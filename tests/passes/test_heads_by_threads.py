@@ -1,4 +1,4 @@
-"""heads_per_block: which kernels a block runs for several value heads, and that nothing else changes."""
+"""Heads batched by threads: which kernels, and that nothing else changes."""
 from dataclasses import replace
 
 import pytest
@@ -6,6 +6,7 @@ import pytest
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices import HOPPER
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last
+from gdn_codegen.ir.core import Batch
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.verify import VerifyError, verify
@@ -22,7 +23,7 @@ def lowered(schedule="staged", target="tilelang", arch="", accept="", **changes)
 
 
 def together(p):
-    return {k.name: k.heads_per_block for k in p.kernels if k.heads_per_block != 1}
+    return {k.name: k.batch.heads for k in p.kernels if k.batch.way == "threads"}
 
 
 @pytest.mark.slow
@@ -36,7 +37,7 @@ def together(p):
     ({"schedule": "prepared"}, []), ({"schedule": "walk", "arch": "sm_90a"}, []), ({"schedule": "fused"}, []),
     ({"target": "triton"}, []), ({"target": "pto"}, [])])
 def test_kernels_of_vectors_alone(options, names):
-    assert together(lowered(**options)) == dict.fromkeys(names, HOPPER.heads_per_block)
+    assert together(lowered(**options)) == dict.fromkeys(names, HOPPER.heads["threads"])
 
 
 def test_what_is_computed_of_numbers():
@@ -51,17 +52,17 @@ def test_what_is_computed_of_numbers():
         return o, S
 
     p = lower(page.trace(), "tilelang", Schedule("mine", (("G", "total", "kept"), ("o", "S"))), SIZES, "float16")
-    assert together(p) == {"G_total_kept": HOPPER.heads_per_block}
+    assert together(p) == {"G_total_kept": HOPPER.heads["threads"]}
 
 
 def test_print_and_parse_keep_it():
     p = lowered()
-    assert "heads_per_block=16" in program_text(p) and parse_program(program_text(p)) == p
+    assert "batch=(16, 'threads')" in program_text(p) and parse_program(program_text(p)) == p
 
 
 def test_a_kernel_of_tiles_is_refused():
     p = lowered()
     for name, tiles in (("A", "k, "), ("S_U", "none|S")):
-        kernels = tuple(replace(k, heads_per_block=16) if k.name == name else k for k in p.kernels)
-        with pytest.raises(VerifyError, match=f"kernel {name}: has heads_per_block=16.*{tiles}"):
+        kernels = tuple(replace(k, batch=Batch(16, "threads")) if k.name == name else k for k in p.kernels)
+        with pytest.raises(VerifyError, match=rf"kernel {name}: has Batch\(heads=16.*{tiles}"):
             verify(replace(p, kernels=kernels))

@@ -1,0 +1,36 @@
+"""Rules about masks: they stand around products, and the mask of a decay is inside its exponential."""
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from ....ir.core import Op
+from .rule import Rules
+
+if TYPE_CHECKING:
+    from ..terms import Terms
+
+MASKS = Rules()
+#: Of a mask in an exponent.
+FILLED = (("fill", -inf),)
+
+MASKS.rule("a mask of a factor", "lower(x) * y", "lower(x * y)", "mul")
+MASKS.rule("a strict mask of a factor", "strictly_lower(x) * y", "strictly_lower(x * y)", "mul")
+MASKS.rule("a masked exponential", "lower(exp(x))", "exp(lower(x, fill=-inf))", "lower")
+MASKS.rule("a strictly masked exponential", "strictly_lower(exp(x))", "exp(strictly_lower(x, fill=-inf))", "strictly_lower")
+
+
+@MASKS.written("a mask of decays", "lower", "strictly_lower")
+def _decays(t: Terms, o: Op) -> str | None:
+    """The mask of a product moves into the exponentials of its decays. Then a mask `lower` of the product is dropped.
+
+    It is kept if another factor may be infinite above the diagonal, because 0 * inf is NaN.
+    """
+    factors = t.factors(o.args[0])
+    bare = [f for f in factors if t.is_a("exp", f) and t.difference(t.defs[f].args[0])]
+    masked = [t.make("exp", (t.make("lower", t.defs[f].args, FILLED, o.line),), line=o.line) if f in bare else f for f in factors]
+    goes = o.kind == "lower" and any(map(t.is_masked, masked)) and all(t.is_masked(f) or t.in_range(f) for f in masked)
+    if o.attrs or len(factors) == 1 or not (bare or goes):
+        return None
+    product = t.product(masked, o.line)
+    return product if goes else t.make(o.kind, (product,), line=o.line)

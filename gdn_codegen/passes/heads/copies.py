@@ -1,0 +1,41 @@
+"""Copies of ops for each of several heads, for the ways that give each head ops of its own."""
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from ...ir.core import Op
+
+
+def copies(ops: Sequence[Op], n: int, shared: Collection[str], in_turn: Callable[[Op], bool]) -> list[Op]:
+    """`ops` for `n` heads.
+
+    shared: values that all heads share; their ops are not copied. in_turn: whether an op is done for all heads before the next
+    op begins. A run of other ops is done head by head. A copy for a head other than 0 has a value with a new name, and an access
+    to a tensor gets the attribute `head`.
+    """
+    taken = {o.out for o in ops}
+    names: list[dict[str, str]] = [{} for _ in range(n)]
+
+    def copy(o: Op, head: int) -> Op:
+        """The op for a head. For head 0 this is the op itself."""
+        if not head:
+            return o
+        name = o.out
+        while name and name in taken:
+            name += f"_{'bcdefgh'[head - 1]}"
+        taken.add(name)
+        names[head][o.out] = name
+        made = replace(o.renamed(names[head]), out=name)
+        return made.with_attrs(head=head) if o.attr("tensor") else made
+
+    out: list[Op] = []
+    run: list[Op] = []  # ops that are done head by head
+    for o in ops:
+        if o.out not in shared and not in_turn(o):
+            run.append(o)
+            continue
+        out += [copy(x, head) for head in range(n) for x in run]
+        run.clear()
+        out += [copy(o, head) for head in range(1 if o.out in shared else n)]
+    return out + [copy(x, head) for head in range(n) for x in run]

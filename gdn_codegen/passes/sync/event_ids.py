@@ -1,0 +1,93 @@
+"""event_ids: gives each pair of a signal and a wait an event id, or a counter between agents.
+
+Signals share an id only if each is set after the wait for the one before. A counter takes more signals than one, up to its
+limit. Both follow from the clocks of a traversal: the signalling pipe must know that the wait is complete.
+"""
+from __future__ import annotations
+
+from ...schedule.schedule import ScheduleError
+from .traversal import Set, Traversal, Wait
+from .waits import Pair, Place
+
+#: The signals of a pair that use one of its ids: the pair, the number of its ids, the index of this one.
+_Part = tuple[Pair, int, int]
+
+
+class OutOfIds(Exception):
+    """No event id is free. place, agent: a barrier over the agent there makes one free."""
+
+    def __init__(self, place: Place, agent: str) -> None:
+        super().__init__(f"no event id is free {place} for {agent}")
+        self.place, self.agent = place, agent
+
+
+def number(found: Traversal, name: str) -> None:
+    """Set the ids of all pairs of a complete traversal. name: of the kernel, for errors.
+
+    Raises ScheduleError if the device has too few counters, and OutOfIds if it has too few event ids.
+    """
+    _counters(found, [x for x in found.waits.pairs if x.crosses], name)
+    groups: dict[tuple[int, int], list[Pair]] = {}
+    for x in found.waits.pairs:
+        if not x.crosses:
+            groups.setdefault((x.src, x.dst), []).append(x)
+    for pairs in groups.values():
+        _events(found, sorted(pairs, key=lambda x: found.sets[x][0].time))
+
+
+def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
+    """Give each pair between agents a counter. Pairs within an iteration share one while its limit allows it."""
+    device = found.trace.device
+    counters: list[list[_Part]] = []
+    shared: dict[tuple[int, int], int] = {}  # (signalling pipe, waiting pipe) -> the counter that pairs share
+    for x in pairs:
+        n = shared.get((x.src, x.dst), -1) if x.iteration is None else -1
+        if n < 0 or _clash(found, [*counters[n], (x, 1, 0)], x.dst, device.flag_limit):
+            n = len(counters)
+            counters.append([])
+        counters[n].append((x, 1, 0))
+        x.ids = (n,)
+        if x.iteration is None:
+            shared[x.src, x.dst] = n
+    if len(counters) > device.flags:
+        heads = found.trace.kernel.batch.heads
+        fewer = f"; accepted is a value_heads below {heads}, which needs fewer" if heads > 1 else ""
+        raise ScheduleError(f"{name}: its cores would wait for each other by {len(counters)} flags; "
+                            f"{device.name} has {device.flags} flags between agents{fewer}")
+
+
+def _events(found: Traversal, pairs: list[Pair]) -> None:
+    """Give pairs between the same two pipes event ids. The id that the fewest pairs use comes first."""
+    events = found.trace.device.events
+    used: list[list[_Part]] = [[] for _ in range(events)]
+    for x in pairs:
+        x.ids = ()
+        ways = x.slots if _clash(found, [(x, 1, 0)], x.dst) else 1
+        for way in range(ways):
+            part, clash = (x, ways, way), None
+            for e in sorted(range(events), key=lambda e: (len(used[e]), e)):
+                clash = _clash(found, [*used[e], part], x.dst)
+                if clash is None:
+                    used[e].append(part)
+                    x.ids = (*x.ids, e)
+                    break
+            if clash is not None:
+                raise OutOfIds(clash, found.trace.pipes.names[x.src][0])
+
+
+def _clash(found: Traversal, parts: list[_Part], dst: int, limit: int = 1) -> Place | None:
+    """The place of the first signal that could leave more than `limit` signals of one id without a wait. None if there is
+    none."""
+    steps: list[Set | Wait] = [s for x, ways, way in parts for s in found.sets[x] if s.number % ways == way]
+    steps += [w for x, ways, way in parts for w in found.taken[x] if w.number % ways == way]
+    done: list[int] = []
+    sets = 0
+    for s in sorted(steps, key=lambda s: s.time):
+        if isinstance(s, Wait):
+            done.append(s.done)
+            continue
+        due = sets - limit  # the number of the wait that must be known to be complete
+        if due >= 0 and (len(done) <= due or s.known[dst] < done[due]):
+            return s.place
+        sets += 1
+    return None

@@ -1,0 +1,89 @@
+"""trace: a kernel's ops in program order, with loops unrolled, for `synchronise`. Each step has the bytes that its op accesses in
+that iteration. All traversals share it.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...devices import Cores
+from ...ir.core import Kernel, Loop, Op, Stmt, loops
+from .accesses import Access, Counts, Path, pipe_of
+from .clocks import Pipes
+
+#: For each loop, its numbers of iterations, which are used in turn. They cover all cases: three (the first of two slots is used
+#: again), two (the second slot is used last), none, one.
+NESTED = {"item": [5], "chunk": [3, 2, 2, 0, 1]}
+#: The same for a kernel with at most one loop. With two slots, an op conflicts with ops of the two iterations before.
+FLAT = {"item": [3], "chunk": [3]}
+Iteration = tuple[int, ...]  # the iteration of each loop around a statement, outermost first
+#: low, high, write, pipe: bytes of a space, whether they are written, and the pipe that accesses them.
+Range = tuple[int, int, bool, int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An op, or the begin or the end of a loop. kind: "op", "begin" or "end".
+
+    pipe: the number of the pipe that runs the op, -1 if it is no instruction. accesses: what it accesses in this iteration.
+    times: at the end of a loop, the number of its iterations.
+    """
+
+    kind: str
+    path: Path
+    iteration: Iteration
+    op: Op | None = None
+    pipe: int = -1
+    accesses: tuple[tuple[Access, Range], ...] = ()
+    times: int = 0
+
+    @property
+    def current(self) -> int:
+        """The current iteration of the innermost loop around the statement."""
+        return self.iteration[-1] if self.iteration else 0
+
+
+class Trace:
+    """The steps of a kernel. loops: the index of each loop, by its place."""
+
+    def __init__(self, k: Kernel, device: Cores, accesses: dict[Path, list[Access]]) -> None:
+        self.kernel, self.device, self.pipes = k, device, Pipes(device)
+        self.loops: dict[Path, str] = {}
+        self.steps: list[Step] = []
+        self._accesses = accesses
+        self._trips = NESTED if len(list(loops(k.body))) > 1 else FLAT
+        self._met: dict[str, int] = {}
+        self._counts: Counts = {}
+        self._body(k.body, (), ())
+
+    def loop(self, path: Path) -> str:
+        """The index of the innermost loop around a statement. "" if there is none."""
+        return self.loops.get(path[:-1], "")
+
+    def _body(self, body: tuple[Stmt, ...], path: Path, iteration: Iteration) -> None:
+        """Add the steps of a body in one iteration of the loops around it."""
+        for i, s in enumerate(body):
+            at = (*path, i)
+            if isinstance(s, Loop):
+                self._loop(s, at, iteration)
+                continue
+            pipe = pipe_of(self.device, s)
+            if pipe is None:
+                self.steps.append(Step("op", at, iteration, s))
+                continue
+            n = self.pipes.number[pipe]
+            used: dict[tuple[str, Range], Access] = {}  # an op may read a value twice
+            for a in (x.at(self._counts) for x in self._accesses[at]):
+                used.setdefault((a.space, (a.low, a.high, a.write, n)), a)
+            self.steps.append(Step("op", at, iteration, s, n, tuple((a, where) for (_, where), a in used.items())))
+
+    def _loop(self, s: Loop, at: Path, iteration: Iteration) -> None:
+        """Add the steps of a loop."""
+        self.loops[at] = s.index
+        n = self._met[s.index] = self._met.get(s.index, -1) + 1
+        times = self._trips[s.index][n % len(self._trips[s.index])]
+        self.steps.append(Step("begin", at, iteration))
+        for t in range(times):
+            self._counts[s.index] = t
+            self._body(s.body, at, (*iteration, t))
+        self._counts[s.index] = times
+        self.steps.append(Step("end", at, iteration, times=times))

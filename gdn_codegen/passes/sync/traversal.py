@@ -1,0 +1,144 @@
+"""traversal: finds what orders the accesses of a kernel.
+
+A traversal of the trace keeps vector clocks of the pipes. If an op conflicts with an earlier op that is not known to be complete,
+the traversal adds a pair of a signal and a wait, or a barrier.
+"""
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from .accesses import Path
+from .clocks import Clocks
+from .hazards import Memory, Record
+from .trace import Step, Trace
+from .waits import Pair, Place, Waits
+
+
+class Set(NamedTuple):
+    """A signal in a traversal. number: counted from the loop's first signal, including those that prime the loop. known: the
+    clock of the signalling pipe."""
+
+    time: int
+    number: int
+    known: list[int]
+    place: Place
+
+
+class Wait(NamedTuple):
+    """A wait in a traversal. number: of the signal that it takes. done: its own number on the waiting pipe."""
+
+    time: int
+    number: int
+    done: int
+
+
+class Traversal:
+    """One traversal of the trace. adds: whether it adds what is missing. If not, it ends there."""
+
+    def __init__(self, trace: Trace, waits: Waits, adds: bool = True) -> None:
+        self.trace, self.waits, self.adds = trace, waits, adds
+        self.clocks, self.memory, self.time, self.whole = Clocks(trace.pipes), Memory(), 0, True
+        self.sets: dict[Pair, list[Set]] = {}
+        self.taken: dict[Pair, list[Wait]] = {}
+        self.queue: dict[Pair, deque[list[int]]] = {}  # what the signals say that no wait has taken yet
+
+    def run(self) -> bool:
+        """Traverse. True if all accesses are ordered without an addition."""
+        for s in self.trace.steps:
+            if s.kind != "end":
+                self.before(s)
+            if s.kind == "begin":
+                self.drain(("before", s.path))
+                for x in self.waits.primed.get(s.path, ()):
+                    for n in range(x.distance):
+                        self.signal(x, ("before", s.path), n)
+                continue
+            if s.kind == "end":
+                for x in self.waits.primed.get(s.path, ()):
+                    for n in range(x.distance):
+                        self.wait(x, s.times + n)
+            elif s.pipe >= 0:
+                self.order(s)
+                if not (self.whole or self.adds):
+                    return False
+            self.after(s)
+        return self.whole
+
+    def before(self, s: Step) -> None:
+        """Apply the waits and the barriers of unordered pipes before a statement."""
+        for x in self.waits.before.get(s.path, ()):
+            self.wait(x, s.current)
+        if s.path in self.waits.parted:
+            for i in self.trace.pipes.unordered:
+                self.clocks.barrier(i)
+                self.memory.barriers.setdefault(i, []).append((self.clocks.issued[i], s.path))
+
+    def after(self, s: Step) -> None:
+        """Apply the barriers over agents and the signals after a statement."""
+        place = "after", s.path
+        self.drain(place)
+        for x in self.waits.after.get(s.path, ()):
+            self.signal(x, place, s.current + x.distance)
+
+    def drain(self, place: Place) -> None:
+        """Apply the barriers over agents at a place."""
+        for agent in self.waits.drains.get(place, ()):
+            self.clocks.drain(agent)
+
+    def signal(self, x: Pair, place: Place, number: int) -> None:
+        """Record a signal of a pair, and what it says about completed ops."""
+        self.time += 1
+        self.sets.setdefault(x, []).append(Set(self.time, number, self.clocks.start(x.src), place))
+        self.queue.setdefault(x, deque()).append(self.clocks.snapshot(x.src))
+
+    def wait(self, x: Pair, number: int) -> None:
+        """Record a wait of a pair. The waiting pipe learns what the signal says."""
+        self.time += 1
+        self.clocks.start(x.dst)
+        if self.queue.get(x):
+            self.clocks.learn(x.dst, self.queue[x].popleft())
+        self.taken.setdefault(x, []).append(Wait(self.time, number, self.clocks.run(x.dst)))
+
+    def order(self, s: Step) -> None:
+        """Issue the op of `s`, after all earlier ops that conflict with it."""
+        while (r := self.memory.latest(s, self.clocks.start(s.pipe))) is not None:
+            self.whole = False
+            if not self.adds:
+                return
+            self.add(r, s)
+        number = self.clocks.run(s.pipe)
+        self.time += 1
+        self.memory.record(s, number, self.clocks.snapshot(s.pipe), self.time)
+
+    def add(self, r: Record, s: Step) -> None:
+        """Order the op of `r` before `s`. Within an unordered pipe, that is a barrier. Otherwise, it is a pair."""
+        if r.step.pipe == s.pipe:
+            self.waits.parted.add(s.path)
+            self.clocks.barrier(s.pipe)
+            return
+        x = pair(self.trace, r, s)
+        self.waits.add(x)
+        # In this traversal the pair had no signal in earlier iterations, so apply now what it would say. The next one has all.
+        last = self.memory.last_within(x.signal, x.src) if len(x.signal) < len(r.step.path) else r
+        self.clocks.learn(x.dst, last.clock)
+
+
+def pair(trace: Trace, r: Record, s: Step) -> Pair:
+    """The pair that orders the op of `r` before `s`, in the innermost body that contains both."""
+    iteration: Path | None = None
+    depth = distance = 0  # depth: of that body
+    x, y = r.step.path, s.path
+    while x[depth] == y[depth] and depth < len(x) - 1 and depth < len(y) - 1:
+        distance = s.iteration[depth] - r.step.iteration[depth]
+        depth += 1
+        if distance:
+            iteration = x[:depth]  # the two ops are in different iterations of this loop
+            break
+    signal, pipes, o = x[:depth + 1], trace.pipes, s.op
+    crosses = pipes.names[r.step.pipe][0] != pipes.names[s.pipe][0]
+    loop = trace.loop(signal)
+    slots = r.access.slots if loop == r.access.loop else 1
+    why = f"{r.access.value} -> {o.out or o.kind}" if o else ""
+    return Pair(r.step.pipe, pipes.issuer[s.pipe] if crosses else s.pipe, signal, y[:depth + 1], iteration, loop, why, crosses,
+                slots, min(distance, slots))

@@ -1,0 +1,61 @@
+"""waits: what `synchronise` adds to a kernel: pairs of a signal and a wait, and barriers, by their places."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .accesses import Path
+
+#: The place of a signal or a barrier: "after" a statement, or "before" a loop.
+Place = tuple[str, Path]
+
+
+@dataclass(eq=False)
+class Pair:
+    """A signal and its wait, as places in the program.
+
+    src, dst: the pipes that signal and wait. The signal comes after the statement `signal`, and the wait before the statement
+    `wait`. iteration: the loop of which a later iteration waits, or None. loop: the index of the innermost loop around the pair.
+    crosses: whether the pipes are of different agents. distance: how many iterations later the wait is. slots: those of the
+    storage that the pair is about. ids: the signals use them in turn.
+    """
+
+    src: int
+    dst: int
+    signal: Path
+    wait: Path
+    iteration: Path | None
+    loop: str
+    why: str
+    crosses: bool
+    slots: int
+    distance: int
+    ids: tuple[int, ...] = ()
+
+
+class Waits:
+    """The pairs and barriers of a kernel.
+
+    pairs: in the order in which they were found. parted: ops of unordered pipes with a barrier of their pipe before them.
+    drains: barriers over an agent, by place. after, before, primed: the pairs by the place of their signal, of their wait, and
+    of the loop that their first signals precede.
+    """
+
+    def __init__(self, drains: dict[Place, list[str]], pairs: list[Pair] | None = None, parted: set[Path] | None = None) -> None:
+        self.drains, self.pairs, self.parted = drains, list[Pair](), set(parted or ())
+        self.after: dict[Path, list[Pair]] = {}
+        self.before: dict[Path, list[Pair]] = {}
+        self.primed: dict[Path, list[Pair]] = {}
+        for x in pairs or ():
+            self.add(x)
+
+    def add(self, x: Pair) -> None:
+        """Add a pair."""
+        self.pairs.append(x)
+        self.after.setdefault(x.signal, []).append(x)
+        self.before.setdefault(x.wait, []).append(x)
+        if x.iteration is not None:
+            self.primed.setdefault(x.iteration, []).append(x)
+
+    def without(self, pair: Pair | None = None, barrier: Path | None = None) -> Waits:
+        """A copy without a pair, or without the barrier before an op."""
+        return Waits(self.drains, [x for x in self.pairs if x is not pair], self.parted - {barrier})

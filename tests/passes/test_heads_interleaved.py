@@ -1,0 +1,34 @@
+"""Heads batched by interleaving: how many, and what is refused."""
+import pytest
+
+from gdn_codegen.algorithms import find
+from gdn_codegen.ir.core import Batch, walk
+from gdn_codegen.passes.pipelines import lower
+from gdn_codegen.schedule import ScheduleError, varied
+
+SIZES = {"C": 32, "K": 16, "V": 32}
+
+
+def lowered(schedule, heads, target="pto"):
+    return lower(find("gated_delta_rule").trace(), target, varied(schedule, value_heads=heads), SIZES, "float16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads, want", [(0, 2), (1, 1), (2, 2), (4, 4)])
+def test_a_kernel_over_chunks_interleaves_as_many_heads_as_asked(heads, want):
+    """0 is the device's number. Each head but the first has stores of its own, and a walk has one head."""
+    chunks, walks = lowered("replay", heads).kernels
+    assert chunks.batch == (Batch(want, "interleaved") if want > 1 else Batch()) and walks.batch == Batch()
+    stored = [o.attr("head", 0) for o in walk(chunks.body) if o.kind == "store" and o.attr("tensor") == "G_ws"]
+    assert stored == list(range(want))
+
+
+def test_what_needs_more_flags_than_there_are_names_the_field():
+    with pytest.raises(ScheduleError, match="16 flags between agents; accepted is a value_heads below 4, which needs fewer"):
+        lowered("prepared", 4)
+
+
+@pytest.mark.parametrize("heads, way", [(1, "threads"), (2, ""), (2, "pairs"), (0, "")])
+def test_a_batch_is_heads_and_a_way(heads, way):
+    with pytest.raises(ValueError, match=r"batch: got .*; accepted: 1 head and '', or more heads and interleaved or key_head"):
+        Batch(heads, way)
