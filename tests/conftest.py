@@ -1,9 +1,11 @@
 import atexit
+import gc
 import os
 import shutil
 import sys
 import tempfile
 from dataclasses import replace
+from importlib.util import find_spec
 from math import exp
 from pathlib import Path
 
@@ -19,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
+from triton_interpreter import keep_types
 
 from gdn_codegen.ir.core import Batch, Loop, Program, walk
 from gdn_codegen.ir.interpret import Problem, interpret
@@ -29,6 +32,10 @@ from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.cut.partition import BOUND
 
 torch.set_num_threads(1)
+# TVM, Triton and torch bring a million objects that stay. A tenth of the time went into looking at them again and again.
+gc.set_threshold(100_000, 20, 50)
+if find_spec("triton"):
+    keep_types()
 _seen: set[tuple[Program, Program]] = set()
 _outputs: dict[tuple[Program, bool], dict[str, torch.Tensor]] = {}
 
