@@ -43,7 +43,7 @@ SIGNATURES = {
         "g beta scale initial_state output_final_state cu_seqlens head_first use_qk_l2norm_in_kernel "
         "return_intermediate_states chunk_indices chunk_offsets core_attn_out inplace_final_state ssm_state_indices "
         "num_accepted_tokens retrieve_parent_token A_log a b dt_bias threshold is_kda ddtree_parent_ids "
-        "has_initial_state"),
+        "has_initial_state softplus_beta softplus_threshold initial_state_source initial_state_indices"),
     "vLLM-Ascend": (
         "g beta scale initial_state output_final_state cu_seqlens prebuilt_meta head_first use_qk_l2norm_in_kernel "
         "chunk_indices chunk_offsets core_attn_out"),
@@ -51,7 +51,8 @@ SIGNATURES = {
         "g beta scale initial_state initial_state_indices cu_seqlens head_first use_qk_l2norm_in_kernel inplace_update "
         "A_log a dt_bias softplus_beta softplus_threshold b initial_state_source is_kda lower_bound "
         "disable_state_update disable_output_calculation intermediate_states_buffer intermediate_state_indices "
-        "cache_steps retrieve_parent_token rand_seed use_rs_rounding philox_rounds out"),
+        "cache_steps retrieve_parent_token rand_seed use_rs_rounding philox_rounds out accepted_steps cache_ring "
+        "replayssm_rawv replayssm_rawk replayssm_g replayssm_beta output_final_state"),
     "sgl-kernel-npu": (
         "g beta scale initial_state output_final_state cu_seqlens head_first use_qk_l2norm_in_kernel A_log a dt_bias "
         "softplus_beta softplus_threshold b initial_state_source initial_state_indices is_kda"),
@@ -153,9 +154,9 @@ def test_every_op_refuses_what_nobody_knows_and_what_is_misspelt(op):
     for name, meant in (("inital_state", "initial_state"), ("chunk", "chunk_size"), ("ssm_state_indicies", "ssm_state_indices"),
                         ("scael", "scale")):
         for _ in range(2):
-            with pytest.raises(ValueError, match=rf"^{name}: got a keyword that no op has; .*; did you mean {meant}\?$"):
+            with pytest.raises(ValueError, match=rf"^{name}: got a keyword that this op does not know; .*; did you mean {meant}\?$"):
                 op(**given, **{name: None})
-    with pytest.raises(ValueError, match=r"^colour: got a keyword that no op has; accepted: those of docs/contract\.md$"):
+    with pytest.raises(ValueError, match=r"^colour: got a keyword that this op does not know; accepted: those of docs/contract\.md$"):
         op(**given, colour=None)
 
 
