@@ -141,7 +141,6 @@ LONG = {
     ("passes/algebra/vectorise.py", ""): "one rule for each op that vector cores lack",
     ("passes/cut/kernels.py", ""): "slices of the graph, and the kernels that they make",
     ("passes/cut/partition.py", ""): "the three kernels of a partition share their loads",
-    ("passes/loops/list_scheduling.py", ""): "one list with its model of pipes and space",
     ("passes/pipelines.py", ""): "the order of all passes, a line for each",
     ("passes/storage/pack.py", ""): "lifetimes and places of one kernel",
     ("passes/storage/place.py", ""): "which values share a buffer, one rule for each case",

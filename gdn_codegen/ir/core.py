@@ -26,6 +26,9 @@ class Op:
     agent: str = ""  # the pass `assign` sets it
     buffer: str = ""  # the pass `place` sets it
 
+    def __hash__(self) -> int:  # passes look ops up in sets; these three fields tell most ops apart
+        return hash((self.kind, self.out, self.args))
+
     def attr(self, name: str, default: Any = None) -> Any:
         """The value of an attribute, or `default` if the op does not have the attribute."""
         return dict(self.attrs).get(name, default)
@@ -209,8 +212,7 @@ class Program:
 
     @property
     def skips(self) -> str:
-        """The name of the tensor (index "number") that marks the sequences to skip, "" if there is none. A sequence whose number
-        is negative is skipped: its instances only clear rows."""
+        """The tensor (index "number") with negative numbers for sequences that are skipped: their instances only clear rows."""
         return next((t.at for t in self.role("input") if t.at), "")
 
     def clears(self, k: Kernel) -> tuple[Tensor, ...]:

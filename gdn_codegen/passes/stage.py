@@ -58,7 +58,6 @@ def require(name: str, p: Program, *needs: str) -> None:
 
 def _advice(stage: str, needs: tuple[str, ...]) -> str:
     """Which pass must run first, or which pass has ended the needed stage."""
-    from . import pipelines  # noqa: F401  (importing a pass declares it)
     order = list(STAGES)
     if stage not in order or order.index(stage) < order.index(needs[0]):
         return f"Run {' or '.join(sorted(n for n, x in PASSES.items() if x.gives == needs[0]))} first."

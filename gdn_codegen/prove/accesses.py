@@ -63,9 +63,13 @@ class Memory:
             for c in lp.carried:
                 self.home[c.name] = self.home[c.result] = self.home[c.init]
         self.rotation = rings(k)
+        self.fixed: dict[Op, list[Range]] = {}  # what ops use that use the same in every iteration
 
     def used(self, o: Op, loop: str, at: Iterations) -> list[Range]:
         """The ranges that the instruction `o` uses in iteration `at`. loop: its innermost loop."""
+        if o in self.fixed:
+            return self.fixed[o]
+        rotates = o.out in self.rotation or any(x in self.rotation for a in o.args for x in self.parts(a))
         out = [self.tile(self.buffers[self.home[x]], x, at, False) for a in o.args for x in self.parts(a)]
         if o.buffer:
             out.append(self.tile(self.buffers[o.buffer], o.out, at, True))
@@ -78,6 +82,8 @@ class Memory:
         if tensor in self.channels:
             slot = (at.get(loop, 0) + o.attr("ahead", 0)) % self.channels[tensor]
             out.append(Range(tensor, slot, slot + 1, o.kind == "store", tensor))
+        elif not rotates:
+            self.fixed[o] = out
         return out
 
     def parts(self, a: str) -> Iterator[str]:

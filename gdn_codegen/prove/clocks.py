@@ -30,12 +30,15 @@ class Clocks(Generic[Pipe]):
         self.issuer = [self.number[issuers.get(p, p)] for p in self.names]
         self.unordered = {self.number[p] for p in unordered}
         self.count = [0] * len(self.names)  # ops issued so far
-        self.clock: list[Clock] = [[0] * len(self.names) for _ in self.names]
+        self.clock: list[Clock] = [[0] * len(self.names) for _ in self.names]  # clocks are replaced, never changed
+        self.heard = list(self.clock)  # for each pipe, the clock of its issuer that it has joined last
 
     def known(self, pipe: int) -> Clock:
         """The ops that are known to be complete when the next op of `pipe` starts."""
-        if self.issuer[pipe] != pipe:
-            self.clock[pipe] = joined(self.clock[pipe], self.clock[self.issuer[pipe]])
+        issuer = self.clock[self.issuer[pipe]]
+        if self.heard[pipe] is not issuer:
+            self.heard[pipe] = issuer
+            self.clock[pipe] = joined(self.clock[pipe], issuer)
         return self.clock[pipe]
 
     def learn(self, pipe: int, what: Clock) -> None:
@@ -47,15 +50,14 @@ class Clocks(Generic[Pipe]):
         self.known(pipe)
         self.count[pipe] += 1
         if pipe not in self.unordered:
-            self.clock[pipe][pipe] = self.count[pipe]
+            self.settle(pipe)
         return self.count[pipe]
 
     def after(self, pipe: int) -> Clock:
         """The clock once all ops that `pipe` has issued are complete. A signal carries this clock."""
-        out = list(self.known(pipe))
-        out[pipe] = self.count[pipe]
-        return out
+        known = self.known(pipe)
+        return [*known[:pipe], self.count[pipe], *known[pipe + 1:]]
 
     def settle(self, pipe: int) -> None:
         """Record that all earlier ops of `pipe` are complete before its next op starts (a barrier of the pipe)."""
-        self.clock[pipe][pipe] = self.count[pipe]
+        self.clock[pipe] = self.after(pipe)

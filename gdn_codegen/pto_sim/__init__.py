@@ -59,11 +59,12 @@ def compiler() -> str:
     return found
 
 
-def compile_command(source: Path, names: Sequence[str], output: Path, opt: str = "-O1",
+def compile_command(source: Path, names: Sequence[str], output: Path, opt: str = "-O0",
                     runtime: Path | None = None, cxx: str | None = None) -> list[str]:
     """The command that compiles a shared library with a function `NAME_sim` for each kernel NAME of `source`.
 
     `runtime` is the object file of `runtime_object`. Without it, the command also compiles the engine, which takes seconds more.
+    opt: the kernel's own code only calls the engine. Optimising it takes three times as long, and the simulator is not faster.
     """
     kernels = " ".join(f"PTO_SIM_KERNEL({name})" for name in names)
     return [
@@ -91,7 +92,7 @@ def _compile(command: Sequence[str]) -> None:
         raise PtoSimError(f"pto_sim [compile] {' '.join(command)}\n{done.stderr}")
 
 
-def build(source: Path, names: Sequence[str], output: Path, opt: str = "-O1", cxx: str | None = None) -> Path:
+def build(source: Path, names: Sequence[str], output: Path, opt: str = "-O0", cxx: str | None = None) -> Path:
     """Compile `source` into the shared library `output`."""
     _compile(compile_command(source, names, output, opt, runtime_object(cxx=cxx), cxx))
     return output

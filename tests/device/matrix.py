@@ -2,6 +2,7 @@
 
     python tests/device/matrix.py --out result.json                          # ten minutes, on one GPU; what it leaves is told
     python tests/device/matrix.py --seed 0 --only tilelang:17                # one build of it, with traces
+    python tests/device/matrix.py --again result.json --limit 300 --out both.json  # what had no time or failed, once more
     python tests/device/matrix.py --write docs/verification.md result.json   # the page of a run
     python tests/device/matrix.py --write docs/verification.md --suites suites.json "commit, date, device"
 """
@@ -52,6 +53,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--budget", type=float, default=540, help="seconds, from start to end; what is left then is not run")
     p.add_argument("--limit", type=float, default=90, help="seconds that one call may take, its compile included")
     p.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes; each compiles, runs and checks")
+    p.add_argument("--again", metavar="RESULT", help="of a run's result: the calls that failed, were slow or not run; --out gets "
+                   "the result of both")
     p.add_argument("--commit", default="", help="what the result names where there is no git")
     p.add_argument("--out", help="the file for the result (JSON)")
     p.add_argument("--only", metavar="TARGET:N", help="one build of the draw, in this process, with traces")
@@ -79,6 +82,41 @@ def covers(a: argparse.Namespace) -> list[Cover]:
 def drawn_jobs(of: list[Cover], seed: int, more: bool) -> Iterator[list[dict[str, Any]]]:
     """Builds of the targets in turn."""
     return (j for j in chain.from_iterable(zip_longest(*(jobs(c, seed, more) for c in of))) if j)
+
+
+#: What is worth another try, first of all what failed.
+UNSETTLED = ("wrong", "error", "not run", "slow")
+
+
+def name(c: dict[str, Any]) -> str:
+    """A call's name in its draw."""
+    return f"{c['target']}:{c['n']}.{c['call']}"
+
+
+def kept_in(plan: list[list[dict[str, Any]]], draw: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+    """The draw, which `plan` gets as it is asked for."""
+    for jobs_of_build in draw:
+        plan.append(jobs_of_build)
+        yield jobs_of_build
+
+
+def unsettled(plan: list[list[dict[str, Any]]], calls: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The calls of a draw that a run left without a result, by build: what failed first."""
+    rank = {name(c): UNSETTLED.index(c["status"]) if c["status"] in UNSETTLED else -1 for c in calls}
+    not_run = UNSETTLED.index("not run")
+    left = [[j for j in jobs if rank.get(name(j), not_run) >= 0] for jobs in plan]
+    return sorted((js for js in left if js), key=lambda js: min(rank.get(name(j), not_run) for j in js))
+
+
+def first_run(a: argparse.Namespace, plan: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """The result that --again names. SystemExit where its calls are not those of this draw."""
+    first: dict[str, Any] = json.loads(Path(a.again).read_text())
+    drawn = {name(j): j["row"] for js in plan for j in js}
+    other = [name(c) for c in first["calls"] if drawn.get(name(c)) != tupled(c["row"])]
+    if other:
+        raise SystemExit(f"--again: got {a.again}, whose calls are others than those drawn here ({other[0]}); accepted: a result "
+                         f"of the same draw: seed {first['seed']}, and a commit with the same levels and schedules")
+    return first
 
 
 def only(a: argparse.Namespace) -> int:
@@ -130,34 +168,49 @@ def ended(a: argparse.Namespace, pool: Pool, todo: Iterator[list[dict[str, Any]]
     return done
 
 
+def gpus(a: argparse.Namespace) -> list[str]:
+    """The GPUs that workers take in turn, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [] if a.device == "cpu" else named.split(",") if named else list(map(str, range(torch.cuda.device_count())))
+
+
 def run(a: argparse.Namespace, start: float) -> int:
     """The run, its result file and its summary; 1 where something is wrong."""
     # the same interpreter, which another name may not find
     command = [sys.executable, str(Path(__file__)), "--worker", "--device", a.device, "--targets", a.targets]
     logs = Path(tempfile.mkdtemp(prefix="gdn_codegen_matrix_"))
-    pool, plan = Pool(command, a.workers, logs, a.limit), []
+    pool = Pool(command, a.workers, logs, a.limit, gpus(a))
+    plan: list[list[dict[str, Any]]] = []
+    first: dict[str, Any] = {"calls": []}
     try:
         of, facts = covers(a), device_facts(a)
         print(f"{facts['device']}, seed {a.seed}, {a.workers} processes, {a.budget:.0f} s at most, "
               + ", ".join(f"{c.target}: {c.pairs} pairs" for c in of) + f"; logs in {logs}", flush=True)
-        # drawn as workers ask, and kept
-        draw = (plan.append(j) or j for j in islice(drawn_jobs(of, a.seed, a.more), a.builds or None))
+        draw = kept_in(plan, islice(drawn_jobs(of, a.seed, a.more), a.builds or None))
+        if a.again:
+            deque(draw, 0)
+            first = first_run(a, plan)
+            draw = iter(unsettled(plan, first["calls"]))
         done = ended(a, pool, draw, start)
     finally:
         pool.end()
-    if not a.more:  # the rest, to say what was not run, as far as that is soon known
+    if not a.more and not a.again:  # the rest, to say what was not run, as far as that is soon known
         deque(takewhile(lambda _: time.monotonic() - start < a.budget + MARGIN, draw), 0)
-    known = {(d["target"], d["n"], d["call"]) for d in done}
-    not_run = [f"{j['target']}:{j['n']}.{j['call']}" for js in plan for j in js if (j["target"], j["n"], j["call"]) not in known]
-    ran = [d for d in done if d["status"] not in ("refused", "not admitted", "slow")]
+    tried = set(map(name, done))
+    facts |= {"seconds": round(time.monotonic() - start), "workers": a.workers, "limit": a.limit}
+    if a.again:
+        facts = {n: first[n] for n in facts} | {"again": [*first.get("again", []), {**facts, "calls": len(done)}]}
+    calls = [c for c in first["calls"] if name(c) not in tried] + done
+    ran = [c for c in calls if c["status"] not in ("refused", "not admitted", "slow")]
     pairs = {c.target: c.met(tupled(d["row"]) for d in ran if d["target"] == c.target) for c in of}
-    result = {**facts, "seed": a.seed, "on": a.device, "seconds": round(time.monotonic() - start), "workers": a.workers,
-              "builds": len({(d["target"], d["n"]) for d in done}), "pairs": pairs, "not_run": not_run, "asked": a.builds,
-              "calls": done}
+    known = set(map(name, calls))
+    not_run = [name(j) for js in plan for j in js if name(j) not in known]
+    result = {**facts, "seed": a.seed, "on": a.device, "builds": len({(d["target"], d["n"]) for d in calls}), "pairs": pairs,
+              "not_run": not_run, "asked": a.builds, "calls": calls}
     if a.out:
         Path(a.out).write_text(json.dumps(result, indent=0))
     print(page(result).partition("\n- ")[2])
-    return int(any(d["status"] in ("wrong", "error") for d in done))
+    return int(any(d["status"] in ("wrong", "error") for d in calls))
 
 
 def tupled(row: dict[str, Any]) -> dict[str, Any]:
@@ -176,6 +229,9 @@ def main() -> int:
     for target in a.targets.split(","):
         if target not in OWN or not runs(target, a.device) or (a.device == "cuda" and not torch.cuda.is_available()):
             raise SystemExit(f"targets: got {target}, which does not run {a.device} tensors here")
+    if a.again:
+        first = json.loads(Path(a.again).read_text())
+        a.seed, a.builds, a.targets = first["seed"], first["asked"], ",".join(first["pairs"])
     if a.worker:
         serve(a.device)
         return 0

@@ -96,7 +96,9 @@ def page(result: dict[str, Any]) -> str:
              "- admission check: " + ("on" if result["admission"] else
                                       "off (GDN_CODEGEN_ADMIT=0), so that what a toolchain miscompiles shows as a wrong result"),
              f"- pairs of levels that met in a call that ran: {pairs} (less those that no build has room for)",
-             _left(result), ""]
+             *(f"- tried again, of what had failed, was slow or not run: {r['calls']} calls in {r['seconds']} s on "
+               f"{r['workers']} processes, commit {r['commit']}, {r['date']}, {r['device']}, {r['limit']:.0f} s a call at most"
+               for r in result.get("again", [])), _left(result), ""]
     lines += ["## Counts", ""]
     for name, of in (("target", lambda c: c["target"]), ("schedule", lambda c: f"{c['target']}: {c['row']['schedule']}"),
                      ("inverse", lambda c: c["row"]["inverse"] or "the schedule's"),

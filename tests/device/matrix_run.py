@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,7 @@ def serve(device: str) -> None:
         if device != "cpu":
             try:
                 torch.cuda.synchronize()
+                torch.cuda.empty_cache()  # many processes share a GPU's memory
             except Exception as e:  # the context is lost, and with it the process
                 lost, result = True, {**result, "lost": True, "why": result.get("why") or f"{type(e).__name__}: {e}"}
                 result["status"] = result["status"] if result["status"] == "not admitted" else "error"
@@ -135,13 +136,14 @@ def serve(device: str) -> None:
 
 @dataclass
 class Worker:
-    """A process, the job that it has, and those that follow in it."""
+    """A process, the job that it has, and those that follow in it. `compiled`: it was seen past its compile when time was up."""
 
     process: subprocess.Popen[str]
     log: Path
     queue: list[dict[str, Any]]
     job: dict[str, Any] | None = None
     since: float = 0.0
+    compiled: bool = False
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -150,39 +152,48 @@ class Worker:
 
 
 class Pool:
-    """So many workers. A job is a dict, and its result comes back beside it."""
+    """So many workers, GPUs in turn. A job is a dict, and its result comes back beside it. limit: seconds of a job, its compile
+    included; grace: further seconds of one that has compiled by then."""
 
-    def __init__(self, command: list[str], workers: int, logs: Path, limit: float) -> None:
-        self.command, self.logs, self.limit = command, logs, limit
+    def __init__(self, command: list[str], workers: int, logs: Path, limit: float, gpus: Sequence[str] = (),
+                 grace: float = 30) -> None:
+        self.command, self.logs, self.limit, self.gpus, self.grace = command, logs, limit, gpus, grace
         self.events, self.started = selectors.DefaultSelector(), 0
         self.workers = [self._start([]) for _ in range(workers)]
 
     def _start(self, queue: list[dict[str, Any]]) -> Worker:
         log = self.logs / f"worker{self.started}.log"
+        gpu = {"CUDA_VISIBLE_DEVICES": self.gpus[self.started % len(self.gpus)]} if self.gpus else {}
         self.started += 1
         with open(log, "w") as f:
             process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=f, text=True,
-                                       start_new_session=True)
+                                       start_new_session=True, env={**os.environ, **gpu})
         w = Worker(process, log, queue)
         assert process.stdout is not None
         self.events.register(process.stdout, selectors.EVENT_READ, w)
         return w
 
-    def _late(self, w: Worker) -> tuple[str, str]:
-        """Status and reason of a job that takes too long, by where its process is."""
+    def _late(self, w: Worker) -> tuple[str, str] | None:
+        """Status and reason of a job that takes too long, by where its process is. None: it has compiled, and may go on."""
+        if w.compiled:
+            most = self.limit + self.grace
+            return ("error", f"no answer in {most:.0f} s") if self._taken(w) > most else None
         with contextlib.suppress(ProcessLookupError):
             os.kill(w.process.pid, ASKED)
             time.sleep(0.3)
-        why = f"no answer in {self.limit:.0f} s"
-        return ("slow", f"too slow to compile: {why}") if COMPILES.search(w.log.read_text(errors="replace")) else ("error", why)
+        w.compiled = not COMPILES.search(w.log.read_text(errors="replace"))
+        return None if w.compiled else ("slow", f"too slow to compile: no answer in {self.limit:.0f} s")
+
+    def _taken(self, w: Worker) -> float:
+        return time.monotonic() - w.since
 
     def _replaced(self, w: Worker, why: str, status: str = "error") -> tuple[dict[str, Any] | None, Result]:
         self.events.unregister(w.process.stdout)  # type: ignore[arg-type]
         w.end()
-        lines = w.log.read_text(errors="replace").strip().splitlines()[-12:]
+        lines = w.log.read_text(errors="replace").strip().splitlines()[-40:]
         self.workers[self.workers.index(w)] = self._start(w.queue)
         return w.job, {"status": status, "why": f"{why} (exit {w.process.returncode})", "trace": "\n".join(lines), "build": "",
-                       "seconds": round(time.monotonic() - w.since, 2)}
+                       "seconds": round(self._taken(w), 2)}
 
     def left(self) -> list[dict[str, Any]]:
         """Jobs without a result."""
@@ -197,7 +208,7 @@ class Pool:
                     self._give(w, w.queue.pop(0))
 
     def _give(self, w: Worker, job: dict[str, Any]) -> None:
-        w.job, w.since = job, time.monotonic()
+        w.job, w.since, w.compiled = job, time.monotonic(), False
         with contextlib.suppress(BrokenPipeError):  # it has ended, which `results` sees
             w.process.stdin.write(json.dumps(job) + "\n")  # type: ignore[union-attr]
             w.process.stdin.flush()  # type: ignore[union-attr]
@@ -217,8 +228,8 @@ class Pool:
                 if job is not None:
                     yield job, result
         for w in list(self.workers):
-            if w.job is not None and time.monotonic() - w.since > self.limit:
-                status, why = self._late(w)
+            if w.job is not None and self._taken(w) > self.limit and (late := self._late(w)):
+                status, why = late
                 rest = w.queue[:] if status == "slow" else []  # of the same build
                 del w.queue[:len(rest)]
                 job, result = self._replaced(w, why, status)

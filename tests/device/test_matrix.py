@@ -6,6 +6,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
+import matrix
 import matrix_run
 import pytest
 import torch
@@ -118,7 +119,7 @@ for line in sys.stdin:
 
 
 def test_a_crash_and_a_hang_end_one_process_and_the_rest_is_done(tmp_path):
-    pool, done = matrix_run.Pool([sys.executable, "-c", WORKER], 2, tmp_path, 1.5), []
+    pool, done = matrix_run.Pool([sys.executable, "-c", WORKER], 2, tmp_path, 1.5, grace=1), []
     todo = iter([[{"do": "ok", "n": 0}, {"do": "crash", "n": 1}, {"do": "ok", "n": 2}],
                  [{"do": "hang", "n": 3}, {"do": "ok", "n": 4}]])
     start = time.monotonic()
@@ -131,6 +132,42 @@ def test_a_crash_and_a_hang_end_one_process_and_the_rest_is_done(tmp_path):
     said = {job["n"]: (r["status"], r.get("why", "")) for job, r in done}
     assert sorted(said) == [0, 1, 2, 3, 4] and {said[n][0] for n in (0, 2, 4)} == {"ok"}
     assert "process ended" in said[1][1] and "no answer" in said[3][1] and said[1][0] == said[3][0] == "error"
+
+
+def test_a_process_that_has_compiled_gets_more_time(tmp_path):
+    slow = [sys.executable, "-c", WORKER.replace("sleep(99)", "sleep(2)")]
+    pool, done = matrix_run.Pool(slow, 1, tmp_path, 0.5, grace=20), []
+    todo = iter([[{"do": "hang", "n": 0}]])
+    start = time.monotonic()
+    while time.monotonic() - start < 20:
+        pool.feed(todo)
+        if not pool.left():
+            break
+        done += list(pool.results(0.2))
+    pool.end()
+    assert [r["status"] for _, r in done] == ["ok"]
+
+
+def test_workers_take_gpus_in_turn(tmp_path):
+    shows = """
+import os, sys, json
+for _ in sys.stdin: print(json.dumps({"status": os.environ["CUDA_VISIBLE_DEVICES"]}), flush=True)
+"""
+    pool, done = matrix_run.Pool([sys.executable, "-c", shows], 3, tmp_path, 20, gpus=["4", "7"]), []
+    pool.feed(iter([[{"n": n}] for n in range(3)]))
+    start = time.monotonic()
+    while pool.left() and time.monotonic() - start < 20:
+        done += list(pool.results(0.2))
+    pool.end()
+    assert sorted(r["status"] for _, r in done) == ["4", "4", "7"]
+
+
+def test_what_is_tried_again_is_what_has_no_result():
+    jobs = [[{"target": "triton", "n": n, "call": c, "row": {}} for c in range(2)] for n in range(4)]
+    said = {(0, 0): "ok", (0, 1): "slow", (1, 0): "ok", (1, 1): "refused", (2, 0): "ok", (2, 1): "wrong", (3, 0): "not admitted"}
+    calls = [{"target": "triton", "n": n, "call": c, "status": s} for (n, c), s in said.items()]
+    left = matrix.unsettled(jobs, calls)
+    assert [[(j["n"], j["call"]) for j in js] for js in left] == [[(2, 1)], [(3, 1)], [(0, 1)]], "failed, not run, slow"
 
 
 def test_the_page_names_failures_and_how_to_repeat_them():

@@ -52,6 +52,7 @@ class Run:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "suite", "-p", "no:cacheprovider", "--show-capture=no",
                    "--rootdir", str(root), "-c", os.devnull, *adapter.WORDS, *(["-n", str(workers)] if workers else []), *words,
                    *(str(root / p) for p in paths)]
+        self.start = time.monotonic()
         with open(self.log, "w") as f:
             self.process = subprocess.Popen(command, cwd=root, env={**_own(), **said}, stdout=f, stderr=subprocess.STDOUT)
 
@@ -59,7 +60,8 @@ class Run:
         """What came of it. A suite past its time ends by itself after the test that it is in, or is ended."""
         late = False
         try:
-            self.process.wait(self.seconds + 40 if self.seconds else None)
+            left = self.start + self.seconds + 40 - time.monotonic()
+            self.process.wait(max(1.0, left) if self.seconds else None)
         except subprocess.TimeoutExpired:
             late = True
             self.process.kill()
@@ -100,9 +102,10 @@ def main() -> int:
     start = time.monotonic()
     every = {n or "all": int(x) for n, _, x in (item.rpartition("=") for item in a.every.split(","))}
     runs = [Run(n, root, every.get(n, every.get("all", 1)), a.seconds, a.workers, tuple(a.words)) for n, root in given.items()]
-    results = [r.wait() for r in runs]
-    for r in results:
-        print("\n".join(lines(r)), flush=True)
+    results = []
+    for r in runs:
+        results.append(r.wait())
+        print("\n".join(lines(results[-1])), flush=True)
     print(f"{time.monotonic() - start:.0f} s")
     if a.out:
         Path(a.out).write_text(json.dumps(results, indent=1))

@@ -6,8 +6,9 @@ then more cached masks.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from functools import partial
 
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, walk
@@ -70,9 +71,29 @@ def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, li
         wide, made = interleaved(p, k, n)
         whole = with_tensors(p, *made)
         masks = candidates(whole, wide) if s.cache_masks else []
-        for what, kept in product(ahead, range(len(masks), -1, -1)):
-            variant = prefetch(whole, hoist(wide, set(masks[:kept])), what, device)
-            variant = list_scheduling(whole, variant, device) if s.order == "list" else variant
-            if fits(whole, variant, s, roomy if kept else device):
-                return variant, made
+
+        def variant(what: str, kept: int, wide: Kernel = wide, whole: Program = whole, masks: list[str] = masks) -> Kernel | None:
+            """The variant with the first `kept` masks cached. None if it does not fit."""
+            done = prefetch(whole, hoist(wide, set(masks[:kept])), what, device)
+            done = list_scheduling(whole, done, device) if s.order == "list" else done
+            return done if fits(whole, done, s, roomy if kept else device) else None
+
+        for what in ahead:
+            found = _most(partial(variant, what), len(masks))
+            if found is not None:
+                return found, made
     return k, []  # `pack` raises the error that names the values
+
+
+def _most(variant: Callable[[int], Kernel | None], limit: int) -> Kernel | None:
+    """The variant with the most masks, at most `limit`. None if not even the variant without masks fits. A variant fits if one
+    with more masks does. Therefore few variants are tried."""
+    found = variant(limit)
+    if found is not None or not limit:
+        return found
+    found, low, high = variant(0), 0, limit  # low fits, high does not
+    while found is not None and high - low > 1:
+        middle = (low + high) // 2
+        tried = variant(middle)
+        found, low, high = (found, low, middle) if tried is None else (tried, middle, high)
+    return found

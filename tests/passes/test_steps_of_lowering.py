@@ -1,0 +1,45 @@
+"""What makes lowering for cores slow happens a bounded number of times. Times themselves are measured elsewhere."""
+from collections import Counter
+
+import pytest
+
+from gdn_codegen.passes.storage import arrange
+from gdn_codegen.passes.sync.traversal import Traversal
+from gdn_codegen.runtime.build import Build, lowered
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Counts of tried variants of kernels, of traversals of traces, and of their ops."""
+    count = Counter()
+
+    def count_calls(owner, name, key):
+        real = getattr(owner, name)
+
+        def run(*args, **kwargs):
+            count[key] += 1
+            return real(*args, **kwargs)
+        monkeypatch.setattr(owner, name, run)
+    count_calls(arrange, "fits", "variants")
+    count_calls(Traversal, "run", "traversals")
+    count_calls(Traversal, "order", "ops")
+    return count
+
+
+@pytest.mark.parametrize("schedule, options, variants, traversals, ops", [
+    ("fused", {}, 5, 5, 6_400), ("fused", {"chunk": 128}, 4, 6, 12_000), ("staged", {}, 6, 18, 4_600), ("walk", {}, 2, 8, 5_100)])
+def test_modules_of_cores_are_lowered_in_few_steps(schedule, options, variants, traversals, ops, counted):
+    lowered.__wrapped__(Build("pto", schedule=schedule, **options))
+    assert counted["variants"] <= variants and counted["traversals"] <= traversals and counted["ops"] <= ops, counted
+
+
+@pytest.mark.parametrize("limit", range(14))
+def test_the_most_masks_are_found_in_few_tries(limit):
+    for best in range(-1, limit + 1):
+        tries = []
+
+        def variant(kept, best=best, tries=tries):
+            tries.append(kept)
+            return kept if kept <= best else None
+        assert arrange._most(variant, limit) == (best if best >= 0 else None)
+        assert len(tries) <= 2 + limit.bit_length() and len(set(tries)) == len(tries)
