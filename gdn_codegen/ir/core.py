@@ -26,7 +26,7 @@ class Op:
     agent: str = ""  # the pass `assign` sets it
     buffer: str = ""  # the pass `place` sets it
 
-    def __hash__(self) -> int:  # passes look ops up in sets; these three fields tell most ops apart
+    def __hash__(self) -> int:  # of the fields that tell most ops apart; passes look ops up in sets
         return hash((self.kind, self.out, self.args))
 
     def attr(self, name: str, default: Any = None) -> Any:
@@ -34,8 +34,9 @@ class Op:
         return dict(self.attrs).get(name, default)
 
     def renamed(self, names: dict[str, str]) -> Op:
-        """The op with its operands renamed. Operands that `names` does not contain keep their names."""
-        return replace(self, args=tuple(names.get(a, a) for a in self.args))
+        """The op with operands renamed. Operands that `names` does not contain keep their names."""
+        args = tuple(names.get(a, a) for a in self.args)
+        return self if args == self.args else replace(self, args=args)
 
     def with_attrs(self, **changes: Any) -> Op:
         """The op with these attributes set. An attribute whose new value is None is removed."""
@@ -61,8 +62,7 @@ class Carry:
 class Loop:
     """A loop. index: what it iterates over. "chunk": the chunks of a sequence in order, or of one part in a grid over parts.
     "before": the chunks of the warm-up before a part. "part": the earlier parts of the sequence. "item": the instances that one
-    core group runs.
-    warm_up: the name of the value with the warm-up length: the loop begins this number of chunks before its part. A negative
+    core group runs. warm_up: the value with the warm-up length: the loop begins this number of chunks before its part. A negative
     length means no warm-up. In a loop over the chunks of a part, stores have no effect in the iterations of the warm-up.
     """
 

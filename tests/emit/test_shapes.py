@@ -367,5 +367,5 @@ def test_warp_groups_take_rows_of_whole_16_bytes():
     for K, V in ((96, 120), (64, 56), (128, 128)):
         text = render(Build("tilelang", schedule="walk", arch="sm_90a", head_dim_k=K, head_dim_v=V, contract=VIEWS))
         assert ("if j < V:" in text) == (V == 120 or V == 56)
-    with pytest.raises(ScheduleError, match="k has rows of 200 bytes; copies of tiles take multiples of 16"):
+    with pytest.raises(ScheduleError, match="k has rows of 200 bytes; copies of tiles need multiples of 16"):
         render(Build("tilelang", schedule="walk", arch="sm_90a", head_dim_k=100, head_dim_v=128))

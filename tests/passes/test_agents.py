@@ -143,7 +143,7 @@ def test_too_much_is_an_error_that_names_values_and_bytes(_unchecked):
 def test_rows_that_do_not_halve_are_refused(_unchecked, monkeypatch):
     """On a device whose tiles may have any extent."""
     lower_for(monkeypatch, replace(ASCEND_A2, extents=()), "pto")
-    with pytest.raises(ScheduleError, match=r"8 rows, which do not make 2 parts"):
+    with pytest.raises(ScheduleError, match=r"8 rows; accepted: multiples of 16, for 2 cores"):
         lowered("fused", sizes={"C": 32, "K": 8, "V": 32})
 
 

@@ -41,13 +41,13 @@ class Clocks:
             self.learn(pipe, said)
         return self.known[pipe]
 
-    def run(self, pipe: int) -> int:
-        """Issue an op. Returns its number on its pipe."""
-        self.start(pipe)
+    def run(self, pipe: int) -> list[int]:
+        """Issue an op. Returns the counts of ops that are complete once it is. Its number on its pipe is the pipe's own count."""
         self.issued[pipe] += 1
+        done = self.snapshot(pipe)
         if pipe not in self.pipes.unordered:
-            self.barrier(pipe)
-        return self.issued[pipe]
+            self.known[pipe] = done
+        return done
 
     def snapshot(self, pipe: int) -> list[int]:
         """The counts of ops that are complete once all ops of `pipe` so far are."""

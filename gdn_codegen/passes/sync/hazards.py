@@ -3,6 +3,7 @@ the same bytes, and one of them writes.
 """
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 from .accesses import Access, Path
@@ -27,22 +28,25 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self.records: dict[str, dict[Range, list[Record]]] = {}  # most ranges overlap few others
+        #: By space and range. Most ranges overlap few others.
+        self.records: dict[str, dict[Range, list[Record]]] = defaultdict(lambda: defaultdict(list))
         self.barriers: dict[int, list[tuple[int, Path]]] = {}  # unordered pipe -> number of ops before a barrier, its place
         self.needed: set[Path] = set()
 
-    def record(self, step: Step, number: int, clock: list[int], time: int) -> None:
+    def record(self, step: Step, clock: list[int], time: int) -> None:
         """Note the accesses of an op."""
         for a, at in step.accesses:
-            self.records.setdefault(a.space, {}).setdefault(at, []).append(Record(a, step, number, clock, time))
+            self.records[a.space][at].append(Record(a, step, clock[step.pipe], clock, time))
 
     def latest(self, step: Step, known: list[int]) -> Record | None:
         """The latest access that conflicts with an access of `step` and whose op is not known to be complete. known: the clock
         of the pipe of `step`."""
         found: Record | None = None
         barriers = self.barriers.get(step.pipe, [])
+        if barriers and barriers[-1][1] in self.needed:
+            barriers = []
         for a, (low, high, write, _) in step.accesses:
-            ranges = self.records.get(a.space, {})
+            ranges = self.records[a.space]
             for at in [x for x in ranges if x[0] < high and low < x[1] and (write or x[2])]:
                 records, pipe = ranges[at], at[3]
                 if pipe == step.pipe and barriers:
@@ -59,7 +63,7 @@ class Memory:
     def note(self, barriers: list[tuple[int, Path]], records: list[Record]) -> None:
         """Add the last of the barriers to `needed` if it alone comes between one of the records and the next op of the pipe."""
         before, (last, path) = barriers[-2][0] if barriers[1:] else -1, barriers[-1]
-        if path not in self.needed and any(before < r.number <= last for r in records):
+        if any(before < r.number <= last for r in records):
             self.needed.add(path)
 
     def last_within(self, path: Path, pipe: int) -> Record:

@@ -1,5 +1,5 @@
-"""trace: a kernel's ops in program order, with loops unrolled, for `synchronise`. Each step has the bytes that its op accesses in
-that iteration. All traversals share it.
+"""trace: a kernel's instructions in program order, with loops unrolled, for `synchronise`. Each step has the bytes that its op
+accesses in that iteration. All traversals share it.
 """
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Range = tuple[int, int, bool, int]
 
 @dataclass(frozen=True)
 class Step:
-    """An op, or the begin or the end of a loop. kind: "op", "begin" or "end".
+    """An instruction, or the begin or the end of a loop. kind: "op", "begin" or "end".
 
-    pipe: the number of the pipe that runs the op, -1 if it is no instruction. accesses: what it accesses in this iteration.
+    pipe: the number of the pipe that runs the op. accesses: what it accesses in this iteration.
     times: at the end of a loop, the number of its iterations.
     """
 
@@ -67,8 +67,7 @@ class Trace:
                 self._loop(s, at, iteration)
                 continue
             pipe = pipe_of(self.device, s)
-            if pipe is None:
-                self.steps.append(Step("op", at, iteration, s))
+            if pipe is None:  # no instruction
                 continue
             n = self.pipes.number[pipe]
             used: dict[tuple[str, Range], Access] = {}  # an op may read a value twice

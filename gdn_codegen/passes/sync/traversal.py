@@ -17,7 +17,7 @@ from .waits import Pair, Place, Waits
 
 class Set(NamedTuple):
     """A signal in a traversal. number: counted from the loop's first signal, including those that prime the loop. known: the
-    clock of the signalling pipe."""
+    clock that the signal carries."""
 
     time: int
     number: int
@@ -58,7 +58,7 @@ class Traversal:
                 for x in self.waits.primed.get(s.path, ()):
                     for n in range(x.distance):
                         self.wait(x, s.times + n)
-            elif s.pipe >= 0:
+            else:
                 self.order(s)
                 if not (self.whole or self.adds):
                     return False
@@ -89,16 +89,16 @@ class Traversal:
     def signal(self, x: Pair, place: Place, number: int) -> None:
         """Record a signal of a pair, and what it says about completed ops."""
         self.time += 1
-        self.sets.setdefault(x, []).append(Set(self.time, number, self.clocks.start(x.src), place))
-        self.queue.setdefault(x, deque()).append(self.clocks.snapshot(x.src))
+        done = self.clocks.snapshot(x.src)
+        self.sets.setdefault(x, []).append(Set(self.time, number, done, place))
+        self.queue.setdefault(x, deque()).append(done)
 
     def wait(self, x: Pair, number: int) -> None:
         """Record a wait of a pair. The waiting pipe learns what the signal says."""
         self.time += 1
-        self.clocks.start(x.dst)
         if self.queue.get(x):
             self.clocks.learn(x.dst, self.queue[x].popleft())
-        self.taken.setdefault(x, []).append(Wait(self.time, number, self.clocks.run(x.dst)))
+        self.taken.setdefault(x, []).append(Wait(self.time, number, self.clocks.run(x.dst)[x.dst]))
 
     def order(self, s: Step) -> None:
         """Issue the op of `s`, after all earlier ops that conflict with it."""
@@ -107,9 +107,8 @@ class Traversal:
             if not self.adds:
                 return
             self.add(r, s)
-        number = self.clocks.run(s.pipe)
         self.time += 1
-        self.memory.record(s, number, self.clocks.snapshot(s.pipe), self.time)
+        self.memory.record(s, self.clocks.run(s.pipe), self.time)
 
     def add(self, r: Record, s: Step) -> None:
         """Order the op of `r` before `s`. Within an unordered pipe, that is a barrier. Otherwise, it is a pair."""
