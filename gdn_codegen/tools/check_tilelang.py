@@ -57,31 +57,31 @@ def compiled(path: Path, kernels: Sequence[str] = (), arch: str = "sm_90a") -> l
     """The kernels of the module at `path` (all, or those named), compiled for `arch`."""
     if shutil.which("nvcc") is None:
         raise RuntimeError("nvcc is not on PATH: compiling for a GPU needs a CUDA toolkit")
-    module: Any = import_path(path)
+    launcher: Any = import_path(path)._launcher
     out = []
-    for name in kernels or module._KERNELS:
+    for name in kernels or launcher.kernels:
         with under_way(f"compiling {name} for {arch}"):
-            out.append(_compile(module, name, arch))
+            out.append(_compile(launcher, name, arch))
     return out
 
 
-def _compile(module: Any, name: str, arch: str) -> Compiled:
+def _compile(launcher: Any, name: str, arch: str) -> Compiled:
     """Lower one kernel of a module to CUDA and compile it with nvcc. What fails is in the result's `error`."""
     import tilelang
     from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 
     start = time.perf_counter()
     try:
-        with tilelang.tvm.transform.PassContext(config=module._PASSES[name]), \
+        with tilelang.tvm.transform.PassContext(config=launcher.passes[name]), \
                 tilelang.tvm.target.Target({"kind": "cuda", "arch": arch}) as target:
-            source = tilelang.lower(module._KERNELS[name](module._prelude(cpu=False)), target=target)
+            source = tilelang.lower(launcher.program(name), target=target)
     except Exception as e:  # TVM raises what its passes raise
         return Compiled(name, arch, error=" ".join(f"{type(e).__name__}: {e}".split())[-300:])
     text = source.kernel_source
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cu")
         file.write_text(text, encoding="utf-8")
-        fast = ["--use_fast_math"] if module._PASSES[name].get("tl.enable_fast_math", False) else []
+        fast = ["--use_fast_math"] if launcher.passes[name].get("tl.enable_fast_math", False) else []
         command = ["nvcc", "-std=c++20", "-w", "-O3", *fast, f"-gencode=arch=compute_{arch[3:]},code={arch}", "-cubin",
                    f"-I{TILELANG_TEMPLATE_PATH}", f"-I{CUTLASS_INCLUDE_DIR}", "-Xptxas=-v", "-o", f"{folder}/kernel.cubin",
                    str(file)]

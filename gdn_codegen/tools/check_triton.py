@@ -143,7 +143,7 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
     constants = {n: fixed[n] for n, kind in signature.items() if kind == "constexpr"}
     aligned = {(kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n in (*positional, *strides)}
     unit = UNITS[arch]
-    warps = module._warps(name, unit.lanes)
+    warps = module._launcher.warps(name, unit.lanes)
     target = GPUTarget("cuda", int(arch[3:]), 32) if arch.startswith("sm_") else GPUTarget("hip", arch, 64)
     split = "".join(f", {n[1:].lower()}_block {size}" for n, size in module.BLOCKS.get(name, {}).items())
     config = (f"schedule {module.SCHEDULE}, {', '.join(f'{d} {n}' for d, n in module.SIZES.items())}{split}, {warps} warps, "

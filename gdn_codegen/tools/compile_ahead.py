@@ -56,10 +56,10 @@ def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, in
 
 def tilelang(path: Path, arch: str) -> Iterator[str]:
     """Of a TileLang module."""
-    module: Any = import_path(path)
+    launcher: Any = import_path(path)._launcher
     logging.getLogger("tilelang.jit.kernel").setLevel(logging.WARNING)
     wanted: list[tuple[Path, Callable[[Path], object]]] = [
-        (Path(module.library(name, arch)), partial(_export, module, name, arch)) for name in module._KERNELS]
+        (Path(launcher.library(name, arch)), partial(_export, launcher, name, arch)) for name in launcher.kernels]
     for library, make in (*wanted, (wanted[0][0].with_name(native_launcher.file_name()), native_launcher.compile_to)):
         start, there = time.perf_counter(), library.exists()
         try:
@@ -72,8 +72,8 @@ def tilelang(path: Path, arch: str) -> Iterator[str]:
         yield f"{library}: " + ("is there" if there else f"{time.perf_counter() - start:.1f} s")
 
 
-def _export(module: Any, name: str, arch: str, to: Path) -> None:
-    module._compiled(name, arch).export_library(str(to))
+def _export(launcher: Any, name: str, arch: str, to: Path) -> None:
+    launcher.compiled(name, arch).export_library(str(to))
 
 
 class _Compiles:
@@ -117,7 +117,7 @@ def triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
     import torch
     from triton.runtime.driver import driver
     module = fresh(path)
-    module._KERNELS = {n: _Compiles(k) for n, k in module._KERNELS.items()}
+    module._launcher.kernels = {n: _Compiles(k) for n, k in module._launcher.kernels.items()}
     module._is_suspect = lambda device: False
     dtype = dtypes(module.TABLES)
     driver.set_active(_Driver(_target(arch)))

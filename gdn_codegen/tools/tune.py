@@ -469,9 +469,9 @@ def compiled_ahead(builds: Sequence[Build], arch: str, heads: Sequence[tuple[int
             if b.target == "triton":
                 list(compile_ahead(b, cached(b), arch, heads))
             else:
-                module: Any = import_path(cached(b))
-                for name in module._KERNELS:
-                    module._compiled(name, arch)
+                launcher: Any = import_path(cached(b))._launcher
+                for name in launcher.kernels:
+                    launcher.compiled(name, arch)
         yield f"[{i}/{len(todo)}] {b.name}: {time.monotonic() - start:.0f} s"
 
 

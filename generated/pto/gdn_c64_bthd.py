@@ -3593,9 +3593,6 @@ def _fits_transfers(t: Tables, name: str, x: torch.Tensor) -> bool:
     return x.stride(-1) == 1 and 0 < _steps(x.stride(), t.layout)[1] < 1 << 16
 
 
-_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=False)
-
-
 # --- this module -----------------------------------------------------------------------------------------------------
 TABLES = Tables(
     name="gdn_c64_bthd",
@@ -3626,6 +3623,7 @@ TABLES = Tables(
     ),
     decays=("g",),
 )
+_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=False)
 HOST = Host(TABLES, _launcher)
 
 

@@ -4143,9 +4143,6 @@ def _fits_transfers(t: Tables, name: str, x: torch.Tensor) -> bool:
     return x.stride(-1) == 1 and 0 < _steps(x.stride(), t.layout)[1] < 1 << 16
 
 
-_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=False)
-
-
 # --- this module -----------------------------------------------------------------------------------------------------
 TABLES = Tables(
     name="gdn_c64_bthd_staged",
@@ -4190,6 +4187,7 @@ TABLES = Tables(
     ),
     decays=("g",),
 )
+_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=False)
 HOST = Host(TABLES, _launcher)
 
 

@@ -13,7 +13,7 @@ import os
 import platform
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
@@ -30,10 +30,6 @@ from tilelang.contrib import nvcc
 C = 64
 K = 128
 V = 128
-# tensors that a kernel stores to
-WRITTEN = {
-    "o_S": ["o", "final_state"],
-}
 
 
 # --- prelude: the only place that knows whether a kernel is traced for CUDA or for the CPU ----------------------------
@@ -321,106 +317,6 @@ def o_S_kernel(t):
                     final_state_out[n, hv, i, j] = S[i, j]
 
     return o_S_kernel
-
-
-# --- launching --------------------------------------------------------------------------------------------------------
-_KERNELS = {"o_S": o_S_kernel}
-# every access is in bounds by itself
-_COMMON = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
-_PASSES = {"o_S": _COMMON}
-_compiling = threading.Lock()
-
-
-def _cpu_flags():
-    """The last flag names this kind of processor, so that machines may share TileLang's disk cache."""
-    features = platform.machine()
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as f:
-            features = next((line for line in f if line.startswith(("flags", "Features"))), features)
-    kind = hashlib.sha256(features.encode()).hexdigest()[:8]
-    return ["-O2", "-ftree-vectorize", "-march=native", "-fno-math-errno", "-fno-trapping-math", f"-DPROCESSOR_{kind}"]
-
-
-@functools.cache
-def _compiled_for_cpu(name):
-    """The kernel, compiled by gcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
-    with _in_turn(name, "cpu"), tilelang.tvm.target.Target("c"):
-        return tilelang.compile(_KERNELS[name](_prelude(cpu=True)), target="c", target_host="c", execution_backend="cython",
-                                compile_flags=_cpu_flags(), pass_configs=_PASSES[name])
-
-
-def _arch(device):
-    """What TileLang calls the GPU's architecture."""
-    return "sm_" + nvcc.get_target_arch(torch.cuda.get_device_capability(device))
-
-
-def library(name, arch):
-    """The file of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module. Its
-    name is a hash of the module's text, the compilers' versions and the machine."""
-    with open(__file__, "rb") as f:
-        made = hashlib.sha256(f.read() + f"{tilelang.__version__} {tvm_ffi.__version__} {platform.machine()}".encode())
-    return os.path.join(os.path.splitext(__file__)[0] + ".kernels", f"{name}_{arch}_{made.hexdigest()[:16]}.so")
-
-
-def _compiled(name, arch):
-    """The kernel, compiled by nvcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
-    with _in_turn(name, arch):
-        return tilelang.compile(_KERNELS[name](_prelude(cpu=False)), target={"kind": "cuda", "arch": arch},
-                                pass_configs=_PASSES[name])
-
-
-@contextlib.contextmanager
-def _in_turn(name, arch):
-    """Hold a lock, so that of several processes one compiles and the others find the result in TileLang's cache. Without that
-    cache, or where no lock can be taken, each process compiles."""
-    folder = os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
-    with contextlib.ExitStack() as held:
-        if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() not in ("1", "true", "yes", "on"):
-            with contextlib.suppress(ImportError, OSError):
-                import fcntl
-                os.makedirs(folder, exist_ok=True)
-                f = held.enter_context(open(os.path.join(folder, f".{os.path.basename(library(name, arch))}.lock"), "a"))
-                fcntl.flock(f, fcntl.LOCK_EX)  # a killed holder frees it
-        yield
-
-
-@functools.cache
-def _loaded(name, arch):
-    """What holds the compiled function: a library made ahead, an executable just made, or a module from TileLang's cache."""
-    ahead = library(name, arch)
-    if os.path.exists(ahead):
-        try:
-            return tilelang.tvm.runtime.load_module(ahead)
-        except Exception as e:
-            warnings.warn(f"{ahead} cannot be loaded, and is compiled anew: {e}", RuntimeWarning, stacklevel=2)
-    made = _compiled(name, arch).adapter.get_exportable_executable()
-    return made.jit() if hasattr(made, "jit") else made
-
-
-def _launcher(name, instances, sizes, ints, device):
-    """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
-    fixed = (sizes[2], *ints)
-    if device.type == "cpu":
-        with _compiling:
-            kernel = _compiled_for_cpu(name)
-        return lambda tensors, cu, scalars: _launch_on_cpu(name, kernel, tensors, (cu, *fixed, *scalars))
-    with _compiling, torch.cuda.device(device):
-        run = _loaded(name, _arch(device)).main  # past TileLang's wrapper
-
-    def launch(tensors, cu, scalars):
-        run(*tensors, cu, *fixed, *scalars)
-
-    launch.compiled = run, fixed
-    return launch
-
-
-def _launch_on_cpu(name, kernel, tensors, rest):
-    """With bfloat16 widened to float32, which the C backend has."""
-    wide = [x.float() if x.dtype == torch.bfloat16 else x for x in tensors]
-    kernel(*wide, *rest)
-    for n, x, y in zip(TABLES.kernel(name)[3], tensors, wide):
-        if y is not x and n in WRITTEN[name]:
-            x.copy_(y)
 
 
 # --- host: the same text in every generated module -------------------------------------------------------------------
@@ -1619,6 +1515,132 @@ def _fits_units(t: Tables, name: str, x: torch.Tensor) -> bool:
     return x.dtype != torch.bfloat16 or x.is_cuda
 
 
+def _as_dense(x: torch.Tensor) -> torch.Tensor:
+    """What begins where `x` does, with its shape: kernels take strides apart from tensors."""
+    dense = _dense(x.shape)
+    return x if x.stride() == dense else x.as_strided(x.shape, dense)
+
+
+def _with_rows(x: torch.Tensor) -> torch.Tensor:
+    """`x`, or one of the same kind that has tokens."""
+    return x if x.numel() or x.shape[0] == 0 else x.new_empty([max(1, d) for d in x.shape])
+
+
+def _cpu_flags() -> list[str]:
+    """Flags of gcc. The last one names this kind of processor, so that machines may share TileLang's disk cache."""
+    features = platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as f:
+            features = next((line for line in f if line.startswith(("flags", "Features"))), features)
+    kind = hashlib.sha256(features.encode()).hexdigest()[:8]
+    return ["-O2", "-ftree-vectorize", "-march=native", "-fno-math-errno", "-fno-trapping-math", f"-DPROCESSOR_{kind}"]
+
+
+class TileLangLauncher:
+    """Compiles and launches the kernels of one module.
+
+    file: the module's own. kernels: name -> a function from the prelude to the kernel's program. prelude: (whether for a CPU) ->
+    the functions that kernels call. stored: of each kernel, the tensors that it stores to. groups: kernels whose warp groups wait
+    for each other by themselves. arch: the one architecture that the module is for, "" for text that runs on any.
+
+    passes: options of TVM's passes, by kernel.
+    """
+
+    #: Every access is in bounds by itself.
+    PASSES: ClassVar[dict[str, bool]] = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
+
+    def __init__(self, tables: Tables, file: str, kernels: Mapping[str, Callable[[Any], Any]], prelude: Callable[[bool], Any],
+                 stored: Mapping[str, Collection[str]], groups: Collection[str] = (), arch: str = "") -> None:
+        self.tables, self.file, self.kernels, self.prelude, self.stored, self.arch = tables, file, kernels, prelude, stored, arch
+        self.passes = {n: {**self.PASSES, **({"tl.disable_thread_storage_sync": True} if n in groups else {})} for n in kernels}
+        self.compiling = threading.Lock()
+        self.for_cpu = functools.cache(self._compile_for_cpu)
+        self.loaded = functools.cache(self._load)
+
+    def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
+                 ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
+        """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
+        if self.arch and device.type != "cuda":
+            _fail(self.tables.inputs[0][0], f"device {device}", f"a CUDA device (this module was built for {self.arch})")
+        fixed = (sizes[2], *(sizes[6:] if self.tables.kernel(name)[1] == "parts" else ()), *ints)
+        if device.type == "cpu":
+            with self.compiling:
+                self.for_cpu(name)
+            return lambda tensors, cu, scalars: self.run_on_cpu(name, tensors, (cu, *fixed, *scalars))
+        with self.compiling, torch.cuda.device(device):
+            arch = self.arch or "sm_" + nvcc.get_target_arch(torch.cuda.get_device_capability(device))
+            run = self.loaded(name, arch).main  # past TileLang's wrapper
+        if self.arch and not sizes[1]:  # a copy of a tile describes the whole tensor, which has no empty dim
+            return lambda tensors, cu, scalars: run(*map(_with_rows, tensors), cu, *fixed, *scalars)
+
+        def launch(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
+            run(*tensors, cu, *fixed, *scalars)
+
+        def launch_strided(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
+            run(*map(_as_dense, tensors), cu, *fixed, *scalars)
+
+        chosen = launch_strided if self.tables.strided else launch
+        chosen.compiled = run, fixed  # type: ignore[attr-defined]
+        return chosen
+
+    def program(self, name: str, cpu: bool = False) -> Any:
+        """The kernel's program for TileLang."""
+        return self.kernels[name](self.prelude(cpu))
+
+    def library(self, name: str, arch: str) -> str:
+        """The file of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module.
+        Its name is a hash of the module's text, the compilers' versions and the machine."""
+        with open(self.file, "rb") as f:
+            made = hashlib.sha256(f.read() + f"{tilelang.__version__} {tvm_ffi.__version__} {platform.machine()}".encode())
+        return os.path.join(os.path.splitext(self.file)[0] + ".kernels", f"{name}_{arch}_{made.hexdigest()[:16]}.so")
+
+    def compiled(self, name: str, arch: str) -> Any:
+        """The kernel, compiled by nvcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+        with self.in_turn(name, arch):
+            return tilelang.compile(self.program(name), target={"kind": "cuda", "arch": arch}, pass_configs=self.passes[name])
+
+    def run_on_cpu(self, name: str, tensors: Sequence[Any], rest: Sequence[Any]) -> None:
+        """Run a kernel compiled for the CPU. Tensors in bfloat16, which the C backend does not have, are widened to float32."""
+        tensors = [*map(_as_dense, tensors)] if self.tables.strided else tensors
+        wide = [x.float() if x.dtype == torch.bfloat16 else x for x in tensors]
+        self.for_cpu(name)(*wide, *rest)
+        for n, x, y in zip(self.tables.kernel(name)[3], tensors, wide, strict=True):
+            if y is not x and n in self.stored[name]:
+                x.copy_(y)
+
+    @contextlib.contextmanager
+    def in_turn(self, name: str, arch: str) -> Iterator[None]:
+        """Hold a lock, so that of several processes one compiles and the others find the result in TileLang's cache. Without that
+        cache, or where no lock can be taken, each process compiles."""
+        folder = os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
+        with contextlib.ExitStack() as held:
+            if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() not in ("1", "true", "yes", "on"):
+                with contextlib.suppress(ImportError, OSError):
+                    import fcntl
+                    os.makedirs(folder, exist_ok=True)
+                    lock = os.path.join(folder, f".{os.path.basename(self.library(name, arch))}.lock")
+                    f = held.enter_context(open(lock, "a"))
+                    fcntl.flock(f, fcntl.LOCK_EX)  # a killed holder frees it
+            yield
+
+    def _compile_for_cpu(self, name: str) -> Any:
+        """The kernel, compiled by gcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+        with self.in_turn(name, "cpu"), tilelang.tvm.target.Target("c"):
+            return tilelang.compile(self.program(name, cpu=True), target="c", target_host="c", execution_backend="cython",
+                                    compile_flags=_cpu_flags(), pass_configs=self.passes[name])
+
+    def _load(self, name: str, arch: str) -> Any:
+        """What holds the compiled function: a library made ahead, an executable just made, or a module from TileLang's cache."""
+        ahead = self.library(name, arch)
+        if os.path.exists(ahead):
+            try:
+                return tilelang.tvm.runtime.load_module(ahead)
+            except Exception as e:
+                warnings.warn(f"{ahead} cannot be loaded, and is compiled anew: {e}", RuntimeWarning, stacklevel=2)
+        made = self.compiled(name, arch).adapter.get_exportable_executable()
+        return made.jit() if hasattr(made, "jit") else made
+
+
 # --- this module -----------------------------------------------------------------------------------------------------
 TABLES = Tables(
     name="simple_gla_c64_bthd",
@@ -1649,6 +1671,11 @@ TABLES = Tables(
     cleared=True,
     decays=("g",),
 )
+_launcher = TileLangLauncher(
+    TABLES, __file__, {"o_S": o_S_kernel}, _prelude,
+    stored={
+        "o_S": ["o", "final_state"],
+    }, groups=[], arch="")
 HOST = Host(TABLES, _launcher)
 
 

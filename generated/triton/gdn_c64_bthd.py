@@ -13,7 +13,7 @@ import operator
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.language import core  # noqa: F401  the interpreter adapts the Triton modules in a kernel's globals
-from triton.runtime import interpreter
+from triton.runtime import _allocation, interpreter
 from triton.runtime.jit import JITFunction
 
 SCHEDULE = "fused"
@@ -33,10 +33,6 @@ NUM_WARPS = {"o_S": 4}
 NUM_STAGES = 2
 # numbers that kernels are not compiled for
 UNSPECIALISED = ("N", "T", "batched", "clear_o")
-
-#: Kernels as launches run them, by what they are compiled for.
-_compiled = {}
-_VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
 
 
 @triton.jit(do_not_specialize=["N", "T", "batched", "clear_o"])
@@ -191,91 +187,6 @@ def o_S_kernel(
         beta = beta_next
     if has_final_state:
         tl.store(final_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
-
-
-_KERNELS = {"o_S": o_S_kernel}
-# one for all generated modules of a process: the interpreter's state is global
-_interpreting = vars(interpreter).setdefault("_one_launch_at_a_time", threading.Lock())
-
-
-@contextlib.contextmanager
-def _interpreted():
-    """For CPU tensors: functions that kernels call, ours and Triton's own, stand as the plain Python that they wrap.
-
-    Triton decides at import whether its library is for the interpreter (TRITON_INTERPRET); this does so for one launch,
-    in a process that may compile for a GPU before and after. Not while another thread compiles.
-    """
-    with _interpreting:
-        spaces = [vars(tl), globals()]
-        jitted = [{n: f for n, f in space.items() if isinstance(f, JITFunction)} for space in spaces]
-        for space, found in zip(spaces, jitted):
-            space.update({n: f.fn for n, f in found.items()})
-        if _VERSION < (3, 7):
-            spaces.append(vars(interpreter))
-            jitted.append({"_patch_lang_tensor": interpreter._patch_lang_tensor})
-            interpreter._patch_lang_tensor = functools.partial(_patch_lang_tensor, interpreter._patch_lang_tensor)
-        try:
-            yield
-        finally:
-            for space, found in zip(spaces, jitted):
-                space.update(found)
-
-
-def _patch_lang_tensor(original, tensor, *scope):
-    """Triton's, but for a number of the interpreter's as an int: it is an array of one entry, which numpy 2.4 takes no more."""
-    original(tensor, *scope)
-    tensor.__index__ = lambda x: x.handle.data.item()
-
-
-def _warps(name, lanes):
-    """Warps of so many lanes. Of 64 it takes half as many, but 4 at least, one for each SIMD unit of a compute unit."""
-    warps = NUM_WARPS[name]
-    return warps if lanes == 32 else min(warps, max(4, warps // 2))
-
-
-def _lanes():
-    return triton.runtime.driver.active.get_current_target().warp_size
-
-
-def _is_suspect(device):
-    return (3, 4) <= _VERSION < (3, 7, 1) and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 9
-
-
-def _launcher(name, instances, sizes, ints, device):
-    """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
-    sequences, tokens, batched, heads, value_heads, _ = sizes
-    kernel = _KERNELS[name]
-    given = {"N": sequences, "T": tokens, "batched": batched, "H": heads, "HV": value_heads, **SIZES, **BLOCKS.get(name, {})}
-    given.update(zip(TABLES.ints[name], ints))
-    options = {n: given[n] for n in kernel.arg_names if n in given}
-    if device.type == "cpu":
-        return lambda tensors, cu, scalars: _interpret(kernel, instances, (*tensors, cu, *scalars), options)
-    if _is_suspect(device):
-        check.once(device, (heads, value_heads))
-    how = {"num_warps": _warps(name, _lanes()), "num_stages": NUM_STAGES, "enable_fp_fusion": True}
-    rest, compiled = tuple(options.values()), None
-    kind = name, device.index, *(x for n, x in options.items() if n not in UNSPECIALISED)
-
-    def launch(tensors, cu, scalars):
-        nonlocal compiled
-        if compiled is None:  # for other sizes it may be there; of pointers alignment is compiled in, on AMD also 32-bit offsets
-            mine = (*kind, *((x.data_ptr() % 16 == 0, x.untyped_storage().nbytes() < 1 << 31) for x in tensors))
-            compiled = _compiled.get(mine)
-            if compiled is None:
-                compiled = _compiled[mine] = kernel[(instances,)](*tensors, cu, *scalars, **options, **how)
-                return
-        compiled[(instances, 1, 1)](*tensors, cu, *scalars, *rest)
-
-    return launch
-
-
-def _interpret(kernel, instances, arguments, options):
-    if isinstance(kernel, JITFunction):
-        with _interpreted():
-            interpreter.InterpretedFunction(kernel.fn)[(instances,)](*arguments, **options)
-    else:
-        kernel[(instances,)](*arguments, **options)
-
 
 # --- host: the same text in every generated module -------------------------------------------------------------------
 @dataclass(frozen=True)
@@ -1463,6 +1374,134 @@ def worst(errors: Any) -> float:
     return float(torch.stack(errors).max()) if errors else 0.0
 
 
+_VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
+# one for all generated modules of a process: the interpreter's state is global
+_interpreting = vars(interpreter).setdefault("_one_launch_at_a_time", threading.Lock())
+
+
+@contextlib.contextmanager
+def _interpreted(names: dict[str, Any]) -> Iterator[None]:
+    """For CPU tensors: functions that kernels call, ours and Triton's own, stand as the plain Python that they wrap.
+
+    names: the global names of the module with the kernels. Triton decides at import whether its library is for the interpreter
+    (TRITON_INTERPRET); this does so for one launch, in a process that may compile for a GPU before and after. Not while another
+    thread compiles.
+    """
+    with _interpreting:
+        spaces: list[dict[str, Any]] = [vars(tl), names]
+        jitted = [{n: f for n, f in space.items() if isinstance(f, JITFunction)} for space in spaces]
+        for space, found in zip(spaces, jitted, strict=True):
+            space.update({n: f.fn for n, f in found.items()})
+        if _VERSION < (3, 7):
+            spaces.append(vars(interpreter))
+            jitted.append({"_patch_lang_tensor": interpreter._patch_lang_tensor})
+            interpreter._patch_lang_tensor = functools.partial(_patch_lang_tensor, interpreter._patch_lang_tensor)
+        try:
+            yield
+        finally:
+            for space, found in zip(spaces, jitted, strict=True):
+                space.update(found)
+
+
+def _patch_lang_tensor(original: Callable[..., None], tensor: Any, *scope: Any) -> None:
+    """Triton's, but for a number of the interpreter's as an int: it is an array of one entry, which numpy 2.4 takes no more."""
+    original(tensor, *scope)
+    tensor.__index__ = lambda x: x.handle.data.item()
+
+
+def _lanes() -> int:
+    """Threads of a warp of the current GPU."""
+    return int(triton.runtime.driver.active.get_current_target().warp_size)
+
+
+def _is_suspect(device: torch.device) -> bool:
+    """Whether this Triton miscompiles some chains of products on the GPU."""
+    return (3, 4) <= _VERSION < (3, 7, 1) and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _scratch(size: int, alignment: int, stream: Any) -> torch.Tensor:
+    """Memory for the descriptors that a launch makes."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+def _give_memory() -> None:
+    """Where the caller has set nothing that allocates for Triton, torch does. What is set holds for a thread."""
+    if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
+        triton.set_allocator(_scratch)
+
+
+class TritonLauncher:
+    """Launches the kernels of one module: on a GPU, and for CPU tensors in Triton's interpreter.
+
+    kernels: by name. sizes: extents of dims in memory and of tiles. blocks: of each kernel, columns of a split dim that an
+    instance computes. warps: of each kernel, warps of 32 threads. stages: how far ahead loops load. unspecialised: numbers that
+    kernels are not compiled for. in_shares: kernels with two instances for each that others have. descriptors: whether kernels
+    make tensor descriptors, which need memory. check: (device, (H, HV)) -> None. It raises where a GPU that is suspect computes
+    wrong results.
+
+    compiled: kernels as launches run them, by what they are compiled for.
+    """
+
+    def __init__(self, tables: Tables, kernels: Mapping[str, Any], sizes: Mapping[str, int], blocks: Mapping[str, dict[str, int]],
+                 warps: Mapping[str, int], stages: int, unspecialised: Collection[str], in_shares: Collection[str],
+                 descriptors: bool, check: Callable[[torch.device, tuple[int, int]], None]) -> None:
+        self.tables, self.kernels, self.sizes, self.blocks, self.check = tables, kernels, sizes, blocks, check
+        self.of_32_threads, self.stages, self.unspecialised, self.in_shares = warps, stages, unspecialised, in_shares
+        self.descriptors = descriptors
+        self.compiled: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
+                 ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
+        """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
+        kernel = self.kernels[name]
+        instances *= 1 + (name in self.in_shares)
+        options = self.options(name, sizes, ints, device)
+        if device.type == "cpu":
+            return lambda tensors, cu, scalars: self.interpret(kernel, instances, (*tensors, cu, *scalars), options)
+        if _is_suspect(device):
+            self.check(device, (sizes[3], sizes[4]))
+        how = {"num_warps": self.warps(name, _lanes()), "num_stages": self.stages, "enable_fp_fusion": True}
+        rest, known, descriptors, run = tuple(options.values()), self.compiled, self.descriptors, None
+        kind = name, device.index, *(x for n, x in options.items() if n not in self.unspecialised)
+
+        def launch(tensors: Sequence[Any], cu: Any, scalars: Sequence[float]) -> None:
+            """Launch the kernel. The first launch compiles it, or finds it where it was compiled for other sizes."""
+            nonlocal run
+            if descriptors:
+                _give_memory()
+            if run is None:  # of pointers alignment is compiled in, on AMD also 32-bit offsets
+                mine = (*kind, *((x.data_ptr() % 16 == 0, x.untyped_storage().nbytes() < 1 << 31) for x in tensors))
+                run = known.get(mine)
+                if run is None:
+                    run = known[mine] = kernel[(instances,)](*tensors, cu, *scalars, **options, **how)
+                    return
+            run[(instances, 1, 1)](*tensors, cu, *scalars, *rest)
+
+        return launch
+
+    def options(self, name: str, sizes: Sequence[int], ints: Sequence[int], device: torch.device) -> dict[str, Any]:
+        """What the kernel is given after its tensors and numbers, in the order of its signature."""
+        given: dict[str, Any] = {"OPERAND": tl.float32 if device.type == "cpu" else tl.bfloat16, **self.sizes,
+                                 **self.blocks.get(name, {})}
+        given.update(zip(("N", "T", "batched", "H", "HV", "slots", "parts", "span"), sizes, strict=False))
+        given.update(zip(self.tables.ints[name], ints, strict=True))
+        return {n: given[n] for n in self.kernels[name].arg_names if n in given}
+
+    def warps(self, name: str, lanes: int) -> int:
+        """Warps of so many lanes. Of 64 it takes half as many, but 4 at least, one for each SIMD unit of a compute unit."""
+        warps = self.of_32_threads[name]
+        return warps if lanes == 32 else min(warps, max(4, warps // 2))
+
+    @staticmethod
+    def interpret(kernel: Any, instances: int, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Run a kernel in Triton's interpreter."""
+        if isinstance(kernel, JITFunction):
+            with _interpreted(kernel.fn.__globals__):
+                interpreter.InterpretedFunction(kernel.fn)[(instances,)](*arguments, **options)
+        else:
+            kernel[(instances,)](*arguments, **options)
+
+
 # --- this module -----------------------------------------------------------------------------------------------------
 TABLES = Tables(
     name="gdn_c64_bthd",
@@ -1494,6 +1533,10 @@ TABLES = Tables(
     cleared=True,
     decays=("g",),
 )
+_launcher = TritonLauncher(
+    TABLES, {"o_S": o_S_kernel}, SIZES, BLOCKS, NUM_WARPS, NUM_STAGES, UNSPECIALISED,
+    in_shares=[], descriptors=False,
+    check=lambda device, heads: check.once(device, heads))
 HOST = Host(TABLES, _launcher)
 
 

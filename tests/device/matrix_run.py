@@ -39,7 +39,7 @@ MISCOMPILED = "miscompiles this module's kernels"
 #: A worker that gets this signal says where it is. LLVM takes SIGUSR1 and SIGUSR2 for itself.
 ASKED = signal.SIGWINCH
 #: Functions in which a process compiles, as a trace names them.
-COMPILES = re.compile(r" in (_compiled|_do_compile|compile|make_\w+)$", re.MULTILINE)
+COMPILES = re.compile(r" in (compiled|_compile_for_cpu|_do_compile|compile|make_\w+)$", re.MULTILINE)
 #: Where keys are alike a call may be off by so many times what a chunked form with an exact inverse is, and by so much at most.
 ALIKE, MOST = 4, 0.25
 

@@ -330,8 +330,8 @@ def test_addresses_of_tensors_are_in_64_bits(name):
         tilelang = pytest.importorskip("tilelang")
         m = module(text)
         target = tilelang.tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
-        with tilelang.tvm.transform.PassContext(config=m._PASSES["o"]), target:
-            source = tilelang.lower(m._KERNELS["o"](m._prelude(cpu=False)), target=target).kernel_source
+        with tilelang.tvm.transform.PassContext(config=m._launcher.passes["o"]), target:
+            source = tilelang.lower(m._launcher.program("o"), target=target).kernel_source
         body = source[source.rindex("__launch_bounds__"):]
         found = re.findall(r"\b\w+_(?:in|out|ws)(?:\[| \+ )\(*(\S+)", body)
         assert found and all(x.startswith("int64_t)") for x in found), found

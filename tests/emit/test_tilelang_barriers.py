@@ -19,8 +19,8 @@ BUILDS = {f"{name}-{dims}-{heads}": Build("tilelang", chunk, schedule=replace(SC
 
 def cuda(m, name):
     target = {"kind": "cuda", "arch": "sm_90a"}
-    with tilelang.tvm.transform.PassContext(config=m._PASSES[name]), tilelang.tvm.target.Target(target):
-        return tilelang.lower(m._KERNELS[name](m._prelude(cpu=False)), target=target).kernel_source
+    with tilelang.tvm.transform.PassContext(config=m._launcher.passes[name]), tilelang.tvm.target.Target(target):
+        return tilelang.lower(m._launcher.program(name), target=target).kernel_source
 
 
 def astray(source):
@@ -39,7 +39,7 @@ def astray(source):
 @pytest.mark.parametrize("name", BUILDS)
 def test_all_threads_come_to_each_barrier(name):
     m = module(render(BUILDS[name]))
-    for k in m._KERNELS:
+    for k in m._launcher.kernels:
         source = cuda(m, k)
         assert "__syncthreads" in source and not astray(source), k
 

@@ -53,7 +53,7 @@ def test_text(name):
     b = BUILDS[name]
     text = render(b)
     assert text == render(b) and text.isascii()
-    body = text[text.index("def o_S_kernel("):text.index("_KERNELS")]
+    body = text[text.index("def o_S_kernel("):text.index("# --- host")]
     assert max(map(len, body.splitlines())) <= 120 and not re.search(r"[ \t]$", text, re.M) and "\n\n\n\n" not in text
     (k,) = (k for k in lowered(b).kernels if k.agents)
     ops_ = [o for s in k.body if hasattr(s, "body") for o in s.body]
@@ -95,7 +95,7 @@ def test_a_copy_arrives_where_its_ring_is_waited_for(name):
 def walk_text(b):
     """The lines of the kernel that walks, a statement on each."""
     text = render(b)
-    return ast.unparse(ast.parse(text[text.index("def o_S_kernel("):text.index("_KERNELS")])).splitlines()
+    return ast.unparse(ast.parse(text[text.index("def o_S_kernel("):text.index("# --- host")])).splitlines()
 
 
 def test_a_product_that_was_begun_is_fenced_where_it_is_drained():

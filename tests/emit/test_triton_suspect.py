@@ -65,7 +65,7 @@ def test_launches_ask_first(monkeypatch):
     monkeypatch.setattr(m, "_lanes", lambda: 32)
     for suspect in (False, True):
         monkeypatch.setattr(m, "_is_suspect", lambda device, suspect=suspect: suspect)
-        m._launcher("o_S", 4, (1, 40, 1, 2, 4, 2), [0, 1], gpu)
+        m._launcher("o_S", 4, (1, 40, 1, 2, 4, 2), [0] * len(m.TABLES.ints["o_S"]), gpu)
         assert asked == [(gpu, (2, 4))] * suspect
 
 

@@ -35,7 +35,7 @@ def test_a_rewritten_line_says_what_is_computed():
                          "U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S",
                          "o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)"]
     body = render(b)
-    body = body[body.index("def o_S_kernel"):body.index("_KERNELS")]
+    body = body[body.index("def o_S_kernel"):body.index("# --- host")]
     assert "# U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S" in body and "# U = Tinv" not in body
 
 

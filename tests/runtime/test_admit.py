@@ -88,7 +88,7 @@ def test_parts_are_tried_and_left_as_they_were(monkeypatch):
     launcher = m.HOST.launcher
     monkeypatch.setattr(m.HOST, "launcher", lambda name, *a: launched.add(name) or launcher(name, *a))
     m.check("cpu")
-    assert launched == set(m._KERNELS) and m.TABLES.summaries and m.HOST.part_chunks == 0 and not m.HOST.plans
+    assert launched == set(m._launcher.kernels) and m.TABLES.summaries and m.HOST.part_chunks == 0 and not m.HOST.plans
     assert m.TABLES.check_chunks > m.TABLES.most + 1
 
 

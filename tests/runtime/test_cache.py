@@ -161,7 +161,7 @@ def test_tilelangs_compiles_wait_for_each_other(folder, tmp_path, monkeypatch):
     at_once, most = [], []
 
     def compile():
-        with m._in_turn("o_S", "cpu"):
+        with m._launcher.in_turn("o_S", "cpu"):
             at_once.append(1)
             most.append(len(at_once))
             time.sleep(0.05)
@@ -186,7 +186,7 @@ def test_tilelangs_compiles_wait_for_each_other(folder, tmp_path, monkeypatch):
 def test_a_damaged_library_that_was_compiled_ahead_is_compiled_anew(folder, monkeypatch):
     path = cached(Build("tilelang", 16, head_dim_k=16, head_dim_v=16))
     m = import_path(path)
-    ahead = cache.Path(m.library("o_S", "sm_90a"))
+    ahead = cache.Path(m._launcher.library("o_S", "sm_90a"))
     cache.write(ahead, "damaged")
 
     class Made:
@@ -195,11 +195,11 @@ def test_a_damaged_library_that_was_compiled_ahead_is_compiled_anew(folder, monk
     class Kernel:
         class adapter:
             get_exportable_executable = Made
-    monkeypatch.setattr(m, "_compiled", lambda name, arch: Kernel)
-    m._loaded.cache_clear()
+    monkeypatch.setattr(m._launcher, "compiled", lambda name, arch: Kernel)
+    m._launcher.loaded.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"o_S_sm_90a_.*\.so cannot be loaded, and is compiled anew"):
-        assert m._loaded("o_S", "sm_90a").main == "compiled"
-    m._loaded.cache_clear()
+        assert m._launcher.loaded("o_S", "sm_90a").main == "compiled"
+    m._launcher.loaded.cache_clear()
     shutil.rmtree(ahead.parent)
 
 

@@ -61,11 +61,11 @@ def test_waves_of_64_lanes_are_half_as_many_but_four(tmp_path):
     from gdn_codegen.runtime.load import import_path
     m = import_path(written(tmp_path, Build("triton", schedule=replace(SCHEDULES["staged"], v_block=128))))
     assert m.NUM_WARPS["S_U"] == 8 and m.NUM_WARPS["o"] == m.NUM_WARPS["A"] == 4
-    assert [m._warps(n, lanes) for n in ("S_U", "A") for lanes in (32, 64)] == [8, 4, 4, 4]
+    assert [m._launcher.warps(n, lanes) for n in ("S_U", "A") for lanes in (32, 64)] == [8, 4, 4, 4]
     few = import_path(written(tmp_path, Build("triton", schedule=replace(SCHEDULES["staged"], name="few", warps=2))))
-    assert [few._warps("o", lanes) for lanes in (32, 64)] == [2, 2]
+    assert [few._launcher.warps("o", lanes) for lanes in (32, 64)] == [2, 2]
     many = import_path(written(tmp_path, Build("triton", schedule=replace(SCHEDULES["staged"], name="many", warps=16))))
-    assert [many._warps("o", lanes) for lanes in (32, 64)] == [16, 8]
+    assert [many._launcher.warps("o", lanes) for lanes in (32, 64)] == [16, 8]
 
 
 @pytest.mark.slow

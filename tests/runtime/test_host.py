@@ -232,7 +232,7 @@ def test_triton_looks_a_kernel_up_once(monkeypatch):
                 return Compiled()
             return run
 
-    monkeypatch.setattr(m, "_KERNELS", {n: Kernel(k.arg_names) for n, k in m._KERNELS.items()})
+    monkeypatch.setattr(m._launcher, "kernels", {n: Kernel(k.arg_names) for n, k in m._launcher.kernels.items()})
     monkeypatch.setattr(m, "_is_suspect", lambda device: False)
     monkeypatch.setattr(m, "_lanes", lambda: 32)
     over_chunks, walk = m.TABLES.kernels
@@ -241,7 +241,7 @@ def test_triton_looks_a_kernel_up_once(monkeypatch):
         run, x = m._launcher(row[0], instances, sizes, ints, device), memory or [torch.zeros(64) for _ in row[3]]
         for _ in range(times):
             run(x, "cu", [0.5] * len(row[4]))
-        return dict(zip(m._KERNELS[row[0]].arg_names, seen[-1][1], strict=True))
+        return dict(zip(m._launcher.kernels[row[0]].arg_names, seen[-1][1], strict=True))
 
     memory, other = [torch.zeros(64) for _ in walk[3]], Gpu()
     other.index = 1
@@ -269,13 +269,13 @@ def test_tilelang_calls_the_compiled_function_itself(cached, monkeypatch):
     main = lambda *a: seen.append(a)
     made = SimpleNamespace(main=main) if cached else SimpleNamespace(jit=lambda: SimpleNamespace(main=main))
     kernel = SimpleNamespace(adapter=SimpleNamespace(get_exportable_executable=lambda: made))
-    monkeypatch.setattr(m, "_compiled", lambda name, arch: compiled.append((name, arch)) or kernel)
+    monkeypatch.setattr(m._launcher, "compiled", lambda name, arch: compiled.append((name, arch)) or kernel)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     launch = m._launcher("o_S", 4, SIZES, [0, 1], Gpu())
     for _ in range(2):
         launch(("a", "b"), "cu", [0.5])
-    m._loaded.cache_clear()
+    m._launcher.loaded.cache_clear()
     assert compiled == [("o_S", "sm_90a")] and seen == 2 * [("a", "b", "cu", 1, 0, 1, 0.5)]
 
 

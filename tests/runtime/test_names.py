@@ -19,6 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "contract.md"
 HERE = dict(target=next(t for t in OWN if runs(t, "cpu")), chunk_size=16)
 Q = torch.zeros(1, 20, 1, 32, dtype=torch.float16)
 GIVEN = dict(q=Q, k=Q, v=Q, g=torch.zeros(1, 20, 1), beta=torch.zeros(1, 20, 1))
+UNKNOWN = "keyword that this op does not know"
 #: What the ops of each library take beside q, k and v, from their sources at the versions that the page names.
 SIGNATURES = {
     "FLA": (
@@ -43,7 +44,7 @@ SIGNATURES = {
         "g beta scale initial_state output_final_state cu_seqlens head_first use_qk_l2norm_in_kernel "
         "return_intermediate_states chunk_indices chunk_offsets core_attn_out inplace_final_state ssm_state_indices "
         "num_accepted_tokens retrieve_parent_token A_log a b dt_bias threshold is_kda ddtree_parent_ids "
-        "has_initial_state"),
+        "has_initial_state softplus_beta softplus_threshold initial_state_source initial_state_indices"),
     "vLLM-Ascend": (
         "g beta scale initial_state output_final_state cu_seqlens prebuilt_meta head_first use_qk_l2norm_in_kernel "
         "chunk_indices chunk_offsets core_attn_out"),
@@ -51,7 +52,8 @@ SIGNATURES = {
         "g beta scale initial_state initial_state_indices cu_seqlens head_first use_qk_l2norm_in_kernel inplace_update "
         "A_log a dt_bias softplus_beta softplus_threshold b initial_state_source is_kda lower_bound "
         "disable_state_update disable_output_calculation intermediate_states_buffer intermediate_state_indices "
-        "cache_steps retrieve_parent_token rand_seed use_rs_rounding philox_rounds out"),
+        "cache_steps retrieve_parent_token rand_seed use_rs_rounding philox_rounds out accepted_steps cache_ring "
+        "replayssm_rawv replayssm_rawk replayssm_g replayssm_beta output_final_state"),
     "sgl-kernel-npu": (
         "g beta scale initial_state output_final_state cu_seqlens head_first use_qk_l2norm_in_kernel A_log a dt_bias "
         "softplus_beta softplus_threshold b initial_state_source initial_state_indices is_kda"),
@@ -153,9 +155,9 @@ def test_every_op_refuses_what_nobody_knows_and_what_is_misspelt(op):
     for name, meant in (("inital_state", "initial_state"), ("chunk", "chunk_size"), ("ssm_state_indicies", "ssm_state_indices"),
                         ("scael", "scale")):
         for _ in range(2):
-            with pytest.raises(ValueError, match=rf"^{name}: got a keyword that no op has; .*; did you mean {meant}\?$"):
+            with pytest.raises(ValueError, match=rf"^{name}: got a {UNKNOWN}; .*; did you mean {meant}\?$"):
                 op(**given, **{name: None})
-    with pytest.raises(ValueError, match=r"^colour: got a keyword that no op has; accepted: those of docs/contract\.md$"):
+    with pytest.raises(ValueError, match=rf"^colour: got a {UNKNOWN}; accepted: those of docs/contract\.md$"):
         op(**given, colour=None)
 
 

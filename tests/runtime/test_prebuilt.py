@@ -47,7 +47,7 @@ def test_the_first_call_loads_what_was_compiled_ahead(gpu, tmp_path, monkeypatch
     b = Build("tilelang", schedule="staged", **SMALL)
     path = write(b, tmp_path)
     m = fresh(path)
-    m._KERNELS = {"G": m._KERNELS["G"]}  # one is enough, and takes nvcc seconds
+    m._launcher.kernels = {"G": m._launcher.kernels["G"]}  # one is enough, and takes nvcc seconds
     monkeypatch.setattr(ahead, "import_path", lambda path: m)
     lines = list(compile_ahead(b, path, "sm_90a", []))
     libraries = sorted(tmp_path.rglob("*.so"), reverse=True)
@@ -75,7 +75,7 @@ def test_a_library_is_looked_for_once(gpu, tmp_path, monkeypatch):
     m = fresh(write(Build("tilelang", schedule="staged", **SMALL), tmp_path))
     gpu()
     looked = []
-    monkeypatch.setattr(m, "library", lambda name, arch: looked.append((name, arch)) or str(tmp_path))
+    monkeypatch.setattr(m._launcher, "library", lambda name, arch: looked.append((name, arch)) or str(tmp_path))
     monkeypatch.setattr(m.tilelang.tvm.runtime, "load_module", lambda path: type("Library", (), {"main": print}))
     for _ in range(3):
         m._launcher("G", 6, (1, 40, 0, 1, 2, 3), [], Gpu())
@@ -90,8 +90,8 @@ def call_in_all_ways(m):
     launcher = m.HOST.launcher
     m.HOST.launcher = lambda name, instances, sizes, flags, device: launcher(name, instances, sizes, flags, Gpu())
     m._is_suspect = lambda device: False
-    m._KERNELS = {n: ahead._Compiles(k) for n, k in m._KERNELS.items()}
-    m._compiled = type("Nothing", (dict,), {"__setitem__": lambda self, *a: None})()  # what compiled cannot be launched
+    m._launcher.kernels = {n: ahead._Compiles(k) for n, k in m._launcher.kernels.items()}
+    m._launcher.compiled = type("Nothing", (dict,), {"__setitem__": lambda self, *a: None})()  # what compiled cannot be launched
     m.HOST.part_chunks = 2
     make = lambda *shape, dtype=torch.float16: torch.empty(shape, dtype=dtype, device="meta")
     try:

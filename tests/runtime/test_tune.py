@@ -420,7 +420,7 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
 def test_candidates_are_compiled_where_there_is_no_gpu(monkeypatch, capsys):
     """A kernel once, however long the parts; on Triton for the head counts of the shapes and of the check."""
     compiled, asked = [], []
-    module = SimpleNamespace(_KERNELS=("a", "b"), _compiled=lambda *x: compiled.append(x))
+    module = SimpleNamespace(_launcher=SimpleNamespace(kernels=("a", "b"), compiled=lambda *x: compiled.append(x)))
     monkeypatch.setattr(tune, "cached", lambda b: b)
     monkeypatch.setattr(tune, "import_path", lambda b: module)
     monkeypatch.setattr(tune, "compile_ahead", lambda b, path, arch, heads: asked.append((arch, heads)) or ())

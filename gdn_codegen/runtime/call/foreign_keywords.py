@@ -17,6 +17,7 @@ ALIASES = {
     "inplace_update": "inplace_final_state", "inplace_indexed_state_update": "inplace_final_state",
     "output": "out", "o": "out", "output_state": "final_state"}
 _DRAFT = "one state a sequence, not one a draft token"
+_RING = "a state is stored itself, not tokens from which it is computed again"
 _KEPT = "checkpoint_chunks=n returns the state every n chunks"
 #: Keywords that ask for what this op does not do -> the values that do not ask for it, and why others are refused.
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -41,7 +42,9 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "num_decodes": ((0,), "cu_seqlens is of the tokens in q"), "num_decode_tokens": ((0,), "cu_seqlens is of the tokens in q"),
     "snapshot_dtype": ((None,), "kernels keep the state in float32"),
     "use_rs_rounding": ((None, False), "states are rounded to the nearest"),
-    "rand_seed": ((None,), "states are rounded to the nearest")}
+    "rand_seed": ((None,), "states are rounded to the nearest"),
+    "cache_ring": ((False,), _RING), **dict.fromkeys(("replayssm_rawv", "replayssm_rawk", "replayssm_g", "replayssm_beta"),
+                                                     ((None,), _RING))}
 #: Keywords that change no result: how another library runs, tables for its kernels, what a model passes to all its layers.
 IGNORED = frozenset({
     "num_warps", "num_stages", "tile_v", "use_cp", "_cp_chunk_len", "auto_cp", "enable_fwd_cp_cache", "use_chunk_hip",
@@ -150,7 +153,7 @@ MEANT: dict[str, Callable[[dict[str, Any], Any, int], None]] = {
 
 def _unknown(name: str, own: dict[str, Any]) -> None:
     near = get_close_matches(name, [*own, "scale", *ALIASES, *MEANT], n=1)
-    fail(name, "a keyword that no op has", f"those of docs/contract.md{f'; did you mean {near[0]}?' if near else ''}")
+    fail(name, "a keyword that this op does not know", f"those of docs/contract.md{f'; did you mean {near[0]}?' if near else ''}")
 
 
 def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict[str, Any]:
