@@ -53,12 +53,12 @@ def _pattern(x: ast.expr) -> Pattern:
         attrs = {str(k.arg): float(ast.unparse(k.value)) for k in x.keywords}
         return Pattern(ast.unparse(x.func), args=tuple(map(_pattern, x.args)), attrs=tuple(sorted(attrs.items())))
     assert isinstance(x, ast.BinOp), ast.dump(x)
-    sides, turned = [x.left, x.right], []
+    sides, transposed = [x.left, x.right], []
     for n, (side, attr) in enumerate(zip(tuple(sides), ("ta", "tb"), strict=True)):
         if isinstance(x.op, ast.MatMult) and isinstance(side, ast.Attribute):
             sides[n] = side.value
-            turned.append((attr, True))
-    return Pattern(OPERATORS[type(x.op)], args=tuple(map(_pattern, sides)), attrs=tuple(turned))
+            transposed.append((attr, True))
+    return Pattern(OPERATORS[type(x.op)], args=tuple(map(_pattern, sides)), attrs=tuple(transposed))
 
 
 def matches(text: str, o: Op | None, defs: Mapping[str, Op], ordered: bool = False) -> Iterator[Found]:

@@ -66,8 +66,8 @@ class Assignment:
                 raise ValueError(f"{where}, agent {a.name}: slots={a.slots!r}; accepted: whole numbers from 1")
             few = sorted(set(a.roles) - {"load", "store", "inverse"})
             if a.warps in (1, 2, 3) and few:
-                raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the roles {', '.join(few)}; accepted: 0, 4, 8, "
-                                 "...: fewer load, store and invert")
+                raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the roles {', '.join(few)}; accepted for them: "
+                                 "0, 4, 8, ...; agents with fewer warps have the roles load, store and inverse")
         given = [r for a in self.agents for r in a.roles]
         wrong = [r for r in given if r not in WALK_ROLES or given.count(r) > 1]
         if wrong or not {"state", "output"} <= set(given):
@@ -107,5 +107,5 @@ DEFAULTS = (WALK, SOLVING_WALK)
 def register(assignment: Assignment) -> Assignment:
     """Let schedules name `assignment`. Returns it. Raises ValueError if another assignment has its name."""
     if ASSIGNMENTS.setdefault(assignment.name, assignment) != assignment:
-        raise ValueError(f"assignment: got the name {assignment.name!r}, which another one has; accepted: a name that is free")
+        raise ValueError(f"assignment: got the name {assignment.name!r}, which is registered already; accepted: a new name")
     return assignment

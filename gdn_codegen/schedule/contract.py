@@ -92,7 +92,7 @@ class Contract:
 
         def put(into: dict[str, Any], key: str, value: Any, what: str) -> None:
             if key in into:
-                raise ContractError(f"accept: got {text!r}, which says twice {what}; accepted: once")
+                raise ContractError(f"accept: got {text!r}, which gives {what} twice; accepted: once")
             into[key] = value
         for item in filter(None, text.split(",")):
             name, _, words = item.partition("=")

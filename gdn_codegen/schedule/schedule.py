@@ -122,16 +122,16 @@ class Schedule:
                 raise ScheduleError(f"schedule {self.name}: {field}={value!r}; accepted are whole numbers from 0")
         if self.part_chunks and not self.partition:
             raise ScheduleError(f"schedule {self.name}: part_chunks={self.part_chunks}; accepted are 0 and, with a partition, "
-                                "more")
+                                "whole numbers from 1")
         if self.longest_first and self.partition != "decay":
-            raise ScheduleError(f"schedule {self.name}: longest_first=True; accepted with partition='decay' alone")
+            raise ScheduleError(f"schedule {self.name}: longest_first=True; accepted only with partition='decay'")
         if self.agents != "" and self.agents not in ASSIGNMENTS:
             raise ScheduleError(f"schedule {self.name}: agents={self.agents!r}; accepted are {', '.join(ASSIGNMENTS)}, or '' for "
                                 "one that fits")
         names = [n for group in self.kernels for n in group]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
-            raise ScheduleError(f"schedule {self.name}: {', '.join(twice)} stands in kernels twice")
+            raise ScheduleError(f"schedule {self.name}: {', '.join(twice)} is twice in kernels; accepted: once")
         if not all(self.kernels):
             raise ScheduleError(f"schedule {self.name}: kernels has an empty group")
         unknown = [n for n in names if n.startswith("@") and n[1:] not in ROLES]

@@ -35,7 +35,7 @@ def test_what_there_is_not_is_refused(text, capsys):
     ("beta=float16/bfloat16", "the dtype of beta"), ("state=float16/bfloat16", "the dtype of states"),
     ("state=vk,state=vk", "state=vk"), ("state=pool/pool", "state=pool"), ("strided,strided", "that inputs are strided")])
 def test_nothing_is_said_twice(text, what):
-    with pytest.raises(ContractError, match=f"accept: got '{text}', which says twice {what}.*; accepted: once"):
+    with pytest.raises(ContractError, match=f"accept: got '{text}', which gives {what}.* twice; accepted: once"):
         Contract.parse(text)
     assert Contract.parse("g=float16,g=raw,state=vk,state=pool") == Contract.parse("g=raw/float16,state=vk/pool")
 

@@ -161,10 +161,10 @@ def _unchecked():
     ("walk", {"C": 32}, "float16", "C=64, K and V of 64 or 128"), ("walk", {"K": 32}, "float16", "C=64, K and V of 64 or 128"),
     ("walk", {"V": 32}, "float16", r"carried values \(S\) have 32 rows; state takes 64, 128"),
     ("walk", {"V": 256}, "float16", "state takes 64, 128"),
-    ("walk", {"K": 256}, "float16", "K and V of 64 or 128"), ("walk", {}, "float32", "float16 and bfloat16 fit"),
+    ("walk", {"K": 256}, "float16", "K and V of 64 or 128"), ("walk", {}, "float32", "accepted: float16, bfloat16"),
     (replace(named("walk"), state="kv"), {"K": 128, "V": 128}, "float16", "128 x 128 in float16; .* state='vk' has fewer such"),
-    (replace(OWN, kernels=(("G",), ("o", "S")), form="gate-free"), {}, "float16", "D would .* in float32; tiles .* in 16 bit"),
-    (replace(OWN, kernels=(("G", "A"), ("o", "S"))), {"C": 128}, "float16", "A_f16 would .* and aux as 128 x 128 in float16"),
+    (replace(OWN, kernels=(("G",), ("o", "S")), form="gate-free"), {}, "float16", "move D .* in float32; accepted: tiles"),
+    (replace(OWN, kernels=(("G", "A"), ("o", "S"))), {"C": 128}, "float16", "aux would move A_f16 .* as 128 x 128 in float16"),
     ("fused", {}, "float16", "no rule for warp groups; let an earlier kernel")])
 def test_what_does_not_fit_says_what_does(plan, sizes, dtype, message):
     with pytest.raises(ScheduleError, match=message):

@@ -210,7 +210,7 @@ def test_what_is_refused():
     with pytest.raises(ScheduleError, match="needs a page that bounds how a token changes the state"):
         parts(no_bound, "decay")
     for page in (curved, mixed):
-        with pytest.raises(ScheduleError, match="columns are apart and affine"):
+        with pytest.raises(ScheduleError, match="each column is affine in the same column"):
             parts(page, "exact")
     with pytest.raises(TypeRuleError, match="forgets='F' is not a value of the page with dims C"):
         algorithm(q="C K", v="C V", S=carried("K V", forgets="F"))(no_bound.fn).trace()

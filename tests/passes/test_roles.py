@@ -100,11 +100,19 @@ def problem(page, tokens):
 RECURRENCES = {"renamed": of_renamed, "normalised": of_normalised, "channels": of_channels}
 
 
-@pytest.mark.parametrize("page, target, schedule", [
-    (page, target, schedule) for page in (renamed, normalised, channels) for target in OWN for schedule in SCHEDULES
-    # what is left out differs from one that runs in nothing but names, or the dims of the second state
-    if target == "triton" or page is normalised or schedule in ("staged", "walk", "fused_walk")],
-    ids=lambda x: getattr(x, "name", x))
+def ways():
+    """Each page, target and schedule. What is left out differs from one that runs in nothing but names, or the dims of the second
+    state. Two of a page are fast."""
+    for page in (renamed, normalised, channels):
+        for target in OWN:
+            for schedule in SCHEDULES:
+                if target == "triton" or page is normalised or schedule in ("staged", "walk", "fused_walk"):
+                    quick = target == "triton" and schedule in ("staged", "walk")
+                    yield pytest.param(page, target, schedule, id=f"{page.name}-{target}-{schedule}",
+                                       marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("page, target, schedule", ways())
 def test_every_schedule_runs_pages_of_other_names_and_of_two_states(page, target, schedule):
     b = Build(target, 16, algorithm=f"{__file__}:{page.name}", schedule=schedule, dtype="float32", head_dim_k=SIZES["K"],
               head_dim_v=SIZES["V"])
@@ -153,7 +161,7 @@ def test_groups_of_names_and_roles():
     ((("@gatesum",), ("o", "S")), "kernels has @gatesum, which is no role; accepted are @output, @state, @gate,"),
     ((("@gate_sum",), ("@output",)), "no group of kernels writes S; accepted: groups that have all outputs and states, as --set "
                                      "kernels=o,S or --set kernels=@output,@state"),
-    ((("@gate_sum",), ("@gate_sum", "@output", "@state")), "@gate_sum stands in kernels twice"),
+    ((("@gate_sum",), ("@gate_sum", "@output", "@state")), "@gate_sum is twice in kernels"),
     ((("@gate_sum", "Tnv"), ("@output", "@state")), "kernels names Tnv; gated_delta_rule has G, ")])
 def test_roles_that_do_not_fit(groups, text):
     with pytest.raises(ScheduleError, match=f"schedule own: {text}"):
@@ -163,7 +171,7 @@ def test_roles_that_do_not_fit(groups, text):
 def test_forms_of_schedules_of_roles_suit_pages_without_an_inverse_and_those_of_names_do_not():
     lower_ = lambda s: pipelines.lower(normalised.trace(), "triton", s, SIZES, "float32")
     assert [k.name for k in lower_(replace(named("staged"), form="unit")).kernels] == ["G", "S_Z", "y"]
-    with pytest.raises(ScheduleError, match="form unit needs a product of a unit_lower_inverse, which normalised has not"):
+    with pytest.raises(ScheduleError, match="form unit needs a product of a unit_lower_inverse, which normalised does not have"):
         lower_(Schedule("own", (("y", "S", "Z"),), form="unit"))
 
 

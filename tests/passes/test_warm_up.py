@@ -100,9 +100,10 @@ def test_longest_first_walks_each_part_once():
     assert len(seen) == 2 and all(max(e) < 1e-4 for e in seen), seen
 
 
+@pytest.mark.slow
 def test_longest_first_is_for_parts_that_have_a_warm_up():
     for how in (None, "exact"):
-        with pytest.raises(ScheduleError, match="longest_first=True; accepted with partition='decay' alone"):
+        with pytest.raises(ScheduleError, match="longest_first=True; accepted only with partition='decay'"):
             replace(named("walk"), partition=how, longest_first=True)
     shares = {at: any(o.kind == "claim_part" for k in lower(find("gated_delta_rule").trace(), at[0], PLANS["longest"], SIZES,
                                                        "float16", at[1]).kernels for o in walk(k.body))

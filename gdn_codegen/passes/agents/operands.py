@@ -17,7 +17,7 @@ from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
 from ...ir.ops import OPS
 from ..common import rebuild_kernels
 from ..stage import takes
-from ..storage.place import OPERANDS, VIEWS, over
+from ..storage.stored_values import OPERANDS, VIEWS, over
 
 
 @takes("assigned")

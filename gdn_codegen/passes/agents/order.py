@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from ...ir.core import Loop, Op
 from ...ir.ops import OPS
-from ..storage.place import VIEWS
+from ..storage.stored_values import VIEWS
 
 
 class Cycle(ValueError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from ...ir.core import Kernel, Loop, Op, Program, loops, walk
 from ...ir.ops import OPS
-from ..storage.place import VIEWS
+from ..storage.stored_values import VIEWS
 
 INVERSE = "diag_inverse"
 STATES = ("state", "output")

@@ -27,25 +27,25 @@ def by_role(r: Roles) -> list[Op]:
     return topological(sorted((o for o in r.inside if o in r.of), key=rank), needs_in_place(r.loop))
 
 
-def begun_early(ops: list[Op], role: Callable[[Op], str]) -> list[Op]:
+def asynchronous_products(ops: list[Op], role: Callable[[Op], str]) -> list[Op]:
     """`ops` with asynchronous products in the agent that computes the operand of an inverse.
 
-    After it has passed that operand to the agent of the inverse, it starts its other state-free products (`asynchronous`). It
-    reads their results last. Meanwhile it moves tiles and computes vectors. Returns `ops` itself if one agent does both.
+    After it has passed that operand to the agent of the inverse, it starts its other state-free products, and goes on. It reads
+    their results last. Meanwhile it moves tiles and computes vectors. Returns `ops` itself if one agent does both.
     """
-    early = leads(ops, INVERSE)
+    to_inverse = leads(ops, INVERSE)
     solver = {a: o.agent for o in ops if o.kind == INVERSE for a in o.args}
     given = next((o for o in ops if o.kind != "load" and o.out in solver and o.agent != solver[o.out]), None)
     if given is None:
         return ops
-    late = {o.out for o in ops if o.agent == given.agent and o.kind == "matmul" and o.out not in early and role(o) == "rest"}
-    if not late:
+    started = {o.out for o in ops if o.agent == given.agent and o.kind == "matmul" and role(o) == "rest"} - to_inverse
+    if not started:
         return ops
     after: list[Op] = []  # ops that read the asynchronous products
     rest: list[Op] = []
-    reads = set(late)
+    reads = set(started)
     for o in ops:
-        if o.out in late:
+        if o.out in started:
             continue
         if o.agent == given.agent and reads & set(o.args):
             reads.add(o.out)
@@ -55,7 +55,7 @@ def begun_early(ops: list[Op], role: Callable[[Op], str]) -> list[Op]:
     last = max(n for n, o in enumerate(rest) if o.agent == given.agent) + 1
     rest[last:last] = after
     at = rest.index(given) + 1
-    rest[at:at] = [o.with_attrs(asynchronous=True) for o in ops if o.out in late]
+    rest[at:at] = [o.with_attrs(asynchronous=True) for o in ops if o.out in started]
     return rest
 
 
@@ -73,13 +73,13 @@ def loads_by_need(ops: list[Op], hub: str) -> list[Op]:
             first.setdefault(a, {}).setdefault(o.agent, at)
     loads = [o for o in ops if o.kind == "load"]
     readers = {o: tuple(sorted(first[o.out])) for o in loads}
-    early = leads(ops, INVERSE)
+    to_inverse = leads(ops, INVERSE)
 
     def need(o: Op) -> tuple[bool, bool, int, tuple[str, ...], int]:
         """The sort key of a load."""
         agent = hub if hub in readers[o] else readers[o][0]
         group = min(first[x.out][agent] for x in loads if readers[x] == readers[o])
-        return o.out not in early, agent != hub, group, readers[o], first[o.out][agent]
+        return o.out not in to_inverse, agent != hub, group, readers[o], first[o.out][agent]
     return [*sorted(loads, key=need), *(o for o in ops if o.kind != "load")]
 
 
@@ -99,5 +99,5 @@ def merged(ops: list[Op], agents: Iterable[str]) -> list[Op]:
 def in_order(ops: list[Op], roles: Mapping[str, str], hub: str, agents: Iterable[str]) -> list[Op]:
     """The ops of a walk, each with its agent, in the order in which the agents run them. roles: of values. Raises Cycle if
     there is none."""
-    early = begun_early(ops, lambda o: roles.get(o.out, ""))
-    return merged(loads_by_need(early, hub), agents)
+    ops = asynchronous_products(ops, lambda o: roles.get(o.out, ""))
+    return merged(loads_by_need(ops, hub), agents)

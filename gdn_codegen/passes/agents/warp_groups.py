@@ -1,7 +1,7 @@
 """warp_groups: chooses the agent of each op among the warp groups of a block. For walks on Hopper under TileLang (sm_90a).
 
-In a kernel that walks the chunks, an assignment (schedule/agents.py) gives each role to an agent. Ops outside the walk belong
-to the agent of the state. The order of ops is topological (walk_order.py).
+In a kernel that walks the chunks, an assignment (schedule/agents.py) gives each role to an agent (`block_agents`). Ops outside
+the walk belong to the agent of the state. The order of ops is topological (walk_order.py).
 
 Values cross between agents through shared memory, by a move or by a transpose. An inverse is in shared memory already. Products
 read their second operand from shared memory, and inverses read theirs there. So a computed operand of these moves even if its
@@ -15,17 +15,15 @@ from dataclasses import replace
 
 from ...devices import Groups
 from ...ir.builder import Body
-from ...ir.core import Agent, Kernel, Loop, Op, Program, walk
+from ...ir.core import Kernel, Loop, Op, Program, walk
 from ...ir.ops import OPS
-from ...schedule.agents import ASSIGNMENTS, DEFAULTS, WARPS_OF_GROUP, Assignment
 from ...schedule.schedule import Schedule, ScheduleError
 from ..common import dead_code, walks
 from ..stage import takes
+from .block_agents import assignment, block_agents
 from .order import Cycle
 from .roles import INVERSE, Roles, is_transposed
 from .walk_order import by_role, in_order
-
-WARP = 32
 
 
 @takes("decomposed", gives="assigned")
@@ -41,29 +39,17 @@ def warp_groups(p: Program, s: Schedule, device: Groups) -> Program:
 class _Assign:
     """Places the ops of one kernel on agents."""
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
-        self.p, self.k, self.device = p, k, device
+        self.p, self.k, self.device, self.where = p, k, device, f"{p.name}, kernel {k.name} on {device.name}"
         self.roles = Roles(p, k, device.rows)
         self.loop, self.defs = self.roles.loop, self.roles.defs
         self.names: dict[tuple[str, ...], str] = {}  # (value, agent, view) -> the name that the agent reads
-        self.plan = self.assignment(s)
+        self.plan = assignment(self.roles, s, self.where)
         self.agent = {o: self.plan.agent_of[r] for o, r in self.roles.of.items()}
         self.hub = self.plan.agent_of["state"]
         self.numbers = {o.out for o in walk(k.body) if o.type is not None and o.type.rank == 0}  # numbers, which all agents have
 
     def error(self, text: str) -> ScheduleError:
-        return ScheduleError(f"{self.p.name}, kernel {self.k.name} on {self.device.name}: {text}")
-
-    def assignment(self, s: Schedule) -> Assignment:
-        """The assignment that the schedule names, or the first default one that has all roles of this kernel. ScheduleError if
-        there is none."""
-        needed = dict.fromkeys(self.roles.of.values())
-        options = (ASSIGNMENTS[s.agents],) if s.agents else DEFAULTS
-        for x in options:
-            lacks = [r for r in needed if r not in x.agent_of]
-            if not lacks:
-                return x
-        values = ", ".join(f"{o.out or o.kind} ({r})" for o, r in self.roles.of.items() if r in lacks)
-        raise self.error(f"agents={options[-1].name} has no agent for {values}; accepted: an assignment with these roles")
+        return ScheduleError(f"{self.where}: {text}")
 
     def run(self) -> Kernel:
         """The kernel with an agent for each op, and with copies of values that cross between agents. ScheduleError if no order
@@ -79,35 +65,10 @@ class _Assign:
                 else:
                     b.op(s.kind, *s.args, name=s.out, line=s.line, agent=self.hub, **dict(s.attrs))
         except Cycle as e:
-            raise self.error(f"no order of its ops serves all agents: {e}") from e
+            raise self.error(f"no order of its ops gives each agent its operands in time: {e}") from e
         body = b.finish()
-        return replace(self.k, body=body, agents=self.agents({o.agent for o in walk(body)}))
-
-    def agents(self, used: set[str]) -> tuple[Agent, ...]:
-        """The agents that have ops, with their threads and registers. ScheduleError if the block has too few of either, or if
-        the carried values have a number of rows that warp groups cannot hold."""
-        d, first, out, total = self.device, 0, [], 0
-        heights = sorted({(c.type.shape(self.roles.sizes) or (1,))[0] for c in self.loop.carried})
-        rows = heights[0]
-        if len(heights) > 1 or rows % d.rows or rows > d.rows * d.most:
-            names = ", ".join(c.name for c in self.loop.carried)
-            takes = [d.rows * n for n in range(1, d.most + 1)]
-            split = [n for n in takes if len(heights) == 1 and rows > n and rows % n == 0]
-            dims = {c.type.dims[0] for c in self.loop.carried}
-            hint = f"; v_block={split[-1]} gives an instance as many" if split and dims == {"V"} else ""
-            raise self.error(f"carried values ({names}) have {', '.join(map(str, heights))} rows; {self.hub} takes "
-                             f"{', '.join(map(str, takes))}{hint}")
-        for a in (a for a in self.plan.agents if a.name in used):
-            out.append(Agent(a.name, first, WARP * (a.warps or WARPS_OF_GROUP * (rows // d.rows)), a.registers, a.slots))
-            first += out[-1].threads
-        group = WARP * WARPS_OF_GROUP
-        for n in range(0, first, group):  # all warps of a warp group have the same number of registers
-            total += group * max((a.registers for a in out if a.first < n + group and n < a.first + a.threads), default=0)
-        if first > d.threads or total > d.register_file:
-            each = ", ".join(f"{a.name} {a.threads} threads of {a.registers} registers" for a in out)
-            raise self.error(f"agents={self.plan.name} takes {first} threads and {total} registers ({each}); a block has "
-                             f"{d.threads} and {d.register_file}; v_block={d.rows} has one warp group for the state")
-        return tuple(out)
+        used = {o.agent for o in walk(body)}
+        return replace(self.k, body=body, agents=block_agents(self.plan, self.roles, self.device, used, self.where))
 
     def body(self, s: Loop, b: Body) -> tuple[Op | Loop, ...]:
         """The ops of the walk, each with its agent, in the order in which agents run them."""
@@ -141,7 +102,7 @@ class _Assign:
         (a,) = o.args
         made = self.defs.get(a)
         if made is None or made not in self.agent or self.roles.of[made] == "load":
-            raise self.error(f"{o.attr('tensor')} would be stored as it was loaded; let an earlier kernel store it")
+            raise self.error(f"{o.attr('tensor')} is stored without a computation on it; let an earlier kernel store it")
         kind = "transpose" if o.attr("transposed") else "move"
         x = self.move(a, f"{a}_{self.device.operand}", self.agent[made], self.device.operand, b, kind)
         b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})
@@ -154,7 +115,7 @@ class _Assign:
         o = self.defs.get(a)
         if o is None:
             if agent != self.hub and a not in self.numbers:
-                raise self.error(f"{a} is carried, or comes before the walk, and {agent} would read it; {self.hub} has it")
+                raise self.error(f"{agent} reads {a}, which is carried or computed before the loop; only {self.hub} has it")
             return a
         shared = shared and o in self.agent and self.agent[o] == agent and self.roles.of[o] not in ("load", "inverse")
         key = (a, agent, "shared" if shared else view)

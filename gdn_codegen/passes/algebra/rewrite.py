@@ -29,5 +29,5 @@ def rewrite(p: Program, s: Schedule) -> Program:
     if body is None and s.generic and s.form != "gate-free":
         return p
     if body is None:
-        raise ScheduleError(f"schedule {s.name}: form {s.form} needs {needs}, which {p.name} has not")
+        raise ScheduleError(f"schedule {s.name}: form {s.form} needs {needs}, which {p.name} does not have")
     return with_walk_body(p, body)

@@ -2,7 +2,7 @@
 
 A vector core has elementwise ops on two tiles, on a tile and a column, and on a tile and a number. It also has an op that
 expands a row to a tile. So this pass makes these replacements:
-- A row operand is expanded.
+- A row operand is expanded. Only the second operand may be a column or a number (`vector_operands`).
 - A mask becomes a product with a constant tile of zeros and ones. A mask with fill -inf becomes a sum with a constant tile.
 - `cumsum` sums the rows of a masked tile.
 - f(last(x)) becomes last(f(x)), because there is no exp of a number. For f of a caller's number, the number becomes a vector
@@ -20,8 +20,8 @@ from ...ir.types import Dim, Tensor
 from ...schedule.schedule import ScheduleError
 from ..common import rebuild_kernel, with_tensors
 from ..stage import takes
+from .vector_operands import BINARY, with_second_broadcast
 
-COMMUTE = ("add", "mul", "maximum", "minimum")
 BLOCK = 64  # a tile of 64 x 64 float32 numbers is 16 KiB; each core holds it whole
 MASKS = ("lower", "strictly_lower", "pairs")
 
@@ -69,7 +69,7 @@ class _Rules:
         """Load a constant mask tile. kept: its entries where `kind` keeps the operand. other: all other entries."""
         name = f"{kind.replace(':', '_')}_mask" if (kept, other) == (1, 0) else f"{kind.replace(':', '_')}_fill"
         if dims != ("C", "C"):
-            raise ScheduleError(f"a mask over {dims}: only C x C tiles are masked")
+            raise ScheduleError(f"{name}: got a tile of dims {dims}; accepted on a vector core: C x C")
         t = Tensor(name, "workspace", "const", "HV", dims, "float32", fill=f"{kind} {float(kept)!r} {float(other)!r}")
         b.tensors[name] = self.made[name] = t
         return b.op("load", name=b.fresh(name), tensor=name, line=line)
@@ -98,8 +98,8 @@ class _Rules:
             return b.op("exp", op("mul", op("log", y), number(-1.0)), name=o.out, line=o.line)
         if o.kind == "cumsum":
             return self.cumsum(o, b)
-        if o.kind in (*COMMUTE, "sub", "div") and len(o.args) == 2:
-            return self.binary(o, b)
+        if o.kind in BINARY and len(o.args) == 2:
+            return with_second_broadcast(o, b, self.defs)
         return None
 
     def cumsum(self, o: Op, b: Body) -> str:
@@ -124,40 +124,3 @@ class _Rules:
             total = b.op("row_sum", tile, line=o.line)
             sums.append(b.op("add", total, b.op("last", sums[-1], line=o.line), line=o.line) if sums else total)
         return b.op("join", *sums, dim="C", name=o.out, line=o.line)
-
-    def binary(self, o: Op, b: Body) -> str | None:
-        """An op of two operands whose second operand may be a column or a number. A row operand is expanded."""
-        x, y = o.args
-        out = o.type
-        assert out is not None
-        tx, ty = b.types[x], b.types[y]
-
-        def broadcast(t: object, dims: tuple[Dim, ...]) -> str:
-            if not dims:
-                return "number" if out.dims else ""
-            if out.rank == 2 and dims != out.dims:
-                return "row" if dims[0] == 1 else "col"
-            return ""
-
-        bx, by = broadcast(x, tx.dims), broadcast(y, ty.dims)
-        if not bx and by in ("", "col", "number"):
-            return None
-        row = self.defs.get(y)
-        if by == "row" and bx and o.kind == "sub" and row is not None and row.kind == "row":
-            minus = b.op("mul", row.args[0], b.op("const", value=-1.0), line=o.line)  # cheaper than on a tile
-            y = b.op("expand", b.op("row", minus, line=o.line), dims=out.dims, line=o.line)
-            return b.op("add", y, x, name=o.out, line=o.line)
-        if by == "row":
-            y, by = b.op("expand", y, dims=out.dims, line=o.line), ""
-        if bx == "row":
-            x, bx = b.op("expand", x, dims=out.dims, line=o.line), ""
-        if bx and not by and o.kind in COMMUTE:
-            return b.op(o.kind, y, x, name=o.out, line=o.line)
-        if bx and o.kind == "sub":  # s - y = -y + s
-            minus = b.op("mul", y, b.op("const", value=-1.0), line=o.line)
-            return b.op("add", minus, x, name=o.out, line=o.line)
-        if bx == "col":
-            x = b.op("mul", b.op("full", dims=out.dims, value=1.0), x, line=o.line)
-        elif bx:
-            x = b.op("expand", x, dims=out.dims, line=o.line)
-        return b.op(o.kind, x, y, name=o.out, line=o.line)

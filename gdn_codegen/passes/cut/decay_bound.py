@@ -19,7 +19,7 @@ def decay_bound(p: Program, s: Schedule) -> Program:
     has none."""
     if s.partition == "decay" and not p.forgets:
         raise ScheduleError(f"schedule {s.name}: partition='decay' needs a page that bounds how a token changes the state, "
-                            f"carried(..., forgets=NAME), which {p.name} has not; accepted for it are None and 'exact'")
+                            f"carried(..., forgets=NAME), which {p.name} does not have; accepted for it are None and 'exact'")
     if s.partition != "decay":
         return with_walk_body(replace(p, forgets=""), p.walk.body)
     b, kinds = walk_body(p), {}

@@ -16,7 +16,7 @@ from ...devices import Device
 from ...ir.core import Kernel, Loop, Op, Program, Stmt, map_loops
 from ...ir.ops import BESIDE
 from ..stage import takes
-from ..storage.place import over
+from ..storage.stored_values import over
 from .block_threads import WARP
 
 #: The numbers of ops that may run side by side, one warp each. Emitters have text for these.

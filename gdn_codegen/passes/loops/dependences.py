@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ...ir.core import Op
-from ..storage.pack import VIEWS
+from ..storage.core_values import VIEWS
 
 
 class Dependences:

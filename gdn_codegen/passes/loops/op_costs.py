@@ -5,8 +5,8 @@ from math import prod
 
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, types, walk
+from ..storage.core_values import VIEWS
 from ..storage.offsets import WIDTH
-from ..storage.pack import VIEWS
 from .dependences import Dependences
 from .live_values import Room
 

@@ -10,8 +10,8 @@ from math import prod
 from ...devices import Cores
 from ...ir.core import Kernel, Loop, Op, Program, types
 from ...ir.ops import OPS
+from ..storage.core_values import VIEWS
 from ..storage.offsets import WIDTH
-from ..storage.pack import VIEWS
 
 
 class PrefetchedOps:

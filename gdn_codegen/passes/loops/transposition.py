@@ -139,4 +139,4 @@ class _Transposition:
 
     def error(self, o: Op) -> ScheduleError:
         return ScheduleError(f"schedule {self.s.name}: state={self.s.state!r} does not fit {self.p.name}: {o.kind} "
-                             f"({o.out}, line {o.line}) takes rows of a tile that would lie transposed; use state='kv'")
+                             f"({o.out}, line {o.line}) reads rows of a tile that this state would transpose; use state='kv'")

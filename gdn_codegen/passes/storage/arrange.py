@@ -21,7 +21,8 @@ from ..loops.hoist import candidates, hoist
 from ..loops.list_scheduling import list_scheduling
 from ..loops.prefetch import prefetch
 from ..stage import takes
-from .pack import VIEWS, fits
+from .core_values import VIEWS
+from .pack import fits
 
 ROOM = 0.8  # with cached masks, values may fill this fraction of the space; in a full space ops wait for each other
 

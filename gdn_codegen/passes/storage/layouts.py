@@ -16,7 +16,7 @@ from ...devices import Device
 from ...ir.core import Kernel, Op, Program, Stmt, map_ops, types, walk
 from ...ir.ops import ORDER
 from ..stage import takes
-from .place import over
+from .stored_values import over
 
 #: Elements after each row of a buffer with a row a head.
 PAD = 4

@@ -14,7 +14,8 @@ from ...ir.core import Buffer, Kernel, Op, Program, loops, types, uses, walk
 from ...schedule.schedule import Schedule
 from ..common import walks
 from ..stage import takes
-from .place import VIEWS, over, with_buffers
+from .place import with_buffers
+from .stored_values import VIEWS, over
 from .walk_limits import check_limits, moves
 
 

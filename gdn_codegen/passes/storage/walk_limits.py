@@ -60,7 +60,7 @@ class _Limits:
             if o.kind in ("load", "store"):
                 self.copied(o)
             elif o.kind == "last" and not (o.args[0] in self.home and self.home[o.args[0]].space == self.device.operand):
-                raise self.error(f"last of {o.args[0]}, which does not lie in shared memory")
+                raise self.error(f"{o.out} is the last entry of {o.args[0]}, which is not in shared memory")
             elif o.kind in ("move", "transpose") and self.type[o.out].rank == 2:
                 self.carried_by_warps(o)
             elif o.kind == "matmul":
@@ -70,11 +70,12 @@ class _Limits:
         """Check a tile that a copy unit transfers between global and shared memory."""
         t = self.p.tensor(o.attr("tensor"))
         if o.kind == "load" and t.optional:
-            raise self.error(f"{o.out} would be loaded only where it is given; {o.agent} copies tiles as they lie")
+            raise self.error(f"{o.out} is loaded from an optional input, and {o.agent} copies tiles "
+                             "unconditionally; let an earlier kernel load it")
         size = self.p.shape(t)[-1] * WIDTH[t.dtype]
         if size % ROW and (o.kind == "load" or t.index == "token"):
-            raise self.error(f"{t.name} has rows of {size} bytes; copies of tiles take multiples of {ROW}: K and V that 8 "
-                             "divides")
+            raise self.error(f"{t.name} has rows of {size} bytes; copies of tiles need multiples of {ROW}: K and V that are "
+                             "multiples of 8")
 
     def carried_by_warps(self, o: Op) -> None:
         """Check a tile that threads move between shared memory and fragments."""
@@ -85,21 +86,22 @@ class _Limits:
             can = " or ".join(f"{n} rows with {a}" for a, n in self.height.items())
             own = any(r.kind == "matmul" and r.agent == o.agent and o.out in r.args for r in walk(self.loop.body))
             hint = "; form='split' with state='vk' has fewer such moves" if own else ""
-            raise self.error(f"{o.args[0]} would go between shared memory and {o.agent} as {' x '.join(map(str, shape))} "
-                             f"in {held.dtype}; tiles of {d.rows} columns in 16 bit do, of {can}{hint}")
+            raise self.error(f"{o.agent} would move {o.args[0]} between shared memory and registers as "
+                             f"{' x '.join(map(str, shape))} in {held.dtype}; accepted: tiles of {d.rows} columns in 16 bits, of "
+                             f"{can}{hint}")
 
     def product(self, o: Op) -> None:
         """Check the dtype of a product's operands, the space of its second operand, and its size."""
         a, rows = self.type[o.args[0]], self.height[o.agent]
         if WIDTH[a.dtype] != 2:
-            raise self.error(f"product {o.out} has operands in {a.dtype}; float16 and bfloat16 fit")
+            raise self.error(f"product {o.out} has operands in {a.dtype}; accepted: float16, bfloat16")
         if self.home[o.args[1]].space != self.device.operand:
-            raise self.error(f"product {o.out} has a second operand, {o.args[1]}, that does not lie in shared memory")
+            raise self.error(f"product {o.out} has a second operand, {o.args[1]}, that is not in shared memory")
         m, n = self.home[o.out].shape
         depth = a.shape(self.sizes)[0 if o.attr("ta") else 1]
         if m != rows or n % LEAST or n > MOST or depth % LEAST:
             raise self.error(f"product {o.out} is {m} x {n} over {depth}; {o.agent} takes {rows} rows, and "
-                             "columns and depth that 64 divides: C=64, K and V of 64 or 128")
+                             "columns and a depth that are multiples of 64: C=64, K and V of 64 or 128")
 
 
 def _room(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:

@@ -52,7 +52,7 @@ def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
     if len(counters) > device.flags:
         heads = found.trace.kernel.batch.heads
         fewer = f"; accepted is a value_heads below {heads}, which needs fewer" if heads > 1 else ""
-        raise ScheduleError(f"{name}: its cores would wait for each other by {len(counters)} flags; "
+        raise ScheduleError(f"{name}: it needs {len(counters)} flags between its cores; "
                             f"{device.name} has {device.flags} flags between agents{fewer}")
 
 

@@ -11,8 +11,7 @@ threads wrote. This includes loads of tokens, because threads fill up the last c
 filled only outside warm-ups count only those iterations. Values that lead to an inverse have separate barriers, because they
 are read ahead of others. An asynchronous product is drained before its result is read.
 
-Then the pass removes what is not needed: each barrier, arrival, wait, fence or drain without which `check_rings` still proves
-the kernel.
+Then the pass removes what is not needed (`needed_barriers`).
 
 Example, for a ring k of two slots:
     loader:  wait k_free, of two iterations before; k = load; signal k_ready
@@ -24,20 +23,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ...devices import Groups
-from ...ir.core import Buffer, Kernel, Loop, Op, Program, loops, map_loops
+from ...ir.core import Buffer, Kernel, Op, Program, loops
 from ...ir.ops import OWN_PART
 from ...prove.happens_before import RaceError
 from ...prove.rings import BARRIER, check_ring
 from ..agents.roles import INVERSE, leads
 from ..common import walks
 from ..stage import takes
+from .needed_barriers import needed, with_walk
 from .ring_accesses import by_threads, by_units, reads
 
 
 @takes("placed", gives="synchronised")
 def mbarriers(p: Program, device: Groups) -> Program:
     """`p` with waits, signals and fences in the kernels that walk the chunks."""
-    return p.map_kernels(lambda k: _needed(p, _derived(p, k, device), device) if walks(p, k) else k)
+    return p.map_kernels(lambda k: needed(p, _derived(p, k, device), device) if walks(p, k) else k)
 
 
 def _derived(p: Program, k: Kernel, device: Groups) -> Kernel:
@@ -59,7 +59,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
     groups: dict[tuple[object, ...], list[Op]] = {}
     final = {o.buffer: o for o in ops if o.buffer in slots}  # buffer -> the op that writes it last in an iteration
     given = {o.buffer: o for o in reversed(ops) if o.buffer in slots}  # buffer -> the op that writes it first
-    early = leads(ops, INVERSE)
+    to_inverse = leads(ops, INVERSE)
     before: dict[Op, list[Op]] = {}
     after: dict[Op, list[Op]] = {}
     order = {o: n for n, o in enumerate(ops)}
@@ -68,8 +68,8 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
         if o.buffer in slots:
             readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read(r))) for x in (o, final[o.buffer]))
             first = o is given[o.buffer]
-            alone = () if share else (o.out,)
-            groups.setdefault((o.agent, readers, last if first else (), slots[o.buffer], o.out in early, *alone), []).append(o)
+            key = o.agent, readers, last if first else (), slots[o.buffer], o.out in to_inverse, "" if share else o.out
+            groups.setdefault(key, []).append(o)
         if o.attr("asynchronous"):
             drained[o] = next(r for r in ops if o.out in read(r))
             before.setdefault(drained[o], []).append(_sync("drain", o.agent, **_own([o])))
@@ -106,56 +106,12 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
         for o in ops:
             yield from (*before.get(o, []), o.with_attrs(**copied.get(o, {})), *after.get(o, []))
 
-    return _with_walk(replace(k, buffers=(*k.buffers, *barriers)), replace(loop, body=tuple(body())))
+    return with_walk(replace(k, buffers=(*k.buffers, *barriers)), replace(loop, body=tuple(body())))
 
 
 def _own(ops: list[Op]) -> dict[str, bool]:
     """The attribute `own_part` if all of `ops` have it: they do nothing in a warm-up."""
     return {OWN_PART: True} if all(o.attr(OWN_PART) for o in ops) else {}
-
-
-def _needed(p: Program, k: Kernel, device: Groups) -> Kernel:
-    """The kernel without unneeded synchronisation. It tries to remove barriers, then arrivals, then waits, then fences and
-    drains."""
-    (loop,) = loops(k.body)
-    syncs = [(o.kind, o.attr("channel"), o.agent) for o in loop.body if isinstance(o, Op) and o.kind in ("signal", "wait")]
-    drops = [{s for s in syncs if s[1] == c} for c in dict.fromkeys(c for _, c, _ in syncs)]
-    for drop in (*drops, *({s} for kind in ("signal", "wait") for s in syncs if s[0] == kind)):
-        less = without(k, drop)
-        try:
-            check_ring(p, less, device)
-            k = less
-        except RaceError:
-            pass
-    (loop,) = loops(k.body)
-    for o in (o for o in loop.body if isinstance(o, Op) and o.kind in ("fence", "drain")):
-        (now,) = loops(k.body)
-        less = _with_walk(k, replace(now, body=tuple(x for x in now.body if x is not o)))
-        try:
-            check_ring(p, less, device)
-            k = less
-        except RaceError:
-            pass
-    return k
-
-
-def _with_walk(k: Kernel, loop: Loop) -> Kernel:
-    """The kernel with `loop` as its walk."""
-    return replace(k, body=map_loops(k.body, lambda s: [loop]))
-
-
-def without(k: Kernel, drop: set[tuple[str, str, str]]) -> Kernel:
-    """The kernel without these (kind, channel, agent). Barriers then count only the threads that still arrive."""
-    (loop,) = loops(k.body)
-    body = tuple(o for o in loop.body if not (isinstance(o, Op) and (o.kind, o.attr("channel"), o.agent) in drop
-                                              and o.kind in ("signal", "wait")))
-    threads = {a.name: a.threads for a in k.agents}
-    used = {o.attr("channel") for o in body if isinstance(o, Op)} | {o.attr("tail") for o in body if isinstance(o, Op)}
-    gone = {(c, a): threads[a] for kind, c, a in drop if kind == "signal"
-            and any(isinstance(o, Op) and (o.kind, o.attr("channel"), o.agent) == (kind, c, a) for o in loop.body)}
-    buffers = tuple(replace(b, shape=(b.shape[0] - sum(n for (c, _), n in gone.items() if c == b.name),))
-                    if b.space == BARRIER else b for b in k.buffers if b.space != BARRIER or b.name in used)
-    return _with_walk(replace(k, buffers=buffers), replace(loop, body=body))
 
 
 def _sync(kind: str, agent: str, **attrs: object) -> Op:

@@ -21,8 +21,8 @@ def single_launch(p: Program, s: Schedule, device: Device) -> Program:
     if s.launch == "kernels":
         return p
     if not isinstance(device, Cores):
-        raise ScheduleError(f"schedule {s.name}: launch='single' needs a barrier over all cores, which {device.target} has not; "
-                            "accepted there is launch='kernels'")
+        raise ScheduleError(f"schedule {s.name}: launch='single' needs a barrier over all cores, which {device.target} does not "
+                            "have; accepted: launch='kernels'")
     ids = (device.flags - 3, device.flags - 2, device.flags - 1)
     barrier = tuple(Op("barrier", "", (), (("ids", ids), ("scope", "device")), agent=a) for a in device.agents)
     first = tuple(replace(k, body=(*k.body, *barrier)) for k in p.kernels[:-1])

@@ -30,12 +30,12 @@ def _scaling(t: Terms, o: Op) -> str | None:
     if not all(any(t.type[f].dims == t.type[a].dims for f in side) for side, a in ((left, o.args[0]), (right, o.args[1]))):
         return None  # an outer product of vectors
 
-    def turned(f: str, kind: str) -> str:
+    def viewed(f: str, kind: str) -> str:
         return t.make(kind, t.defs[f].args, line=o.line) if t.kind(f) in ("col", "row") else f
 
-    right = [*(turned(f, there) for f in moved), *right]
+    right = [*(viewed(f, there) for f in moved), *right]
     product = t.make("matmul", (t.product(left, o.line), t.product(right, o.line)), o.attrs, line=o.line)
-    return t.product([*(turned(f, "col") for f in outer), *(turned(f, "row") for f in last), product], o.line)
+    return t.product([*(viewed(f, "col") for f in outer), *(viewed(f, "row") for f in last), product], o.line)
 
 
 for _x, _y, _z in ((a, b, c) for a in ("x", "x.T") for b, c in (("y", "z"), ("y.T", "z.T"))):

@@ -1,0 +1,104 @@
+"""groups: what each group of a schedule computes and what it reads of earlier groups. `cut` makes one kernel of each.
+
+A group computes all ops on which its values depend, down to inputs and to values that an earlier group wrote.
+"""
+from __future__ import annotations
+
+from ...ir.core import Op, Program
+from ...schedule.schedule import Schedule, ScheduleError
+
+
+class Slice:
+    """What one group computes and reads."""
+    def __init__(self) -> None:
+        self.ops: set[str] = set()  # values computed here
+        self.reads: set[str] = set()  # values an earlier group wrote
+        self.walks = False
+
+
+class KernelGroups:
+    """The groups of a schedule, and the values of a walk that they need.
+
+    Raises ScheduleError if a group names an unknown value, or if no group writes an output or a state.
+    """
+    def __init__(self, p: Program, s: Schedule) -> None:
+        (self.whole,), self.loop = p.kernels, p.walk
+        self.p, self.s, loop = p, s, self.loop
+        self.defs = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
+        self.states = {c.name: c for c in loop.carried}
+        #: Stores of checkpoints. They are part of the kernel that computes the state.
+        self.kept = [o for o in loop.body if isinstance(o, Op) and o.kind == "store"
+                     and p.tensor(o.attr("tensor")).index == "checkpoint"]
+        self.outputs = {o.args[0]: o for o in loop.body if isinstance(o, Op) and o.kind == "store" and o not in self.kept}
+        names = [n for group in s.kernels for n in group]
+        known = [n for n, o in self.defs.items() if o.kind not in ("const", "scalar")]
+        unknown = [n for n in names if n not in known and n not in self.states]
+        if unknown:
+            have = [n for n in known if self.defs[n].kind != "load"]
+            raise ScheduleError(f"schedule {s.name}: kernels names {', '.join(unknown)}; {p.name} has "
+                                f"{', '.join([*have, *self.states])}")
+        lost = [n for n in [*self.outputs, *self.states] if n not in names]
+        if lost:
+            raise ScheduleError(f"schedule {s.name}: no group of kernels writes {', '.join(lost)}; accepted: groups that have "
+                                f"all outputs and states, as --set kernels={','.join([*self.outputs, *self.states])} or "
+                                "--set kernels=@output,@state")
+
+    def unread(self) -> set[str]:
+        """The values of groups that no later group reads and that are not a result of the call."""
+        parts, out = [self.slice(i) for i in range(len(self.s.kernels))], set()
+        for i, group in enumerate(self.s.kernels):
+            read = {n for later in parts[i + 1:] for n in later.reads}
+            out |= set(group) - {*read, *self.outputs, *self.states, *self.p.scales, self.p.forgets}
+        return out
+
+    def check(self, apart: bool) -> None:
+        """Raise ScheduleError for groups that write nothing, and for workspaces of numbers if cores share no memory (`apart`)."""
+        unread = self.unread()
+        for i, group in enumerate(self.s.kernels):
+            if unread.issuperset(group):
+                raise ScheduleError(f"schedule {self.s.name}: kernels has the group {','.join(group)}, which writes no output "
+                                    "and no value that a later group reads; accepted: groups whose values are read")
+            after = {n for later in self.s.kernels[i + 1:] for n in later}
+            nexts = [f"{c.next} (the next {c.name})" for c in self.states.values() if c.next in group and c.name in after]
+            if nexts:
+                raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(nexts)} in a group before the state's "
+                                    "own; accepted: the state, by its name")
+            numbers = [n for n in group if n in self.defs and (x := self.defs[n].type) is not None and not x.dims]
+            if numbers and apart:
+                raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(numbers)}, one number for each chunk; "
+                                    "accepted where cores share no memory: tiles and vectors")
+
+    def slice(self, i: int) -> Slice:
+        """What group i computes: all ops that its values depend on. It stops at values of earlier groups, which it reads."""
+        out, earlier = Slice(), {n for group in self.s.kernels[:i] for n in group}
+        todo = [self.states[n].next if n in self.states else n for n in self.s.kernels[i]]
+        out.walks = any(n in self.states for n in self.s.kernels[i])
+        while todo:
+            n = todo.pop()
+            if n in out.ops or n in out.reads:
+                continue
+            if n in earlier:
+                out.reads.add(n)
+            elif n in self.states:
+                out.walks = True
+                todo.append(self.states[n].next)
+            else:
+                out.ops.add(n)
+                todo += self.defs[n].args
+        return out
+
+    def with_scales(self) -> tuple[tuple[str, ...], ...]:
+        """The groups, with each vector of `scales` that is stored added to the group that writes it.
+
+        That is the first group over chunks that computes it. If only walks compute it, that is the last group over chunks
+        before them.
+        """
+        parts, out = [self.slice(i) for i in range(len(self.s.kernels))], list(self.s.kernels)
+        for n in self.p.scales:
+            users = [i for i, part in enumerate(parts) if n in part.ops]
+            chunks = [i for i, part in enumerate(parts) if not part.walks and (i in users or i < users[0])]
+            computing = [i for i in chunks if i in users]
+            if chunks and (len(users) > 1 or not computing):
+                at = computing[0] if computing else chunks[-1]
+                out[at] = (*out[at], n)
+        return tuple(out)

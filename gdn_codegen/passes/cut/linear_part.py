@@ -1,0 +1,46 @@
+"""linear_part: the part of a walk's body that is linear in the state. `summaries` uses it for the factor M of S' = M S + N."""
+from __future__ import annotations
+
+from ...ir.builder import Body
+from ...ir.core import Op
+from ...ir.ops import TypeRuleError
+from ...schedule.schedule import ScheduleError
+from .parts import Parts
+
+
+def linear_part(parts: Parts, b: Body) -> str:
+    """Append the walk's body without terms that do not depend on the state. Returns the name of the state's next value."""
+    linear = {parts.c.name: parts.c.name}  # a value that depends on the state -> its linear part
+    for o in parts.loop.body:
+        assert isinstance(o, Op)
+        depends = [a in linear for a in o.args]
+        if o.kind == "store":
+            continue
+        if not any(depends):
+            b.copy(o)
+            continue
+        args = [linear.get(a, a) for a in o.args]
+        if o.kind in ("add", "sub") and not all(depends):
+            x = args[depends.index(True)]
+            linear[o.out] = b.op("neg", x, name=o.out, line=o.line) if o.kind == "sub" and depends[1] else x
+        elif o.kind in ("add", "sub", "neg") or (o.kind == "mul" and not all(depends)) or (
+                o.kind == "matmul" and depends == [False, True] and not o.attr("tb")):
+            try:
+                linear[o.out] = b.op(o.kind, *args, name=o.out, line=o.line, **dict(o.attrs))
+            except TypeRuleError as e:
+                raise _not_affine(parts, o) from e
+        else:
+            raise _not_affine(parts, o)
+        if b.types[linear[o.out]].dims[1:] != (parts.rows,):
+            raise _not_affine(parts, o)
+    if parts.c.next not in linear:
+        raise ScheduleError(f"{parts.where} needs a next state that depends on the state, and that of "
+                            f"{parts.c.name} in {parts.p.name} does not")
+    if linear[parts.c.next] == parts.c.name:  # an empty loop body has no text
+        return b.op("mul", b.op("const", value=1.0), parts.c.name)
+    return linear[parts.c.next]
+
+
+def _not_affine(parts: Parts, o: Op) -> ScheduleError:
+    return ScheduleError(f"{parts.where} needs a next state of which each column is affine in the same column of the "
+                         f"state; {o.out} ({o.kind}, line {o.line}) of {parts.p.name} is not")

@@ -1,0 +1,62 @@
+"""parts: what the kernels over parts of sequences have in common. `partition` makes the walks, and `summaries` the kernels before
+them.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from ...ir.builder import Body
+from ...ir.core import Kernel, Loop, Op, Program, types
+from ...ir.types import Tensor
+from ...schedule.schedule import Schedule, ScheduleError
+
+
+class Parts:
+    """The walk `k` over sequences that becomes one over parts, and the workspaces of the kernels that are made from it.
+
+    forgets: attributes of the warm-up length, none without warm-ups. ScheduleError where the walk carries something else than a
+    state [K, V].
+
+    warm_up: the length of each part. n, m: its summaries. start: the state before it. end: the last state of a sequence, where
+    that overwrites the initial one.
+    """
+
+    def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, forgets: dict[str, Any]) -> None:
+        self.p, self.k, self.loop = p, k, loop
+        (self.c,) = loop.carried
+        self.where = f"schedule {s.name}: partition={s.partition!r}"
+        self.rows = self.c.type.dims[0]
+        if self.c.type.dims[1:] != ("V",) or self.rows == "V":
+            raise ScheduleError(f"{self.where} needs a state [K, V], and {self.c.name} is {self.c.type}")
+        name = self.c.name
+        self.forgets = forgets
+        self.warm_up = Tensor(f"{name}_warm_up", "workspace", "part", "HV", ())
+        self.n = Tensor(f"{name}_offset", "workspace", "part", "HV", self.c.type.dims)
+        self.m = Tensor(f"{name}_factor", "workspace", "part", "HV", (self.rows, self.rows))
+        self.start = Tensor(f"{name}_start", "workspace", "part", "HV", self.c.type.dims)
+        self.end = Tensor(f"{name}_end", "workspace", "sequence", "HV", self.c.type.dims)
+        self.over = {t.name for t in p.tensors if t.over}
+        self.made = (*([self.warm_up] if self.forgets else []), self.n, self.m, self.start, *([self.end] if self.over else []))
+        self.split = {"split": k.split, "dims": k.dims}
+
+    def body(self, k: Kernel) -> Body:
+        """An empty body for a kernel made from `k`. The names of `k` are taken in it."""
+        b = Body({t.name: t for t in (*self.p.tensors, *self.made)})
+        b.taken |= set(types(k.body))
+        return b
+
+    def number(self, b: Body, parts_ahead: int = 0) -> str:
+        """The warm-up length of this part, or of the part `parts_ahead` of it.
+
+        It is read from where the first kernel wrote it, except for the first part of a sequence.
+        """
+        name = b.fresh("warm_up_next" if parts_ahead else "warm_up")
+        if not self.forgets:
+            return b.op("warm_up_length", name=name, parts_ahead=parts_ahead or None)
+        where = () if parts_ahead else (b.op("warm_up_length", name=b.fresh("follows")),)
+        return b.op("load", *where, name=name, tensor=self.warm_up.name, parts_ahead=parts_ahead or None)
+
+    def initial(self, b: Body) -> str:
+        """The state before the sequence. Zeros for a part that is not the first."""
+        o = next(o for o in self.k.body if isinstance(o, Op) and o.out == self.c.init)
+        return b.op(o.kind, name=o.out, **dict(o.attrs))

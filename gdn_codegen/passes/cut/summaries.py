@@ -1,0 +1,64 @@
+"""summaries: the kernels that compute the state at the start of each part. `partition` uses it.
+
+The state after a part is affine in the state before it: S' = M S + N. `offset` computes N, `factor` computes M, and `fold`
+applies both for all parts before one.
+"""
+from __future__ import annotations
+
+from ...ir.builder import Body
+from ...ir.core import Carry, Kernel, Loop, Op, Stmt
+from ..common import dead_code
+from .linear_part import linear_part
+from .parts import Parts
+
+
+def offset(parts: Parts) -> Kernel:
+    """The kernel that computes N of each part, and stores the next part's warm-up length."""
+    b = parts.body(parts.k)
+    following = b.op("warm_up_length", name=b.fresh("warm_up_next"), parts_ahead=1, **parts.forgets)
+    if parts.forgets:
+        b.op("store", following, tensor=parts.warm_up.name, parts_ahead=1)
+    b.op("return_unless_negative", following)
+    warm_up = b.op("warm_up_length", name=b.fresh("warm_up"), **parts.forgets) if parts.forgets else ""
+    _looped(parts, b, parts.loop.body, parts.initial(b), parts.c.next, warm_up, parts.n.name)
+    return Kernel(parts.n.name, "parts", b.finish(), **parts.split)  # type: ignore[arg-type]
+
+
+def factor(parts: Parts) -> Kernel:
+    """The kernel that computes M of each part."""
+    b = parts.body(parts.k)
+    b.op("return_unless_negative", b.op("maximum", parts.number(b), parts.number(b, 1)))
+    within = parts.rows if parts.rows in dict(parts.p.extents) else None
+    init = b.op("eye", name=parts.c.init, dims=(parts.rows, parts.rows), within=within)
+    inner = Body(b.tensors, {parts.c.name: b.types[init]})
+    new = linear_part(parts, inner)
+    _looped(parts, b, inner.finish(), init, new, "", parts.m.name)
+    return Kernel(parts.m.name, "parts", b.finish())
+
+
+def fold(parts: Parts) -> Kernel:
+    """The kernel that computes the state at each part's start: S <- M S + N over the parts before it. It returns at once
+    for a part that starts with a warm-up."""
+    b = parts.body(parts.k)
+    b.op("return_unless_negative", parts.number(b))
+    init = b.op("full", name=parts.c.init, dims=parts.c.type.dims, value=0.0)
+    inner = Body(b.tensors, {parts.c.name: parts.c.type})
+    inner.taken = b.taken
+    here, following = parts.number(inner), parts.number(inner, 1)
+    m = inner.op("load", inner.op("maximum", here, following), name=b.fresh("M"), tensor=parts.m.name)
+    n = inner.op("load", following, name=b.fresh("N"), tensor=parts.n.name)
+    new = inner.op("add", inner.op("matmul", m, parts.c.name), n, name=parts.c.next)
+    c = Carry(parts.c.name, init, new, parts.c.result, parts.c.type)
+    b.stmts.append(Loop("part", (c,), inner.finish()))
+    b.types[c.result] = c.type
+    b.op("store", c.result, tensor=parts.start.name)
+    return Kernel(parts.start.name, "parts", b.finish(), **parts.split)  # type: ignore[arg-type]
+
+
+def _looped(parts: Parts, b: Body, body: tuple[Stmt, ...], init: str, new: str, warm_up: str, to: str) -> None:
+    """Append the walk of the state alone, and the store of the last state to the tensor `to`."""
+    c = Carry(parts.c.name, init, new, parts.c.result, b.types[init])
+    kept = dead_code(tuple(o for o in body if isinstance(o, Op) and o.kind != "store"), {new})
+    b.stmts.append(Loop(parts.loop.index, (c,), kept, warm_up))
+    b.types[c.result] = c.type
+    b.op("store", c.result, tensor=to)

@@ -1,0 +1,97 @@
+"""core_values: how one core of an agent holds a value: its space and its shape. `pack` uses it.
+
+A core holds its part of a tile's rows, or of its columns. A vector is whole on each core, except sums along rows, of which each
+core has a part. A vector that was just loaded has one number in each row of `Device.align` bytes.
+"""
+from __future__ import annotations
+
+from ...devices import Cores
+from ...ir.core import Kernel, Op, Program, types, walk
+from ...schedule.schedule import ScheduleError
+from .offsets import WIDTH
+
+#: Ops whose values have no storage.
+VIEWS = ("const", "scalar", "col", "row", "part", "block", "last")
+
+
+def by_columns(k: Kernel) -> set[str]:
+    """The tiles of which each core of an agent holds its own columns, not rows."""
+    out: set[str] = set()
+    for o in walk(k.body):
+        if o.attr("columns") or (o.kind in ("cast", "valid") and o.args[0] in out):
+            out.add(o.out)
+    return out
+
+
+class CoreValues:
+    """The values of a kernel on one core. `hold` is called for each op in program order.
+
+    spread: vectors with one number in each row of `Device.align` bytes. divided: vectors of which each core has a part.
+    """
+
+    def __init__(self, p: Program, k: Kernel, device: Cores) -> None:
+        self.where = f"{p.name}, kernel {k.name} on {device.name}"
+        self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
+        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.spread: set[str] = set()
+        self.divided: set[str] = set()
+        self._token = {t.name for t in p.tensors if t.index == "token"}
+        self._columns = by_columns(k)
+        read = {a for o in walk(k.body) if o.kind != "store" for a in o.args}
+        self._only_stored = {o.args[0] for o in walk(k.body) if o.kind == "store"} - read
+
+    def error(self, text: str) -> ScheduleError:
+        """An error that names the kernel."""
+        return ScheduleError(f"{self.where}: {text}")
+
+    def view(self, o: Op) -> bool:
+        """Whether `o` has no storage: a number, a column or row of a vector, or a cast of a product that only stores read."""
+        if o.kind == "cast":
+            return o.agent != self.device.agents[0] and o.out in self._only_stored
+        return o.kind in VIEWS or self.type[o.out].rank == 0
+
+    def source(self, name: str) -> str:
+        """The value under a column, a row or a part."""
+        o = self.defs.get(name)
+        return self.source(o.args[0]) if o is not None and o.kind in ("col", "row", "part") else name
+
+    def hold(self, o: Op) -> None:
+        """Note whether the value of `o` is spread or divided. Raises ScheduleError if it needs a vector that is divided."""
+        divided = [a for a in o.args if self.source(a) in self.divided]
+        if self.type[o.out].rank == 1:
+            if o.attr("tensor") in self._token if o.kind == "load" else o.kind == "valid" and o.args[0] in self.spread:
+                self.spread.add(o.out)
+            if isinstance(self.type[o.out].dims[0], str) and (o.kind == "row_sum" or divided):
+                self.divided.add(o.out)
+        if o.kind == "expand" and any(self.type[a].dims[0] == 1 for a in divided):
+            raise self.error(f"{o.out} needs all entries of {o.args[0]}, and each core has only those of its rows")
+
+    def space(self, o: Op) -> str:
+        """The space that `o` fills."""
+        if o.kind == "move":
+            return str(o.attr("space"))
+        return self.device.product if o.kind == "matmul" else self.device.home[o.agent]
+
+    def shape(self, o: Op) -> tuple[int, ...]:
+        """The shape of a value on one core, in elements.
+
+        Raises ScheduleError if rows do not divide among cores, or are not a multiple of `Device.align` bytes.
+        """
+        t = self.type[o.out]
+        shape, parts = t.shape(self.sizes), self.device.copies[o.agent]
+        if o.kind == "move" and o.attr("transposed"):
+            shape = shape[::-1]
+        if t.rank == 2 and parts > 1 and isinstance(t.dims[0], str):  # a dim that is a number is whole on each core
+            if shape[0] % (8 * parts):
+                raise self.error(f"{o.out} has {shape[0]} rows; accepted: multiples of {8 * parts}, "
+                                 f"for {parts} cores with groups of 8 rows")
+            shape = (shape[0] // parts, shape[1]) if o.out not in self._columns else (shape[0], shape[1] // parts)
+        if t.rank == 1:
+            if o.out in self.spread:
+                shape = (shape[0], self.device.align // WIDTH[t.dtype])
+            elif o.out in self.divided:
+                shape = (shape[0] // parts,)
+        if shape[-1] * WIDTH[t.dtype] % self.device.align:
+            raise self.error(f"{o.out} has rows of {shape[-1] * WIDTH[t.dtype]} bytes; accepted: multiples of "
+                             f"{self.device.align}")
+        return shape

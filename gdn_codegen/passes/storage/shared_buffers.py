@@ -1,0 +1,99 @@
+"""shared_buffers: which values of a kernel share a buffer. `place` uses it.
+
+Values may share one if the old value has no later reader. `owner` gives each value with a buffer the value after which its
+buffer is named. These functions change it.
+"""
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ...ir.core import Kernel, Loop, Op, loops, walk
+from .stored_values import StoredValues, over
+
+#: Ops that may run at the same time as a neighbour of the same kind.
+SIDE_BY_SIDE = ("cumsum", "diag_inverse")
+
+
+def share_carried(v: StoredValues, k: Kernel, owner: dict[str, str]) -> None:
+    """Let the next value of a carried value overwrite it if nothing reads the carried value after that."""
+    for lp in loops(k.body):
+        for c in lp.carried:
+            owner[c.name] = owner[c.result] = c.name
+            if c.init in owner:
+                owner[c.init] = c.name
+            if v.type[c.next] == v.type[c.name] and _no_later_reader(v, lp, c.name, c.next):
+                owner[c.next] = c.name
+
+
+def _no_later_reader(v: StoredValues, lp: Loop, name: str, new: str) -> bool:
+    """Whether the loop computes `new`, and reads `name` only before."""
+    ops = list(walk(lp.body))
+    made = next((n for n, o in enumerate(ops) if o.out == new), len(ops))
+    return made < len(ops) and not any(v.reads(o, name) for o in ops[made + 1:])
+
+
+def share_accumulators(v: StoredValues, owner: dict[str, str]) -> None:
+    """Let a product overwrite its accumulator if the accumulator has no later reader."""
+    order, operands = {o: n for n, o in enumerate(v.ops)}, v.operands()
+    for o in v.ops:
+        if o.kind != "matmul" or len(o.args) < 3 or o.out not in owner:
+            continue
+        acc = o.args[2]
+        if acc not in owner or acc in v.carried or o.out in v.carried or acc in operands:
+            continue
+        if all(order[r] <= order[o] for r, _ in v.all_readers(acc)):
+            _give(owner, owner[acc], o.out)
+
+
+def share_storage(v: StoredValues, k: Kernel, owner: dict[str, str]) -> None:
+    """Let values of limited spaces share a buffer of their shape and dtype if they are never live at the same time.
+
+    The inverse of a whole tile fixes the layout of its buffer: rows of 128 bytes. A product that reads along columns may make
+    TileLang's compiler choose another layout. So such a value does not share a buffer with an inverse.
+    """
+    inverses = {owner[o.out] for o in v.ops if over(o, v.device)}
+    across = {owner[x] for x in owner if not _along_rows(v, x)}
+    free: dict[tuple[str, tuple[int, ...], str], list[tuple[int, str]]] = {}  # buffers of a kind, and when each is free
+    for name, (first, last) in sorted(_alive(v, k, owner).items(), key=lambda x: x[1]):
+        t, space = v.type[name], v.space(name)
+        if not v.device.spaces.get(space):
+            continue
+        same = free.setdefault((space, t.shape(v.sizes), t.dtype), [])
+        for n, (end, other) in enumerate(same):
+            if end < first and not (inverses & {name, other} and across & {name, other}):
+                same[n] = last, other
+                inverses |= {other} if name in inverses else set()
+                across |= {other} if name in across else set()
+                _give(owner, name, other)
+                break
+        else:
+            same.append((last, name))
+
+
+def _alive(v: StoredValues, k: Kernel, owner: dict[str, str]) -> dict[str, tuple[int, int]]:
+    """For each buffer without a carried value: its first definition and its last reader, in the loop or the kernel without
+    one. Ops that run side by side have one number."""
+    region = next(loops(k.body), k).body
+    order = {o: n for n, o in enumerate(region) if isinstance(o, Op)}
+    for after, o in pairwise(reversed(region)):
+        if isinstance(o, Op) and isinstance(after, Op) and o.kind == after.kind and o.kind in SIDE_BY_SIDE:
+            order[o] = order[after]
+    out: dict[str, tuple[int, int]] = {}
+    for o in region:
+        if isinstance(o, Op) and o.out in owner and o.out not in v.carried:
+            ends = [order.get(r, len(region)) for r, _ in v.all_readers(o.out)]
+            first, last = out.get(owner[o.out], (order[o], 0))
+            out[owner[o.out]] = first, max([last, order[o], *ends])
+    return out
+
+
+def _along_rows(v: StoredValues, name: str) -> bool:
+    """Whether products read `name` along its rows: as a first operand that is not transposed, or as a second one that is."""
+    reads = [(r, n) for r, n in v.all_readers(name) if r.kind == "matmul" and n < 2]
+    return not any(r.attr("ta") if n == 0 else not r.attr("tb") for r, n in reads)
+
+
+def _give(owner: dict[str, str], old: str, new: str) -> None:
+    """Name the buffer `old` after `new`."""
+    for x in [x for x, name in owner.items() if name == old]:
+        owner[x] = new

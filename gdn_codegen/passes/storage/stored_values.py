@@ -1,0 +1,92 @@
+"""stored_values: which values of a kernel have a buffer, and in which space. `place` uses it.
+
+A value without a buffer is an expression inside its reader. These are numbers, row and column views, and cheap elementwise ops
+with one reader. Other values get a buffer in the space that the device names for their kind.
+"""
+from __future__ import annotations
+
+from ...devices import Device
+from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
+from ...ir.ops import OPS
+
+VIEWS = ("const", "scalar", "col", "row", "eye", "full", "expand")
+#: Ops that read operands from the space of products' operands, and how many of their first operands.
+OPERANDS = {"matmul": 2, "diag_inverse": 1}
+
+
+def over(o: Op, device: Device) -> bool:
+    """Whether the result of `o` overwrites its first operand, which has no other reader. True for the inverse of a whole tile."""
+    return o.kind == "diag_inverse" and o.attr("size") == device.solves_whole
+
+
+class StoredValues:
+    """The values of a kernel: their ops, readers and types. carried: carried values, and the values that they begin as and
+    become."""
+
+    def __init__(self, p: Program, k: Kernel, device: Device) -> None:
+        self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
+        self.count = uses(k.body)
+        self.ops = list(walk(k.body))
+        self.defs = {o.out: o for o in self.ops if o.out}
+        self.readers: dict[str, list[tuple[Op, int]]] = {}
+        for o in self.ops:
+            for n, a in enumerate(o.args):
+                self.readers.setdefault(a, []).append((o, n))
+        self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
+        self.begins = {lp.warm_up for lp in loops(k.body)}
+        self.carried |= {o.args[1] for o in self.ops if o.kind == "load" and o.args[1:] and o.out in self.carried}
+
+    def stored(self, o: Op) -> bool:
+        """Whether the value of `o` has storage. Otherwise it is an expression in its reader."""
+        if o.out in self.carried | self.begins:
+            return True
+        if o.kind in VIEWS and o.out not in self.operands():
+            return False
+        if not OPS[o.kind].elementwise:
+            return True
+        readers = self.readers.get(o.out, [])
+        if self.count.get(o.out, 0) != 1:
+            return True
+        reader, n = readers[0]
+        if self.device.operand != self.device.tile and reader.kind == "matmul" and n < 2:
+            return True
+        if reader.kind == "matmul" and n == 2:
+            return False
+        if not OPS[reader.kind].elementwise and reader.kind != "store" and self.device.tile != "register":
+            return True  # cumsum, last and row_sum need an operand in storage
+        # A vector under a tile would be computed again for every column.
+        return (self.device.vector != "register" and self.type[o.out].rank == 1 and reader.kind in ("col", "row")) \
+            or (self.device.number != "register" and self.type[o.out].rank == 0)
+
+    def operands(self) -> set[str]:
+        """The values that must be in the operands' space: operands of products, and inverses of blocks."""
+        made = {o.out for o in self.ops if o.kind == "diag_inverse"}  # most of its entries stay zero, and need no registers
+        return made | {a for o in self.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
+
+    def space(self, value: str) -> str:
+        """The memory space of a value, which the device chooses by the kind of value."""
+        o, d, t = self.defs.get(value), self.device, self.type[value]
+        if t.rank == 0:
+            return d.number
+        if t.rank == 1:
+            return d.vector
+        if o is not None and o.kind == "move":
+            return str(o.attr("space"))
+        if value in self.operands():
+            return d.operand
+        if o is None or o.kind == "matmul" or value in self.carried:
+            return d.product
+        return d.loaded if o.kind == "load" else d.tile
+
+    def reads(self, o: Op, name: str) -> bool:
+        """Whether `o` reads `name`, directly or through expressions inside `o`."""
+        return any(a == name or (a in self.defs and not self.stored(self.defs[a]) and self.reads(self.defs[a], name))
+                   for a in o.args)
+
+    def all_readers(self, name: str) -> list[tuple[Op, int]]:
+        """The ops that read `name`, with the index of the operand. Readers that are expressions are replaced by their own
+        readers."""
+        out = []
+        for r, n in self.readers.get(name, []):
+            out += [(r, n)] if not r.out or self.stored(r) else self.all_readers(r.out)
+        return out
