@@ -59,7 +59,7 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     p.add_argument("--partition", default=None, choices=PARTITIONS[1:],
                    help="a long sequence in parts that run side by side (default: whole)")
     p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
-                   help="a field of the schedule, as lanes=1 or kernels=G,@inverse/o,S; may be given again")
+                   help="a field of the schedule, as value_heads=1 or kernels=G,@inverse/o,S; may be given again")
     _inputs_options(p)
     p.add_argument("--accept", default="", metavar="WORDS",
                    help="what callers pass where it differs: g=raw|linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, "

@@ -32,6 +32,7 @@ def cover(seed=0, fits=lambda *a: "", hopper=True):
 
 
 # --- the draw ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_each_pair_is_met_and_a_seed_is_a_draw():
     c = cover()
     rows = [r for rows in c.rows() for r in rows]
@@ -44,6 +45,7 @@ def test_each_pair_is_met_and_a_seed_is_a_draw():
     assert list(islice(cover().rows(), 20)) == list(islice(cover().rows(), 20)) != list(islice(cover(1).rows(), 20))
 
 
+@pytest.mark.slow
 def test_what_has_no_room_is_tried_and_given_up():
     c = cover(fits=lambda target, way, row: "too large" if row["K"] == 64 else "", hopper=False)
     rows = [r for rows in c.rows() for r in rows]

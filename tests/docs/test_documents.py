@@ -42,6 +42,7 @@ def test_the_chart_has_the_figures_of_the_table():
     assert documents.chart_text((documents.ROOT / "docs" / "beside_peers.png").read_bytes()) == table
 
 
+@pytest.mark.slow
 def test_a_changed_figure_makes_the_chart_anew(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     shutil.copytree(documents.ROOT / "docs", tmp_path / "docs")

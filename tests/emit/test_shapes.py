@@ -363,6 +363,7 @@ def test_what_does_not_fit_says_the_bytes():
         render(Build("pto", 128, head_dim_k=256, head_dim_v=256))
 
 
+@pytest.mark.slow
 def test_warp_groups_take_rows_of_whole_16_bytes():
     for K, V in ((96, 120), (64, 56), (128, 128)):
         text = render(Build("tilelang", schedule="walk", arch="sm_90a", head_dim_k=K, head_dim_v=V, contract=VIEWS))

@@ -139,6 +139,7 @@ def test_ops_pick_the_architecture_of_the_gpu_where_it_fits(monkeypatch, changes
     assert b.name == name
 
 
+@pytest.mark.slow
 def test_few_walks_are_split_into_parts(monkeypatch):
     """Where sequences times value heads fill half of the GPU at most; value heads of one key head come together."""
     monkeypatch.setattr(choose, "architecture", lambda device: "sm_90a")

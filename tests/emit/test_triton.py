@@ -83,6 +83,7 @@ def test_other_chunks_are_refused():
         build("prepared", chunk=48)
 
 
+@pytest.mark.slow
 def test_what_a_schedule_lists_is_what_a_module_has():
     """warps and stages as they are; v_block 64 in walks where it is left open and V is more, V for all of it."""
     b = build(variant("staged", warps=2, stages=3), head_dim_v=128)

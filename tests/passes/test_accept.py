@@ -66,6 +66,7 @@ def keys_read(contract, schedule="walk"):
     return p, [k.name for k in before if any(o.attr("tensor") == "k" for o in walk(k.body))]
 
 
+@pytest.mark.slow
 def test_the_promise_of_unit_keys_saves_reading_them():
     """F of tokens whose keys have norm 1 is of g and beta alone; parts begin as early as where the kernels look at k."""
     assert keys_read("", "fused_walk")[1] == ["F_chunk"]
@@ -97,6 +98,7 @@ def test_cores_that_share_no_memory(page, schedule):
     assert errors(p, contract, delta=page != "simple_gla") < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", [None, "decay"])
 def test_warp_groups_load_tiles_and_scales(partition):
     sizes = {"C": 64, "K": 64, "V": 64}

@@ -147,6 +147,7 @@ def test_rows_that_do_not_halve_are_refused(_unchecked, monkeypatch):
         lowered("fused", sizes={"C": 32, "K": 8, "V": 32})
 
 
+@pytest.mark.slow
 def test_a_smaller_device_is_respected(_unchecked, monkeypatch):
     small = replace(ASCEND_A2, spaces={**ASCEND_A2.spaces, "L1": 64 * 1024})
     lower_for(monkeypatch, small, "pto")

@@ -140,6 +140,7 @@ def test_every_rule_fits_somewhere(monkeypatch):
     assert not {r.name for r in (*RULES, *JOINING)} - fired
 
 
+@pytest.mark.slow
 def test_every_rule_holds_by_itself(monkeypatch):
     """Each is applied alone to every page; what it makes of one is interpreted where it changed it."""
     monkeypatch.setattr(module, "RULES", [])

@@ -22,6 +22,7 @@ def described(p):
     return {(k.name, o.attr("tensor")) for k in p.kernels for o in walk(k.body) if o.attr("described")}
 
 
+@pytest.mark.slow
 def test_rows_as_wide_as_their_tensor_in_walks_alone():
     assert described(lowered()) == {("o_S", "q"), ("o_S", "k")}  # v comes in blocks; [G Tinv_scaled] has no walk
     assert described(lowered(v_block=128)) == {("o_S", "q"), ("o_S", "k"), ("o_S", "v")}

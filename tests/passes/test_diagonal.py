@@ -30,6 +30,7 @@ def test_the_kernel_that_has_the_product_reads_it_off(target):
     assert not any("diagonal" in k for k in rest)
 
 
+@pytest.mark.slow
 def test_no_product_or_float32_keeps_the_sum():
     assert "row_sum" in kinds(lowered("fused"))[1] and not any("diagonal" in k for k in kinds(lowered("fused")))
     assert "row_sum" in kinds(lowered("replay", "float32"))[0]

@@ -197,6 +197,7 @@ def test_an_inverse_reads_only_what_lies_below_its_diagonal():
         assert torch.allclose(OPS["diag_inverse"].evaluate({"size": 64}, a.masked_fill(above, what), x), want)
 
 
+@pytest.mark.slow
 def test_what_shares_the_tile_of_an_inverse_is_read_along_its_rows():
     """A product that reads the tile another way makes TileLang lay it out another way than the inverse's own code addresses it:
     with K = 256 and V in blocks of 64, U lay where the inverse lay, and results were off by up to 1e17."""

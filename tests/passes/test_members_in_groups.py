@@ -76,7 +76,7 @@ def skip(q, k, v, d, beta, S):
     return o, S
 
 
-@pytest.mark.parametrize("name", ["walk", "fused_walk"])
+@pytest.mark.parametrize("name", ["walk", pytest.param("fused_walk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page", [ssd_y, two_states, skip])
 def test_pages_with_other_names_states_and_paths(page, name):
     means_the_page(page, replace(named(name), stages=1), "tilelang", "sm_90a")
@@ -100,7 +100,7 @@ def _unchecked():
 
 
 @pytest.mark.usefixtures("_unchecked")
-@pytest.mark.parametrize("name", ["walk", "fused_walk"])
+@pytest.mark.parametrize("name", ["walk", pytest.param("fused_walk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page, stages", [(ssd, 2), (delta_net, 2), (dplr, 1)])
 def test_walks_of_128_rows_are_emitted(page, name, stages):
     p = lowered(page, replace(named(name), stages=stages))
@@ -137,7 +137,7 @@ REFUSED = {(64, 128, 256): "carried values .* have 256 rows; state takes 64, 128
 
 
 @pytest.mark.usefixtures("_unchecked")
-@pytest.mark.parametrize("name", ["walk", "fused_walk"])
+@pytest.mark.parametrize("name", ["walk", pytest.param("fused_walk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page", MEMBERS, ids=lambda p: p.name)
 def test_every_size_builds_or_is_refused_in_words(page, name):
     def lower_for(c, k, v, **changes):
@@ -154,7 +154,7 @@ def test_every_size_builds_or_is_refused_in_words(page, name):
 
 
 @pytest.mark.usefixtures("_unchecked")
-@pytest.mark.parametrize("name", ["walk", "fused_walk"])
+@pytest.mark.parametrize("name", ["walk", pytest.param("fused_walk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page", [x for x in MEMBERS if x is not two_states], ids=lambda p: p.name)
 def test_parts_build_or_are_refused_in_words(page, name):
     p = lowered(page, replace(named(name), partition="exact", stages=1))

@@ -78,6 +78,7 @@ def test_equal_keys_do_not_lose_the_inverse(inverse, chunk):
     assert rms_error(got["o"], o) < 1e-5 and rms_error(got["final_state"], S) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk, blocks", [(16, 0), (32, 1), (64, 0), (128, 3)])
 def test_substitution_takes_two_products_a_doubling_of_blocks(chunk, blocks):
     """A tile of 64 rows is one block."""

@@ -100,11 +100,19 @@ def problem(page, tokens):
 RECURRENCES = {"renamed": of_renamed, "normalised": of_normalised, "channels": of_channels}
 
 
-@pytest.mark.parametrize("page, target, schedule", [
-    (page, target, schedule) for page in (renamed, normalised, channels) for target in OWN for schedule in SCHEDULES
-    # what is left out differs from one that runs in nothing but names, or the dims of the second state
-    if target == "triton" or page is normalised or schedule in ("staged", "walk", "fused_walk")],
-    ids=lambda x: getattr(x, "name", x))
+def ways():
+    """Each page, target and schedule. What is left out differs from one that runs in nothing but names, or the dims of the second
+    state. Two of a page are fast."""
+    for page in (renamed, normalised, channels):
+        for target in OWN:
+            for schedule in SCHEDULES:
+                if target == "triton" or page is normalised or schedule in ("staged", "walk", "fused_walk"):
+                    quick = target == "triton" and schedule in ("staged", "walk")
+                    yield pytest.param(page, target, schedule, id=f"{page.name}-{target}-{schedule}",
+                                       marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("page, target, schedule", ways())
 def test_every_schedule_runs_pages_of_other_names_and_of_two_states(page, target, schedule):
     b = Build(target, 16, algorithm=f"{__file__}:{page.name}", schedule=schedule, dtype="float32", head_dim_k=SIZES["K"],
               head_dim_v=SIZES["V"])

@@ -134,6 +134,7 @@ def test_what_is_ahead_has_a_slot_a_turn(name, prefetch):
                     assert a.slots == 2 and (a.at({a.loop: 0}).low, a.at({a.loop: 1}).low) != (a.low, a.low) or not a.loop
 
 
+@pytest.mark.slow
 def test_operands_ahead_are_loads_of_the_cube():
     p = lowered("staged", sizes=SMALL, prefetch="operands")
     ahead = [o for k in p.kernels for o in walk(k.body) if o.attr("ahead") and o.kind not in ("signal", "wait")]

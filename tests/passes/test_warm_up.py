@@ -100,6 +100,7 @@ def test_longest_first_walks_each_part_once():
     assert len(seen) == 2 and all(max(e) < 1e-4 for e in seen), seen
 
 
+@pytest.mark.slow
 def test_longest_first_is_for_parts_that_have_a_warm_up():
     for how in (None, "exact"):
         with pytest.raises(ScheduleError, match="longest_first=True; accepted only with partition='decay'"):

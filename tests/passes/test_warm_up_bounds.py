@@ -76,6 +76,7 @@ def test_chunks_that_parts_forget_are_not_read():
     assert torch.allclose(sums[4, 0], x["g"][64:80, 0].double().sum())
 
 
+@pytest.mark.slow
 def test_it_begins_where_it_would_had_it_read_all_keys():
     x = gates([40 * 16], 4, -0.02, -0.1, -0.4, -3.0)
     x["g"] *= torch.rand(x["g"].shape, generator=torch.Generator().manual_seed(3)) + 0.5

@@ -272,6 +272,7 @@ def test_it_can_be_turned_off(op, monkeypatch):
     assert not right(x, op(*a)[0]) and not op.tried
 
 
+@pytest.mark.slow
 def test_a_capture_neither_tries_nor_settles(op, monkeypatch):
     x, a = inputs()
     op.broken.add("fused")

@@ -318,6 +318,7 @@ def gpu(monkeypatch):
 SMALL = ["--head-dim-k", "32", "--head-dim-v", "32", "--chunk", "16"]
 
 
+@pytest.mark.slow
 def test_bench_end_to_end(gpu, tmp_path, capsys):
     (tmp_path / "s.json").write_text(json.dumps([{"name": "one", "lens": [40], "H": 1, "HV": 2},
                                                  {"name": "two", "lens": [9, 20], "H": 1, "HV": 1},
@@ -413,6 +414,7 @@ def test_a_wrong_result_fails_the_run(gpu, monkeypatch, capsys):
     assert "off by 1.0e+00 (o) and 1.0e+00 (state); at most 0.005" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_row_that_stops_says_why_and_the_others_run(gpu, monkeypatch, capsys):
     def op(*a, **options):
         raise RuntimeError("too many\nresources")

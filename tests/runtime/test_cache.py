@@ -181,6 +181,7 @@ def test_tilelangs_compiles_wait_for_each_other(folder, tmp_path, monkeypatch):
     assert run() > 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not targets.runs("tilelang", "cpu"), reason="needs tilelang")
 def test_a_damaged_library_that_was_compiled_ahead_is_compiled_anew(folder, monkeypatch):
     path = cached(Build("tilelang", 16, head_dim_k=16, head_dim_v=16))

@@ -55,6 +55,7 @@ def test_what_the_op_takes_fits_every_gpu(few, tmp_path):
     assert [(c.arch, c.error) for c in found if c.error or c.spills > 500] == []
 
 
+@pytest.mark.slow
 def test_waves_of_64_lanes_are_half_as_many_but_four(tmp_path):
     """A walk that carries 128 x 128 takes 8 warps of 32."""
     from gdn_codegen.runtime.load import import_path

@@ -142,6 +142,7 @@ def test_what_needs_no_tensor_imports_no_torch(words, status):
     assert done.returncode == status, done.stderr
 
 
+@pytest.mark.slow
 def test_the_ops_bring_torch_and_nothing_that_takes_long_to_import():
     """Torch's compiler, the toolchains and what only examples and plots need come with their first use."""
     late = {"torch._dynamo", "torch._inductor", "triton", "tilelang", "tvm", "transformers", "matplotlib"}
@@ -150,6 +151,7 @@ def test_the_ops_bring_torch_and_nothing_that_takes_long_to_import():
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_the_package_has_its_ops_all_the_same():
     code = ("import gdn_codegen, sys; assert 'torch' not in sys.modules and set(gdn_codegen.__all__) < set(dir(gdn_codegen))\n"
             "from gdn_codegen import *\nfrom gdn_codegen import ops\n"

@@ -93,6 +93,7 @@ def test_rows_are_for_their_inputs_alone(gpu, other):
     assert "table" not in str(ask(**other))
 
 
+@pytest.mark.slow
 def test_rows_for_16_bit_serve_both_dtypes_and_those_for_unit_keys_what_normalises_them(gpu):
     gpu += [row(), row(replace(PARTS, contract=tables.UNIT), ms=0.1)]
     found = ask(dtype=torch.bfloat16)
@@ -122,6 +123,7 @@ def test_triton_without_a_gpu_is_one_kernel_of_the_usual_chunk(gpu, monkeypatch)
     assert ask(target="triton").build == Build("triton")
 
 
+@pytest.mark.slow
 def test_only_parts_that_begin_early_ask_for_the_promise_of_unit_keys(gpu):
     unit = Contract.parse("k=unit")
     assert ask(contract=unit).build.contract == unit

@@ -57,6 +57,7 @@ def test_compiled_whole_and_equal(backend, batched):
         assert rms_error(got[0].reshape(o.shape) - 1, o) < 5e-3 and rms_error(got[1] / 2, S) < 5e-3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_compiled_by_inductor(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -224,6 +224,7 @@ ARGS = ["bench", "--algorithm", "simple_gla", "--schedule", "fused", "--chunk", 
         "16", "--tokens", "48", "--heads", "1", "--blocks", "2"]
 
 
+@pytest.mark.slow
 def test_bench_writes_what_it_prints(tmp_path, capsys):
     out, trace = tmp_path / "bench.json", tmp_path / "trace.json"
     assert main([*ARGS, "--detail", "--json", str(out), "--trace", str(trace)]) == 0

@@ -391,6 +391,7 @@ def test_what_is_accepted_on_keys_that_are_alike_is_of_a_build_that_fits(cpu, mo
     assert tried == ["fused", "replay"]
 
 
+@pytest.mark.slow
 def test_times_are_those_that_bench_takes(cpu, monkeypatch):
     b, s = Build("triton", schedule="replay", **SMALL), Shape("s", (40,), 1, 2)
     assert cpu.workspace(b, s) > 0

@@ -77,6 +77,7 @@ def test_the_models_choice_at_each_shape_is_timed_first_and_nothing_twice():
     assert len({j.key for j in todo}) == len(todo) == len(set(todo)) and {j.build.target for j in todo} == {"triton", "tilelang"}
 
 
+@pytest.mark.slow
 def test_a_candidate_of_each_chunk_and_order_fits():
     todo = {j.build for j in tune_decode.jobs(ABOUT, tune_decode.CONTRACTS[:1], SHAPES, 132)}
     kinds = {(b.target, b.chunk, b.plan.state): b for b in sorted(todo, key=lambda b: b.name)}
