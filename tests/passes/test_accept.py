@@ -75,6 +75,7 @@ def test_the_promise_of_unit_keys_saves_reading_them():
     assert keys_read("k=unit")[1] == ["G_Tinv_scaled_F_chunk"]  # for k @ k.T
 
 
+@pytest.mark.slow
 def test_the_promise_is_what_counts():
     """With the promise, warm-ups still depend on a beta above 1, and not on the length of keys."""
     x = problem([9 * 16], 1, 1, 16, 16, torch.float64, gate=-0.05)

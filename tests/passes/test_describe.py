@@ -30,6 +30,7 @@ def test_rows_as_wide_as_their_tensor_in_walks_alone():
     assert described(lowered("prepared")) == {("S_U", "k")}  # the kernel of o has no walk
 
 
+@pytest.mark.slow
 def test_no_other_load():
     assert not described(lowered(descriptors=False))
     assert not described(lowered(target="tilelang"))

@@ -112,7 +112,7 @@ def ways():
                                        marks=() if quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("page, target, schedule", ways())
+@pytest.mark.parametrize("page, target, schedule", list(ways()))
 def test_every_schedule_runs_pages_of_other_names_and_of_two_states(page, target, schedule):
     b = Build(target, 16, algorithm=f"{__file__}:{page.name}", schedule=schedule, dtype="float32", head_dim_k=SIZES["K"],
               head_dim_v=SIZES["V"])

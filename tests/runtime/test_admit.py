@@ -246,6 +246,7 @@ def test_a_refused_build_gives_way_to_the_next_which_is_said_once(op):
     assert changes(choice.build.plan) and "not gdn_c16_bthd_k16v16" in str(choice)
 
 
+@pytest.mark.slow
 def test_a_named_schedule_gets_the_error_again_and_again(op):
     _, a = inputs()
     op.broken.add("fused")

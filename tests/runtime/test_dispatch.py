@@ -140,6 +140,7 @@ def test_a_schedule_that_is_asked_for_is_taken(gpu):
     assert asked.why == (("schedule", "asked for"), ("chunk", "asked for"))
 
 
+@pytest.mark.slow
 def test_a_chunk_left_open_is_the_rows_or_the_models(gpu):
     assert ask().build.chunk == 64 and ask(target="triton").build.chunk == 32
     gpu.append(row(Build("triton", 16, schedule="replay")))
@@ -154,6 +155,7 @@ def test_no_parts_in_a_process_that_wants_none(gpu, monkeypatch):
     assert ask().build.name == "gdn_c64_bthd_fused_walk_sm90a"
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_passed_over_with_its_reason(gpu):
     gpu.append(row(replace(STAGES, dtype="float32")))
     got = ask(dtype=torch.float32)

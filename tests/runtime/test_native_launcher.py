@@ -196,6 +196,7 @@ def test_what_is_not_the_same_call_is_not_taken_for_it(started):
             call(dict(k=odd))
 
 
+@pytest.mark.slow
 def test_tables_of_chunks_are_looked_at_and_change_nothing(started):
     said = FORMS["packed, with states"](tensors())
     tables = dict(chunk_indices=torch.tensor([[0, 0], [1, 0], [1, 1]]), chunk_offsets=torch.tensor([0, 1, 3]))
