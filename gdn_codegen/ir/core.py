@@ -27,7 +27,7 @@ class Op:
     buffer: str = ""  # the pass `place` sets it
 
     def __hash__(self) -> int:  # of the fields that tell most ops apart; passes look ops up in sets
-        return hash((self.kind, self.out, self.args))
+        return hash((self.kind, self.out, self.args or self.attrs))
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The value of an attribute, or `default` if the op does not have the attribute."""

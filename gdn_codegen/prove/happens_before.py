@@ -87,6 +87,7 @@ class _Check:
         self.raised: dict[_Flag, list[list[int]]] = {}  # sets without their wait so far: the clock that each carries
         self.sets: dict[_Flag, int] = {}
         self.waits: dict[_Flag, list[int]] = {}  # the numbers of the waits on the pipe that waits
+        self.flags: dict[tuple[Op, object], _Flag] = {}  # flags so far, by the op and the id that it uses
 
     def error(self, text: str) -> RaceError:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
@@ -108,9 +109,16 @@ class _Check:
 
     def flag(self, o: Op, at: Iterations) -> _Flag:
         """The flag that a signal sets, or that a wait waits for, in iteration `at`."""
-        src, dst, n, number = str(o.attr("src")), str(o.attr("dst")), o.attr("id"), self.clocks.number
+        n = o.attr("id")
         if isinstance(n, tuple):
             n = n[(at[o.attr("loop")] + o.attr("ahead", 0)) % len(n)]
+        if (o, n) not in self.flags:
+            self.flags[o, n] = self.flag_of(o, n)
+        return self.flags[o, n]
+
+    def flag_of(self, o: Op, n: object) -> _Flag:
+        """The flag with the id `n` between the pipes of a signal or a wait."""
+        src, dst, number = str(o.attr("src")), str(o.attr("dst")), self.clocks.number
         if "." in src:  # from a pipe of one agent to another agent
             agent, name = src.split(".")
             return _Flag(("flag", str(n), dst), number[agent, name] if o.kind == "signal" else -1,
