@@ -25,8 +25,7 @@ from .clocks import Clock, Clocks, joined
 from .happens_before import RaceError
 
 BARRIER = "barrier"  # the space of barriers. The shape of such a buffer is the number of threads that arrive
-ITERATIONS = 8  # more than twice the slots of any ring
-WARM_UPS = (0, 1, 2, 3, 4)  # warm-up lengths: both parities, and both more and fewer iterations than a ring has slots
+LEAST_ITERATIONS = 8  # of a check; `iterations` has more for rings of many slots
 #: The two pipes of an agent: its threads in program order, and their accesses to rings. Threads of the same agent are not in
 #: step, so that one thread knows another's accesses to be complete only after a barrier.
 THREADS, SHARED = "threads", "shared"
@@ -43,8 +42,21 @@ def check_rings(p: Program, device: Groups) -> Program:
 def check_ring(p: Program, k: Kernel, device: Groups) -> None:
     """Raises RaceError if the barriers of `k`, a kernel with several agents, do not order its accesses."""
     warm_up = any(o.attr(OWN_PART) for o in walk(k.body))
-    for n in WARM_UPS if warm_up else (0,):
+    for n in warm_ups(k) if warm_up else (0,):
         _Check(p, k, device, n).run()
+
+
+def iterations(k: Kernel) -> int:
+    """How many iterations the checker runs, besides those of the warm-up. Each slot of each ring is used at least twice, and the
+    longest ring has two iterations more, for agents that run ahead."""
+    return max(LEAST_ITERATIONS, 2 * max(b.slots for b in k.buffers) + 2)
+
+
+def warm_ups(k: Kernel) -> list[int]:
+    """The lengths of the warm-up that the checker tries: both parities, and both more and fewer iterations than a ring has
+    slots."""
+    most = max(b.slots for b in k.buffers)
+    return sorted({0, 1, 2, 3, 4, most - 1, most, most + 1})
 
 
 def reads(k: Kernel) -> Callable[[Op], set[str]]:
@@ -124,7 +136,7 @@ class _Check:
 
     def run(self) -> None:
         """Run each agent as far as its waits allow, until all are done. RaceError for a deadlock, or for an incomplete phase."""
-        todo = {a: [(i, o) for i in range(self.warm_up + ITERATIONS) for o in self.loop.body
+        todo = {a: [(i, o) for i in range(self.warm_up + iterations(self.k)) for o in self.loop.body
                     if isinstance(o, Op) and o.agent == a and not (i < self.warm_up and o.attr(OWN_PART))]
                 for a in self.threads}
         while any(todo.values()):

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from walks import PLANS, SIZES, SYNC, inside, lowered, walker, with_body
 
+from gdn_codegen.algorithms import find
 from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.builder import algorithm, carried, strictly_lower, unit_lower_inverse
 from gdn_codegen.ir.builder import lower as below
@@ -11,7 +12,7 @@ from gdn_codegen.ir.core import Op
 from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.passes.sync.mbarriers import mbarriers
 from gdn_codegen.prove.happens_before import RaceError
-from gdn_codegen.prove.rings import check_rings, reads
+from gdn_codegen.prove.rings import check_rings, iterations, reads, warm_ups
 from gdn_codegen.schedule import Schedule
 
 
@@ -172,6 +173,33 @@ def test_a_producer_looks_back_as_far_as_its_ring_is_long():
     ops = [replace(o, attrs=tuple(x for x in o.attrs if x[0] != "back")) if o.attr("back") else o for o in inside(p)]
     with pytest.raises(RaceError, match="nothing ends it"):
         check_rings(with_body(p, ops), SM_90A)
+
+
+def long_rings(plan, slots):
+    """A walk whose rings have as many slots as no named schedule has, with its barriers."""
+    p = lower(find("gated_delta_rule").trace(), "tilelang", PLANS[plan], SIZES, "float16", "sm_90a", upto="async_copies")
+    buffers = tuple(replace(b, slots=slots) if b.space == SM_90A.operand else b for b in walker(p).buffers)
+    return mbarriers(with_body(p, inside(p), buffers=buffers), SM_90A)
+
+
+@pytest.mark.parametrize("slots", [3, 5, 9])
+def test_a_missing_wait_is_found_however_long_the_rings_are(slots):
+    """A producer's wait for a free slot orders nothing before the ring is used a second time."""
+    p = long_rings("walk", slots)
+    check_rings(p, SM_90A)
+    ops = inside(p)
+    back = [n for n, o in enumerate(ops) if o.kind == "wait" and o.attr("back")]
+    assert back
+    for n in back:
+        with pytest.raises(RaceError):
+            check_rings(with_body(p, ops[:n] + ops[n + 1:]), SM_90A)
+
+
+@pytest.mark.parametrize("slots, runs, lengths", [
+    (1, 8, [0, 1, 2, 3, 4]), (3, 8, [0, 1, 2, 3, 4]), (4, 10, [0, 1, 2, 3, 4, 5]), (9, 20, [0, 1, 2, 3, 4, 8, 9, 10])])
+def test_the_checker_runs_each_slot_twice(slots, runs, lengths):
+    k = walker(long_rings("walk", slots))
+    assert (iterations(k), warm_ups(k)) == (runs, lengths)
 
 
 def test_kernels_over_chunks_need_no_barriers():
