@@ -91,13 +91,14 @@ def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
 
 
 # --- type rules ------------------------------------------------------------------------------------------------------
-def _need(cond: bool, text: str) -> None:
+def _need(cond: bool, text: Callable[[], str]) -> None:
+    """TypeRuleError with this text, which is made only then: rules run for each op after each pass."""
     if not cond:
-        raise TypeRuleError(text)
+        raise TypeRuleError(text())
 
 
 def _arity(kind: str, n: int, args: tuple[Tile, ...]) -> None:
-    _need(len(args) == n, f"{kind} takes {n} operand{'' if n == 1 else 's'}, {len(args)} came")
+    _need(len(args) == n, lambda: f"{kind} takes {n} operand{'' if n == 1 else 's'}, {len(args)} came")
 
 
 def _broadcast(kind: str) -> Callable[..., Tile]:
@@ -107,13 +108,13 @@ def _broadcast(kind: str) -> Callable[..., Tile]:
         """The type of the result. Accepts two tiles of the same rank and dtype, or a tile and a number of the same dtype."""
         _arity(kind, 2, args)
         a, b = args
-        _need(a.dtype == b.dtype, f"{kind}: operands have dtypes {a.dtype} and {b.dtype}; cast one of them")
+        _need(a.dtype == b.dtype, lambda: f"{kind}: operands have dtypes {a.dtype} and {b.dtype}; cast one of them")
         if not a.dims or not b.dims:
             return a if a.dims else b
-        _need(a.rank == b.rank, f"{kind}: shapes {a} and {b} have different ranks; write x[:, None] or x[None, :]")
+        _need(a.rank == b.rank, lambda: f"{kind}: shapes {a} and {b} have different ranks; write x[:, None] or x[None, :]")
         out = []
         for x, y in zip(a.dims, b.dims, strict=True):
-            _need(x == y or 1 in (x, y), f"{kind}: dims {x} and {y} of {a} and {b} do not match")
+            _need(x == y or 1 in (x, y), lambda: f"{kind}: dims {x} and {y} of {a} and {b} do not match")
             out.append(y if x == 1 else x)
         return Tile(tuple(out), a.dtype)
     return rule
@@ -130,7 +131,7 @@ def _square(kind: str) -> Callable[..., Tile]:
     def rule(attrs: Attrs, *args: Tile) -> Tile:
         _arity(kind, 1, args)
         x = args[0]
-        _need(x.rank == 2 and x.dims[0] == x.dims[1], f"{kind} takes a square tile, {x} came")
+        _need(x.rank == 2 and x.dims[0] == x.dims[1], lambda: f"{kind} takes a square tile, {x} came")
         return x
     return rule
 
@@ -140,52 +141,52 @@ def _matmul(attrs: Attrs, *args: Tile) -> Tile:
 
     The optional third operand is an accumulator, which must have the type of the result.
     """
-    _need(len(args) in (2, 3), f"matmul takes two operands and an optional accumulator, {len(args)} came")
+    _need(len(args) in (2, 3), lambda: f"matmul takes two operands and an optional accumulator, {len(args)} came")
     a, b = args[:2]
-    _need(a.rank == 2 and b.rank == 2, f"matmul takes two tiles of rank 2, {a} and {b} came")
-    _need(a.dtype == b.dtype, f"matmul: operands have dtypes {a.dtype} and {b.dtype}; cast one of them")
+    _need(a.rank == 2 and b.rank == 2, lambda: f"matmul takes two tiles of rank 2, {a} and {b} came")
+    _need(a.dtype == b.dtype, lambda: f"matmul: operands have dtypes {a.dtype} and {b.dtype}; cast one of them")
     m, k = a.dims[::-1] if attrs.get("ta") else a.dims
     k2, n = b.dims[::-1] if attrs.get("tb") else b.dims
-    _need(k == k2, f"matmul: contracted dims {k} and {k2} of {a} and {b} differ; transpose one operand with .T")
+    _need(k == k2, lambda: f"matmul: contracted dims {k} and {k2} of {a} and {b} differ; transpose one operand with .T")
     out = Tile((m, n), "float64" if a.dtype == "float64" else "float32")
-    _need(len(args) == 2 or args[2] == out, f"matmul: accumulator {args[-1]} is not {out}")
+    _need(len(args) == 2 or args[2] == out, lambda: f"matmul: accumulator {args[-1]} is not {out}")
     return out
 
 
 def _transpose(attrs: Attrs, *args: Tile) -> Tile:
     _arity("transpose", 1, args)
-    _need(args[0].rank == 2, f"transpose takes a tile of rank 2, {args[0]} came")
+    _need(args[0].rank == 2, lambda: f"transpose takes a tile of rank 2, {args[0]} came")
     return args[0].transposed
 
 
 def _col(attrs: Attrs, *args: Tile) -> Tile:
     _arity("col", 1, args)
-    _need(args[0].rank == 1, f"x[:, None] takes a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"x[:, None] takes a vector, {args[0]} came")
     return Tile((args[0].dims[0], 1), args[0].dtype)
 
 
 def _row(attrs: Attrs, *args: Tile) -> Tile:
     _arity("row", 1, args)
-    _need(args[0].rank == 1, f"x[None, :] takes a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"x[None, :] takes a vector, {args[0]} came")
     return Tile((1, args[0].dims[0]), args[0].dtype)
 
 
 def _cumsum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("cumsum", 1, args)
-    _need(args[0].rank == 1, f"cumsum takes one value a token, a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"cumsum takes one value a token, a vector, {args[0]} came")
     return args[0]
 
 
 def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
     _arity("last", 1, args)
-    _need(args[0].rank >= 1, "last takes a tile with rows, a scalar came")
+    _need(args[0].rank >= 1, lambda: "last takes a tile with rows, a scalar came")
     x = args[0]
     return Tile(() if x.rank == 1 else (1, *x.dims[1:]), x.dtype)
 
 
 def _row_sum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("row_sum", 1, args)
-    _need(args[0].rank == 2, f"row_sum takes a tile of rank 2, {args[0]} came")
+    _need(args[0].rank == 2, lambda: f"row_sum takes a tile of rank 2, {args[0]} came")
     return Tile((args[0].dims[0],), args[0].dtype)
 
 
@@ -196,21 +197,21 @@ def _diagonal(attrs: Attrs, *args: Tile) -> Tile:
 def _inverted(attrs: Attrs, *args: Tile) -> Tile:
     x = _square("diag_inverse")(attrs, *args[:1])
     _need(len(args) == 1 or [y.dims for y in args[1:]] == [x.dims[:1]],
-          f"diag_inverse scales columns by one vector of {x.dims[:1]}, {', '.join(map(str, args[1:]))} came")
+          lambda: f"diag_inverse scales columns by one vector of {x.dims[:1]}, {', '.join(map(str, args[1:]))} came")
     return x
 
 
 def _matrix(kind: str) -> Callable[..., Tile]:
     def rule(attrs: Attrs, *args: Tile) -> Tile:
         _arity(kind, 1, args)
-        _need(args[0].rank == 2, f"{kind} takes a tile of rank 2, {args[0]} came")
+        _need(args[0].rank == 2, lambda: f"{kind} takes a tile of rank 2, {args[0]} came")
         return args[0]
     return rule
 
 
 def _cast(attrs: Attrs, *args: Tile) -> Tile:
     _arity("cast", 1, args)
-    _need(attrs.get("to") in FLOATS, f"cast: to={attrs.get('to')!r} is not one of {', '.join(FLOATS)}")
+    _need(attrs.get("to") in FLOATS, lambda: f"cast: to={attrs.get('to')!r} is not one of {', '.join(FLOATS)}")
     return args[0].with_dtype(attrs["to"])
 
 
@@ -228,30 +229,30 @@ def _expand(attrs: Attrs, *args: Tile) -> Tile:
     _arity("expand", 1, args)
     want = Tile(tuple(attrs["dims"]), args[0].dtype)
     _need(args[0].rank in (0, want.rank) and all(x in (1, y) for x, y in zip(args[0].dims, want.dims, strict=False)),
-          f"expand: {args[0]} does not broadcast to {want}")
+          lambda: f"expand: {args[0]} does not broadcast to {want}")
     return want
 
 
 def _part(attrs: Attrs, *args: Tile) -> Tile:
     _arity("part", 1, args)
-    _need(args[0].rank == 1, f"part takes a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"part takes a vector, {args[0]} came")
     return Tile((attrs["size"],), args[0].dtype)
 
 
 def _join(attrs: Attrs, *args: Tile) -> Tile:
-    _need(bool(args) and all(x.rank == 1 and x.dtype == args[0].dtype for x in args), "join takes vectors of one dtype")
+    _need(bool(args) and all(x.rank == 1 and x.dtype == args[0].dtype for x in args), lambda: "join takes vectors of one dtype")
     return Tile((attrs["dim"],), args[0].dtype)
 
 
 def _block(attrs: Attrs, *args: Tile) -> Tile:
     _arity("block", 1, args)
-    _need(args[0].rank == 2, f"block takes a tile of rank 2, {args[0]} came")
+    _need(args[0].rank == 2, lambda: f"block takes a tile of rank 2, {args[0]} came")
     return Tile((attrs["size"], attrs["size"]), args[0].dtype)
 
 
 def _from_quarters(attrs: Attrs, *args: Tile) -> Tile:
     _arity("from_quarters", 4, args)
-    _need(len(set(args)) == 1 and args[0].rank == 2, "quad takes four tiles of one type")
+    _need(len(set(args)) == 1 and args[0].rank == 2, lambda: "quad takes four tiles of one type")
     return Tile(tuple(attrs["dims"]), args[0].dtype)
 
 
@@ -265,7 +266,7 @@ def _loaded(attrs: Attrs, *args: Tile) -> Tile:
 
 def _takes_a_number(attrs: Attrs, *args: Tile) -> Tile:
     _arity("return_unless_negative", 1, args)
-    _need(not args[0].dims, f"the op takes a number, {args[0]} came")
+    _need(not args[0].dims, lambda: f"the op takes a number, {args[0]} came")
     return Tile(())
 
 

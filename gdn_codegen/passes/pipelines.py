@@ -1,6 +1,6 @@
 """The order of all passes: one list for each kind of device. A target names its list.
 
-This module has no logic. An entry passes parts of the context to its pass.
+An entry passes parts of the context to its pass. `lower` runs a list and verifies the program after each pass.
 """
 from __future__ import annotations
 

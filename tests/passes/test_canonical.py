@@ -145,13 +145,14 @@ def test_every_rule_holds_by_itself(monkeypatch):
     """Each is applied alone to every page; what it makes of one is interpreted where it changed it."""
     monkeypatch.setattr(module, "RULES", [])
     monkeypatch.setattr(module, "JOINING", [])
-    plain = {page.name: canonical(page.trace(), ONE) for page in OTHERS}
+    traced = [page.trace() for page in OTHERS]
+    plain = [canonical(p, ONE) for p in traced]
     for rule in (*RULES, *JOINING):
         monkeypatch.setattr(module, "RULES", [rule])
-        for page in OTHERS:
-            done = canonical(page.trace(), ONE)
-            if done != plain[page.name]:
-                keeps_the_meaning(plain[page.name], done)
+        for p, without in zip(traced, plain, strict=True):
+            done = canonical(p, ONE)
+            if done != without:
+                keeps_the_meaning(without, done)
 
 
 def test_a_wrong_rule_is_found(monkeypatch):
