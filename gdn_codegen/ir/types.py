@@ -12,7 +12,9 @@ WAYS = {
     "threads": "the body is that of one head. Each buffer has a row for each head, and the threads of a block compute all rows",
 }
 Dim = str | int
-FLOATS = ("float16", "bfloat16", "float32", "float64")
+#: Bytes of an entry of each dtype that a tile may have.
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+FLOATS = tuple(BYTES)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from math import prod
 
 from ..devices import Cores
 from ..ir.core import Buffer, Kernel, Op, Program, Stmt, loops, rings, walk
+from ..ir.types import BYTES
 
-BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: Index of a loop -> its current iteration; after the loop, the number of its iterations.
 Iterations = dict[str, int]
 

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir.core import Kernel, Loop, Op, Program, Stmt, types, walk
-from ..ir.types import Tensor
-
-SIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+from ..ir.types import BYTES, Tensor
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,8 @@ class _Walk:
             return
         heads = self.heads if t.heads == "H" else self.value_heads
         there = self.p.sizes if t.role == "workspace" else self.p.memory
-        self.moved[o.kind, t.name] = self.elements(t, there) * heads * SIZE[t.dtype]
-        self.asked += self.elements(t, self.sizes) * self.value_heads // self.k.batch.in_body * self.blocks * SIZE[t.dtype]
+        self.moved[o.kind, t.name] = self.elements(t, there) * heads * BYTES[t.dtype]
+        self.asked += self.elements(t, self.sizes) * self.value_heads // self.k.batch.in_body * self.blocks * BYTES[t.dtype]
 
     def elements(self, t: Tensor, sizes: dict[str, int]) -> int:
         """Of all tiles of a head: rows past a sequence's end are no part of a caller's tensor."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..devices import WARPS_OF_GROUP
+
 #: The roles of a walk's values, in the order in which an iteration computes them.
 WALK_ROLES = {
     "load": "what is loaded in the walk",
@@ -17,7 +19,6 @@ WALK_ROLES = {
     "output": "what depends on carried values and leads to no next one",
     "store": "stores of tokens",
 }
-WARPS_OF_GROUP = 4
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Rules for loads and stores, for `transpose`, and for `valid`, which fills rows and columns that do not exist in memory."""
 from __future__ import annotations
 
-from ...ir.types import Tensor
+from ...ir.types import BYTES, Tensor
 from ..base import EVERY, EmitError, Op, strides
 from .kernel import KernelWriter, braces, rule
-from .values import CTYPE, WIDTH
+from .values import CTYPE
 
 STRIDE = 65535  # the largest stride of rows, in elements, that a load to L1 supports
 
@@ -86,7 +86,7 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
                        f"auto to = view({k.at(o, '0')[0]}, heads, {b.shape[1]}, {b.shape[1]});", "TSTORE(to, valid);"])
     if len(t.dims) == 1:  # each core stores its part
         n = b.shape[0] // 2 if k.whole(value) else b.shape[0]
-        address = k.address(value) + (f" + sub * {n * WIDTH[b.dtype]}" if k.whole(value) else "")
+        address = k.address(value) + (f" + sub * {n * BYTES[b.dtype]}" if k.whole(value) else "")
         pointer, _ = k.at(o, f"sub * {n}")
         return braces([f"UbTile<{ctype}, 1, {n}> mine;", f"TASSIGN(mine, {address});",
                        f"auto to = view({pointer}, 1, {n}, {n});", "TSTORE(to, mine);"])
@@ -139,7 +139,7 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
         source = k.defs.get(o.args[0])
         few = f" || heads < {b.shape[1]}" if source is not None and source.attr("heads") else ""
         from_ = k.p.tensor(source.attr("tensor")) if source is not None and source.kind == "load" else None
-        block = 32 // WIDTH[b.dtype]  # the load fills the last block of a row
+        block = 32 // BYTES[b.dtype]  # the load fills the last block of a row
         if from_ and k.p.padded(from_)[-1] and -(-k.p.shape(from_)[-1] // block) * block < k.p.sizes[str(from_.dims[-1])]:
             return [f"TFILLPAD({raw}, {raw});"]
         return [f"if ({rows} < {b.shape[0]}{few}) TFILLPAD({raw}, {raw});"]

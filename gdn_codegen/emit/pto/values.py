@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import prod
 
 from ...ir.core import Buffer, Loop, loops, rings, types
+from ...ir.types import BYTES
 from ..base import EVERY, Kernel, Op, Program, Stmt, numbers, strides, touched, walk
 
 CTYPE = {"int32": "int32_t", "float16": "half", "bfloat16": "bfloat16_t", "float32": "float"}
-WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
        "sub", "col", "heads", "iteration", "t_next", "rows_next", "part_next", "slot_next", "block", "batched", "slots", "ffts",
@@ -117,7 +117,7 @@ class Values:
         """The address of a value in bytes, plus `plus`. In a buffer with slots it is the slot of this iteration."""
         b, (loop, ahead) = self.buffer(value), self.ring.get(self.source(value), ("", 0))
         start = hex(b.offset + plus)
-        return f"{start} + {self.iteration(loop, ahead, b.slots)} * {prod(b.shape) * WIDTH[b.dtype]}" if loop else start
+        return f"{start} + {self.iteration(loop, ahead, b.slots)} * {prod(b.shape) * BYTES[b.dtype]}" if loop else start
 
     def iteration(self, loop: str, ahead: int, slots: int) -> str:
         """The slot of the loop's current iteration, or of the one `ahead` iterations later."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from ...devices import GROUP
 from ...ir.core import Agent, Buffer
 from ...ir.ops import OWN_PART
 from ...ir.types import Dim, Tensor
@@ -12,8 +13,6 @@ from .rules import rule as base
 from .tiles import Value
 
 rule = Rules("tilelang", {}, base)
-#: The number of threads of a warp group. Registers are set for a whole warp group.
-GROUP = 128
 
 
 class GroupsWriter(KernelWriter):

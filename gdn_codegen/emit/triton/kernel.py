@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from ...devices import WARP
 from ...ir.ops import AHEAD, OWN_PART
 from ...ir.types import Tile
 from ..base import (
@@ -35,8 +36,6 @@ rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompos
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
                         "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups"})
 
-#: The number of threads of a warp.
-WARP = 32
 
 
 class KernelWriter(Head):

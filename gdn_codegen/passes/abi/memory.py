@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from ...devices import Cores, Device
 from ...ir.core import Program
-from ...ir.types import Tensor
+from ...ir.types import BYTES, Tensor
 from ...schedule.contract import Contract
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
-from ..storage.offsets import WIDTH
 
 
 @takes("traced")
@@ -27,7 +26,7 @@ def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract
     tiles = {d: n if d == "C" else tile_extent(n, device) for d, n in sizes.items()}
     if contract.state == "vk" and isinstance(device, Cores):  # each core transposes a share of the columns
         cores = max(device.copies.values())
-        tiles["K"] = tile_extent(sizes["K"], device, cores * device.align // WIDTH[contract.state_dtype])
+        tiles["K"] = tile_extent(sizes["K"], device, cores * device.align // BYTES[contract.state_dtype])
         if sizes["K"] <= (least := tiles["K"] // cores):
             raise ScheduleError(f"head_dim_k: got {sizes['K']}; accepted with states [V, K] of {contract.state_dtype} on "
                                 f"{device.name}: more than {least}, as each of {cores} cores needs columns to transpose")

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ...devices import Groups
+from ...devices import GROUP, WARP, WARPS_OF_GROUP, Groups
 from ...ir.core import Agent
-from ...schedule.agents import ASSIGNMENTS, DEFAULTS, WARPS_OF_GROUP, Assignment
+from ...schedule.agents import ASSIGNMENTS, DEFAULTS, Assignment
 from ...schedule.schedule import Schedule, ScheduleError
 from .roles import Roles
-
-WARP = 32
 
 
 def assignment(roles: Roles, s: Schedule, where: str) -> Assignment:
@@ -40,9 +38,9 @@ def block_agents(plan: Assignment, roles: Roles, d: Groups, used: Collection[str
     for a in (a for a in plan.agents if a.name in used):
         threads = WARP * (a.warps or WARPS_OF_GROUP * (rows // d.rows))
         out.append(Agent(a.name, sum(x.threads for x in out), threads, a.registers, a.slots))
-    threads, group = sum(a.threads for a in out), WARP * WARPS_OF_GROUP
-    registers = sum(group * max((a.registers for a in out if a.first < n + group and n < a.first + a.threads), default=0)
-                    for n in range(0, threads, group))  # all warps of a warp group have the same number of registers
+    threads = sum(a.threads for a in out)
+    registers = sum(GROUP * max((a.registers for a in out if a.first < n + GROUP and n < a.first + a.threads), default=0)
+                    for n in range(0, threads, GROUP))  # all warps of a warp group have the same number of registers
     if threads > d.threads or registers > d.register_file:
         each = ", ".join(f"{a.name} {a.threads} threads of {a.registers} registers" for a in out)
         raise ScheduleError(f"{where}: agents={plan.name} takes {threads} threads and {registers} registers ({each}); a block "

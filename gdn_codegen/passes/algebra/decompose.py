@@ -28,10 +28,10 @@ from typing import Any
 from ...ir.builder import Body
 from ...ir.core import Op, Program, uses
 from ...ir.ops import OPS
+from ...ir.types import BYTES
 from ...schedule.schedule import Schedule
 from ..common import rebuild_kernels
 from ..stage import takes
-from ..storage.offsets import WIDTH
 
 
 @takes("typed", gives="decomposed")
@@ -49,7 +49,7 @@ def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int =
         if o.kind == "unit_lower_inverse":
             inverse = _Inverse(o, b, dtype)
             if how == "substitution":
-                alone = size == whole and WIDTH[dtype] == 2 and count[o.args[0]] == 1  # the device's solve overwrites its operand
+                alone = size == whole and BYTES[dtype] == 2 and count[o.args[0]] == 1  # the device's solve overwrites its operand
                 return inverse.by_substitution(whole if alone else solves, size)
             return inverse.by_blocks(block) if block and size == 2 * block else inverse.by_doubling(size)
         made = OPS[o.kind].decompose

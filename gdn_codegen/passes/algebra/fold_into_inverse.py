@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, types, uses, walk
+from ...ir.types import BYTES
 from ..common import rebuild_kernels
 from ..match import matched, matches
 from ..stage import takes
-from ..storage.offsets import WIDTH
 
 
 @takes("decomposed")
@@ -51,7 +51,7 @@ class _Inverses:
         wide = self.defs.get(o.args[0])
         if wide is None or wide.kind != "cast" or self.type[wide.args[0]] != self.type[o.out]:
             return ""
-        return wide.args[0] if WIDTH[self.type[wide.out].dtype] > WIDTH[self.type[o.out].dtype] else ""
+        return wide.args[0] if BYTES[self.type[wide.out].dtype] > BYTES[self.type[o.out].dtype] else ""
 
     def strict(self, a: str) -> Op | None:
         """The inverse if `a` is strictly_lower of one and has one reader. Otherwise None."""

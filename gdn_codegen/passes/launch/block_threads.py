@@ -14,12 +14,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from ...devices import Device
+from ...devices import GROUP, WARP, Device
 from ...ir.core import Kernel, Program, walk
 from ..stage import takes
 
-#: Threads of a warp, and of a warp group, for which registers are set.
-WARP, GROUP = 32, 128
 #: Registers of a thread of a small kernel, and of one with more than two heads, which would spill with fewer.
 SMALL, SMALL_TOGETHER = 64, 80
 #: Threads of a block that runs several heads. Each has few entries, and nvcc issues their loads together. Then the registers

@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from ...devices import WARP
 from ...ir.core import Kernel, Program, loops, walk
 from ...schedule.schedule import Schedule
 from ..stage import takes
-
-#: Threads of a warp.
-WARP = 32
 
 
 @takes("placed")

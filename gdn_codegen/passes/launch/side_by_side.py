@@ -12,12 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import groupby
 
-from ...devices import Device
+from ...devices import WARP, Device
 from ...ir.core import Kernel, Loop, Op, Program, Stmt, map_loops
 from ...ir.ops import BESIDE
 from ..stage import takes
 from ..storage.stored_values import over
-from .block_threads import WARP
 
 #: The numbers of ops that may run side by side, one warp each. Emitters have text for these.
 ROWS = (2, 4)

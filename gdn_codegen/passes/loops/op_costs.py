@@ -5,8 +5,8 @@ from math import prod
 
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, types, walk
+from ...ir.types import BYTES
 from ..storage.core_values import VIEWS
-from ..storage.offsets import WIDTH
 from .dependences import Dependences
 from .live_values import Room
 
@@ -44,7 +44,7 @@ class OpCosts:
             work = self.elements(o.out, o.agent) * self.type[o.args[0]].shape(self.sizes)[0 if o.attr("ta") else 1]
             return work / self.device.rates[pipe]
         value = o.out or o.args[0]
-        width = max([WIDTH[self.type[x].dtype] for x in (*o.args, value)])
+        width = max([BYTES[self.type[x].dtype] for x in (*o.args, value)])
         return 4 + self.elements(value, o.agent) * width / self.device.rates.get(pipe, 1024)
 
     def need(self, o: Op, d: Dependences) -> Room:
@@ -53,9 +53,9 @@ class OpCosts:
             return "", 0
         space = str(o.attr("space")) if o.kind == "move" else self.device.product if o.kind == "matmul" else \
             self.device.home[o.agent]
-        return space, self.elements(o.out, o.agent) * WIDTH[self.type[o.out].dtype]
+        return space, self.elements(o.out, o.agent) * BYTES[self.type[o.out].dtype]
 
     def from_before(self, a: str) -> Room:
         """The space and the bytes of a value that is computed before a run."""
         agent = self.loaded_by.get(a, self.device.agents[0])
-        return self.device.home[agent], self.elements(a, agent) * WIDTH[self.type[a].dtype]
+        return self.device.home[agent], self.elements(a, agent) * BYTES[self.type[a].dtype]

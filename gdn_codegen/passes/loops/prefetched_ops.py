@@ -10,8 +10,8 @@ from math import prod
 from ...devices import Cores
 from ...ir.core import Kernel, Loop, Op, Program, types
 from ...ir.ops import OPS
+from ...ir.types import BYTES
 from ..storage.core_values import VIEWS
-from ..storage.offsets import WIDTH
 
 
 class PrefetchedOps:
@@ -80,7 +80,7 @@ class PrefetchedOps:
     def _bytes(self, a: str) -> int:
         """The bytes of the whole value."""
         t = self.type[a]
-        return prod(t.shape(self.sizes)) * WIDTH[t.dtype]
+        return prod(t.shape(self.sizes)) * BYTES[t.dtype]
 
     def _light(self, o: Op) -> bool:
         """Whether `o` is so cheap that it may run twice: it has no storage, or is a number."""

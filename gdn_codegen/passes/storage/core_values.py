@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, types, walk
+from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
-from .offsets import WIDTH
 
 #: Ops whose values have no storage.
 VIEWS = ("const", "scalar", "col", "row", "part", "block", "last")
@@ -88,10 +88,10 @@ class CoreValues:
             shape = (shape[0] // parts, shape[1]) if o.out not in self._columns else (shape[0], shape[1] // parts)
         if t.rank == 1:
             if o.out in self.spread:
-                shape = (shape[0], self.device.align // WIDTH[t.dtype])
+                shape = (shape[0], self.device.align // BYTES[t.dtype])
             elif o.out in self.divided:
                 shape = (shape[0] // parts,)
-        if shape[-1] * WIDTH[t.dtype] % self.device.align:
-            raise self.error(f"{o.out} has rows of {shape[-1] * WIDTH[t.dtype]} bytes; accepted: multiples of "
+        if shape[-1] * BYTES[t.dtype] % self.device.align:
+            raise self.error(f"{o.out} has rows of {shape[-1] * BYTES[t.dtype]} bytes; accepted: multiples of "
                              f"{self.device.align}")
         return shape

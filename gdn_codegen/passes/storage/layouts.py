@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...devices import Device
+from ...devices import GROUP, Device
 from ...ir.core import Kernel, Op, Program, Stmt, map_ops, types, walk
 from ...ir.ops import ORDER
 from ..stage import takes
@@ -20,8 +20,8 @@ from .stored_values import over
 
 #: Elements after each row of a buffer with a row a head.
 PAD = 4
-#: Threads of a warp group, and the rows of a product's sum that it holds. A tile that it moves has as many columns.
-GROUP, ROWS = 128, 64
+#: The rows of a product's sum that a warp group holds. A tile that it moves has as many columns.
+ROWS = 64
 
 
 @takes("placed")

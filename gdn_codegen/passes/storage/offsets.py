@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Bytes of an entry.
-WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4}
+from ...ir.types import BYTES
 
 
 @dataclass
@@ -29,7 +28,7 @@ class Place:
     @property
     def bytes(self) -> int:
         """The bytes of all slots."""
-        n = WIDTH[self.dtype] * self.slots
+        n = BYTES[self.dtype] * self.slots
         for d in self.shape:
             n *= d
         return n

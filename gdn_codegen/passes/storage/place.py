@@ -16,6 +16,7 @@ from math import prod
 
 from ...devices import Device
 from ...ir.core import Buffer, Kernel, Program, Stmt, map_ops
+from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
 from .shared_buffers import share_accumulators, share_carried, share_storage
@@ -54,10 +55,9 @@ def _placed(p: Program, k: Kernel, device: Device) -> Kernel:
 
 def _check_sizes(p: Program, k: Kernel, device: Device, buffers: Iterable[Buffer]) -> None:
     """Raise ScheduleError if the buffers of a limited space do not fit it together."""
-    width = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
     sizes: dict[str, dict[str, int]] = {}
     for b in buffers:
-        sizes.setdefault(b.space, {})[b.name] = width[b.dtype] * prod(b.shape)
+        sizes.setdefault(b.space, {})[b.name] = BYTES[b.dtype] * prod(b.shape)
     for space, each in sizes.items():
         limit, total = device.spaces.get(space, 0), sum(each.values())
         if limit and total > limit:

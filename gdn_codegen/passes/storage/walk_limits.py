@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from math import prod
 
-from ...devices import Groups
+from ...devices import GROUP, Groups
 from ...ir.core import Buffer, Kernel, Op, Program, loops, types, walk
-from ...schedule.agents import WARPS_OF_GROUP
+from ...ir.types import BYTES
 from ...schedule.schedule import Schedule, ScheduleError
-from .offsets import WIDTH
 
 #: Strides of tensors that are copied as tiles are multiples of this number of bytes.
 ROW = 16
@@ -48,8 +47,7 @@ class _Limits:
         self.buffers = {b.name: b for b in k.buffers}
         self.home = {o.out: self.buffers[o.buffer] for o in walk(k.body) if o.buffer}
         (self.loop,) = loops(k.body)
-        threads = 32 * WARPS_OF_GROUP
-        self.height = {a.name: a.threads // threads * device.rows for a in k.agents if a.threads >= threads}
+        self.height = {a.name: a.threads // GROUP * device.rows for a in k.agents if a.threads >= GROUP}
 
     def error(self, text: str) -> ScheduleError:
         return _error(self.p, self.k, self.device, text)
@@ -72,7 +70,7 @@ class _Limits:
         if o.kind == "load" and t.optional:
             raise self.error(f"{o.out} is loaded from an optional input, and {o.agent} copies tiles "
                              "unconditionally; let an earlier kernel load it")
-        size = self.p.shape(t)[-1] * WIDTH[t.dtype]
+        size = self.p.shape(t)[-1] * BYTES[t.dtype]
         if size % ROW and (o.kind == "load" or t.index == "token"):
             raise self.error(f"{t.name} has rows of {size} bytes; copies of tiles need multiples of {ROW}: K and V that are "
                              "multiples of 8")
@@ -82,7 +80,7 @@ class _Limits:
         d = self.device
         held = self.type[o.args[0] if moves(o, d) else o.out]  # in fragments
         shape = held.shape(self.sizes)
-        if WIDTH[held.dtype] != 2 or shape != (self.height.get(o.agent), d.rows):
+        if BYTES[held.dtype] != 2 or shape != (self.height.get(o.agent), d.rows):
             can = " or ".join(f"{n} rows with {a}" for a, n in self.height.items())
             own = any(r.kind == "matmul" and r.agent == o.agent and o.out in r.args for r in walk(self.loop.body))
             hint = "; form='split' with state='vk' has fewer such moves" if own else ""
@@ -93,7 +91,7 @@ class _Limits:
     def product(self, o: Op) -> None:
         """Check the dtype of a product's operands, the space of its second operand, and its size."""
         a, rows = self.type[o.args[0]], self.height[o.agent]
-        if WIDTH[a.dtype] != 2:
+        if BYTES[a.dtype] != 2:
             raise self.error(f"product {o.out} has operands in {a.dtype}; accepted: float16, bfloat16")
         if self.home[o.args[1]].space != self.device.operand:
             raise self.error(f"product {o.out} has a second operand, {o.args[1]}, that is not in shared memory")
@@ -112,7 +110,7 @@ def _room(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
 
     def size(b: Buffer, stages: int) -> int:
         """The bytes of a ring; those of loads have `stages` slots."""
-        return (stages if b.name in loaded else b.slots) * prod(b.shape) * WIDTH[b.dtype]
+        return (stages if b.name in loaded else b.slots) * prod(b.shape) * BYTES[b.dtype]
 
     def total(stages: int) -> int:
         return sum(-(-size(b, stages) // ALIGN) * ALIGN for b in rings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...devices import Cores
 from ...ir.core import Kernel, Loop, Op, Program, Stmt, rings, walk
-from ..storage.offsets import WIDTH
+from ...ir.types import BYTES
 
 Pipe = tuple[str, str]
 Path = tuple[int, ...]  # the place of a statement: its index in each body around it, outermost first
@@ -59,7 +59,7 @@ def accesses(p: Program, k: Kernel, device: Cores) -> dict[Path, list[Access]]:
     def memory(name: str, write: bool, value: str, stored: str = "") -> Access:
         """The access to a buffer."""
         b = buffers[name]
-        n = WIDTH[b.dtype]
+        n = BYTES[b.dtype]
         for d in b.shape:
             n *= d
         return Access(b.space, b.offset, b.offset + n, write, value, b.slots, *ring.get(stored, ()))

@@ -16,12 +16,12 @@ import torch
 
 from ...devices import HOPPER
 from ...ir.core import Program, loops, walk
+from ...ir.types import BYTES
 from ...schedule import Schedule, ScheduleError, varied
 from ...schedule.contract import PLAIN, Contract
 from ...targets import find
 from ...targets import names as targets
 from ..build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, Build, lowered
-from ..roofline import SIZE
 from ..targets import choose
 from . import tables
 from .tables import Extent
@@ -78,7 +78,7 @@ def _crowded(p: Program) -> str:
             operands = [o.type for o in walk(lp.body) if o.kind == "cast" and o.args[0] in {c.name for c in lp.carried}]
             wide = any(t.dtype == "float32" for t in tiles) and not operands
             state = [t for t in operands if t] or [c.type for c in lp.carried]
-            need = sum(prod(t.shape(sizes)) * SIZE[t.dtype] * n for n, ts in ((1 if wide else 2, tiles), (1, state)) for t in ts)
+            need = sum(prod(t.shape(sizes)) * BYTES[t.dtype] * n for n, ts in ((1 if wide else 2, tiles), (1, state)) for t in ts)
             need += need // 10 * wide
             if need > HOPPER.spaces["shared"]:
                 return f"kernel {k.name} takes about {need} bytes of shared memory, and an H100 has {HOPPER.spaces['shared']}"

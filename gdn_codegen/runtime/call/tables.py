@@ -17,6 +17,7 @@ from math import gcd, inf
 from pathlib import Path
 from typing import Any
 
+from ...ir.types import BYTES
 from ...schedule import changes, varied
 from ...schedule.contract import Contract
 from .. import cache
@@ -26,7 +27,6 @@ PACKAGED = Path(__file__).parents[2] / "devices" / "choices"
 PACKAGE, USER = "the package's", "the user's"
 #: The table of decoding steps.
 DECODE = "decode"
-SIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
 UNIT = Contract((("k", "unit"),))
 
 
@@ -83,8 +83,8 @@ class Row:
         """Whether the row was measured for inputs as `b` has them: target, layout, algorithm, bytes of the dtype, K and V; and
         for this contract."""
         a = self.about
-        return (a.target, a.layout, a.algorithm, SIZE[a.dtype], a.head_dim_k, a.head_dim_v, a.contract) == (
-            b.target, b.layout, b.algorithm, SIZE[b.dtype], b.head_dim_k, b.head_dim_v, contract)
+        return (a.target, a.layout, a.algorithm, BYTES[a.dtype], a.head_dim_k, a.head_dim_v, a.contract) == (
+            b.target, b.layout, b.algorithm, BYTES[b.dtype], b.head_dim_k, b.head_dim_v, contract)
 
     def far(self, shape_class: tuple[int, ...]) -> int:
         """Steps from one shape class to another."""
@@ -202,7 +202,7 @@ def steps(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], target
     step reads and writes, whatever its gates and query heads. Ordered as `nearest` orders; what gained most over the model is the
     fastest, of whichever target: the model's choice is one for all."""
     def lie(c: Contract) -> tuple[str, int]:
-        return c.state, SIZE[c.state_dtype]
+        return c.state, BYTES[c.state_dtype]
 
     def far(x: Extent) -> int:
         return sum(abs(a - b) for a, b in zip(x.shape_class[1:], shape_class[1:], strict=True))
