@@ -5,10 +5,6 @@ from dataclasses import dataclass, field
 
 from .part_cost import PartCost
 
-#: Threads of a warp, warps of a warp group, and threads of a warp group, for which registers are set.
-WARP, WARPS_OF_GROUP = 32, 4
-GROUP = WARP * WARPS_OF_GROUP
-
 
 @dataclass(frozen=True)
 class Device:

@@ -1,4 +1,4 @@
-"""Types of the IR: tiles with symbolic dims, and tensors in global memory."""
+"""Types of the IR: tiles with symbolic dims, tensors in global memory, and the units in which bytes and threads count."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,6 +15,9 @@ Dim = str | int
 #: Bytes of an entry of each dtype that a tile may have.
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FLOATS = tuple(BYTES)
+#: Threads of a warp, warps of a warp group, and threads of a warp group, for which registers are set.
+WARP, WARPS_OF_GROUP = 32, 4
+GROUP = WARP * WARPS_OF_GROUP
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..devices import WARPS_OF_GROUP
+from ..ir.types import WARPS_OF_GROUP
 
 #: The roles of a walk's values, in the order in which an iteration computes them.
 WALK_ROLES = {

@@ -3,10 +3,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ...devices import GROUP
 from ...ir.core import Agent, Buffer
 from ...ir.ops import OWN_PART
-from ...ir.types import Dim, Tensor
+from ...ir.types import GROUP, Dim, Tensor
 from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
 from .kernel import STATEMENTS, KernelWriter
 from .rules import rule as base

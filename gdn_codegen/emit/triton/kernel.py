@@ -3,9 +3,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ...devices import WARP
 from ...ir.ops import AHEAD, OWN_PART
-from ...ir.types import Tile
+from ...ir.types import WARP, Tile
 from ..base import (
     CLEAR,
     EVERY,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ...devices import GROUP, WARP, WARPS_OF_GROUP, Groups
+from ...devices import Groups
 from ...ir.core import Agent
+from ...ir.types import GROUP, WARP, WARPS_OF_GROUP
 from ...schedule.agents import ASSIGNMENTS, DEFAULTS, Assignment
 from ...schedule.schedule import Schedule, ScheduleError
 from .roles import Roles

@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from ...devices import GROUP, WARP, Device
+from ...devices import Device
 from ...ir.core import Kernel, Program, walk
+from ...ir.types import GROUP, WARP
 from ..stage import takes
 
 #: Registers of a thread of a small kernel, and of one with more than two heads, which would spill with fewer.

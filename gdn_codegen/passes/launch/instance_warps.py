@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from ...devices import WARP
 from ...ir.core import Kernel, Program, loops, walk
+from ...ir.types import WARP
 from ...schedule.schedule import Schedule
 from ..stage import takes
 

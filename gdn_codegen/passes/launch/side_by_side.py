@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import groupby
 
-from ...devices import WARP, Device
+from ...devices import Device
 from ...ir.core import Kernel, Loop, Op, Program, Stmt, map_loops
 from ...ir.ops import BESIDE
+from ...ir.types import WARP
 from ..stage import takes
 from ..storage.stored_values import over
 

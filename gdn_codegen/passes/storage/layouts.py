@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...devices import GROUP, Device
+from ...devices import Device
 from ...ir.core import Kernel, Op, Program, Stmt, map_ops, types, walk
 from ...ir.ops import ORDER
+from ...ir.types import GROUP
 from ..stage import takes
 from .stored_values import over
 

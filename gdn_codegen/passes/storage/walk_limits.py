@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from math import prod
 
-from ...devices import GROUP, Groups
+from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Op, Program, loops, types, walk
-from ...ir.types import BYTES
+from ...ir.types import BYTES, GROUP
 from ...schedule.schedule import Schedule, ScheduleError
 
 #: Strides of tensors that are copied as tiles are multiples of this number of bytes.
