@@ -62,7 +62,7 @@ class _Kernel:
             elif o.kind == "load" or moves(o, self.device):
                 buffers[o.out] = replace(self.buffer(o.out, o.out, self.device.operand), slots=self.slots(o))
                 owner[o.out] = o.out
-            elif o.kind == "matmul" and len(o.args) == 3 and o.args[2] in owner and self.grown(o):
+            elif o.kind == "matmul" and len(o.args) == 3 and o.args[2] in owner and self.accumulates_in_place(o):
                 owner[o.out] = owner[o.args[2]]
             elif self.stored(o):
                 buffers[o.out] = self.buffer(o.out, o.out, self.device.product)
@@ -80,7 +80,7 @@ class _Kernel:
         t = self.type[value]
         return Buffer(name, space, t.shape(self.sizes) or (1,), t.dtype, dims=t.dims)
 
-    def grown(self, o: Op) -> bool:
+    def accumulates_in_place(self, o: Op) -> bool:
         """Whether a product may overwrite its accumulator.
 
         The accumulator must be computed in the same iteration, and all its other readers must have storage and come before.
