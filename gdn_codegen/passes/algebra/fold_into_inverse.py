@@ -37,11 +37,12 @@ class _Inverses:
             return same
         below = self.strict(o.args[0]) if o.kind == "cast" else None
         if below is not None and self.type[below.out] == self.type[o.out]:
-            return b.op("diag_inverse", self.bare(below.args[0], b), name=o.out, line=o.line, strict=True, **dict(below.attrs))
+            return b.op("diag_inverse", self.bare(below.args[0], b), name=o.out, line=below.line, strict=True, **dict(below.attrs))
         found = self.scaled(o.args[0]) if o.kind == "cast" else None
         if found is not None and self.type[found[0].out] == self.type[o.out]:
             inverse, vector = found
-            return b.op("diag_inverse", self.bare(inverse.args[0], b), vector, name=o.out, line=o.line, **dict(inverse.attrs))
+            return b.op("diag_inverse", self.bare(inverse.args[0], b), vector, name=o.out, line=inverse.line,
+                        **dict(inverse.attrs))
         if o.kind == "diag_inverse":
             return b.op(o.kind, self.bare(o.args[0], b), *o.args[1:], name=o.out, line=o.line, **dict(o.attrs))
         return None

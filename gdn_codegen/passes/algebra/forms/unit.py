@@ -16,7 +16,7 @@ NEEDS = "a product of a unit_lower_inverse"
 
 def unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
     """The walk's ops with T @ y as y + strictly_lower(T) @ y. None if no product has an inverse as its left operand."""
-    inverses = {o.out for o in ops(loop) if o.kind == "unit_lower_inverse"}
+    inverses = {o.out: o for o in ops(loop) if o.kind == "unit_lower_inverse"}
     moved, b = columns(s, loop), walk_body(p)
     below: dict[str, str] = {}  # of each inverse
     through = Through(b, loop, moved)
@@ -26,7 +26,8 @@ def unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
             continue
         y = product(b, moved[o.out][1] if o.out in moved else [o.args[1]], o.line)
         if o.args[0] not in below:
-            below[o.args[0]] = b.op("strictly_lower", o.args[0], line=o.line, name=b.fresh(f"{o.args[0]}_below"))
+            line = inverses[o.args[0]].line
+            below[o.args[0]] = b.op("strictly_lower", o.args[0], line=line, name=b.fresh(f"{o.args[0]}_below"))
         name = b.fresh(f"{o.out}_unscaled") if o.out in moved else o.out
         z = b.op("add", y, b.op("matmul", below[o.args[0]], y, line=o.line), line=o.line, name=name)
         if o.out in moved:
