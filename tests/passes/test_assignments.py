@@ -111,7 +111,7 @@ def _unchecked():
     ("walk", {}, r"agents=walk has no agent for Tinv_below_f16 \(inverse\)"),
     ("three", {"V": 128}, "product k_kT is 64 x 64 over 64; compute takes 128 rows"),
     ("six", {"V": 128}, "agents=six takes 768 threads and 81920 registers .*state 256 threads of 152 registers, .*; "
-                        "a block has 1024 and 65536; v_block=64 has one warp group for the state")])
+                        "a block has 1024 and 65536; with v_block=64 the state needs one warp group")])
 def test_an_assignment_that_does_not_fit_is_refused_in_words(agents, sizes, message):
     with pytest.raises(ScheduleError, match=message):
         lowered(replace(named("fused_walk"), agents=agents), sizes={**SIZES, **sizes})

@@ -45,7 +45,7 @@ def block_agents(plan: Assignment, roles: Roles, d: Groups, used: Collection[str
     if threads > d.threads or registers > d.register_file:
         each = ", ".join(f"{a.name} {a.threads} threads of {a.registers} registers" for a in out)
         raise ScheduleError(f"{where}: agents={plan.name} takes {threads} threads and {registers} registers ({each}); a block "
-                            f"has {d.threads} and {d.register_file}; v_block={d.rows} has one warp group for the state")
+                            f"has {d.threads} and {d.register_file}; with v_block={d.rows} the state needs one warp group")
     return tuple(out)
 
 

@@ -52,7 +52,7 @@ class _Operands:
         if over(o, self.device) and self.count[o.args[0]] > 1:
             sides = [self.copy(o.args[0], o, b)]
         else:
-            sides = [self.move(a, o, b) if self.far(a) else a for a in o.args[:n]]
+            sides = [self.move(a, o, b) if self.needs_copy(a) else a for a in o.args[:n]]
         return b.op(o.kind, *sides, *o.args[n:], name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
 
     def move(self, a: str, o: Op, b: Body) -> str:
@@ -75,14 +75,14 @@ class _Operands:
         return o is not None and (o.kind == "diag_inverse" or (OPS[o.kind].elementwise and self.count[a] == 1
                                                                and any(self.inverse(x) for x in o.args)))
 
-    def far(self, a: str) -> bool:
+    def needs_copy(self, a: str) -> bool:
         """Whether `a` has to be computed outside the operands' space."""
         o = self.defs.get(a)
         if o is None or a in self.carried or o.kind == "matmul":
             return True
-        return OPS[o.kind].elementwise and self.reads_near(o)
+        return OPS[o.kind].elementwise and self.reads_operand_space(o)
 
-    def reads_near(self, o: Op) -> bool:
+    def reads_operand_space(self, o: Op) -> bool:
         """Whether the elementwise op `o` reads a vector or a loaded tile from the operands' space, directly or through
         expressions."""
         for a in o.args:
@@ -91,6 +91,6 @@ class _Operands:
             if (vector and self.device.operand == self.device.vector) or (loaded and self.device.operand == self.device.loaded):
                 return True
             inside = x is not None and OPS[x.kind].elementwise and (self.count[a] == 1 or x.kind in VIEWS)
-            if x is not None and inside and self.reads_near(x):
+            if x is not None and inside and self.reads_operand_space(x):
                 return True
         return False

@@ -102,7 +102,8 @@ class _Assign:
         (a,) = o.args
         made = self.defs.get(a)
         if made is None or made not in self.agent or self.roles.of[made] == "load":
-            raise self.error(f"{o.attr('tensor')} is stored without a computation on it; let an earlier kernel store it")
+            what = "a plain copy of a loaded value" if made in self.agent else "a value that no op of the loop computes"
+            raise self.error(f"{o.attr('tensor')} is {what}; warp groups cannot store those; let an earlier kernel store it")
         kind = "transpose" if o.attr("transposed") else "move"
         x = self.move(a, f"{a}_{self.device.operand}", self.agent[made], self.device.operand, b, kind)
         b.op("store", x, agent=agent, line=o.line, **{**dict(o.attrs), "transposed": None})

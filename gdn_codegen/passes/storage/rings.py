@@ -14,6 +14,7 @@ from ...ir.core import Buffer, Kernel, Op, Program, loops, types, uses, walk
 from ...schedule.schedule import Schedule
 from ..common import walks
 from ..stage import takes
+from ..uses import readers
 from .place import with_buffers
 from .stored_values import VIEWS, over
 from .walk_limits import check_limits, moves
@@ -32,10 +33,7 @@ class _Kernel:
         self.sizes = {**p.sizes, **k.sizes}
         (self.loop,) = loops(k.body)
         self.type, self.count = types(k.body), uses(k.body)
-        self.readers: dict[str, list[tuple[Op, int]]] = {}
-        for o in walk(k.body):
-            for n, a in enumerate(o.args):
-                self.readers.setdefault(a, []).append((o, n))
+        self.readers = readers(k.body)
         self.inside = list(walk(self.loop.body))
         self.agents = {a.name: a for a in k.agents}
 
@@ -62,7 +60,7 @@ class _Kernel:
             elif o.kind == "load" or moves(o, self.device):
                 buffers[o.out] = replace(self.buffer(o.out, o.out, self.device.operand), slots=self.slots(o))
                 owner[o.out] = o.out
-            elif o.kind == "matmul" and len(o.args) == 3 and o.args[2] in owner and self.grown(o):
+            elif o.kind == "matmul" and len(o.args) == 3 and o.args[2] in owner and self.accumulates_in_place(o):
                 owner[o.out] = owner[o.args[2]]
             elif self.stored(o):
                 buffers[o.out] = self.buffer(o.out, o.out, self.device.product)
@@ -80,7 +78,7 @@ class _Kernel:
         t = self.type[value]
         return Buffer(name, space, t.shape(self.sizes) or (1,), t.dtype, dims=t.dims)
 
-    def grown(self, o: Op) -> bool:
+    def accumulates_in_place(self, o: Op) -> bool:
         """Whether a product may overwrite its accumulator.
 
         The accumulator must be computed in the same iteration, and all its other readers must have storage and come before.

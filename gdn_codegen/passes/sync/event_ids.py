@@ -50,10 +50,8 @@ def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
         if x.iteration is None:
             shared[x.src, x.dst] = n
     if len(counters) > device.flags:
-        heads = found.trace.kernel.batch.heads
-        fewer = f"; accepted is a value_heads below {heads}, which needs fewer" if heads > 1 else ""
-        raise ScheduleError(f"{name}: it needs {len(counters)} flags between its cores; "
-                            f"{device.name} has {device.flags} flags between agents{fewer}")
+        fewer = "; set value_heads=1" if found.trace.kernel.batch.heads > 1 else ""
+        raise ScheduleError(f"{name}: it needs {len(counters)} cross-core flags, {device.name} has {device.flags}{fewer}")
 
 
 def _events(found: Traversal, pairs: list[Pair]) -> None:

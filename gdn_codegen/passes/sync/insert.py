@@ -27,13 +27,13 @@ class _Insert:
             at = (*path, i)
             out += [self.op("wait", x, 0) for x in self.waits.before.get(at, ())]
             if isinstance(s, Loop):
-                primed = [(x, n) for x in self.waits.primed.get(at, ()) for n in range(x.distance)]
+                initial = [(x, n) for x in self.waits.initial_signals_of_loop.get(at, ()) for n in range(x.distance)]
                 out += self.drains(("before", at))
-                out += [self.op("signal", x, n, iterations=False) for x, n in primed]
+                out += [self.op("signal", x, n, iterations=False) for x, n in initial]
                 out.append(replace(s, body=self.body(s.body, at)))
-                out += [self.op("wait", x, n) for x, n in primed]
+                out += [self.op("wait", x, n) for x, n in initial]
             else:
-                if at in self.waits.parted:
+                if at in self.waits.pipe_barriers:
                     pipe = pipe_of(self.trace.device, s)
                     assert pipe is not None
                     out.append(Op("barrier", "", (), (("scope", pipe[1]),), agent=s.agent))

@@ -50,12 +50,12 @@ class Traversal:
                 self.before(s)
             if s.kind == "begin":
                 self.drain(("before", s.path))
-                for x in self.waits.primed.get(s.path, ()):
+                for x in self.waits.initial_signals_of_loop.get(s.path, ()):
                     for n in range(x.distance):
                         self.signal(x, ("before", s.path), n)
                 continue
             if s.kind == "end":
-                for x in self.waits.primed.get(s.path, ()):
+                for x in self.waits.initial_signals_of_loop.get(s.path, ()):
                     for n in range(x.distance):
                         self.wait(x, s.times + n)
             else:
@@ -69,7 +69,7 @@ class Traversal:
         """Apply the waits and the barriers of unordered pipes before a statement."""
         for x in self.waits.before.get(s.path, ()):
             self.wait(x, s.current)
-        if s.path in self.waits.parted:
+        if s.path in self.waits.pipe_barriers:
             for i in self.trace.pipes.unordered:
                 self.clocks.barrier(i)
                 self.memory.barriers.setdefault(i, []).append((self.clocks.issued[i], s.path))
@@ -113,7 +113,7 @@ class Traversal:
     def add(self, r: Record, s: Step) -> None:
         """Order the op of `r` before `s`. Within an unordered pipe, that is a barrier. Otherwise, it is a pair."""
         if r.step.pipe == s.pipe:
-            self.waits.parted.add(s.path)
+            self.waits.pipe_barriers.add(s.path)
             self.clocks.barrier(s.pipe)
             return
         x = pair(self.trace, r, s)

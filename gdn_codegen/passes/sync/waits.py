@@ -35,16 +35,17 @@ class Pair:
 class Waits:
     """The pairs and barriers of a kernel.
 
-    pairs: in the order in which they were found. parted: ops of unordered pipes with a barrier of their pipe before them.
-    drains: barriers over an agent, by place. after, before, primed: the pairs by the place of their signal, of their wait, and
-    of the loop that their first signals precede.
+    pairs: in the order in which they were found. pipe_barriers: ops of unordered pipes with a barrier of their pipe before them.
+    drains: barriers over an agent, by place. after, before: the pairs by the place of their signal, and of their wait.
+    initial_signals_of_loop: the pairs by the place of the loop that their first signals precede.
     """
 
-    def __init__(self, drains: dict[Place, list[str]], pairs: list[Pair] | None = None, parted: set[Path] | None = None) -> None:
-        self.drains, self.pairs, self.parted = drains, list[Pair](), set(parted or ())
+    def __init__(self, drains: dict[Place, list[str]], pairs: list[Pair] | None = None,
+                 pipe_barriers: set[Path] | None = None) -> None:
+        self.drains, self.pairs, self.pipe_barriers = drains, list[Pair](), set(pipe_barriers or ())
         self.after: dict[Path, list[Pair]] = {}
         self.before: dict[Path, list[Pair]] = {}
-        self.primed: dict[Path, list[Pair]] = {}
+        self.initial_signals_of_loop: dict[Path, list[Pair]] = {}
         for x in pairs or ():
             self.add(x)
 
@@ -54,8 +55,8 @@ class Waits:
         self.after.setdefault(x.signal, []).append(x)
         self.before.setdefault(x.wait, []).append(x)
         if x.iteration is not None:
-            self.primed.setdefault(x.iteration, []).append(x)
+            self.initial_signals_of_loop.setdefault(x.iteration, []).append(x)
 
     def without(self, pair: Pair | None = None, barrier: Path | None = None) -> Waits:
         """A copy without a pair, or without the barrier before an op."""
-        return Waits(self.drains, [x for x in self.pairs if x is not pair], self.parted - {barrier})
+        return Waits(self.drains, [x for x in self.pairs if x is not pair], self.pipe_barriers - {barrier})
