@@ -2298,4 +2298,4 @@ def _page(_inputs, _states, _numbers):
 
 #: Of a device, and of H and HV where kernels are compiled for them: RuntimeError if the kernels are off on a small problem.
 check = Check(TABLES, _page, HOST, chunk_gated_delta_rule)
-HOST.takes = functools.partial(_fits_units, TABLES)
+HOST.accepts_view = functools.partial(_fits_units, TABLES)
