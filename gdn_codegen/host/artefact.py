@@ -1,7 +1,9 @@
-"""Files that a generated module compiles: made once among processes, never half, and made again where they are damaged.
+"""Files that a generated module compiles. One process at a time compiles a file and renames it into place.
 
-Below the line the file is copied into generated modules word for word. Modules stand alone, so that this repeats what
-runtime/cache.py does for the package: the same lock file, the same digest beside a file.
+A file whose size or digest is wrong is compiled again.
+
+Below the line the file is copied into generated modules word for word. Modules stand alone, so this repeats what
+runtime/cache.py does for the package: the same lock file, and the same digest beside a file.
 """
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _whole(path: Path) -> bool:
-    """Whether a file is there, and as it was when it was made: its size and digest stand beside it."""
+    """True if the file exists and has the size and digest in `path`.sum."""
     try:
         return Path(f"{path}.sum").read_text() == _sum(path)
     except OSError:
@@ -41,13 +43,13 @@ def _sum(path: Path) -> str:
 
 
 def _artefact(path: Path, make: Callable[[Path], None]) -> Path:
-    """`path`, made by make(temporary path) if it is not there, or damaged: once among processes, never half."""
+    """`path`. If the file is missing or damaged, make(temporary path) writes it under a lock, and it is renamed into place."""
     if _whole(path):
         return path
     with _alone(path):
         if not _whole(path):
-            folder = path.with_name(f".making.{path.name}")  # ours alone while we hold the lock
-            shutil.rmtree(folder, ignore_errors=True)  # a killed process's
+            folder = path.with_name(f".making.{path.name}")  # only the holder of the lock uses it
+            shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
             folder.mkdir()
             try:
                 built, sums = folder / path.name, folder / "sum"

@@ -1,6 +1,6 @@
-"""A plan's call: the host's work between the caller's tensors and the kernels, done anew for each call.
+"""The call of a plan: what the host does for each call, from the caller's tensors to the launches.
 
-Below the line the file is copied into generated modules word for word. Every microsecond here is one that each call waits.
+Below the line the file is copied into generated modules word for word. Each call waits for this code, so speed matters here.
 """
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from .tensors import (
 
 # --- copied from here on ---
 def _aligned(given: Sequence[Any], outs: Sequence[Any]) -> list[bool]:
-    """Which of these begin at a multiple of 16 bytes."""
+    """For each tensor: True if its address is a multiple of 16 bytes. None counts as aligned."""
     return [x is None or x.data_ptr() % 16 == 0 for x in (*given, *outs)]
 
 
 def _plain_ones(tensors: Iterable[tuple[Any, bool]], dtype: torch.dtype) -> list[Any]:
-    """Of each, the tensor itself where kernels take it, or a copy that they take. tensors: (tensor, whether its strides fit)."""
+    """Each tensor itself if kernels accept it, else a contiguous copy. tensors: (tensor, True if its strides fit)."""
     return [x if fits and x.data_ptr() % 16 == 0 else _plain(x, dtype) for x, fits in tensors]
 
 
 def _in_pools(t: Tables, states: Sequence[Any], buffers: Sequence[Any], held: Sequence[Any]) -> list[Any]:
-    """Pools as kernels take them: of initial states, then of final ones, which the caller gave or the call made."""
+    """Pools as flat tensors: first those of initial states, then those of final states, from the caller or from this call."""
     if any(x is not None and x.data_ptr() == y.data_ptr() for x in buffers[:len(t.final)] for y in states):
         _fail(t.final[0][0], "the memory of an initial state",
               "another pool; a build with state=pool/in_place writes where it reads")
@@ -47,8 +47,8 @@ def _in_pools(t: Tables, states: Sequence[Any], buffers: Sequence[Any], held: Se
 
 
 def _take_outs(memory: list[Any], first: int, outs: Sequence[Any], fits: Sequence[bool], aligned: int) -> list[tuple[int, Any]]:
-    """Put callers' memory for outputs among the call's tensors, from place `first` on; those that are written elsewhere first,
-    and their places."""
+    """Put the caller's outputs into `memory`, from index `first` on. Returns (index, caller's tensor) of the outputs for which
+    kernels write a copy first."""
     copied = []
     for at, (x, fit) in enumerate(zip(outs, fits, strict=True), first):
         if x is not None:
@@ -59,7 +59,7 @@ def _take_outs(memory: list[Any], first: int, outs: Sequence[Any], fits: Sequenc
 
 
 def _give_back(memory: list[Any], wanted: Iterable[tuple[int, Any]]) -> None:
-    """Put callers' tensors in place of the call's, with what kernels wrote. wanted: (place, tensor)."""
+    """Copy results to the caller's tensors, and put these into `memory`. wanted: (index, caller's tensor)."""
     for at, x in wanted:
         if memory[at].data_ptr() != x.data_ptr():
             x.copy_(memory[at])
@@ -67,7 +67,8 @@ def _give_back(memory: list[Any], wanted: Iterable[tuple[int, Any]]) -> None:
 
 
 def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> None:
-    """What the call made, before kernels write to it: NaN where tests want it, and zeros in rows that no sequence covers."""
+    """Fill the tensors that this call allocated: with NaN if tests ask for it, and outputs with zeros, for the rows that no
+    sequence covers."""
     if p.host.poison:
         for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
             if buffer is None:
@@ -79,7 +80,7 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
 
 
 def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> Sequence[Any]:
-    """Check values, where that is wanted; the inputs, with what stands for absent ones."""
+    """The inputs, with defaults for absent ones. The values of cu_seqlens and state_indices are checked if the plan says so."""
     if p.check_ends:
         _check_ends(cu_seqlens, p.tokens)
     if p.check_slots:
@@ -93,8 +94,8 @@ def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence
 
 
 def _slots_of(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
-    """The slots of initial states and, where they are not the same memory, of final ones. A final state that is no pool has a
-    tile a sequence."""
+    """The slots of initial states and, if these are other memory, of final states. A final state outside a pool has one tile
+    for each sequence."""
     slots = indices if p.indices_as_they_are and indices.data_ptr() % 16 == 0 else _plain(indices, torch.int32)
     if p.tables.in_place:
         return [slots]
@@ -102,8 +103,8 @@ def _slots_of(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
 
 
 def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> Callable[..., list[Any]]:
-    """The call of a plan, which these arguments are of: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the
-    call's tensors, as Tables.tensors names them."""
+    """A function that runs the plan: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the call's tensors, in the
+    order of `Tables.tensors`. The arguments here are those that the plan was made for."""
     host, t, device, batch, tokens, state = p.host, p.tables, p.device, p.batch, p.tokens, p.state
     pool, expected, state_kin, as_they_are, kin = t.pool, p.expected, p.state_kin, p.as_they_are, p.kin
     unread, fits, ends_are_plain = p.unread, p.fits, p.ends_as_they_are

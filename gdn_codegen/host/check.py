@@ -1,4 +1,4 @@
-"""What a generated module holds its kernels against: a small problem, the page in float64, and how far they are apart.
+"""Self-check: compares a module's kernels with its page in float64.
 
 Below this line the file is copied into generated modules word for word, where `Check` gets the module's tables, page and host.
 """
@@ -21,39 +21,40 @@ def _unit_lower_inverse(x: Any) -> Any:
 
 
 class Check:
-    """A module's kernels beside its page in float64, on a small problem that exercises them: sequences of one token, of a chunk,
-    of none, and of more chunks than are under way at once, with a tail; a token that comes again and again; heads that forget
-    nothing, little and much; initial states; in parts, where the build has them, some with a warm-up and some that need all
-    before them summed up.
+    """Compares a module's kernels with its page in float64 on a small problem.
+
+    The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
+    tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
+    parts too: some have a warm-up, and some need summaries of all parts before them.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    #: RMSE over RMS that roundings may come to, by dtype, of a head in a sequence.
+    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
     ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
-    #: The same where products of float32 pass a GPU's matrix units, which drop 13 bits of each operand (tf32).
+    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
     ACCEPTED_TF32 = 3e-2
-    #: What memory holds that no call may write.
+    #: The value of memory that no call may write.
     MARK = 7.0
-    #: Tokens that the page takes at once here: a divisor of all chunks.
+    #: Tokens of a chunk of the page here: a divisor of all chunks.
     STEP = 16
-    #: How much a token forgets at the mean, by value head: much, nothing, hardly anything, something.
+    #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium.
     RATES = (2.0, 0.0, 0.02, 0.3)
-    #: What the repeated token has of inputs between 0 and 1, as beta: the larger, the harder to invert.
+    #: The value of inputs between 0 and 1, such as beta, for the repeated token. The larger it is, the harder is the inverse.
     ALIKE = 1 - 2 ** -8
-    #: Elements before and after what kernels read and write.
+    #: Guard elements before and after each tensor of the kernels.
     GUARD = 1 << 16
     #: Instances on a GPU, by copies of the problem: enough to fill it.
     INSTANCES = 512
 
     def __init__(self, tables: Tables, page: Any, host: Any, function: Any) -> None:
-        """tables, host: the module's; page: its page in torch; function: what is checked, as callers have it."""
+        """tables, host, page: those of the module. function: the function under test, as callers see it."""
         self.tables, self.page, self.host, self.function = tables, page, host, function
         self.done: Any = set()
         self.lock = threading.RLock()
 
     def __call__(self, device: Any = None, heads: Any = None) -> Any:
-        """Run the kernels and compare: (error, accepted) by output, RMSE over RMS. RuntimeError where one is off. heads: H and
-        HV, where kernels are compiled for them."""
+        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
+        error is too large. heads: H and HV, if kernels are compiled for them."""
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         with self.lock:
             found = self.errors(device, heads)
@@ -65,7 +66,7 @@ class Check:
         return found
 
     def once(self, device: Any, heads: Any) -> None:
-        """`__call__`, unless these head counts have been tried on the device, or nothing is to be tried."""
+        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
         if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
             return
         with self.lock:  # others wait for the verdict; what runs within `errors` finds itself done
@@ -76,13 +77,14 @@ class Check:
             self(device, heads)
 
     def heads(self) -> Any:
-        """H and HV to try where the caller names none: two value heads a key head, or as many as an instance has."""
+        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
         if self.tables.heads:
             return tuple(self.tables.heads.values())
         return (2, 2 * max(2, self.tables.heads_together)) if {"H", "HV"} <= {row[1] for row in self.tables.inputs} else (2, 2)
 
     def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
-        """(error, accepted) by output, the worst of `calls`: whether sequences are packed, states given, final ones wanted."""
+        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
+        given, and final states are wanted."""
         heads = heads or self.heads()
         found: Any = {}
         host, in_parts = self.host, self.tables.part_cost is not None

@@ -1,4 +1,4 @@
-"""A generated module's calls: arguments in, kernels launched, results out.
+"""The calls of a generated module: plans them, launches kernels and returns results.
 
 Below the line the file is copied into generated modules word for word, where `Host` gets the module's tables and launcher.
 """
@@ -20,17 +20,17 @@ from .tensors import _FLOATS, _fail, _picker
 
 # --- copied from here on ---
 def _kind(x: Any) -> Any:
-    """What a plan depends on of an argument."""
+    """The properties of an argument that a plan depends on."""
     return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else type(x)
 
 
 def _kind_and_place(x: Any) -> Any:
-    """The same where kernels go by strides: alignment decides whether they do."""
+    """`_kind` for strided kernels. Alignment decides whether they read a tensor without a copy."""
     return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
 
 
 def _parts_wanted(build: int) -> int:
-    """Chunks of a part, as GDN_CODEGEN_PART_CHUNKS says, or else as the build does; 0 to choose."""
+    """Chunks of a part, from GDN_CODEGEN_PART_CHUNKS, else from the build; 0 to choose."""
     said = os.environ.get("GDN_CODEGEN_PART_CHUNKS", str(build))
     if not said.isdecimal():
         raise ValueError(f"GDN_CODEGEN_PART_CHUNKS: got {said!r}; accepted: the chunks of a part, 0 to choose")
@@ -40,19 +40,20 @@ def _parts_wanted(build: int) -> int:
 class Host:
     """The calls of one module.
 
-    launcher: (kernel, instances, sizes, whole numbers, device) -> a function that launches the kernel on its tensors, cu_seqlens
-      and numbers. sizes: sequences, tokens of a row, 1 where rows are equal sequences, H, HV, chunk slots; of builds that make
-      parts also how many, and chunks of one.
-    takes: (name, tensor) -> whether kernels take a tensor with dense rows where it lies, where they go by strides.
+    launcher: (kernel, instances, sizes, integers, device) -> a function that launches the kernel on its tensors, cu_seqlens and
+      numbers. sizes: sequences, tokens of a row, 1 if rows are equal sequences, H, HV, chunk slots. A build with parts adds the
+      number of parts, and chunks of a part.
+    accepts_view: accepts_view(name, tensor): True if strided kernels can read this tensor without a copy. Its rows are dense.
 
-    poison: outputs and workspaces start as NaN, for tests (GDN_CODEGEN_POISON=1). check: values of cu_seqlens and state_indices
-    are looked at on a GPU too, which waits for it (GDN_CODEGEN_CHECK=1). partition, part_chunks: whether sequences are split into
-    parts, and chunks of a part, 0 to choose (GDN_CODEGEN_PARTITION, GDN_CODEGEN_PART_CHUNKS). plans: by kind of arguments.
+    poison: outputs and workspaces start as NaN, for tests (GDN_CODEGEN_POISON=1). check: the values of cu_seqlens and
+    state_indices are checked on a GPU too, and the call waits for that (GDN_CODEGEN_CHECK=1). partition, part_chunks: True if
+    sequences are split into parts, and chunks of a part, 0 to choose (GDN_CODEGEN_PARTITION, GDN_CODEGEN_PART_CHUNKS). plans: by
+    kind of arguments.
     """
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
-                 takes: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
-        self.tables, self.launcher, self.takes = tables, launcher, takes
+                 accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -130,7 +131,7 @@ class Host:
     # --- what a build makes of sizes ---
     def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:
         """Whether kernels that go by strides read and write `x` where it lies."""
-        return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.takes(name, x)
+        return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.accepts_view(name, x)
 
     def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device) -> int:
         """Chunks of a part: those that the build's costs make cheapest for sequences of equal length, or all that there are."""

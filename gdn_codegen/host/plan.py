@@ -1,4 +1,4 @@
-"""A plan: what all calls with arguments of one kind share.
+"""A call plan: what all calls with arguments of one kind share.
 
 Below the line the file is copied into generated modules word for word. Nothing here knows a build: `Host` has its tables.
 """
@@ -36,26 +36,27 @@ from .tensors import (
 
 # --- copied from here on ---
 @dataclass
-class Pieces:
-    """A call as data, for callers that launch by themselves.
+class NativeCall:
+    """A call as data, for the native launcher (runtime/call/native_launcher.py).
 
-    of: of each tensor of Tables.tensors, ("given", its place among (*given, *states, *outs, *buffers, indices), the shape that
-      kernels see), ("fixed", the tensor), ("result", a tensor like it) or ("workspace", a tensor like it).
-    launches: (launch, places of its tensors among Tables.tensors, places of its numbers among Tables.scalars).
-    rows: makes the ends of rows of equal length, where no cu_seqlens is given.
+    sources: for each tensor of `Tables.tensors`, where it comes from: ("given", its index in (*given, *states, *outs, *buffers,
+      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it) or ("workspace", a tensor like
+      it).
+    launches: (launch, indices of its tensors in `Tables.tensors`, indices of its numbers in `Tables.scalars`).
+    rows: makes cu_seqlens for rows of equal length, for calls without it.
     """
 
-    of: list[tuple[Any, ...]]
+    sources: list[tuple[Any, ...]]
     launches: list[tuple[Any, list[int], list[int]]]
     rows: Callable[[], torch.Tensor]
 
 
 class Plan:
-    """The arguments of one kind, checked: ValueError that names a bad one. Tensors differ in their values alone.
+    """The plan of calls whose arguments differ only in their values. Raises ValueError that names a bad argument.
 
-    given: a tensor for each row of Tables.inputs and head_inputs. states, outs: of initial and outputs. buffers: of final and
-    checkpoints, where the caller has memory for them. wanted: whether final states are. every: chunks from checkpoint to
-    checkpoint. call: the call itself (host/call.py).
+    given: one tensor for each row of `Tables.inputs` and `Tables.head_inputs`. states: one for each row of `initial`. outs: one
+    for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if final states
+    are wanted. every: chunks from one checkpoint to the next. call: runs the plan (host/call.py).
     """
 
     call: Callable[..., list[Any]]
@@ -70,11 +71,11 @@ class Plan:
         self.packed = cu_seqlens is not None
         self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
         self.slots = self.batch * self.tokens // t.chunk + self.sequences
-        # of each argument: what stands for an absent one, whether it goes as it is, its alignment then, its dtype
+        # for each argument: what replaces None, True if it is passed without a copy, its alignment in bytes then, its dtype
         self.expected: list[tuple[Any, bool, int, torch.dtype]] = []
-        self.lacking: list[tuple[Any, ...]] = []  # of absent head inputs: place, then arguments of _full
-        self.ints: dict[str, int] = {}  # numbers that kernels are passed, by name
-        self.pool_slots: list[int] = []  # of each pool, how many slots it has
+        self.lacking: list[tuple[Any, ...]] = []  # for absent head inputs: index, then arguments of _full
+        self.ints: dict[str, int] = {}  # integers that kernels get, by name
+        self.pool_slots: list[int] = []  # slots of each pool
         self.expect_inputs(given)
         if t.pool:
             _check_indices(indices, self.sequences, self.device)
@@ -92,7 +93,7 @@ class Plan:
 
     # --- arguments ---
     def expect_inputs(self, given: Sequence[Any]) -> None:
-        """Inputs in their dtype; those with strides of their own are read where they lie, if kernels take them so."""
+        """Inputs. Strided kernels read an input without a copy if they accept it as a view."""
         t = self.tables
         for (name, _, dims, dtype), x in zip(t.inputs, given, strict=False):
             plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
@@ -104,7 +105,7 @@ class Plan:
                 self.lacking.append((n, (self.value_heads,), default, _FLOATS[dtype], self.device))
 
     def expect_states(self, states: Sequence[Any]) -> None:
-        """Initial states: slots of a pool, or a tile a sequence, or None."""
+        """Initial states: slots of a pool, or one tile for each sequence, or None."""
         t = self.tables
         for (name, dims), x in zip(t.initial, states, strict=True):
             tile = (self.value_heads, *dims)
@@ -121,8 +122,8 @@ class Plan:
             self.expected.append((absent, x is None or _is_plain(x, self.state), 16, self.state))
 
     def expect_buffers(self, buffers: Sequence[Any]) -> None:
-        """Callers' memory for final states and checkpoints. Of each, `as_they_are`: whether it goes to kernels as it is;
-        `state_kin`: what stands for one that is not wanted, and the kind of one that the call makes."""
+        """The caller's memory for final states and checkpoints. `as_they_are`: for each, True if it is passed without a copy.
+        `state_kin`: for each, the tensor that replaces an unwanted one or None, and a tensor like the one that a call makes."""
         t = self.tables
         lent: list[tuple[str, tuple[int, ...], Any]] = []
         for (name, dims), x in zip(t.final, buffers, strict=False):
@@ -142,8 +143,8 @@ class Plan:
         self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
 
     def expect_outs(self, outs: Sequence[Any]) -> None:
-        """Callers' memory for outputs. `made`: shapes and dtypes of what the call makes; `fits`: of each output, whether
-        the caller's memory is used as it is."""
+        """The caller's memory for outputs. `made`: shapes and dtypes of the tensors that a call makes. `fits`: for each output,
+        True if the caller's memory is used without a copy."""
         t = self.tables
         rows = ((self.batch, self.tokens, self.value_heads) if t.layout == "bthd" else
                 (self.batch, self.value_heads, self.tokens))
@@ -156,7 +157,8 @@ class Plan:
 
     # --- what the call makes ---
     def lay_out(self) -> None:
-        """Workspaces. Parts: how many, of how many chunks, and whether they are summed up; else their workspaces are `unread`."""
+        """Shapes of workspaces, the number of parts, and their chunks. Without summaries no kernel reads the workspaces of
+        parts, and empty tensors replace them (`unread`)."""
         t = self.tables
         self.span = self.parts = self.summed = 0
         unread: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -175,11 +177,11 @@ class Plan:
         self.kin = [_kin(shape, dtype, self.device) for shape, dtype in self.made]
 
     def count(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any]) -> None:
-        """The whole numbers that kernels are passed beside the sizes, by name."""
+        """The integers that kernels get besides the sizes, by name."""
         t, ints = self.tables, self.ints
         ints.update({f"has_{name}": int(x is not None) for (name, _), x in zip(t.initial, states, strict=True)})
         ints.update({f"has_{name}": int(self.wanted) for name, _ in t.final})
-        # rows that no sequence covers are zero in what is made here
+        # outputs that a call makes are zero in rows that no sequence covers
         self.clears = t.pool or self.packed
         if t.cleared:
             ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
@@ -194,7 +196,7 @@ class Plan:
                 ints[f"{name}_stride_{axis}"] = far // t.units.get(name, 1)
 
     def launched(self) -> list[tuple[Any, list[int], list[int]]]:
-        """Of each kernel that this call launches: the launch, and which of the call's tensors and numbers it takes."""
+        """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
         t = self.tables
         counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
         sizes = (self.sequences, self.tokens, int(not self.packed), self.heads, self.value_heads, self.slots,
@@ -211,8 +213,8 @@ class Plan:
 
     # --- as data ---
     def native_arguments(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
-                    ) -> Pieces | None:
-        """The call as data. None where some tensor is copied, filled or looked at on the way."""
+                    ) -> NativeCall | None:
+        """The call as data. None if a call copies, fills or checks the values of some tensor."""
         t = self.tables
         as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
                     and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
@@ -221,18 +223,19 @@ class Plan:
             return None
         first_out = len(given) + len(states)
         first_buffer = first_out + len(outs)
-        of: list[tuple[Any, ...]] = [
+        sources: list[tuple[Any, ...]] = [
             ("fixed", absent) if x is None else ("given", n, tuple(x.shape))
             for n, (x, (absent, *_)) in enumerate(zip(given if t.pool else (*given, *states), self.expected, strict=True))]
         if t.pool:
-            of += [("given", n, tuple(_flat(name, x).shape))
-                   for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
-        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like) if absent is None else ("fixed", absent)
-               for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
-        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
-               for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
-        of += [("workspace", like) for like in self.kin[len(outs):]]
-        of += [("fixed", x) for x in self.unread]
+            sources += [("given", n, tuple(_flat(name, x).shape))
+                        for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
+        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like) if absent is None else ("fixed", absent)
+                    for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
+        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
+                    for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
+        sources += [("workspace", like) for like in self.kin[len(outs):]]
+        sources += [("fixed", x) for x in self.unread]
         if t.pool:
-            of.append(("given", first_buffer + len(buffers), (self.sequences,)))
-        return Pieces(of, self.launches, functools.partial(_filled, _equal_rows, self.batch, self.tokens, self.device))
+            sources.append(("given", first_buffer + len(buffers), (self.sequences,)))
+        rows = functools.partial(_filled, _equal_rows, self.batch, self.tokens, self.device)
+        return NativeCall(sources, self.launches, rows)

@@ -1,4 +1,4 @@
-"""What a generated PTO module does around its kernels beside what all modules do: compiles them, and launches them.
+"""The part of a generated PTO module that compiles and launches its kernels.
 
 Below the line the file is copied into generated modules word for word.
 """
@@ -69,11 +69,12 @@ def _core_groups(device: torch.device) -> int:
 class PtoLauncher:
     """Launches the kernels of one source: on an Ascend NPU, and for CPU tensors in the simulator of gdn_codegen.
 
-    symbols: of each kernel, its C name, the channels and constants that it is passed, and for the simulator the kinds of all
-      its tensors (0 read, 1 written, 2 between cores, 3 read and written).
-    channels: (dims, dtype) of memory through which the cores of a group pass tiles to each other, by name: one a group.
+    symbols: for each kernel, its C name, the channels and constants that it gets, and for the simulator the kinds of all its
+      tensors (0 read, 1 written, 2 between cores, 3 read and written).
+    channels: (dims, dtype) by name, of memory through which the cores of a group pass tiles to each other. Each core group has
+      its own.
     constants: (fill, side, dtype) of masks, by name, as `_mask` takes them.
-    heads: whether head counts are compiled in, so that kernels do not take them.
+    heads: True if head counts are compiled in. Kernels then do not take them.
     """
 
     def __init__(self, source: str, symbols: Mapping[str, tuple[str, list[str], list[int]]],
@@ -114,7 +115,7 @@ class PtoLauncher:
         return torch.empty(groups, *dims, dtype=_FLOATS[dtype], device=device)
 
     def _load(self, kind: str) -> ctypes.CDLL:
-        """The compiled kernels for "npu" or "cpu", from the cache where they are there: files are named by their content."""
+        """The compiled kernels for "npu" or "cpu", from the cache if they are there. A file is named by a hash of its content."""
         if kind == "npu":
             seed = self.source + " ".join(compile_command("", ""))
         else:
@@ -136,5 +137,5 @@ class PtoLauncher:
 
 
 def _fits_transfers(t: Tables, name: str, x: torch.Tensor) -> bool:
-    """Whether transfers reach a tensor where it lies: its rows, of gates too, are dense, and less than 2^16 elements apart."""
+    """True if transfers can read the tensor without a copy: its rows are dense, and less than 2^16 elements apart."""
     return x.stride(-1) == 1 and 0 < _steps(x.stride(), t.layout)[1] < 1 << 16

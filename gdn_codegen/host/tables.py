@@ -1,4 +1,4 @@
-"""The data of a build that a generated module's host and check work from.
+"""The data of a build that the host code and the self-check of a generated module use.
 
 Below the line the file is copied into generated modules word for word. The package makes a `Tables` of a build
 (runtime/tables.py), prints it, and the module's `Host` and `Check` read it.
@@ -15,35 +15,36 @@ from ..devices.part_cost import PartCost
 # --- copied from here on ---
 @dataclass(frozen=True)
 class Tables:
-    """The facts of a build. Rows of tensors begin with a name; dims are those of one tile; dtypes are torch's names.
+    """The facts of a build. A row of a tensor begins with its name. Dims are those of one tile. Dtypes are torch's names.
 
-    name: the build's. function: the generated function's. chunk: tokens of a chunk. layout: "bthd" or "bhtd". dtype: of tiles of
-    inputs.
+    name: the name of the build. function: the name of the generated function. chunk: tokens of a chunk. layout: "bthd" or
+    "bhtd". dtype: the dtype of input tiles.
     inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
-    head_inputs: (name, what stands for None or None where it has to be given, dtype): one number a value head.
-    initial, final: (name, dims): a tile a sequence and value head, of dtype `state_dtype`. checkpoints: a tile a checkpoint.
+    head_inputs: (name, default, dtype): one number for each value head. The default is None if the caller must give it.
+    initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
+    checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
-    workspaces: (name, dims, dtype): a tile a chunk slot and value head. end_workspaces: one a sequence.
-    part_workspaces: one a part.
-    indices: names of the tensors that say which slot of a pool a sequence has.
-    scalars: the caller's numbers and their defaults; None for a number that has to be given.
-    kernels: (name, what it has an instance of: "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
-    ints: of each kernel, the whole numbers that it is passed beside the sizes.
-    heads: head counts compiled in, by name. heads_together: value heads of a key head that one kernel instance takes.
-    units: elements that divide the strides of a tensor; kernels get strides in such units. Without a row the unit is 1.
-    pool: states are slots of a pool. in_place: the final state takes the initial one's place. strided: kernels get strides.
-    cleared: kernels clear rows that no sequence covers, where the host says so.
+    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
+    value head. part_workspaces: one tile for each part and value head.
+    indices: names of the tensors that give the pool slot of each sequence.
+    scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
+    kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
+    ints: for each kernel, the integers that it gets besides the sizes.
+    heads: head counts compiled in, by name. heads_together: value heads of a key head that one kernel instance handles.
+    units: elements that divide the strides of a tensor. Kernels get strides in these units. The default is 1.
+    pool: states are slots of a pool. in_place: the final state overwrites the initial state. strided: kernels get strides.
+    cleared: kernels clear rows that no sequence covers, if the host asks for it.
 
-    part_cost: costs from which the number of parts follows; None for a build that makes no parts. part_chunks: chunks of a part,
-    0 to choose. most: parts that a warm-up may reach back. summaries: kernels that sum up parts. bounds: kernels that bound the
-    length of a warm-up. warm_ups: whether a warm-up's length is found at run time.
+    part_cost: the cost model that gives the number of parts; None for a build without parts. part_chunks: chunks of a part, 0
+    to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
+    kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time.
 
-    forms: inputs that come in another form than the page's, and which. decays: inputs that are logs of decays. state: "kv" or
-    "vk", the order of a state's dims. tf32: whether a GPU multiplies float32 as tf32. check_chunks: chunks of the longest
-    sequence of the check.
+    forms: for inputs whose form differs from the page's, the form. decays: inputs that are logs of decays. state: "kv" or "vk",
+    the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
+    the self-check.
     """
 
-    #: The fields whose tensors a call holds, in this order, and then `indices`.
+    #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
                                         "end_workspaces", "part_workspaces")
 
@@ -91,14 +92,14 @@ class Tables:
         return (*(row[0] for rows in self.ORDER for row in getattr(self, rows)), *self.indices)
 
     def place(self, rows: str) -> slice:
-        """Where, among `tensors`, those of a field stand."""
+        """The slice of `tensors` that belongs to the field `rows`."""
         before = self.ORDER[:self.ORDER.index(rows)]
         first = sum(len(getattr(self, n)) for n in before)
         return slice(first, first + len(getattr(self, rows)))
 
     @property
     def outs(self) -> tuple[str, ...]:
-        """The arguments that say where outputs go."""
+        """Names of the arguments for the caller's output memory."""
         return ("out",) if len(self.outputs) == 1 else tuple(f"out_{row[0]}" for row in self.outputs)
 
     def kernel(self, name: str) -> tuple[str, str, int, tuple[str, ...], tuple[str, ...]]:

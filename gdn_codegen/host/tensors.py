@@ -1,4 +1,4 @@
-"""What a generated module knows of tensors: which it takes, where they lie, and what stands for one that is absent.
+"""Tensors in a generated module: checks of arguments, strides and copies, and tensors that replace absent ones.
 
 Below the line the file is copied into generated modules word for word. Nothing here knows a build: callers pass the tables.
 """
@@ -24,7 +24,7 @@ def _fail(argument: str, got: object, accepted: str) -> NoReturn:
 
 # --- checks: each a ValueError that names the argument, what came, and what is accepted ------------------------------
 def _check_tensor(name: str, x: Any, dtype: str, number: bool) -> None:
-    """A tensor of `dtype`. number: one value a token or head, which is widened where the module takes float32."""
+    """A tensor of `dtype`. number: one value for each token or head. A 16-bit one is accepted where the module takes float32."""
     if not isinstance(x, torch.Tensor):
         _fail(name, type(x).__name__, "a torch.Tensor")
     if x.dtype != _FLOATS[dtype] and not (number and dtype == "float32" and x.dtype in _FLOATS.values()):
@@ -68,14 +68,14 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
             continue
         _check_tensor(name, x, dtype, True)
         if tuple(x.shape) != (value_heads,):
-            _fail(name, f"shape {tuple(x.shape)}", f"shape ({value_heads},), one number a value head")
+            _fail(name, f"shape {tuple(x.shape)}", f"shape ({value_heads},), one number for each value head")
         if x.device != device:
             _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
     return seen["B"], seen["T"], key_heads, value_heads, given[0].device
 
 
 def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
-    """How many sequences cu_seqlens packs."""
+    """The number of sequences in cu_seqlens."""
     if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         _fail("cu_seqlens", getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__), "an int32 or int64 tensor")
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
@@ -124,7 +124,7 @@ def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, 
 
 
 def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
-    """The slots of a pool: a number a sequence."""
+    """Check state_indices: one slot number for each sequence."""
     if not isinstance(indices, torch.Tensor) or indices.dtype not in (torch.int32, torch.int64):
         _fail("state_indices", getattr(indices, "dtype", type(indices).__name__), "an int32 or int64 tensor")
     if tuple(indices.shape) != (sequences,):
@@ -148,7 +148,7 @@ def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
 
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    """A caller's memory for an output."""
+    """Check the caller's memory for an output."""
     if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
         _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
     if x.dtype != dtype or x.device != device:
@@ -166,9 +166,9 @@ def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int
     return [x is None or _is_plain(x, dtype) for x in buffers]
 
 
-# --- where a tensor lies ---------------------------------------------------------------------------------------------
+# --- strides and copies ----------------------------------------------------------------------------------------------
 def _is_apart(x: torch.Tensor) -> bool:
-    """Whether no element of `x` is in two places: each dim steps over all that the finer ones reach."""
+    """True if no two indices of `x` share an element: the stride of each dim exceeds the reach of all finer dims."""
     reach = 1
     for far, n in sorted((far, n) for far, n in zip(x.stride(), x.shape, strict=True) if n > 1):
         if far < reach:
@@ -178,7 +178,7 @@ def _is_apart(x: torch.Tensor) -> bool:
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of what torch makes in this shape."""
+    """The strides of a contiguous tensor of this shape."""
     out, far = [], 1
     for n in reversed(shape):
         out.append(far)
@@ -187,7 +187,7 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether `x` has this dtype and the strides of its shape."""
+    """True if `x` has this dtype and the strides of a contiguous tensor."""
     return x.dtype == dtype and x.stride() == _dense(x.shape)
 
 
@@ -199,7 +199,7 @@ def _plain(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _flat(name: str, x: torch.Tensor) -> torch.Tensor:
-    """A pool as kernels take it: its elements from the first to the last, gaps between slots too."""
+    """A pool as a flat view of its elements from the first to the last, with the gaps between slots."""
     if x.data_ptr() % 16:
         _fail(name, f"an address of {x.data_ptr() % 16} past a multiple of 16 bytes", "memory aligned to 16 bytes")
     slots, each = x.shape[0], math.prod(x.shape[1:])
@@ -207,41 +207,42 @@ def _flat(name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def _steps(strides: Sequence[int], layout: str) -> tuple[int, ...]:
-    """Elements from batch to batch, token to token, head to head."""
+    """The strides of batch, token and head, in elements."""
     return strides[0], *(strides[1:3] if layout == "bthd" else strides[2:0:-1])
 
 
 def _is_elsewhere(device: torch.device) -> bool:
-    """Whether the current CUDA device is another."""
+    """True if `device` is a CUDA device other than the current one."""
     return device.type == "cuda" and torch._C._cuda_getDevice() != device.index
 
 
-# --- what stands for a tensor ----------------------------------------------------------------------------------------
-#: A tensor with the kind of another. From its kin, a number that looks like it, this takes half the time of `torch.empty`.
+# --- tensors that a call makes ---------------------------------------------------------------------------------------
+#: `_new(x)`: an uninitialised tensor with the shape, dtype and device of `x`. With `_kin(...)` as `x` it takes half the time of
+#: `torch.empty`.
 _new = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 @functools.lru_cache(maxsize=256)
 def _made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor for calls to share, in inference mode or not: kernels write nothing to it."""
+    """A tensor that calls share, in inference mode or not. Kernels do not write to it."""
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _kin(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A number expanded to a shape: what `_new` makes a tensor like."""
+    """One element expanded to a shape: an argument for `_new`."""
     return _made((1,), dtype, device).expand(shape)
 
 
 def _stream(device: torch.device) -> Any:
-    """The current stream, by its address where torch gives that: the object costs 4 us."""
+    """The current stream: its address if torch gives it, because the object costs 4 us."""
     address = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return address(device.index) if address else torch.cuda.current_stream(device)
 
 
 def _filled(make: Callable[..., torch.Tensor], *about: Any) -> torch.Tensor:
-    """What make(*about) gives, the last of which is the device, for calls to share. It serves the stream that filled it; a graph
-    has its own, filled whenever it runs."""
+    """The tensor make(*about), which calls on one stream share. The last item of `about` is the device. A captured graph makes
+    its own, and fills it each time it runs."""
     cuda = about[-1].type == "cuda"
     key = (make, *about, _stream(about[-1]) if cuda else None)
     kept = not (cuda and torch.cuda.is_current_stream_capturing())
@@ -256,7 +257,7 @@ def _filled(make: Callable[..., torch.Tensor], *about: Any) -> torch.Tensor:
 
 
 def _equal_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
-    """Where rows of equal length end: int32 [batch + 1]."""
+    """cu_seqlens of rows of equal length: int32 [batch + 1]."""
     if not tokens:
         return torch.zeros(batch + 1, dtype=torch.int32, device=device)
     return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
@@ -267,5 +268,5 @@ def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torc
 
 
 def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Takes these of a call's tensors. `itemgetter`, which is faster, gives a single one bare."""
+    """A function that picks the tensors at these indices, as a tuple. `itemgetter` is faster, but gives a single item bare."""
     return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)

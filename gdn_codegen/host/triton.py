@@ -1,4 +1,4 @@
-"""What a generated Triton module does around its kernels beside what all modules do: launches them.
+"""The part of a generated Triton module that launches its kernels.
 
 Below the line the file is copied into generated modules word for word.
 """
@@ -21,17 +21,17 @@ from .tables import Tables
 
 # --- copied from here on ---
 _VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
-# one for all generated modules of a process: the interpreter's state is global
+# all generated modules of a process share it, because the state of the interpreter is global
 _interpreting = vars(interpreter).setdefault("_one_launch_at_a_time", threading.Lock())
 
 
 @contextlib.contextmanager
 def _interpreted(names: dict[str, Any]) -> Iterator[None]:
-    """For CPU tensors: functions that kernels call, ours and Triton's own, stand as the plain Python that they wrap.
+    """Replace jitted functions by the Python functions that they wrap, for one launch in the interpreter on CPU tensors.
 
     names: the global names of the module with the kernels. Triton decides at import whether its library is for the interpreter
-    (TRITON_INTERPRET); this does so for one launch, in a process that may compile for a GPU before and after. Not while another
-    thread compiles.
+    (TRITON_INTERPRET). This context does it for one launch, so the process may compile for a GPU before and after. Another thread
+    must not compile meanwhile.
     """
     with _interpreting:
         spaces: list[dict[str, Any]] = [vars(tl), names]
@@ -50,7 +50,7 @@ def _interpreted(names: dict[str, Any]) -> Iterator[None]:
 
 
 def _patch_lang_tensor(original: Callable[..., None], tensor: Any, *scope: Any) -> None:
-    """Triton's, but for a number of the interpreter's as an int: it is an array of one entry, which numpy 2.4 takes no more."""
+    """Triton's function, but `__index__` unpacks an array of one entry: numpy 2.4 no longer converts it to an int."""
     original(tensor, *scope)
     tensor.__index__ = lambda x: x.handle.data.item()
 
@@ -61,17 +61,17 @@ def _lanes() -> int:
 
 
 def _is_suspect(device: torch.device) -> bool:
-    """Whether this Triton miscompiles some chains of products on the GPU."""
+    """True if this version of Triton miscompiles some chains of products on the GPU."""
     return (3, 4) <= _VERSION < (3, 7, 1) and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _scratch(size: int, alignment: int, stream: Any) -> torch.Tensor:
-    """Memory for the descriptors that a launch makes."""
+    """Memory for the tensor descriptors of a launch."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def _give_memory() -> None:
-    """Where the caller has set nothing that allocates for Triton, torch does. What is set holds for a thread."""
+    """Let torch allocate for Triton, unless the caller has set an allocator. The setting is per thread."""
     if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
         triton.set_allocator(_scratch)
 
@@ -79,13 +79,13 @@ def _give_memory() -> None:
 class TritonLauncher:
     """Launches the kernels of one module: on a GPU, and for CPU tensors in Triton's interpreter.
 
-    kernels: by name. sizes: extents of dims in memory and of tiles. blocks: of each kernel, columns of a split dim that an
-    instance computes. warps: of each kernel, warps of 32 threads. stages: how far ahead loops load. unspecialised: numbers that
-    kernels are not compiled for. in_shares: kernels with two instances for each that others have. descriptors: whether kernels
-    make tensor descriptors, which need memory. check: (device, (H, HV)) -> None. It raises where a GPU that is suspect computes
+    kernels: by name. sizes: extents of dims in memory and of tiles. blocks: for each kernel, columns of a split dim that an
+    instance computes. warps: for each kernel, warps of 32 threads. stages: how far ahead loops load. unspecialised: integers for
+    which kernels are not specialised. in_shares: kernels with twice as many instances as others. descriptors: True if kernels
+    make tensor descriptors, which need memory. check: (device, (H, HV)) -> None. It raises RuntimeError if a suspect GPU computes
     wrong results.
 
-    compiled: kernels as launches run them, by what they are compiled for.
+    compiled: compiled kernels, by what they are specialised for.
     """
 
     def __init__(self, tables: Tables, kernels: Mapping[str, Any], sizes: Mapping[str, int], blocks: Mapping[str, dict[str, int]],

@@ -50,7 +50,7 @@ def _lies(p: Program, t: Tensor) -> None:
     """Check the fields `at`, `over` and `cleared` of a tensor."""
     by_name = {x.name: x for x in p.tensors}
     if t.at and (t.index != "sequence" or t.at not in by_name or by_name[t.at].index != "number"):
-        raise VerifyError(f"{p.name}: tensor {t.name} lies at {t.at!r}; what has a tile a sequence lies at a number")
+        raise VerifyError(f"{p.name}: tensor {t.name} lies at {t.at!r}; one tile for each sequence lies at a number")
     if t.over:
         under = by_name.get(t.over)
         if t.role != "output" or under is None or replace(t, name=t.over, role=under.role, over="") != under:
@@ -104,7 +104,7 @@ class _Kernel:
                 raise self.fail(None, f"buffer {b.name}, {b.shape}, has the layout {b.layout!r}; of tiles there are "
                                       f"{', '.join(filter(None, LAYOUTS))}")
             if b.pad and self.k.batch.way != "threads":
-                raise self.fail(None, f"buffer {b.name} has padded rows, and the kernel no row a value head")
+                raise self.fail(None, f"buffer {b.name} has padded rows, and the kernel has no row for each value head")
 
     def beside(self, body: tuple[Stmt, ...]) -> None:
         """Check that ops that are executed by one statement follow each other, and that there are as many as their attribute
@@ -178,13 +178,13 @@ class _Kernel:
                 raise self.fail(o, f"tensor {name!r} does not exist")
             t, heads = self.tensors[name], o.attr("heads", 0)
             if t.index == "head":
-                raise self.fail(o, f"tensor {name} has a number a value head, which only scalar reads")
+                raise self.fail(o, f"tensor {name} has one number for each value head, which only scalar reads")
             if heads and (heads != self.k.batch.heads or t.heads != "HV" or len(t.dims) != 1):
                 raise self.fail(o, f"takes {heads} heads at once: a kernel that batches as many does, of one value a token "
                                    f"and value head; {self.k.name} has {self.k.batch.heads}, and {name} holds {t.tile} a head of "
                                    f"{t.heads}")
             if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid != "chunks"):
-                raise self.fail(o, f"tensor {name} has a tile a chunk, and this op stands outside the chunks")
+                raise self.fail(o, f"tensor {name} has one tile for each chunk, and this op stands outside the chunks")
             last = o.kind == "load" and o.attr("last", False)
             if last and len(t.dims) != 1:
                 raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
@@ -192,9 +192,9 @@ class _Kernel:
             if t.index == "number" or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
                 raise self.fail(o, f"tensor {name} is of index {t.index}, which no {o.kind} outside a walk's body takes")
             if t.index == "part" and self.k.grid != "parts":
-                raise self.fail(o, f"tensor {name} has a tile a part, and the grid is over {self.k.grid}")
+                raise self.fail(o, f"tensor {name} has one tile for each part, and the grid is over {self.k.grid}")
             if o.attr("parts_ahead") and t.index != "part":
-                raise self.fail(o, f"is about a later part, and {name} has a tile a {t.index}")
+                raise self.fail(o, f"is about a later part, and {name} has one tile for each {t.index}")
             if o.kind == "load" and (args[:1] not in ((), (Tile(()),)) or args[1:] not in ((), (moved,))):
                 raise self.fail(o, f"loads where a number is negative, else another tile like {moved}; operands are "
                                    f"{', '.join(map(str, args))}")

@@ -128,7 +128,7 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
     shapes = ", ".join(f"{n} {shape.format(h=heads, d=''.join(f', {d}' for d in dims))} {dtype}"
                        for n, heads, dims, dtype in t.inputs)
     lines = [f"Shapes, layout {b.layout}: {shapes}.", *(FORMS[form].doc.format(n) for n, form in b.contract.inputs)]
-    lines += [f"{n}: [HV] {dtype}, one number a value head{'' if default is None else '; zero where None'}."
+    lines += [f"{n}: [HV] {dtype}, one number for each value head{'' if default is None else '; zero where None'}."
               for n, default, dtype in t.head_inputs]
     lines += [line for role, index in (("input", "sequence"), ("output", "sequence"), ("output", "checkpoint"))
               for x in named(p, role, index) for line in _state_doc(b, x)]

@@ -215,35 +215,36 @@ class PartCost:
 
 @dataclass(frozen=True)
 class Tables:
-    """The facts of a build. Rows of tensors begin with a name; dims are those of one tile; dtypes are torch's names.
+    """The facts of a build. A row of a tensor begins with its name. Dims are those of one tile. Dtypes are torch's names.
 
-    name: the build's. function: the generated function's. chunk: tokens of a chunk. layout: "bthd" or "bhtd". dtype: of tiles of
-    inputs.
+    name: the name of the build. function: the name of the generated function. chunk: tokens of a chunk. layout: "bthd" or
+    "bhtd". dtype: the dtype of input tiles.
     inputs: (name, "H" or "HV", dims after [batch, tokens, heads], dtype).
-    head_inputs: (name, what stands for None or None where it has to be given, dtype): one number a value head.
-    initial, final: (name, dims): a tile a sequence and value head, of dtype `state_dtype`. checkpoints: a tile a checkpoint.
+    head_inputs: (name, default, dtype): one number for each value head. The default is None if the caller must give it.
+    initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
+    checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
-    workspaces: (name, dims, dtype): a tile a chunk slot and value head. end_workspaces: one a sequence.
-    part_workspaces: one a part.
-    indices: names of the tensors that say which slot of a pool a sequence has.
-    scalars: the caller's numbers and their defaults; None for a number that has to be given.
-    kernels: (name, what it has an instance of: "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
-    ints: of each kernel, the whole numbers that it is passed beside the sizes.
-    heads: head counts compiled in, by name. heads_together: value heads of a key head that one kernel instance takes.
-    units: elements that divide the strides of a tensor; kernels get strides in such units. Without a row the unit is 1.
-    pool: states are slots of a pool. in_place: the final state takes the initial one's place. strided: kernels get strides.
-    cleared: kernels clear rows that no sequence covers, where the host says so.
+    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. end_workspaces: one tile for each sequence and
+    value head. part_workspaces: one tile for each part and value head.
+    indices: names of the tensors that give the pool slot of each sequence.
+    scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
+    kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
+    ints: for each kernel, the integers that it gets besides the sizes.
+    heads: head counts compiled in, by name. heads_together: value heads of a key head that one kernel instance handles.
+    units: elements that divide the strides of a tensor. Kernels get strides in these units. The default is 1.
+    pool: states are slots of a pool. in_place: the final state overwrites the initial state. strided: kernels get strides.
+    cleared: kernels clear rows that no sequence covers, if the host asks for it.
 
-    part_cost: costs from which the number of parts follows; None for a build that makes no parts. part_chunks: chunks of a part,
-    0 to choose. most: parts that a warm-up may reach back. summaries: kernels that sum up parts. bounds: kernels that bound the
-    length of a warm-up. warm_ups: whether a warm-up's length is found at run time.
+    part_cost: the cost model that gives the number of parts; None for a build without parts. part_chunks: chunks of a part, 0
+    to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
+    kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time.
 
-    forms: inputs that come in another form than the page's, and which. decays: inputs that are logs of decays. state: "kv" or
-    "vk", the order of a state's dims. tf32: whether a GPU multiplies float32 as tf32. check_chunks: chunks of the longest
-    sequence of the check.
+    forms: for inputs whose form differs from the page's, the form. decays: inputs that are logs of decays. state: "kv" or "vk",
+    the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
+    the self-check.
     """
 
-    #: The fields whose tensors a call holds, in this order, and then `indices`.
+    #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "initial", "final", "checkpoints", "outputs", "workspaces",
                                         "end_workspaces", "part_workspaces")
 
@@ -291,14 +292,14 @@ class Tables:
         return (*(row[0] for rows in self.ORDER for row in getattr(self, rows)), *self.indices)
 
     def place(self, rows: str) -> slice:
-        """Where, among `tensors`, those of a field stand."""
+        """The slice of `tensors` that belongs to the field `rows`."""
         before = self.ORDER[:self.ORDER.index(rows)]
         first = sum(len(getattr(self, n)) for n in before)
         return slice(first, first + len(getattr(self, rows)))
 
     @property
     def outs(self) -> tuple[str, ...]:
-        """The arguments that say where outputs go."""
+        """Names of the arguments for the caller's output memory."""
         return ("out",) if len(self.outputs) == 1 else tuple(f"out_{row[0]}" for row in self.outputs)
 
     def kernel(self, name: str) -> tuple[str, str, int, tuple[str, ...], tuple[str, ...]]:
@@ -316,7 +317,7 @@ def _fail(argument: str, got: object, accepted: str) -> NoReturn:
 
 # --- checks: each a ValueError that names the argument, what came, and what is accepted ------------------------------
 def _check_tensor(name: str, x: Any, dtype: str, number: bool) -> None:
-    """A tensor of `dtype`. number: one value a token or head, which is widened where the module takes float32."""
+    """A tensor of `dtype`. number: one value for each token or head. A 16-bit one is accepted where the module takes float32."""
     if not isinstance(x, torch.Tensor):
         _fail(name, type(x).__name__, "a torch.Tensor")
     if x.dtype != _FLOATS[dtype] and not (number and dtype == "float32" and x.dtype in _FLOATS.values()):
@@ -360,14 +361,14 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
             continue
         _check_tensor(name, x, dtype, True)
         if tuple(x.shape) != (value_heads,):
-            _fail(name, f"shape {tuple(x.shape)}", f"shape ({value_heads},), one number a value head")
+            _fail(name, f"shape {tuple(x.shape)}", f"shape ({value_heads},), one number for each value head")
         if x.device != device:
             _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
     return seen["B"], seen["T"], key_heads, value_heads, given[0].device
 
 
 def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
-    """How many sequences cu_seqlens packs."""
+    """The number of sequences in cu_seqlens."""
     if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         _fail("cu_seqlens", getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__), "an int32 or int64 tensor")
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
@@ -416,7 +417,7 @@ def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, 
 
 
 def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
-    """The slots of a pool: a number a sequence."""
+    """Check state_indices: one slot number for each sequence."""
     if not isinstance(indices, torch.Tensor) or indices.dtype not in (torch.int32, torch.int64):
         _fail("state_indices", getattr(indices, "dtype", type(indices).__name__), "an int32 or int64 tensor")
     if tuple(indices.shape) != (sequences,):
@@ -440,7 +441,7 @@ def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
 
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    """A caller's memory for an output."""
+    """Check the caller's memory for an output."""
     if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
         _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
     if x.dtype != dtype or x.device != device:
@@ -458,9 +459,9 @@ def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int
     return [x is None or _is_plain(x, dtype) for x in buffers]
 
 
-# --- where a tensor lies ---------------------------------------------------------------------------------------------
+# --- strides and copies ----------------------------------------------------------------------------------------------
 def _is_apart(x: torch.Tensor) -> bool:
-    """Whether no element of `x` is in two places: each dim steps over all that the finer ones reach."""
+    """True if no two indices of `x` share an element: the stride of each dim exceeds the reach of all finer dims."""
     reach = 1
     for far, n in sorted((far, n) for far, n in zip(x.stride(), x.shape, strict=True) if n > 1):
         if far < reach:
@@ -470,7 +471,7 @@ def _is_apart(x: torch.Tensor) -> bool:
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of what torch makes in this shape."""
+    """The strides of a contiguous tensor of this shape."""
     out, far = [], 1
     for n in reversed(shape):
         out.append(far)
@@ -479,7 +480,7 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_plain(x: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether `x` has this dtype and the strides of its shape."""
+    """True if `x` has this dtype and the strides of a contiguous tensor."""
     return x.dtype == dtype and x.stride() == _dense(x.shape)
 
 
@@ -491,7 +492,7 @@ def _plain(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _flat(name: str, x: torch.Tensor) -> torch.Tensor:
-    """A pool as kernels take it: its elements from the first to the last, gaps between slots too."""
+    """A pool as a flat view of its elements from the first to the last, with the gaps between slots."""
     if x.data_ptr() % 16:
         _fail(name, f"an address of {x.data_ptr() % 16} past a multiple of 16 bytes", "memory aligned to 16 bytes")
     slots, each = x.shape[0], math.prod(x.shape[1:])
@@ -499,41 +500,42 @@ def _flat(name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def _steps(strides: Sequence[int], layout: str) -> tuple[int, ...]:
-    """Elements from batch to batch, token to token, head to head."""
+    """The strides of batch, token and head, in elements."""
     return strides[0], *(strides[1:3] if layout == "bthd" else strides[2:0:-1])
 
 
 def _is_elsewhere(device: torch.device) -> bool:
-    """Whether the current CUDA device is another."""
+    """True if `device` is a CUDA device other than the current one."""
     return device.type == "cuda" and torch._C._cuda_getDevice() != device.index
 
 
-# --- what stands for a tensor ----------------------------------------------------------------------------------------
-#: A tensor with the kind of another. From its kin, a number that looks like it, this takes half the time of `torch.empty`.
+# --- tensors that a call makes ---------------------------------------------------------------------------------------
+#: `_new(x)`: an uninitialised tensor with the shape, dtype and device of `x`. With `_kin(...)` as `x` it takes half the time of
+#: `torch.empty`.
 _new = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 @functools.lru_cache(maxsize=256)
 def _made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor for calls to share, in inference mode or not: kernels write nothing to it."""
+    """A tensor that calls share, in inference mode or not. Kernels do not write to it."""
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _kin(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A number expanded to a shape: what `_new` makes a tensor like."""
+    """One element expanded to a shape: an argument for `_new`."""
     return _made((1,), dtype, device).expand(shape)
 
 
 def _stream(device: torch.device) -> Any:
-    """The current stream, by its address where torch gives that: the object costs 4 us."""
+    """The current stream: its address if torch gives it, because the object costs 4 us."""
     address = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return address(device.index) if address else torch.cuda.current_stream(device)
 
 
 def _filled(make: Callable[..., torch.Tensor], *about: Any) -> torch.Tensor:
-    """What make(*about) gives, the last of which is the device, for calls to share. It serves the stream that filled it; a graph
-    has its own, filled whenever it runs."""
+    """The tensor make(*about), which calls on one stream share. The last item of `about` is the device. A captured graph makes
+    its own, and fills it each time it runs."""
     cuda = about[-1].type == "cuda"
     key = (make, *about, _stream(about[-1]) if cuda else None)
     kept = not (cuda and torch.cuda.is_current_stream_capturing())
@@ -548,7 +550,7 @@ def _filled(make: Callable[..., torch.Tensor], *about: Any) -> torch.Tensor:
 
 
 def _equal_rows(batch: int, tokens: int, device: torch.device) -> torch.Tensor:
-    """Where rows of equal length end: int32 [batch + 1]."""
+    """cu_seqlens of rows of equal length: int32 [batch + 1]."""
     if not tokens:
         return torch.zeros(batch + 1, dtype=torch.int32, device=device)
     return torch.arange(0, batch * tokens + 1, tokens, dtype=torch.int32, device=device)
@@ -559,7 +561,7 @@ def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torc
 
 
 def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Takes these of a call's tensors. `itemgetter`, which is faster, gives a single one bare."""
+    """A function that picks the tensors at these indices, as a tuple. `itemgetter` is faster, but gives a single item bare."""
     return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)
 
 
@@ -602,26 +604,27 @@ def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost
 
 
 @dataclass
-class Pieces:
-    """A call as data, for callers that launch by themselves.
+class NativeCall:
+    """A call as data, for the native launcher (runtime/call/native_launcher.py).
 
-    of: of each tensor of Tables.tensors, ("given", its place among (*given, *states, *outs, *buffers, indices), the shape that
-      kernels see), ("fixed", the tensor), ("result", a tensor like it) or ("workspace", a tensor like it).
-    launches: (launch, places of its tensors among Tables.tensors, places of its numbers among Tables.scalars).
-    rows: makes the ends of rows of equal length, where no cu_seqlens is given.
+    sources: for each tensor of `Tables.tensors`, where it comes from: ("given", its index in (*given, *states, *outs, *buffers,
+      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it) or ("workspace", a tensor like
+      it).
+    launches: (launch, indices of its tensors in `Tables.tensors`, indices of its numbers in `Tables.scalars`).
+    rows: makes cu_seqlens for rows of equal length, for calls without it.
     """
 
-    of: list[tuple[Any, ...]]
+    sources: list[tuple[Any, ...]]
     launches: list[tuple[Any, list[int], list[int]]]
     rows: Callable[[], torch.Tensor]
 
 
 class Plan:
-    """The arguments of one kind, checked: ValueError that names a bad one. Tensors differ in their values alone.
+    """The plan of calls whose arguments differ only in their values. Raises ValueError that names a bad argument.
 
-    given: a tensor for each row of Tables.inputs and head_inputs. states, outs: of initial and outputs. buffers: of final and
-    checkpoints, where the caller has memory for them. wanted: whether final states are. every: chunks from checkpoint to
-    checkpoint. call: the call itself (host/call.py).
+    given: one tensor for each row of `Tables.inputs` and `Tables.head_inputs`. states: one for each row of `initial`. outs: one
+    for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if final states
+    are wanted. every: chunks from one checkpoint to the next. call: runs the plan (host/call.py).
     """
 
     call: Callable[..., list[Any]]
@@ -636,11 +639,11 @@ class Plan:
         self.packed = cu_seqlens is not None
         self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
         self.slots = self.batch * self.tokens // t.chunk + self.sequences
-        # of each argument: what stands for an absent one, whether it goes as it is, its alignment then, its dtype
+        # for each argument: what replaces None, True if it is passed without a copy, its alignment in bytes then, its dtype
         self.expected: list[tuple[Any, bool, int, torch.dtype]] = []
-        self.lacking: list[tuple[Any, ...]] = []  # of absent head inputs: place, then arguments of _full
-        self.ints: dict[str, int] = {}  # numbers that kernels are passed, by name
-        self.pool_slots: list[int] = []  # of each pool, how many slots it has
+        self.lacking: list[tuple[Any, ...]] = []  # for absent head inputs: index, then arguments of _full
+        self.ints: dict[str, int] = {}  # integers that kernels get, by name
+        self.pool_slots: list[int] = []  # slots of each pool
         self.expect_inputs(given)
         if t.pool:
             _check_indices(indices, self.sequences, self.device)
@@ -658,7 +661,7 @@ class Plan:
 
     # --- arguments ---
     def expect_inputs(self, given: Sequence[Any]) -> None:
-        """Inputs in their dtype; those with strides of their own are read where they lie, if kernels take them so."""
+        """Inputs. Strided kernels read an input without a copy if they accept it as a view."""
         t = self.tables
         for (name, _, dims, dtype), x in zip(t.inputs, given, strict=False):
             plain = self.host.is_view(name, x, dims, _FLOATS[dtype]) if t.strided else _is_plain(x, _FLOATS[dtype])
@@ -670,7 +673,7 @@ class Plan:
                 self.lacking.append((n, (self.value_heads,), default, _FLOATS[dtype], self.device))
 
     def expect_states(self, states: Sequence[Any]) -> None:
-        """Initial states: slots of a pool, or a tile a sequence, or None."""
+        """Initial states: slots of a pool, or one tile for each sequence, or None."""
         t = self.tables
         for (name, dims), x in zip(t.initial, states, strict=True):
             tile = (self.value_heads, *dims)
@@ -687,8 +690,8 @@ class Plan:
             self.expected.append((absent, x is None or _is_plain(x, self.state), 16, self.state))
 
     def expect_buffers(self, buffers: Sequence[Any]) -> None:
-        """Callers' memory for final states and checkpoints. Of each, `as_they_are`: whether it goes to kernels as it is;
-        `state_kin`: what stands for one that is not wanted, and the kind of one that the call makes."""
+        """The caller's memory for final states and checkpoints. `as_they_are`: for each, True if it is passed without a copy.
+        `state_kin`: for each, the tensor that replaces an unwanted one or None, and a tensor like the one that a call makes."""
         t = self.tables
         lent: list[tuple[str, tuple[int, ...], Any]] = []
         for (name, dims), x in zip(t.final, buffers, strict=False):
@@ -708,8 +711,8 @@ class Plan:
         self.state_kin = [(absent, _kin(shape, self.state, self.device)) for _, shape, absent in lent]
 
     def expect_outs(self, outs: Sequence[Any]) -> None:
-        """Callers' memory for outputs. `made`: shapes and dtypes of what the call makes; `fits`: of each output, whether
-        the caller's memory is used as it is."""
+        """The caller's memory for outputs. `made`: shapes and dtypes of the tensors that a call makes. `fits`: for each output,
+        True if the caller's memory is used without a copy."""
         t = self.tables
         rows = ((self.batch, self.tokens, self.value_heads) if t.layout == "bthd" else
                 (self.batch, self.value_heads, self.tokens))
@@ -722,7 +725,8 @@ class Plan:
 
     # --- what the call makes ---
     def lay_out(self) -> None:
-        """Workspaces. Parts: how many, of how many chunks, and whether they are summed up; else their workspaces are `unread`."""
+        """Shapes of workspaces, the number of parts, and their chunks. Without summaries no kernel reads the workspaces of
+        parts, and empty tensors replace them (`unread`)."""
         t = self.tables
         self.span = self.parts = self.summed = 0
         unread: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -741,11 +745,11 @@ class Plan:
         self.kin = [_kin(shape, dtype, self.device) for shape, dtype in self.made]
 
     def count(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any]) -> None:
-        """The whole numbers that kernels are passed beside the sizes, by name."""
+        """The integers that kernels get besides the sizes, by name."""
         t, ints = self.tables, self.ints
         ints.update({f"has_{name}": int(x is not None) for (name, _), x in zip(t.initial, states, strict=True)})
         ints.update({f"has_{name}": int(self.wanted) for name, _ in t.final})
-        # rows that no sequence covers are zero in what is made here
+        # outputs that a call makes are zero in rows that no sequence covers
         self.clears = t.pool or self.packed
         if t.cleared:
             ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
@@ -760,7 +764,7 @@ class Plan:
                 ints[f"{name}_stride_{axis}"] = far // t.units.get(name, 1)
 
     def launched(self) -> list[tuple[Any, list[int], list[int]]]:
-        """Of each kernel that this call launches: the launch, and which of the call's tensors and numbers it takes."""
+        """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
         t = self.tables
         counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
         sizes = (self.sequences, self.tokens, int(not self.packed), self.heads, self.value_heads, self.slots,
@@ -777,8 +781,8 @@ class Plan:
 
     # --- as data ---
     def native_arguments(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]
-                    ) -> Pieces | None:
-        """The call as data. None where some tensor is copied, filled or looked at on the way."""
+                    ) -> NativeCall | None:
+        """The call as data. None if a call copies, fills or checks the values of some tensor."""
         t = self.tables
         as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
                     and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
@@ -787,35 +791,36 @@ class Plan:
             return None
         first_out = len(given) + len(states)
         first_buffer = first_out + len(outs)
-        of: list[tuple[Any, ...]] = [
+        sources: list[tuple[Any, ...]] = [
             ("fixed", absent) if x is None else ("given", n, tuple(x.shape))
             for n, (x, (absent, *_)) in enumerate(zip(given if t.pool else (*given, *states), self.expected, strict=True))]
         if t.pool:
-            of += [("given", n, tuple(_flat(name, x).shape))
-                   for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
-        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like) if absent is None else ("fixed", absent)
-               for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
-        of += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
-               for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
-        of += [("workspace", like) for like in self.kin[len(outs):]]
-        of += [("fixed", x) for x in self.unread]
+            sources += [("given", n, tuple(_flat(name, x).shape))
+                        for n, ((name, _), x) in enumerate(zip(t.initial, states, strict=True), len(given))]
+        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like) if absent is None else ("fixed", absent)
+                    for n, (x, (absent, like)) in enumerate(zip(buffers, self.state_kin, strict=True), first_buffer)]
+        sources += [("given", n, tuple(x.shape)) if x is not None else ("result", like)
+                    for n, (x, like) in enumerate(zip(outs, self.kin, strict=False), first_out)]
+        sources += [("workspace", like) for like in self.kin[len(outs):]]
+        sources += [("fixed", x) for x in self.unread]
         if t.pool:
-            of.append(("given", first_buffer + len(buffers), (self.sequences,)))
-        return Pieces(of, self.launches, functools.partial(_filled, _equal_rows, self.batch, self.tokens, self.device))
+            sources.append(("given", first_buffer + len(buffers), (self.sequences,)))
+        rows = functools.partial(_filled, _equal_rows, self.batch, self.tokens, self.device)
+        return NativeCall(sources, self.launches, rows)
 
 
 def _aligned(given: Sequence[Any], outs: Sequence[Any]) -> list[bool]:
-    """Which of these begin at a multiple of 16 bytes."""
+    """For each tensor: True if its address is a multiple of 16 bytes. None counts as aligned."""
     return [x is None or x.data_ptr() % 16 == 0 for x in (*given, *outs)]
 
 
 def _plain_ones(tensors: Iterable[tuple[Any, bool]], dtype: torch.dtype) -> list[Any]:
-    """Of each, the tensor itself where kernels take it, or a copy that they take. tensors: (tensor, whether its strides fit)."""
+    """Each tensor itself if kernels accept it, else a contiguous copy. tensors: (tensor, True if its strides fit)."""
     return [x if fits and x.data_ptr() % 16 == 0 else _plain(x, dtype) for x, fits in tensors]
 
 
 def _in_pools(t: Tables, states: Sequence[Any], buffers: Sequence[Any], held: Sequence[Any]) -> list[Any]:
-    """Pools as kernels take them: of initial states, then of final ones, which the caller gave or the call made."""
+    """Pools as flat tensors: first those of initial states, then those of final states, from the caller or from this call."""
     if any(x is not None and x.data_ptr() == y.data_ptr() for x in buffers[:len(t.final)] for y in states):
         _fail(t.final[0][0], "the memory of an initial state",
               "another pool; a build with state=pool/in_place writes where it reads")
@@ -823,8 +828,8 @@ def _in_pools(t: Tables, states: Sequence[Any], buffers: Sequence[Any], held: Se
 
 
 def _take_outs(memory: list[Any], first: int, outs: Sequence[Any], fits: Sequence[bool], aligned: int) -> list[tuple[int, Any]]:
-    """Put callers' memory for outputs among the call's tensors, from place `first` on; those that are written elsewhere first,
-    and their places."""
+    """Put the caller's outputs into `memory`, from index `first` on. Returns (index, caller's tensor) of the outputs for which
+    kernels write a copy first."""
     copied = []
     for at, (x, fit) in enumerate(zip(outs, fits, strict=True), first):
         if x is not None:
@@ -835,7 +840,7 @@ def _take_outs(memory: list[Any], first: int, outs: Sequence[Any], fits: Sequenc
 
 
 def _give_back(memory: list[Any], wanted: Iterable[tuple[int, Any]]) -> None:
-    """Put callers' tensors in place of the call's, with what kernels wrote. wanted: (place, tensor)."""
+    """Copy results to the caller's tensors, and put these into `memory`. wanted: (index, caller's tensor)."""
     for at, x in wanted:
         if memory[at].data_ptr() != x.data_ptr():
             x.copy_(memory[at])
@@ -843,7 +848,8 @@ def _give_back(memory: list[Any], wanted: Iterable[tuple[int, Any]]) -> None:
 
 
 def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> None:
-    """What the call made, before kernels write to it: NaN where tests want it, and zeros in rows that no sequence covers."""
+    """Fill the tensors that this call allocated: with NaN if tests ask for it, and outputs with zeros, for the rows that no
+    sequence covers."""
     if p.host.poison:
         for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
             if buffer is None:
@@ -855,7 +861,7 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
 
 
 def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> Sequence[Any]:
-    """Check values, where that is wanted; the inputs, with what stands for absent ones."""
+    """The inputs, with defaults for absent ones. The values of cu_seqlens and state_indices are checked if the plan says so."""
     if p.check_ends:
         _check_ends(cu_seqlens, p.tokens)
     if p.check_slots:
@@ -869,8 +875,8 @@ def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence
 
 
 def _slots_of(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
-    """The slots of initial states and, where they are not the same memory, of final ones. A final state that is no pool has a
-    tile a sequence."""
+    """The slots of initial states and, if these are other memory, of final states. A final state outside a pool has one tile
+    for each sequence."""
     slots = indices if p.indices_as_they_are and indices.data_ptr() % 16 == 0 else _plain(indices, torch.int32)
     if p.tables.in_place:
         return [slots]
@@ -878,8 +884,8 @@ def _slots_of(p: Plan, indices: Any, buffers: Sequence[Any]) -> list[Any]:
 
 
 def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> Callable[..., list[Any]]:
-    """The call of a plan, which these arguments are of: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the
-    call's tensors, as Tables.tensors names them."""
+    """A function that runs the plan: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the call's tensors, in the
+    order of `Tables.tensors`. The arguments here are those that the plan was made for."""
     host, t, device, batch, tokens, state = p.host, p.tables, p.device, p.batch, p.tokens, p.state
     pool, expected, state_kin, as_they_are, kin = t.pool, p.expected, p.state_kin, p.as_they_are, p.kin
     unread, fits, ends_are_plain = p.unread, p.fits, p.ends_as_they_are
@@ -932,17 +938,17 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
 
 
 def _kind(x: Any) -> Any:
-    """What a plan depends on of an argument."""
+    """The properties of an argument that a plan depends on."""
     return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else type(x)
 
 
 def _kind_and_place(x: Any) -> Any:
-    """The same where kernels go by strides: alignment decides whether they do."""
+    """`_kind` for strided kernels. Alignment decides whether they read a tensor without a copy."""
     return (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else type(x)
 
 
 def _parts_wanted(build: int) -> int:
-    """Chunks of a part, as GDN_CODEGEN_PART_CHUNKS says, or else as the build does; 0 to choose."""
+    """Chunks of a part, from GDN_CODEGEN_PART_CHUNKS, else from the build; 0 to choose."""
     said = os.environ.get("GDN_CODEGEN_PART_CHUNKS", str(build))
     if not said.isdecimal():
         raise ValueError(f"GDN_CODEGEN_PART_CHUNKS: got {said!r}; accepted: the chunks of a part, 0 to choose")
@@ -952,19 +958,20 @@ def _parts_wanted(build: int) -> int:
 class Host:
     """The calls of one module.
 
-    launcher: (kernel, instances, sizes, whole numbers, device) -> a function that launches the kernel on its tensors, cu_seqlens
-      and numbers. sizes: sequences, tokens of a row, 1 where rows are equal sequences, H, HV, chunk slots; of builds that make
-      parts also how many, and chunks of one.
-    takes: (name, tensor) -> whether kernels take a tensor with dense rows where it lies, where they go by strides.
+    launcher: (kernel, instances, sizes, integers, device) -> a function that launches the kernel on its tensors, cu_seqlens and
+      numbers. sizes: sequences, tokens of a row, 1 if rows are equal sequences, H, HV, chunk slots. A build with parts adds the
+      number of parts, and chunks of a part.
+    accepts_view: accepts_view(name, tensor): True if strided kernels can read this tensor without a copy. Its rows are dense.
 
-    poison: outputs and workspaces start as NaN, for tests (GDN_CODEGEN_POISON=1). check: values of cu_seqlens and state_indices
-    are looked at on a GPU too, which waits for it (GDN_CODEGEN_CHECK=1). partition, part_chunks: whether sequences are split into
-    parts, and chunks of a part, 0 to choose (GDN_CODEGEN_PARTITION, GDN_CODEGEN_PART_CHUNKS). plans: by kind of arguments.
+    poison: outputs and workspaces start as NaN, for tests (GDN_CODEGEN_POISON=1). check: the values of cu_seqlens and
+    state_indices are checked on a GPU too, and the call waits for that (GDN_CODEGEN_CHECK=1). partition, part_chunks: True if
+    sequences are split into parts, and chunks of a part, 0 to choose (GDN_CODEGEN_PARTITION, GDN_CODEGEN_PART_CHUNKS). plans: by
+    kind of arguments.
     """
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
-                 takes: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
-        self.tables, self.launcher, self.takes = tables, launcher, takes
+                 accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -1042,7 +1049,7 @@ class Host:
     # --- what a build makes of sizes ---
     def is_view(self, name: str, x: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> bool:
         """Whether kernels that go by strides read and write `x` where it lies."""
-        return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.takes(name, x)
+        return x.dtype == dtype and (not dims or x.stride(-1) == 1) and self.accepts_view(name, x)
 
     def span(self, tokens: int, sequences: int, value_heads: int, device: torch.device) -> int:
         """Chunks of a part: those that the build's costs make cheapest for sequences of equal length, or all that there are."""
@@ -1074,39 +1081,40 @@ def _unit_lower_inverse(x: Any) -> Any:
 
 
 class Check:
-    """A module's kernels beside its page in float64, on a small problem that exercises them: sequences of one token, of a chunk,
-    of none, and of more chunks than are under way at once, with a tail; a token that comes again and again; heads that forget
-    nothing, little and much; initial states; in parts, where the build has them, some with a warm-up and some that need all
-    before them summed up.
+    """Compares a module's kernels with its page in float64 on a small problem.
+
+    The problem has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged
+    tail. One token is repeated. Heads forget nothing, little and much. There are initial states. A build with parts runs in
+    parts too: some have a warm-up, and some need summaries of all parts before them.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    #: RMSE over RMS that roundings may come to, by dtype, of a head in a sequence.
+    #: The largest RMSE over RMS of one head in one sequence that rounding may cause, by dtype.
     ACCEPTED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
-    #: The same where products of float32 pass a GPU's matrix units, which drop 13 bits of each operand (tf32).
+    #: The same if a GPU multiplies float32 as tf32, which drops 13 bits of each operand.
     ACCEPTED_TF32 = 3e-2
-    #: What memory holds that no call may write.
+    #: The value of memory that no call may write.
     MARK = 7.0
-    #: Tokens that the page takes at once here: a divisor of all chunks.
+    #: Tokens of a chunk of the page here: a divisor of all chunks.
     STEP = 16
-    #: How much a token forgets at the mean, by value head: much, nothing, hardly anything, something.
+    #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium.
     RATES = (2.0, 0.0, 0.02, 0.3)
-    #: What the repeated token has of inputs between 0 and 1, as beta: the larger, the harder to invert.
+    #: The value of inputs between 0 and 1, such as beta, for the repeated token. The larger it is, the harder is the inverse.
     ALIKE = 1 - 2 ** -8
-    #: Elements before and after what kernels read and write.
+    #: Guard elements before and after each tensor of the kernels.
     GUARD = 1 << 16
     #: Instances on a GPU, by copies of the problem: enough to fill it.
     INSTANCES = 512
 
     def __init__(self, tables: Tables, page: Any, host: Any, function: Any) -> None:
-        """tables, host: the module's; page: its page in torch; function: what is checked, as callers have it."""
+        """tables, host, page: those of the module. function: the function under test, as callers see it."""
         self.tables, self.page, self.host, self.function = tables, page, host, function
         self.done: Any = set()
         self.lock = threading.RLock()
 
     def __call__(self, device: Any = None, heads: Any = None) -> Any:
-        """Run the kernels and compare: (error, accepted) by output, RMSE over RMS. RuntimeError where one is off. heads: H and
-        HV, where kernels are compiled for them."""
+        """Run the kernels and compare. Returns (error, accepted error) by output, as RMSE over RMS. Raises RuntimeError if an
+        error is too large. heads: H and HV, if kernels are compiled for them."""
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         with self.lock:
             found = self.errors(device, heads)
@@ -1118,7 +1126,7 @@ class Check:
         return found
 
     def once(self, device: Any, heads: Any) -> None:
-        """`__call__`, unless these head counts have been tried on the device, or nothing is to be tried."""
+        """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
         if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
             return
         with self.lock:  # others wait for the verdict; what runs within `errors` finds itself done
@@ -1129,13 +1137,14 @@ class Check:
             self(device, heads)
 
     def heads(self) -> Any:
-        """H and HV to try where the caller names none: two value heads a key head, or as many as an instance has."""
+        """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
         if self.tables.heads:
             return tuple(self.tables.heads.values())
         return (2, 2 * max(2, self.tables.heads_together)) if {"H", "HV"} <= {row[1] for row in self.tables.inputs} else (2, 2)
 
     def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
-        """(error, accepted) by output, the worst of `calls`: whether sequences are packed, states given, final ones wanted."""
+        """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are
+        given, and final states are wanted."""
         heads = heads or self.heads()
         found: Any = {}
         host, in_parts = self.host, self.tables.part_cost is not None
@@ -1375,17 +1384,17 @@ def worst(errors: Any) -> float:
 
 
 _VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
-# one for all generated modules of a process: the interpreter's state is global
+# all generated modules of a process share it, because the state of the interpreter is global
 _interpreting = vars(interpreter).setdefault("_one_launch_at_a_time", threading.Lock())
 
 
 @contextlib.contextmanager
 def _interpreted(names: dict[str, Any]) -> Iterator[None]:
-    """For CPU tensors: functions that kernels call, ours and Triton's own, stand as the plain Python that they wrap.
+    """Replace jitted functions by the Python functions that they wrap, for one launch in the interpreter on CPU tensors.
 
     names: the global names of the module with the kernels. Triton decides at import whether its library is for the interpreter
-    (TRITON_INTERPRET); this does so for one launch, in a process that may compile for a GPU before and after. Not while another
-    thread compiles.
+    (TRITON_INTERPRET). This context does it for one launch, so the process may compile for a GPU before and after. Another thread
+    must not compile meanwhile.
     """
     with _interpreting:
         spaces: list[dict[str, Any]] = [vars(tl), names]
@@ -1404,7 +1413,7 @@ def _interpreted(names: dict[str, Any]) -> Iterator[None]:
 
 
 def _patch_lang_tensor(original: Callable[..., None], tensor: Any, *scope: Any) -> None:
-    """Triton's, but for a number of the interpreter's as an int: it is an array of one entry, which numpy 2.4 takes no more."""
+    """Triton's function, but `__index__` unpacks an array of one entry: numpy 2.4 no longer converts it to an int."""
     original(tensor, *scope)
     tensor.__index__ = lambda x: x.handle.data.item()
 
@@ -1415,17 +1424,17 @@ def _lanes() -> int:
 
 
 def _is_suspect(device: torch.device) -> bool:
-    """Whether this Triton miscompiles some chains of products on the GPU."""
+    """True if this version of Triton miscompiles some chains of products on the GPU."""
     return (3, 4) <= _VERSION < (3, 7, 1) and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _scratch(size: int, alignment: int, stream: Any) -> torch.Tensor:
-    """Memory for the descriptors that a launch makes."""
+    """Memory for the tensor descriptors of a launch."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def _give_memory() -> None:
-    """Where the caller has set nothing that allocates for Triton, torch does. What is set holds for a thread."""
+    """Let torch allocate for Triton, unless the caller has set an allocator. The setting is per thread."""
     if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
         triton.set_allocator(_scratch)
 
@@ -1433,13 +1442,13 @@ def _give_memory() -> None:
 class TritonLauncher:
     """Launches the kernels of one module: on a GPU, and for CPU tensors in Triton's interpreter.
 
-    kernels: by name. sizes: extents of dims in memory and of tiles. blocks: of each kernel, columns of a split dim that an
-    instance computes. warps: of each kernel, warps of 32 threads. stages: how far ahead loops load. unspecialised: numbers that
-    kernels are not compiled for. in_shares: kernels with two instances for each that others have. descriptors: whether kernels
-    make tensor descriptors, which need memory. check: (device, (H, HV)) -> None. It raises where a GPU that is suspect computes
+    kernels: by name. sizes: extents of dims in memory and of tiles. blocks: for each kernel, columns of a split dim that an
+    instance computes. warps: for each kernel, warps of 32 threads. stages: how far ahead loops load. unspecialised: integers for
+    which kernels are not specialised. in_shares: kernels with twice as many instances as others. descriptors: True if kernels
+    make tensor descriptors, which need memory. check: (device, (H, HV)) -> None. It raises RuntimeError if a suspect GPU computes
     wrong results.
 
-    compiled: kernels as launches run them, by what they are compiled for.
+    compiled: compiled kernels, by what they are specialised for.
     """
 
     def __init__(self, tables: Tables, kernels: Mapping[str, Any], sizes: Mapping[str, int], blocks: Mapping[str, dict[str, int]],

@@ -135,7 +135,7 @@ def test_what_launch_passes_say_is_printed_parsed_and_verified():
                           (lambda k: replace(k, threads=33, agents=()), "a multiple of 32"),
                           (lambda k: replace(k, threads=0, agents=()), "and no number of threads"),
                           (all_buffers(layout="x"), "has the layout 'x'"), (all_buffers(dims=("K", "K", "K")), "and the dims"),
-                          (all_buffers(pad=4), "no row a value head")):
+                          (all_buffers(pad=4), "no row for each value head")):
         with pytest.raises(VerifyError, match=error):
             verify(p.map_kernels(broken))
 

@@ -75,13 +75,13 @@ def test_what_is_bad_is_refused_by_name(change, said):
     assert not seen
 
 
-def test_pieces_are_there_where_nothing_is_copied_or_looked_at():
+def test_a_native_call_exists_if_nothing_is_copied_or_checked():
     host, _ = hosted()
     about = (None,), (None,), None, (None,), True
     given = torch.zeros(1, 6, 2, 8).half(), torch.zeros(1, 6, 4)
-    pieces = host.prepare(given, *about).native
-    assert [kind for kind, *_ in pieces.of] == ["given", "given", "fixed", "result", "result", "workspace"]
-    assert [at for _, at, _ in pieces.launches] == [[0, 5], [1, 5, 2, 4, 3]] and pieces.rows().tolist() == [0, 6]
+    call = host.prepare(given, *about).native
+    assert [kind for kind, *_ in call.sources] == ["given", "given", "fixed", "result", "result", "workspace"]
+    assert [at for _, at, _ in call.launches] == [[0, 5], [1, 5, 2, 4, 3]] and call.rows().tolist() == [0, 6]
     assert host.prepare((given[0], given[1].half()), *about).native is None
 
 

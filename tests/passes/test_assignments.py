@@ -10,9 +10,13 @@ from walks import SIZES, SYNC, inside, lowered, walker
 
 import gdn_codegen
 from gdn_codegen.algorithms import find
+from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.emit import tilelang
+from gdn_codegen.ir.core import map_ops
 from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.agents.roles import Roles
+from gdn_codegen.passes.agents.warp_groups import warp_groups
+from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import Schedule, ScheduleError, named
 from gdn_codegen.schedule.agents import ASSIGNMENTS, SOLVING_WALK, WALK, WALK_ROLES, AgentPlan, Assignment, register
 
@@ -145,3 +149,13 @@ def test_what_is_no_assignment(agents, message):
         Assignment("mine", agents)
     with pytest.raises(ValueError, match="got the name 'my own'; accepted: an identifier"):
         Assignment("my own", WALK.agents)
+
+
+@pytest.mark.parametrize("value, what", [
+    ("v", "a plain copy of a loaded value"), ("S", "a value that no op of the loop computes")])
+def test_a_store_of_what_no_agent_computes_is_refused_in_words(value, what):
+    p = lower(find("gated_delta_rule").trace(), "tilelang", named("fused_walk"), SIZES, "float16", "sm_90a", upto="decompose")
+    k = p.kernels[-1]
+    body = map_ops(k.body, lambda o: [replace(o, args=(value,)) if o.kind == "store" and o.attr("tensor") == "o" else o])
+    with pytest.raises(ScheduleError, match=f"o is {what}; warp groups cannot store those; let an earlier kernel store it"):
+        warp_groups(replace(p, kernels=(*p.kernels[:-1], replace(k, body=body))), named("fused_walk"), SM_90A)

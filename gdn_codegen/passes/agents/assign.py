@@ -18,6 +18,7 @@ from ...ir.core import Kernel, Op, Program, loops, map_ops, walk
 from ...ir.types import Tensor
 from ..common import rebuild_kernels, with_tensors
 from ..stage import takes
+from ..uses import readers
 
 
 @takes("decomposed", gives="assigned")
@@ -36,10 +37,8 @@ class _Assign:
 
     def __init__(self, k: Kernel, device: Cores, made: dict[str, Tensor]) -> None:
         self.first, self.maker, self.made, self.split = device.agents[0], device.runs["matmul"], made, k.split
-        self.readers: dict[str, list[tuple[Op, int, int]]] = {}  # value -> (reader, index of the operand, place of the reader)
-        for n, o in enumerate(walk(k.body)):
-            for i, a in enumerate(o.args):
-                self.readers.setdefault(a, []).append((o, i, n))
+        self.readers = readers(k.body)
+        self.last = {a: n for n, o in enumerate(walk(k.body)) for a in o.args}  # value -> the place of its last reader
         self.kept = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next, c.name)}
         self.casts = {o.args[0]: o for o in walk(k.body) if o.kind == "cast" and self.fed(o.out)}
         self.defs = {o.out: o for o in walk(k.body) if o.out}
@@ -49,11 +48,11 @@ class _Assign:
 
     def fed(self, name: str) -> bool:
         """Whether `name` is an operand of a product."""
-        return any(o.kind == "matmul" and i < 2 for o, i, _ in self.readers.get(name, []))
+        return any(o.kind == "matmul" and i < 2 for o, i in self.readers.get(name, []))
 
     def else_read(self, name: str) -> bool:
         """Whether something other than a product's operand reads `name`."""
-        return name in self.kept or any(not (o.kind == "matmul" and i < 2) for o, i, _ in self.readers.get(name, []))
+        return name in self.kept or any(not (o.kind == "matmul" and i < 2) for o, i in self.readers.get(name, []))
 
     def __call__(self, o: Op, b: Body) -> str | None:
         self.at += 1
@@ -113,7 +112,7 @@ class _Assign:
             return matmul(left, right, name=o.out, **dict(o.attrs))
         x = o.args[2]
         if x in self.products:
-            if x not in self.kept and all(n <= self.at for _, _, n in self.readers.get(x, [])):
+            if x not in self.kept and self.last[x] <= self.at:
                 return matmul(left, right, x, name=o.out, **dict(o.attrs))
         elif x not in self.kept:
             source = self.defs[x]

@@ -2,8 +2,8 @@
 need (`groups`). All targets run it.
 
 A kernel is parallel over chunks unless it needs the state of each chunk and no earlier group wrote that state. Then it walks
-the chunks in order. Values that later groups read are stored in workspaces, one tile a chunk slot. So is `Program.forgets`. The
-first kernel stores it if that is parallel over chunks; otherwise an added kernel before it does.
+the chunks in order. Values that later groups read are stored in workspaces, one tile for each chunk slot. So is
+`Program.forgets`. The first kernel stores it if that is parallel over chunks; otherwise an added kernel before it does.
 
 A vector of `Program.scales` is stored too, if several groups read it, or if only a walk does and a kernel over chunks comes
 before. Then a walk loads one number a token instead of summing rows. On cores that share no memory, an added first kernel
@@ -105,7 +105,7 @@ def _read_order(g: KernelGroups) -> Callable[[str], tuple[int, int]]:
 
 
 def _workspace(g: KernelGroups, n: str) -> Tensor:
-    """The workspace of a value: one tile a chunk slot."""
+    """The workspace of a value: one tile for each chunk slot."""
     t = g.states[n].type if n in g.states else g.defs[n].type
     assert t is not None
     return Tensor(f"{n}_ws", "workspace", "slot", "HV", t.dims, t.dtype)

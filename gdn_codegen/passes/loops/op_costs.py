@@ -7,6 +7,7 @@ from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, types, walk
 from ...ir.types import BYTES
 from ..storage.core_values import VIEWS
+from ..uses import readers
 from .dependences import Dependences
 from .live_values import Room
 
@@ -16,10 +17,7 @@ class OpCosts:
 
     def __init__(self, p: Program, k: Kernel, device: Cores) -> None:
         self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
-        self.readers: dict[str, list[Op]] = {}
-        for o in walk(k.body):
-            for a in o.args:
-                self.readers.setdefault(a, []).append(o)
+        self.readers = {a: [o for o, _ in found] for a, found in readers(k.body).items()}
         self.loaded_by = {o.out: o.agent for o in walk(k.body) if o.kind == "load"}
         #: Casts that the copy to global memory does, without storage.
         self.rounded = {o.out for o in walk(k.body) if o.kind == "cast" and o.agent != device.agents[0]

@@ -14,6 +14,7 @@ from ...ir.core import Buffer, Kernel, Op, Program, loops, types, uses, walk
 from ...schedule.schedule import Schedule
 from ..common import walks
 from ..stage import takes
+from ..uses import readers
 from .place import with_buffers
 from .stored_values import VIEWS, over
 from .walk_limits import check_limits, moves
@@ -32,10 +33,7 @@ class _Kernel:
         self.sizes = {**p.sizes, **k.sizes}
         (self.loop,) = loops(k.body)
         self.type, self.count = types(k.body), uses(k.body)
-        self.readers: dict[str, list[tuple[Op, int]]] = {}
-        for o in walk(k.body):
-            for n, a in enumerate(o.args):
-                self.readers.setdefault(a, []).append((o, n))
+        self.readers = readers(k.body)
         self.inside = list(walk(self.loop.body))
         self.agents = {a.name: a for a in k.agents}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ...devices import Device
 from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
 from ...ir.ops import OPS
+from ..uses import readers
 
 VIEWS = ("const", "scalar", "col", "row", "eye", "full", "expand")
 #: Ops that read operands from the space of products' operands, and how many of their first operands.
@@ -28,10 +29,7 @@ class StoredValues:
         self.count = uses(k.body)
         self.ops = list(walk(k.body))
         self.defs = {o.out: o for o in self.ops if o.out}
-        self.readers: dict[str, list[tuple[Op, int]]] = {}
-        for o in self.ops:
-            for n, a in enumerate(o.args):
-                self.readers.setdefault(a, []).append((o, n))
+        self.readers = readers(k.body)
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.next, c.result)}
         self.begins = {lp.warm_up for lp in loops(k.body)}
         self.carried |= {o.args[1] for o in self.ops if o.kind == "load" and o.args[1:] and o.out in self.carried}
@@ -44,10 +42,9 @@ class StoredValues:
             return False
         if not OPS[o.kind].elementwise:
             return True
-        readers = self.readers.get(o.out, [])
         if self.count.get(o.out, 0) != 1:
             return True
-        reader, n = readers[0]
+        reader, n = self.readers[o.out][0]
         if self.device.operand != self.device.tile and reader.kind == "matmul" and n < 2:
             return True
         if reader.kind == "matmul" and n == 2:

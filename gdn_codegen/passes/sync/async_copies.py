@@ -15,6 +15,7 @@ from dataclasses import replace
 from ...devices import Device
 from ...ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..stage import takes
+from ..uses import stored_under
 
 CHANNEL = "copies"
 
@@ -31,7 +32,8 @@ class _Arrive:
     """Adds marks and waits to one kernel."""
     def __init__(self, p: Program, k: Kernel) -> None:
         self.p, self.tensors = p, {t.name: t for t in p.tensors}
-        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        self.home = {o.out: o.buffer for o in walk(k.body) if o.buffer}
+        self.under = stored_under(k.body)
         self.coming: set[str] = set()  # buffers that copies are still filling
 
     def body(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -69,11 +71,4 @@ class _Arrive:
         """The buffers that `o` fills or reads, directly or through expressions inside it."""
         if o.out and not o.buffer:
             return set()
-        return {o.buffer} | {b for a in o.args for b in self.leaves(a)}
-
-    def leaves(self, a: str) -> set[str]:
-        """The buffers from which the value `a` is read."""
-        o = self.defs.get(a)
-        if o is None:
-            return set()
-        return {o.buffer} if o.buffer else {b for x in o.args for b in self.leaves(x)}
+        return {o.buffer} | {self.home[x] for a in o.args for x in self.under(a) if x in self.home}

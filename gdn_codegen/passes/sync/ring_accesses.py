@@ -5,18 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...ir.core import Kernel, Op, Program, walk
+from ...ir.core import Kernel, Op, Program
+from ..uses import stored_under
 
 
 def reads(k: Kernel) -> Callable[[Op], set[str]]:
     """A function that gives the values with storage that an op of `k` reads, directly or through expressions inside it."""
-    defs = {o.out: o for o in walk(k.body) if o.out}
-
-    def leaves(a: str) -> set[str]:
-        o = defs.get(a)
-        return {a} if o is None or o.buffer else {x for y in o.args for x in leaves(y)}
-    known = {a: leaves(a) for o in walk(k.body) for a in o.args}
-    return lambda o: {x for a in o.args for x in known[a]} if o.buffer or not o.out else set()
+    under = stored_under(k.body)
+    return lambda o: {x for a in o.args for x in under(a)} if o.buffer or not o.out else set()
 
 
 def by_threads(p: Program, o: Op) -> bool:

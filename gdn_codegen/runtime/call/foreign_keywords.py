@@ -21,9 +21,9 @@ _RING = "a state is stored itself, not tokens from which it is computed again"
 _KEPT = "checkpoint_chunks=n returns the state every n chunks"
 #: Keywords that ask for what this op does not do -> the values that do not ask for it, and why others are refused.
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    "gk": ((None,), "a gate a token and head, as g"), "gv": ((None,), "a gate a token and head, as g"),
-    "g_gamma": ((None,), "a gate a token and head, as g"),
-    "is_kda": ((False,), "a gate a token and head, as g"),
+    "gk": ((None,), "one gate for each token and head, as g"), "gv": ((None,), "one gate for each token and head, as g"),
+    "g_gamma": ((None,), "one gate for each token and head, as g"),
+    "is_kda": ((False,), "one gate for each token and head, as g"),
     "lower_bound": ((None,), "the gate is -exp(A_log) softplus(g + dt_bias), without a bound"),
     "softplus_beta": ((1,), "the gate is -exp(A_log) softplus(g + dt_bias)"),
     "softplus_threshold": ((20,), "softplus has no other threshold"), "threshold": ((20,), "softplus has no other threshold"),

@@ -100,7 +100,7 @@ def call_launcher(plan: Plan, ahead: Path, arguments: Sequence[Tensor | None], p
     made_here = ("result", "workspace") if host.poison else ("result",)
     first, ends_given = arguments[0], arguments[ends] is not None
     assert first is not None
-    kin = [x for kind, *_, x in native.of if kind in made_here]
+    kin = [x for kind, *_, x in native.sources if kind in made_here]
     # then nothing, for a result that nobody wants, and ends of equal rows where none are given
     filled: list[Any] = [*arguments, *map(new, kin), None]
     if not ends_given:  # their kind alone is looked at, and filling them would be a kernel of a graph that is being captured
@@ -109,7 +109,7 @@ def call_launcher(plan: Plan, ahead: Path, arguments: Sequence[Tensor | None], p
     slots: list[tuple[Any, ...]] = []
     memory: list[int] = []  # of each of the module's tensors, which of ours it is
     made = itertools.count(len(arguments))
-    for kind, *rest in native.of:
+    for kind, *rest in native.sources:
         if kind == "given" or kind in made_here:
             memory.append(place[rest[0]] if kind == "given" else next(made))
             slots.append((ARGUMENT, memory[-1], rest[1] if kind == "given" else tuple(rest[0].shape)))
