@@ -37,7 +37,8 @@ class _Inverses:
             return same
         below = self.strict(o.args[0]) if o.kind == "cast" else None
         if below is not None and self.type[below.out] == self.type[o.out]:
-            return b.op("diag_inverse", self.bare(below.args[0], b), name=o.out, line=below.line, strict=True, **dict(below.attrs))
+            return b.op("diag_inverse", self.bare(below.args[0], b), name=o.out, line=below.line, strict=True,
+                        **dict(below.attrs))
         found = self.scaled(o.args[0]) if o.kind == "cast" else None
         if found is not None and self.type[found[0].out] == self.type[o.out]:
             inverse, vector = found
