@@ -814,19 +814,24 @@ def S_offset_kernel(t):
                         # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
                         t.gemm(k, k, k_kT, transpose_B=True)
                         # Tinv = unit_lower_inverse(k_kT_D_beta)
+                        # Tinv_below = strictly_lower(Tinv)
                         for i, j in t.parallel(C, C):
                             k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, V):
                             U_unscaled[i, j] = T.cast(v[i, j], T.float32) - exp_G[i] * k_S[i, j]
+                        # Tinv = unit_lower_inverse(k_kT_D_beta)
+                        # Tinv_below = strictly_lower(Tinv)
                         t.copy(k_kT_scaled_f16, Tinv_below_f16)
                         t.expect_swizzled(Tinv_below_f16)
                         t.diag_inverse(Tinv_below_f16, Tinv_below_f16, 64, strict=True)
+                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(U_unscaled, v)
                         t.gemm(Tinv_below_f16, v, U_unscaled, clear_accum=False)
                         # last_G = last(G)
@@ -919,19 +924,24 @@ def S_factor_kernel(t):
                         # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
                         t.gemm(k, k, k_kT, transpose_B=True)
                         # Tinv = unit_lower_inverse(k_kT_D_beta)
+                        # Tinv_below = strictly_lower(Tinv)
                         for i, j in t.parallel(C, C):
                             k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                         # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
-                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             exp_G[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, K):
                             U_unscaled[i, j] = -(exp_G[i] * k_S[i, j])
+                        # Tinv = unit_lower_inverse(k_kT_D_beta)
+                        # Tinv_below = strictly_lower(Tinv)
                         t.copy(k_kT_scaled_f16, Tinv_below_f16)
                         t.expect_swizzled(Tinv_below_f16)
                         t.diag_inverse(Tinv_below_f16, Tinv_below_f16, 64, strict=True)
+                        # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(U_unscaled, v_minus_exp_G_k_S_f16)
                         t.gemm(Tinv_below_f16, v_minus_exp_G_k_S_f16, U_unscaled, clear_accum=False)
                         # last_G = last(G)
@@ -1131,7 +1141,7 @@ def o_S_kernel(t):
                     for iteration in T.serial(first - begin):
                         chunk = begin + iteration
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(S, S_f16)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
@@ -1171,7 +1181,7 @@ def o_S_kernel(t):
                     for iteration in T.serial(first - begin, stop - begin):
                         chunk = begin + iteration
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(S, S_f16)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
@@ -1269,7 +1279,7 @@ def o_S_kernel(t):
                         T.barrier_arrive(k_kT_D_beta_f16_shared_ready[iteration % 3])
                         T.barrier_wait(exp_G_shared_free[iteration % 3], (iteration // 3 + 1) % 2)
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
                         # last_G = last(G)
@@ -1320,7 +1330,7 @@ def o_S_kernel(t):
                         )
                         T.barrier_wait(exp_G_shared_free[iteration % 3], (iteration // 3 + 1) % 2)
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
                         # last_G = last(G)
@@ -1434,8 +1444,7 @@ def o_S_kernel(t):
                         for iteration in T.serial(first - begin):
                             chunk = begin + iteration
                             T.barrier_wait(k_kT_D_beta_f16_shared_ready[iteration % 3], iteration // 3 % 2)
-                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                            # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
+                            # Tinv = unit_lower_inverse(A)
                             t.diag_inverse(
                                 k_kT_D_beta_f16_shared[iteration % 3, :, :],
                                 k_kT_D_beta_f16_shared[iteration % 3, :, :],
@@ -1449,8 +1458,7 @@ def o_S_kernel(t):
                         for iteration in T.serial(first - begin, stop - begin):
                             chunk = begin + iteration
                             T.barrier_wait(k_kT_D_beta_f16_shared_ready[iteration % 3], iteration // 3 % 2)
-                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                            # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
+                            # Tinv = unit_lower_inverse(A)
                             t.diag_inverse(
                                 k_kT_D_beta_f16_shared[iteration % 3, :, :],
                                 k_kT_D_beta_f16_shared[iteration % 3, :, :],

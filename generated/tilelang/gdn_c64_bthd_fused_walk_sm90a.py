@@ -702,7 +702,7 @@ def o_S_kernel(t):
                     S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, j, i], 0)
                 for chunk in T.serial(T.ceildiv(length, C)):
                     # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                    # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
+                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                     t.copy(S, S_f16)
                     T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)
                     T.gemm(
@@ -808,7 +808,7 @@ def o_S_kernel(t):
                     )
                     T.barrier_wait(exp_G_shared_free[chunk % 3], (chunk // 3 + 1) % 2)
                     # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                    # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
+                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                     for i in t.parallel(C):
                         exp_G_shared[chunk % 3, i] = T.exp(G[chunk % 3, i])
                     # last_G = last(G)
@@ -886,8 +886,7 @@ def o_S_kernel(t):
                 elif tx < 512:
                     for chunk in T.serial(T.ceildiv(length, C)):
                         T.barrier_wait(k_kT_D_beta_f16_shared_ready[chunk % 3], chunk // 3 % 2)
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + strictly_lower(Tinv) @ v_minus_exp_G_k_S
+                        # Tinv = unit_lower_inverse(A)
                         t.diag_inverse(
                             k_kT_D_beta_f16_shared[chunk % 3, :, :],
                             k_kT_D_beta_f16_shared[chunk % 3, :, :],

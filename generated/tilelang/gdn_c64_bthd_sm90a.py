@@ -592,6 +592,7 @@ def G_Tinv_below_beta_kernel(t):
                 # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
                 t.gemm(k, k, k_kT, transpose_B=True)
                 # Tinv = unit_lower_inverse(k_kT_D_beta)
+                # Tinv_below = strictly_lower(Tinv)
                 for i, j in t.parallel(C, C):
                     k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                 t.copy(k_kT_scaled_f16, Tinv_below_f16)
