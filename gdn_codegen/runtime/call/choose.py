@@ -29,14 +29,14 @@ from .tables import Extent
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 #: Tokens of a chunk for calls that leave it open and have no row in a table.
 DEFAULT_CHUNK = 64
-#: By architecture: the schedule of whole sequences.
+#: The schedule of whole sequences, by architecture.
 WHOLE = {"sm_90a": "fused_walk"}
-#: The class of tokens (Extent.shape_class) from which that schedule also serves parts, where each key head has one value head: a
-#: kernel for inverses then costs more than warm-ups that compute their inverses again.
+#: From this class of tokens (Extent.shape_class) on, that schedule also serves parts if each key head has one value head. A
+#: kernel for inverses then costs more than warm-ups that compute inverses again.
 LONG = 15
-#: Triton on a GPU, where K and V are at most SPLIT: fields of `walk` by chunk, the first for calls that leave it open.
+#: Fields of `walk` by chunk, for Triton on a GPU with K and V of at most SPLIT. The first serves calls that give no chunk.
 INSTANCES: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
-#: By architecture: chunks with which they read q and k by descriptors where walks are whole; in parts they do with any.
+#: Chunks for which these walks over whole sequences read q and k by descriptors, by architecture. Parts do so for any chunk.
 DESCRIBED: dict[str, tuple[int, ...]] = {"sm_90a": (32,)}
 #: Portable schedules, changed fields: the first that fits sizes and dtype. Where K or V is above SPLIT, V comes in blocks: what
 #: an instance holds of the state is then K x 64 at most.
@@ -69,8 +69,10 @@ def unfit(b: Build) -> str:
 
 
 def _crowded(p: Program) -> str:
-    """What Triton's compiler, which has shared memory to itself, is known to need too much of: what a walk loads, twice where
-    16-bit loads run ahead, and the state as an operand; in float32 a tenth more. Within 5 % of what it said for K = V = 256."""
+    """Why a walk does not fit into shared memory under Triton; "" if it fits.
+
+    The estimate adds the tiles that the walk loads and the state as an operand. Tiles count twice if 16-bit loads run ahead.
+    float32 needs a tenth more. For K = V = 256 the estimate is within 5 % of what Triton's compiler reports."""
     for k in p.kernels:
         sizes = {**p.sizes, **k.sizes}
         for lp in loops(k.body):
@@ -90,17 +92,17 @@ def fits(b: Build) -> bool:
     return not unfit(b)
 
 
-#: Builds that were refused on a device, and what was said: others are chosen there.
+#: Builds that were refused on a device, with the reason. Dispatch chooses others there.
 _refused: dict[tuple[Build, torch.device], str] = {}
 
 
 def refused(b: Build, device: torch.device) -> str:
-    """Why the build's kernels are not to be used there; "" where nothing is known against them."""
+    """Why the build was refused on the device; "" if it was not."""
     return _refused.get((b, device), "")
 
 
 def refuse(b: Build, device: torch.device, why: str) -> bool:
-    """Choose another build on that device from now on. False where that was said before: there is no other."""
+    """Let dispatch choose another build on the device. False if this build was refused before, so that there is no other."""
     if refused(b, device):
         return False
     _refused[b, device] = why
@@ -111,8 +113,8 @@ def refuse(b: Build, device: torch.device, why: str) -> bool:
 # --- facts of a device -----------------------------------------------------------------------------------------------
 @lru_cache(maxsize=64)
 def names(device: torch.device) -> tuple[str, ...]:
-    """What tables call a device: its name, then its kind (architecture and multiprocessors: an H100's may be an H200's), then
-    its architecture."""
+    """Keys under which tables of measurements are looked up, most specific first: the name of the device, its architecture and
+    number of multiprocessors (an H100 and an H200 may share these), its architecture."""
     if device.type != "cuda":
         return (device.type,)
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))

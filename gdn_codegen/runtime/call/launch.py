@@ -40,24 +40,24 @@ Results = tuple[Tensor, Tensor | None, Tensor | None]
 
 @dataclass
 class Settled:
-    """What options and kinds of tensors decide."""
+    """What the options, shapes, strides, dtypes and devices of a call decide."""
 
     words: Words
-    module: Any  # which serves them; None where this is another call in other dtypes (runtime/call/dtypes.py)
-    plan: Any  # the module's Plan of them; None where there is no module
-    numbers: tuple[float, ...]  # where no scale is given
-    sorts: list[type]  # of options
-    given: tuple[int, ...]  # which tensors there are that need not be
-    reaches: tuple[int, ...]  # bytes from the first of each tensor to its last
+    module: Any  # serves the call; None if the call is repeated in other dtypes (runtime/call/dtypes.py)
+    plan: Any  # the module's Plan; None without a module
+    numbers: tuple[float, ...]  # if no scale is given
+    sorts: list[type]  # types of the options
+    given: tuple[int, ...]  # indices of the optional tensors that are given
+    reaches: tuple[int, ...]  # bytes from the first element of each tensor to the end of its last
     came_again: bool = False
-    again: Callable[..., Any] | None = None  # the call as one function, made only when it comes again: it takes a while
+    again: Callable[..., Any] | None = None  # the call as one function. It takes long to make, so only a repeated call gets one
 
 
 _kept: dict[Any, Settled] = {}
-#: The last call's one function: the next call is mostly of the same kinds, for all layers of a model are.
+#: The function of the last call. The next call is mostly of the same kind, as in all layers of a model.
 _last: Callable[..., Any] | None = None
 
-#: Classes of tensors that are their memory.
+#: Classes of tensors whose values are those in their memory.
 PLAIN = Tensor, torch.nn.Parameter
 ALGORITHM = "gated_delta_rule"
 DECODE_CHUNK = choose_decode.CHUNK
@@ -80,13 +80,13 @@ def _chosen(step: bool, *wanted: Any) -> Build:
 
 @lru_cache(maxsize=1024)
 def _loaded(step: bool, *wanted: Any) -> Any:
-    """The generated module for it. Kept, so that a call costs a look-up."""
+    """The generated module for a key. It is cached, so that a call costs a look-up."""
     return module(_chosen(step, *wanted))
 
 
 def _admitted(t: Tensors, x: Words, checkpoints: Tensor | None, step: bool, *wanted: Any) -> Any:
-    """The generated module of a build, once it is admitted. None where it is refused, and dispatch has another from now on; of a
-    named schedule there is none."""
+    """The generated module of a build, after admission. None if the build is refused: dispatch then chooses another build. For a
+    named schedule there is no other, and the error is raised."""
     b, m, device = _chosen(step, *wanted), _loaded(step, *wanted), wanted[2]
     at, asked = 2 if x.layout == "bthd" else 1, _wanted(t, x)
     try:
@@ -104,8 +104,8 @@ def _admitted(t: Tensors, x: Words, checkpoints: Tensor | None, step: bool, *wan
 
 
 def _check_step(t: Tensors, layout: str) -> None:
-    """ValueError where a sequence has more tokens than a decoding step takes. Ends on a GPU are not read; a longer sequence is
-    then computed correctly, but slowly."""
+    """Raises ValueError if a sequence has more tokens than a decoding step takes. cu_seqlens on a GPU is not read: a longer
+    sequence is then computed correctly, but slowly."""
     ends = t.cu_seqlens
     if ends is None:
         tokens = t.q.shape[1 if layout == "bthd" else 2]
@@ -125,7 +125,7 @@ def _wants_gradients(t: tuple[Any, ...]) -> bool:
 
 
 def check_values(t: Tensors, x: Words, few: bool) -> None:
-    """What kinds of tensors do not say: gradients, factors below 0, tables of chunks, how many tokens a decoding step has."""
+    """Check what shapes and dtypes do not show: gradients, factors below 0, tables of chunks, and tokens of a decoding step."""
     if torch.is_grad_enabled() and _wants_gradients(t):
         name = next(n for n, y in zip(Tensors._fields, t, strict=True) if requires_grad(y))
         fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
@@ -138,12 +138,12 @@ def check_values(t: Tensors, x: Words, few: bool) -> None:
 
 
 def chunk_of(x: Words) -> int | None:
-    """Tokens of a chunk, where the call says or rows of checkpoints need to know."""
+    """Tokens of a chunk, if the call gives them or checkpoints need them; else None."""
     return DECODE_CHUNK if x.decode else x.chunk_size or (DEFAULT_CHUNK if x.checkpoint_chunks else None)
 
 
 def _strided(t: Tensors) -> bool:
-    """Whether kernels can read or write some tensor where it lies, but only by its strides."""
+    """True if kernels can read or write some tensor without a copy only if they get its strides."""
     if t.out is None and (t.q.is_contiguous() and t.k.is_contiguous() and t.v.is_contiguous() and t.g.is_contiguous()
                           and t.beta.is_contiguous()):
         return False
@@ -242,7 +242,7 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
             plan = host.prepare(inputs, states, outs, ends, buffers, wanted, t.state_indices, words.checkpoint_chunks)
             kept = Settled(words, m, plan, host.numbers_of((None,)), sorts, given, reaches)
             results = host.results(plan.call(inputs, numbers, states, outs, ends, buffers, t.state_indices), wanted)
-    if about is not None and not captures(t.q.device):  # what a graph took down may not have been admitted
+    if about is not None and not captures(t.q.device):  # a captured call may not have been admitted
         if len(_kept) >= 1024:
             _kept.clear()
         _kept[about] = kept
@@ -254,9 +254,9 @@ def _adapted(t: Tensors, x: Options, scale: float | None, decode: bool, few: boo
 
 
 def _is_memory(t: tuple[Any, ...], given: tuple[int, ...]) -> bool:
-    """Whether the values of a call's tensors are those in their memory: no subclass, no negative bit, no transform.
+    """True if the values of a call's tensors are those in their memory: no subclass, no negative bit, no transform.
 
-    given: places of the optional tensors that are given. The conditions are written out, as each call waits for them.
+    given: indices of the optional tensors that are given. The conditions are written out, because each call waits for them.
     """
     q, k, v, g, beta = t[:5]
     if not (type(q) is type(k) is type(v) is type(g) is type(beta) is Tensor) and any(type(y) not in PLAIN for y in t[:5]):
@@ -270,9 +270,9 @@ def _is_memory(t: tuple[Any, ...], given: tuple[int, ...]) -> bool:
 
 
 def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool, few: bool) -> tuple[Any, ...] | None:
-    """What the op returns for Tensors and Options as they came. None for tensors of a class that dispatches ops itself.
+    """The results of the op for Tensors and Options. None for tensors of a class that dispatches ops itself.
 
-    What follows from options and kinds of tensors is looked up in one step: each microsecond here delays every call.
+    One look-up finds all decisions that a call of the same kind made before. Each microsecond here delays every call.
     """
     global _last
     last = _last
