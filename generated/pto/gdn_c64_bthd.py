@@ -2694,7 +2694,7 @@ class Plan:
         self.packed = cu_seqlens is not None
         self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
         self.slots = self.batch * self.tokens // t.chunk + self.sequences
-        # for each argument: what replaces None, True if it is passed without a copy, its alignment in bytes then, its dtype
+        # for each argument: what replaces None, whether it is passed without a copy, its alignment in bytes, its dtype
         self.expected: list[tuple[Any, bool, int, torch.dtype]] = []
         self.lacking: list[tuple[Any, ...]] = []  # for absent head inputs: index, then arguments of _full
         self.ints: dict[str, int] = {}  # integers that kernels get, by name
