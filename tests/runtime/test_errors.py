@@ -148,7 +148,7 @@ TRIALS = {
                                                                 inplace_final_state=False),
     ("use_gate_in_kernel", "contradicts gate='raw'"): dict(use_gate_in_kernel=False, A_log=zeros(HV), gate="raw"),
     ("use_beta_sigmoid_in_kernel", "contradicts beta_form"): dict(use_beta_sigmoid_in_kernel=False, beta_form="sigmoid"),
-    ("gk", "a gate a key"): dict(gk=zeros(1, T, HV, K)),
+    ("gk", "one gate for each key"): dict(gk=zeros(1, T, HV, K)),
     ("num_accepted_tokens", "speculative decoding"): dict(num_accepted_tokens=cu(1)),
     ("return_intermediate_states", "another name"): dict(return_intermediate_states=True),
     ("softplus_beta", "another softplus"): dict(softplus_beta=2.0),
