@@ -319,7 +319,7 @@ def test_hopper_takes_what_servers_pass():
         b = Build("tilelang", schedule=replace(named("walk"), partition=how), arch="sm_90a", contract=Contract.parse(text))
         source = render(b)
         assert source.count("if state_indices_n >= 0") == 2 * kernels
-        lines = source[source.index("_kernel("):source.index("# --- launching")].splitlines()
+        lines = source[source.index("_kernel("):source.index("# --- host: ")].splitlines()
         assert all(len(x) <= 120 for x in lines if not x.lstrip().startswith("#"))
 
 
