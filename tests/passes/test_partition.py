@@ -269,7 +269,7 @@ def test_a_walk_with_a_warm_up_stands_in_a_grid_over_parts():
 
 
 @pytest.mark.parametrize("kind", ["load", "store"])
-def test_what_is_of_a_later_part_has_a_tile_a_part(kind):
+def test_what_is_of_a_later_part_has_one_tile_for_each_part(kind):
     p = lowered("decay")
     k = next(k for k in p.kernels if k.name == "o_S")
 
@@ -277,5 +277,5 @@ def test_what_is_of_a_later_part_has_a_tile_a_part(kind):
         attrs = tuple(sorted([*o.attrs, ("parts_ahead", 1)]))
         return replace(o, attrs=attrs) if o.kind == kind and o.attr("tensor") in ("q", "o") else o
     body = tuple(replace(s, body=tuple(map(late, s.body))) if isinstance(s, Loop) else s for s in k.body)
-    with pytest.raises(VerifyError, match=r"is about a later part, and [qo] has a tile a token"):
+    with pytest.raises(VerifyError, match=r"is about a later part, and [qo] has one tile for each token"):
         verify(replace(p, kernels=tuple(replace(x, body=body) if x is k else x for x in p.kernels)))
