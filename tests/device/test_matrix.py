@@ -120,6 +120,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_end_one_process_and_the_rest_is_done(tmp_path):
     pool, done = matrix_run.Pool([sys.executable, "-c", WORKER], 2, tmp_path, 1.5, grace=1), []
     todo = iter([[{"do": "ok", "n": 0}, {"do": "crash", "n": 1}, {"do": "ok", "n": 2}],
@@ -136,6 +137,7 @@ def test_a_crash_and_a_hang_end_one_process_and_the_rest_is_done(tmp_path):
     assert "process ended" in said[1][1] and "no answer" in said[3][1] and said[1][0] == said[3][0] == "error"
 
 
+@pytest.mark.slow
 def test_a_process_that_has_compiled_gets_more_time(tmp_path):
     slow = [sys.executable, "-c", WORKER.replace("sleep(99)", "sleep(2)")]
     pool, done = matrix_run.Pool(slow, 1, tmp_path, 0.5, grace=20), []

@@ -37,6 +37,7 @@ def test_sums_of_any_number_of_heads(layout, chunk, value_heads):
         at += length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 def test_more_tokens_than_a_stride_takes(layout):
     """From a head to the next are more elements than a load to L1 skips: they come one by one."""

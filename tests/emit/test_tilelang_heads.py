@@ -126,5 +126,6 @@ def test_compiles_for_hopper(accept, schedule, kernel, tmp_path):
     assert 4 * found.shared <= 227 * 1024
 
 
+@pytest.mark.slow
 def test_only_modules_with_such_kernels_carry_their_text():
     assert all(("row_cumsum" in render(build(schedule=name))) == (name in ("staged", "fused_walk")) for name in SCHEDULES)

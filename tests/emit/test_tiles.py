@@ -112,6 +112,7 @@ def test_each_tile_that_a_helper_addresses_is_held_to_its_layout(b):
         assert set(helped) <= set(held), b.name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_a_tile_that_lies_otherwise_does_not_compile(tmp_path):
     """The comparison of addresses is folded away where a tile lies as it should; else ptxas misses a function."""

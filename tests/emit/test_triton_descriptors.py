@@ -32,6 +32,7 @@ def test_the_same_results(changes, dtype, layout):
     in_parts(fn, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 def test_they_end_with_their_sequence(layout):
     """Rows of the next one are no number, and enter where descriptors are longer."""

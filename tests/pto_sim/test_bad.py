@@ -174,6 +174,7 @@ def test_v_after_v_can_be_turned_down(lib):
         assert run(lib, "vec_rules", name, v_after_v=0) == ""
 
 
+@pytest.mark.slow
 def test_an_endless_loop_times_out(lib):
     check(run(lib, "vec_rules", "endless", timeout_s=1), ["[timeout]", "more than 1 s"])
 

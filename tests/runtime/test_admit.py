@@ -210,6 +210,7 @@ def test_a_build_is_tried_once_and_its_verdict_kept(op, monkeypatch):
     assert right(x, op(*a)[0]) and len(op.tried) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b'{"wrong": []}', b"\xff"])
 def test_a_damaged_verdict_is_made_again(op, damaged):
     _, a = inputs()
@@ -256,6 +257,7 @@ def test_a_named_schedule_gets_the_error_again_and_again(op):
     assert len(op.tried) == 1, "the verdict was not read"
 
 
+@pytest.mark.slow
 def test_where_every_build_is_wrong_the_call_says_so(op, monkeypatch):
     _, a = inputs()
     op.broken.add("fused")

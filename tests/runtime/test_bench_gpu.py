@@ -149,6 +149,7 @@ def test_triton_costs_the_same():
     assert theirs["G_Tinv"] == replace(ours["G_Tinv"], flops=ours["G_Tinv"].flops + 10 * SQUARE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every, rows", [(1, 10), (3, 2), (6, 0)])
 def test_checkpoints_are_stored_after_whole_chunks(every, rows):
     """Two sequences of five whole chunks and a tail: only the kernel that walks has more to write, a state a checkpoint."""

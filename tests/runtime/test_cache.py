@@ -261,6 +261,7 @@ def test_without_a_cache_there_is_nothing_to_list_or_clear(folder, capsys):
     assert "0 B  in all" in capsys.readouterr().out and not folder.exists()
 
 
+@pytest.mark.slow
 def test_doctor_says_where_the_cache_is_how_large_and_whether_it_can_be_written(full, folder, monkeypatch):
     def said():
         (found,) = (f for f in targets.findings() if f.what == "cache")

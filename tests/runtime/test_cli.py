@@ -107,6 +107,7 @@ def test_places_that_cannot_be_written(words, name, why, tmp_path, monkeypatch, 
     assert sorted(x.name for x in tmp_path.rglob("*")) == ["file", "folder"] and (tmp_path / "file").read_text() == "as it was"
 
 
+@pytest.mark.slow
 def test_parents_are_made(tmp_path):
     words = [*PTO, *SMALL, "--tokens", "16", "--heads", "1", "--blocks", "1", "--json", str(tmp_path / "a" / "b.json")]
     assert cli.main(words) == 0 and (tmp_path / "a" / "b.json").read_text().startswith("{")

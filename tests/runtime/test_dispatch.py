@@ -66,6 +66,7 @@ def test_a_row_serves_its_class_and_those_one_step_away(gpu):
         assert "chosen by model" in str(ask(far)), far
 
 
+@pytest.mark.slow
 def test_the_nearest_row_wins_then_the_users_then_the_larger_gain(gpu):
     twice = Extent(16, 16, 1, 65536)
     gpu += [row(PARTS, LONG), row(STAGES, twice)]

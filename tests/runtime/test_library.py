@@ -67,6 +67,7 @@ def test_compiled_by_inductor(tmp_path, monkeypatch):
     assert all(torch.equal(w, c) for w, c in zip(op(*a), torch.compile(op, fullgraph=True)(*a), strict=True))
 
 
+@pytest.mark.slow
 def test_lengths_may_be_symbols():
     torch._dynamo.reset()
     graphs = []

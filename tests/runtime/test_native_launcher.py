@@ -223,6 +223,7 @@ def spied(*slots, launches=1):
     return run, seen
 
 
+@pytest.mark.slow
 def test_kernels_get_dense_tensors_numbers_and_workspaces_of_their_own():
     x = torch.arange(24.0).view(4, 6)
     slots = [(ARGUMENT, 0, (4, 6)), (ARGUMENT, 0, (24,)), (FIXED, torch.full((3,), 5.0)),
@@ -301,6 +302,7 @@ def test_where_torch_gives_the_ffi_no_memory_there_is_none(empty_cache, monkeypa
     assert launcher(NONE, *arguments()) is None
 
 
+@pytest.mark.slow
 def test_without_a_compiler_calls_go_the_other_way(empty_cache, monkeypatch, started):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)

@@ -16,6 +16,7 @@ def built(*words):
     return b
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target, gpu", [("triton", "sm_90"), ("triton", "gfx942"), ("tilelang", "sm_90a")])
 @pytest.mark.parametrize("more", [[], ["--chunk", "64"], ["--partition", "decay"], ["--head-dim-k", "256", "--head-dim-v", "256"],
                                   ["--dtype", "float32"]], ids=" ".join)

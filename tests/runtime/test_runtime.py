@@ -172,6 +172,7 @@ def test_auto_runs_and_agrees():
     check(lambda *a, **k: chunk_gated_delta_rule(*a, **k, target="auto"), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", HERE)
 def test_views_are_accepted_and_inputs_are_not_changed(target):
     x = problem([40], 1, 1, 32, 32)

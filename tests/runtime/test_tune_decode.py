@@ -133,6 +133,7 @@ def test_a_candidate_is_held_against_float64(target, monkeypatch):
     assert meter.time(b, tune_decode.CHECKED) == {"ms": 0.25}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [t for t in ("triton", "tilelang") if runs(t, "cpu")])
 def test_a_candidate_that_is_off_on_keys_that_are_alike_is_dropped(target, monkeypatch):
     """Its step is right on other keys."""
