@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ..devices.part_cost import of_chunks
 from ..emit.base import KernelText, stride_unit
 from ..host.tables import Tables
+from ..input_forms import FORMS
 from ..ir.core import Kernel, Program, walk
 from ..ir.decays import log_decays
 from ..ir.types import Tensor
-from ..schedule.input_forms import FORMS
 
 if TYPE_CHECKING:
     from .build import Build

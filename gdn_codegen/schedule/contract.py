@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .input_forms import FORMS
+from ..input_forms import FORMS
 
 DTYPES = ("float32", "float16", "bfloat16")
 STATE_WORDS = ("vk", *DTYPES, "pool", "in_place", "checkpoints")

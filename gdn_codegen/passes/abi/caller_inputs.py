@@ -1,6 +1,6 @@
 """caller_inputs: computes the page's inputs from the forms in which callers pass them. All targets run it.
 
-The contract names a form for an input (`schedule/input_forms.py`). The pass inserts ops between the load and its readers:
+The contract names a form for an input (`input_forms.py`). The pass inserts ops between the load and its readers:
 - A form of numbers has a value in the notation of pages, of the loaded x and of more tensors, which have a number a value head.
 - "l2norm": the rows of x, divided by sqrt(their sum of squares + 1e-6). This is a row scale; `row_scales` moves it out of
   products.
@@ -14,11 +14,11 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from ...input_forms import FORMS, Form
 from ...ir.builder import Body
 from ...ir.core import Op, Program
 from ...ir.types import Tensor
 from ...schedule.contract import Contract, ContractError
-from ...schedule.input_forms import FORMS, Form
 from ..common import walk_body, with_walk_body
 from ..match import build
 from ..stage import takes

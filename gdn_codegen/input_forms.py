@@ -1,4 +1,4 @@
-"""The forms in which callers pass inputs, as data. A contract names one for an input (`contract.py`).
+"""The forms in which callers pass inputs of the pages, as data. A contract names one for an input (`schedule/contract.py`).
 
 Gated DeltaNet's callers pass raw gates, for example: the model's gate x, with A_log and dt_bias of each value head. Then the page
 reads -exp(A_log) * softplus(x + dt_bias). `passes/abi/caller_inputs.py` puts a form's value after the load of the input.
@@ -14,9 +14,9 @@ class Form:
     """How an input comes.
 
     doc: what a generated module says of the input {0}. value: what the page reads where the caller passes x, in the notation of
-    pages. "" for forms of rows, which a pass carries out. heads: tensors of one number a value head that `value` names -> what
-    the host passes for None, "" if the caller must give one. rows: whether the input has a row for each token; otherwise it has
-    a number.
+    pages. "" for forms of rows, which a pass carries out. heads: tensors that `value` names, with one number for each value
+    head -> what the host passes for None, "" if the caller must give one. rows: whether the input has a row for each token;
+    otherwise it has a number.
     """
 
     doc: str
@@ -33,5 +33,5 @@ FORMS: dict[str, Form] = {
     "sigmoid": Form("{0} comes as it is before a sigmoid.", "sigmoid(x)"),
     "twice_sigmoid": Form("{0} comes as it is before twice a sigmoid.", "2 * sigmoid(x)"),
     "l2norm": Form("{0} comes as it is: the kernels divide its rows by their norms.", rows=True),
-    "unit": Form("{0} has rows of norm 1: the warm-up length is worked out from gates and beta alone.", rows=True),
+    "unit": Form("{0} has rows of norm 1: warm-up lengths do not need their norms.", rows=True),
 }
