@@ -1,4 +1,4 @@
-"""decay_bound: computes how much of the state a chunk forgets at least.
+"""decay_bound: computes, for each chunk, the log of an upper bound on how much of the state survives it.
 
 `partition="decay"` needs it. The page bounds, for each token, the log of how much of the state survives (`forgets`). This pass
 adds the sum over the chunk, and `cut` stores it. With other schedules the pass drops the bound and the ops that only it needs.

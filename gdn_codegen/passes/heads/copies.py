@@ -7,10 +7,10 @@ from dataclasses import replace
 from ...ir.core import Op
 
 
-def copies(ops: Sequence[Op], n: int, shared: Collection[str], in_turn: Callable[[Op], bool]) -> list[Op]:
+def copies(ops: Sequence[Op], n: int, shared: Collection[str], across_heads: Callable[[Op], bool]) -> list[Op]:
     """`ops` for `n` heads.
 
-    shared: values that all heads share; their ops are not copied. in_turn: whether an op is done for all heads before the next
+    shared: values that all heads share; their ops are not copied. across_heads: whether an op is done for all heads before the next
     op begins. A run of other ops is done head by head. A copy for a head other than 0 has a value with a new name, and an access
     to a tensor gets the attribute `head`.
     """
@@ -32,7 +32,7 @@ def copies(ops: Sequence[Op], n: int, shared: Collection[str], in_turn: Callable
     out: list[Op] = []
     run: list[Op] = []  # ops that are done head by head
     for o in ops:
-        if o.out not in shared and not in_turn(o):
+        if o.out not in shared and not across_heads(o):
             run.append(o)
             continue
         out += [copy(x, head) for head in range(n) for x in run]

@@ -39,6 +39,6 @@ def interleaved(p: Program, k: Kernel, n: int) -> tuple[Kernel, list[Tensor]]:
         return o.with_attrs(tensor=own, head=None)
 
     ops = [o for o in items.body if isinstance(o, Op)]
-    body = copies(ops, n, {o.out for o in ops if shared(o)}, in_turn=lambda o: True)
+    body = copies(ops, n, {o.out for o in ops if shared(o)}, across_heads=lambda o: True)
     loop = replace(items, body=tuple(map(own_channel, body)))
     return replace(k, batch=Batch(n, "interleaved"), body=tuple(loop if s is items else s for s in k.body)), list(made.values())
