@@ -10,9 +10,9 @@ from ...ir.core import Op
 def copies(ops: Sequence[Op], n: int, shared: Collection[str], across_heads: Callable[[Op], bool]) -> list[Op]:
     """`ops` for `n` heads.
 
-    shared: values that all heads share; their ops are not copied. across_heads: whether an op is done for all heads before the next
-    op begins. A run of other ops is done head by head. A copy for a head other than 0 has a value with a new name, and an access
-    to a tensor gets the attribute `head`.
+    shared: values that all heads share; their ops are not copied. across_heads: whether an op is done for all heads before the
+    next op begins. A run of other ops is done head by head. A copy for a head other than 0 has a value with a new name, and an
+    access to a tensor gets the attribute `head`.
     """
     taken = {o.out for o in ops}
     names: list[dict[str, str]] = [{} for _ in range(n)]
