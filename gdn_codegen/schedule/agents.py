@@ -1,6 +1,6 @@
-"""Assignments of warp groups, as data: which warp group computes which values of a walk. Passes know no agent by name.
+"""Assignments of warp groups, as data: which warp group runs which ops of a walk. Passes know no agent by name.
 
-Each value has one role, which `passes/agents/roles.py` computes from the graph. An `Assignment` gives each role to an agent. If
+Each op has one task, which `passes/agents/tasks.py` computes from the graph. An `Assignment` gives each task to an agent. If
 an agent reads a value that another agent computes, the value crosses through shared memory. The passes derive these crossings.
 """
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ..ir.types import WARPS_OF_GROUP
 
-#: The roles of a walk's values, in the order in which an iteration computes them.
-WALK_ROLES = {
+#: The tasks of a walk's ops, in the order in which an iteration runs them, and what these ops compute.
+WALK_TASKS = {
     "load": "what is loaded in the walk",
     "rest": "what depends on no carried value and on no inverse",
     "inverse": "inverses",
@@ -25,7 +25,7 @@ WALK_ROLES = {
 class AgentPlan:
     """The work and the resources of one agent.
 
-    name: an identifier. roles: the roles of WALK_ROLES that it computes.
+    name: an identifier. tasks: the tasks of WALK_TASKS that it computes.
     warps: the number of warps of 32 threads: a multiple of 4, where each four warps hold 64 rows of a tile, or 1 to 3 for an
       agent that only loads, stores and inverts. 0 means four warps for each 64 rows of the carried value.
     registers: the registers of a thread: a multiple of 8 from 24 to 240.
@@ -33,7 +33,7 @@ class AgentPlan:
     """
 
     name: str
-    roles: tuple[str, ...]
+    tasks: tuple[str, ...]
     warps: int
     registers: int
     slots: int = 1
@@ -43,8 +43,8 @@ class AgentPlan:
 class Assignment:
     """The agents of a thread block, in the order of their threads.
 
-    An agent of fewer than four warps comes after the others, because such agents share warp groups. A kernel that has a role
-    which no agent has cannot use this assignment. Raises ValueError if names, roles, warps, registers or slots are not as
+    An agent of fewer than four warps comes after the others, because such agents share warp groups. A kernel that has a task
+    which no agent has cannot use this assignment. Raises ValueError if names, tasks, warps, registers or slots are not as
     `AgentPlan` says.
     """
 
@@ -65,14 +65,14 @@ class Assignment:
                 raise ValueError(f"{where}, agent {a.name}: registers={a.registers!r}; accepted: multiples of 8 from 24 to 240")
             if type(a.slots) is not int or a.slots < 1:
                 raise ValueError(f"{where}, agent {a.name}: slots={a.slots!r}; accepted: whole numbers from 1")
-            few = sorted(set(a.roles) - {"load", "store", "inverse"})
+            few = sorted(set(a.tasks) - {"load", "store", "inverse"})
             if a.warps in (1, 2, 3) and few:
-                raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the roles {', '.join(few)}; accepted for them: "
-                                 "0, 4, 8, ...; agents with fewer warps have the roles load, store and inverse")
-        given = [r for a in self.agents for r in a.roles]
-        wrong = [r for r in given if r not in WALK_ROLES or given.count(r) > 1]
+                raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the tasks {', '.join(few)}; accepted for them: "
+                                 "0, 4, 8, ...; agents with fewer warps have the tasks load, store and inverse")
+        given = [r for a in self.agents for r in a.tasks]
+        wrong = [r for r in given if r not in WALK_TASKS or given.count(r) > 1]
         if wrong or not {"state", "output"} <= set(given):
-            raise ValueError(f"{where}: got the roles {', '.join(given)}; accepted: each of {', '.join(WALK_ROLES)} "
+            raise ValueError(f"{where}: got the tasks {', '.join(given)}; accepted: each of {', '.join(WALK_TASKS)} "
                              "once at most, and state and output")
         small = [a for a in self.agents if a.warps in (1, 2, 3)]
         if list(self.agents[len(self.agents) - len(small):]) != small or len({a.registers for a in small}) > 1:
@@ -81,8 +81,8 @@ class Assignment:
 
     @property
     def agent_of(self) -> dict[str, str]:
-        """The agent of each role."""
-        return {r: a.name for a in self.agents for r in a.roles}
+        """The agent of each task."""
+        return {r: a.name for a in self.agents for r in a.tasks}
 
 
 #: For a walk without inverses.
@@ -101,7 +101,7 @@ SOLVING_WALK = Assignment("solving_walk", (
 
 #: The assignments that `Schedule.agents` may name.
 ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, SOLVING_WALK)}
-#: A schedule that names no assignment takes the first of these that has an agent for each role of a kernel.
+#: A schedule that names no assignment takes the first of these that has an agent for each task of a kernel.
 DEFAULTS = (WALK, SOLVING_WALK)
 
 

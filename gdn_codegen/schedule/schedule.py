@@ -74,7 +74,7 @@ class Schedule:
     longest_first: start parts whose warm-up is longer than half a part before the others.
     warps: warps per instance, counted in 32 threads; 0 chooses by the largest tile (Triton).
     agents: the assignment that says which warp group computes what (`gdn_codegen.schedule.agents`): walk, solving_walk, or one
-      that you registered. "" takes the first of these two that has an agent for all of a walk's values.
+      that you registered. "" takes the first of these two that has an agent for each task of a walk.
     descriptors: walks read whole rows, such as those of q, by tensor descriptors (Triton; TMA on Hopper).
 
     Raises ScheduleError, a ValueError.

@@ -14,11 +14,11 @@ from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.emit import tilelang
 from gdn_codegen.ir.core import map_ops
 from gdn_codegen.passes import pipelines
-from gdn_codegen.passes.agents.roles import Roles
+from gdn_codegen.passes.agents.tasks import Tasks
 from gdn_codegen.passes.agents.warp_groups import warp_groups
 from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import Schedule, ScheduleError, named
-from gdn_codegen.schedule.agents import ASSIGNMENTS, SOLVING_WALK, WALK, WALK_ROLES, AgentPlan, Assignment, register
+from gdn_codegen.schedule.agents import ASSIGNMENTS, SOLVING_WALK, WALK, WALK_TASKS, AgentPlan, Assignment, register
 
 #: One warp group that computes, and a warp that copies.
 TWO = Assignment("two", (AgentPlan("compute", ("state", "output", "rest", "solved"), 0, 232),
@@ -39,7 +39,7 @@ def _known(monkeypatch):
 
 
 def test_the_passes_name_no_agent():
-    """Nor do emitters, checkers and devices. "store" is an op, too, and "state" a role."""
+    """Nor do emitters, checkers and devices. "store" is an op, too, and "state" a task."""
     agents = {a.name for x in (WALK, SOLVING_WALK) for a in x.agents} - {"store", "state"}
     for folder in ("passes", "emit", "prove", "devices"):
         for path in (Path(gdn_codegen.__file__).parent / folder).rglob("*.py"):
@@ -61,7 +61,7 @@ def test_they_serve_other_members(agents, page):
 
 
 @pytest.mark.parametrize("x, plan", [(TWO, "walk"), (THREE, "fused_walk"), (SIX, "fused_walk")])
-def test_agents_have_the_roles_threads_and_registers_that_they_were_given(x, plan):
+def test_agents_have_the_tasks_threads_and_registers_that_they_were_given(x, plan):
     p = lowered(replace(named(plan), agents=x.name))
     k = walker(p)
     assert [(a.name, a.registers, a.slots) for a in k.agents] == [(a.name, a.registers, a.slots) for a in x.agents]
@@ -83,12 +83,12 @@ def test_what_an_agent_reads_of_its_own_through_shared_memory_it_waits_for():
     assert signals & waits
 
 
-def test_roles_come_from_the_graph():
+def test_tasks_come_from_the_graph():
     p = pipelines.lower(find("gated_delta_rule").trace(), "tilelang", named("fused_walk"), SIZES, "float16", "sm_90a",
                         upto="accumulate")
-    r = Roles(p, p.kernels[1], 64)
-    of = {o.out or f"{o.kind} {o.attr('tensor')}": role for o, role in r.of.items()}
-    assert set(of.values()) == set(WALK_ROLES) - {"solved"}
+    r = Tasks(p, p.kernels[1], 64)
+    of = {o.out or f"{o.kind} {o.attr('tensor')}": task for o, task in r.of.items()}
+    assert set(of.values()) == set(WALK_TASKS) - {"solved"}
     assert {n for n, x in of.items() if x == "load"} == {"q", "k", "v", "G", "beta"}
     assert [n for n, x in of.items() if x == "store"] == ["store o"]
     assert of["k_kT"] == of["q_kT"] == "rest" and of["q_S"] == "output"
@@ -111,7 +111,7 @@ def _unchecked():
 
 @pytest.mark.usefixtures("_unchecked")
 @pytest.mark.parametrize("agents, sizes, message", [
-    ("two", {}, r"agents=two has no agent for Tinv_below_f16 \(inverse\); accepted: an assignment with these roles"),
+    ("two", {}, r"agents=two has no agent for Tinv_below_f16 \(inverse\); accepted: an assignment with these tasks"),
     ("walk", {}, r"agents=walk has no agent for Tinv_below_f16 \(inverse\)"),
     ("three", {"V": 128}, "product k_kT is 64 x 64 over 64; compute takes 128 rows"),
     ("six", {"V": 128}, "agents=six takes 768 threads and 81920 registers .*state 256 threads of 152 registers, .*; "
@@ -138,8 +138,8 @@ ALL = ("state", "output", "rest", "load", "store")
     ((AgentPlan("a", ALL, 5, 200),), "warps=5; accepted: 0 .* or a multiple of 4"),
     ((AgentPlan("a", ALL, 0, 100),), "registers=100; accepted: multiples of 8 from 24 to 240"),
     ((AgentPlan("a", ALL, 0, 200, slots=0),), "slots=0; accepted: whole numbers from 1"),
-    ((AgentPlan("a", ALL[1:], 0, 200), AgentPlan("b", ("state",), 2, 24)), "warps=2 for the roles state; accepted .*: 0, 4, 8"),
-    ((AgentPlan("a", (*ALL, "all"), 0, 200),), "got the roles .*all; accepted: each of load, rest"),
+    ((AgentPlan("a", ALL[1:], 0, 200), AgentPlan("b", ("state",), 2, 24)), "warps=2 for the tasks state; accepted .*: 0, 4, 8"),
+    ((AgentPlan("a", (*ALL, "all"), 0, 200),), "got the tasks .*all; accepted: each of load, rest"),
     ((AgentPlan("a", ("state",), 0, 200),), "and state and output"),
     ((AgentPlan("b", ("load",), 1, 24), AgentPlan("a", ALL[:3], 0, 200)), "agents of fewer than four warps last"),
     ((AgentPlan("a", ALL[:3], 0, 200), AgentPlan("b", ("load",), 1, 24), AgentPlan("c", ("store",), 1, 32)),

@@ -1,4 +1,4 @@
-"""block_agents: the agents of a thread block: which assignment of roles a walk uses, and the threads and registers of each agent.
+"""block_agents: the agents of a thread block: which assignment a walk uses, and the threads and registers of each agent.
 `warp_groups` uses it.
 
 The agent of the state has one warp group for each `Groups.rows` rows of the carried values.
@@ -12,29 +12,29 @@ from ...ir.core import Agent
 from ...ir.types import GROUP, WARP, WARPS_OF_GROUP
 from ...schedule.agents import ASSIGNMENTS, DEFAULTS, Assignment
 from ...schedule.schedule import Schedule, ScheduleError
-from .roles import Roles
+from .tasks import Tasks
 
 
-def assignment(roles: Roles, s: Schedule, where: str) -> Assignment:
-    """The assignment that the schedule names, or the first default one that has all roles of a kernel. where: the kernel, for
+def assignment(tasks: Tasks, s: Schedule, where: str) -> Assignment:
+    """The assignment that the schedule names, or the first default one that has all tasks of a kernel. where: the kernel, for
     errors. ScheduleError if there is none."""
-    needed = dict.fromkeys(roles.of.values())
+    needed = dict.fromkeys(tasks.of.values())
     options = (ASSIGNMENTS[s.agents],) if s.agents else DEFAULTS
     for x in options:
         lacks = [r for r in needed if r not in x.agent_of]
         if not lacks:
             return x
-    values = ", ".join(f"{o.out or o.kind} ({r})" for o, r in roles.of.items() if r in lacks)
-    raise ScheduleError(f"{where}: agents={options[-1].name} has no agent for {values}; accepted: an assignment with these roles")
+    values = ", ".join(f"{o.out or o.kind} ({r})" for o, r in tasks.of.items() if r in lacks)
+    raise ScheduleError(f"{where}: agents={options[-1].name} has no agent for {values}; accepted: an assignment with these tasks")
 
 
-def block_agents(plan: Assignment, roles: Roles, d: Groups, used: Collection[str], where: str) -> tuple[Agent, ...]:
+def block_agents(plan: Assignment, tasks: Tasks, d: Groups, used: Collection[str], where: str) -> tuple[Agent, ...]:
     """The agents of `plan` that are used, with their threads and registers. where: the kernel, for errors.
 
     ScheduleError if the block has too few threads or registers, or if the carried values have a number of rows that warp groups
     cannot hold.
     """
-    rows = _rows(plan, roles, d, where)
+    rows = _rows(plan, tasks, d, where)
     out: list[Agent] = []
     for a in (a for a in plan.agents if a.name in used):
         threads = WARP * (a.warps or WARPS_OF_GROUP * (rows // d.rows))
@@ -49,10 +49,10 @@ def block_agents(plan: Assignment, roles: Roles, d: Groups, used: Collection[str
     return tuple(out)
 
 
-def _rows(plan: Assignment, roles: Roles, d: Groups, where: str) -> int:
+def _rows(plan: Assignment, tasks: Tasks, d: Groups, where: str) -> int:
     """The rows of the carried values. ScheduleError if warp groups cannot hold as many."""
-    carried = roles.loop.carried
-    heights = sorted({(c.type.shape(roles.sizes) or (1,))[0] for c in carried})
+    carried = tasks.loop.carried
+    heights = sorted({(c.type.shape(tasks.sizes) or (1,))[0] for c in carried})
     rows = heights[0]
     if len(heights) == 1 and rows % d.rows == 0 and rows <= d.rows * d.most:
         return rows

@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ...ir.core import Op
-from ...schedule.agents import WALK_ROLES
+from ...schedule.agents import WALK_TASKS
 from .order import needs_in_place, topological
-from .roles import INVERSE, Roles, leads
+from .tasks import INVERSE, Tasks, leads
 
 
-def by_role(r: Roles) -> list[Op]:
-    """The ops that have a role, in the order of WALK_ROLES.
+def by_task(tasks: Tasks) -> list[Op]:
+    """The ops that have a task, in the order of WALK_TASKS.
 
-    An op with the role "state" whose value is not in `Roles.first`, such as a store, comes with the outputs. Raises Cycle if a
+    An op with the task "state" whose value is not in `Tasks.first`, such as a store, comes with the outputs. Raises Cycle if a
     value would come after a reader.
     """
-    order = list(WALK_ROLES)
+    order = list(WALK_TASKS)
 
     def rank(o: Op) -> int:
-        role = r.of[o]
-        return order.index("output" if role == "state" and o.out not in r.first else role)
-    return topological(sorted((o for o in r.inside if o in r.of), key=rank), needs_in_place(r.loop))
+        task = tasks.of[o]
+        return order.index("output" if task == "state" and o.out not in tasks.first else task)
+    return topological(sorted((o for o in tasks.inside if o in tasks.of), key=rank), needs_in_place(tasks.loop))
 
 
-def asynchronous_products(ops: list[Op], role: Callable[[Op], str]) -> list[Op]:
+def asynchronous_products(ops: list[Op], task: Callable[[Op], str]) -> list[Op]:
     """`ops` with asynchronous products in the agent that computes the operand of an inverse.
 
     After it has passed that operand to the agent of the inverse, it starts its other state-free products, and goes on. It reads
@@ -38,7 +38,7 @@ def asynchronous_products(ops: list[Op], role: Callable[[Op], str]) -> list[Op]:
     given = next((o for o in ops if o.kind != "load" and o.out in solver and o.agent != solver[o.out]), None)
     if given is None:
         return ops
-    started = {o.out for o in ops if o.agent == given.agent and o.kind == "matmul" and role(o) == "rest"} - to_inverse
+    started = {o.out for o in ops if o.agent == given.agent and o.kind == "matmul" and task(o) == "rest"} - to_inverse
     if not started:
         return ops
     after: list[Op] = []  # ops that read the asynchronous products
@@ -96,8 +96,8 @@ def merged(ops: list[Op], agents: Iterable[str]) -> list[Op]:
     return topological(ops, lambda o: {made[a] for a in o.args if a in made} | ({before[o]} if o in before else set()))
 
 
-def in_order(ops: list[Op], roles: Mapping[str, str], hub: str, agents: Iterable[str]) -> list[Op]:
-    """The ops of a walk, each with its agent, in the order in which the agents run them. roles: of values. Raises Cycle if
+def in_order(ops: list[Op], tasks: Mapping[str, str], hub: str, agents: Iterable[str]) -> list[Op]:
+    """The ops of a walk, each with its agent, in the order in which the agents run them. tasks: of values. Raises Cycle if
     there is none."""
-    ops = asynchronous_products(ops, lambda o: roles.get(o.out, ""))
+    ops = asynchronous_products(ops, lambda o: tasks.get(o.out, ""))
     return merged(loads_by_need(ops, hub), agents)

@@ -1,6 +1,6 @@
 """warp_groups: chooses the agent of each op among the warp groups of a block. For walks on Hopper under TileLang (sm_90a).
 
-In a kernel that walks the chunks, an assignment (schedule/agents.py) gives each role to an agent (`block_agents`). Ops outside
+In a kernel that walks the chunks, an assignment (schedule/agents.py) gives each task to an agent (`block_agents`). Ops outside
 the walk belong to the agent of the state. The order of ops is topological (walk_order.py).
 
 Values cross between agents through shared memory, by a move or by a transpose. An inverse is in shared memory already. Products
@@ -22,8 +22,8 @@ from ..common import dead_code, walks
 from ..stage import takes
 from .block_agents import assignment, block_agents
 from .order import Cycle
-from .roles import INVERSE, Roles, is_transposed
-from .walk_order import by_role, in_order
+from .tasks import INVERSE, Tasks, is_transposed
+from .walk_order import by_task, in_order
 
 
 @takes("decomposed", gives="assigned")
@@ -40,11 +40,11 @@ class _Assign:
     """Places the ops of one kernel on agents."""
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
         self.p, self.k, self.device, self.where = p, k, device, f"{p.name}, kernel {k.name} on {device.name}"
-        self.roles = Roles(p, k, device.rows)
-        self.loop, self.defs = self.roles.loop, self.roles.defs
+        self.tasks = Tasks(p, k, device.rows)
+        self.loop, self.defs = self.tasks.loop, self.tasks.defs
         self.names: dict[tuple[str, ...], str] = {}  # (value, agent, view) -> the name that the agent reads
-        self.plan = assignment(self.roles, s, self.where)
-        self.agent = {o: self.plan.agent_of[r] for o, r in self.roles.of.items()}
+        self.plan = assignment(self.tasks, s, self.where)
+        self.agent = {o: self.plan.agent_of[r] for o, r in self.tasks.of.items()}
         self.hub = self.plan.agent_of["state"]
         self.numbers = {o.out for o in walk(k.body) if o.type is not None and o.type.rank == 0}  # numbers, which all agents have
 
@@ -55,7 +55,7 @@ class _Assign:
         """The kernel with an agent for each op, and with copies of values that cross between agents. ScheduleError if no order
         of ops exists."""
         b = Body({t.name: t for t in self.p.tensors})
-        b.taken = {o.out for o in walk(self.k.body) if not self.roles.view(o)}
+        b.taken = {o.out for o in walk(self.k.body) if not self.tasks.view(o)}
         b.taken |= {x for c in self.loop.carried for x in (c.name, c.result)}
         try:
             for s in self.k.body:
@@ -68,32 +68,32 @@ class _Assign:
             raise self.error(f"no order of its ops gives each agent its operands in time: {e}") from e
         body = b.finish()
         used = {o.agent for o in walk(body)}
-        return replace(self.k, body=body, agents=block_agents(self.plan, self.roles, self.device, used, self.where))
+        return replace(self.k, body=body, agents=block_agents(self.plan, self.tasks, self.device, used, self.where))
 
     def body(self, s: Loop, b: Body) -> tuple[Op | Loop, ...]:
         """The ops of the walk, each with its agent, in the order in which agents run them."""
         inner = Body(b.tensors, {**b.types, **{c.name: c.type for c in s.carried}})
         inner.taken = b.taken
-        for o in by_role(self.roles):
+        for o in by_task(self.tasks):
             self.op(o, inner)
         ops = [o for o in dead_code(inner.finish(), {c.next for c in s.carried}) if isinstance(o, Op)]
-        roles: Mapping[str, str] = {o.out: r for o, r in self.roles.of.items() if o.out}
-        return tuple(in_order(ops, roles, self.hub, [a.name for a in self.plan.agents]))
+        tasks: Mapping[str, str] = {o.out: r for o, r in self.tasks.of.items() if o.out}
+        return tuple(in_order(ops, tasks, self.hub, [a.name for a in self.plan.agents]))
 
     def op(self, o: Op, b: Body) -> None:
         """Rebuild an op for its agent, with operands as that agent reads them. ScheduleError for an op that warp groups cannot
         run."""
-        agent, role = self.agent[o], self.roles.of[o]
+        agent, task = self.agent[o], self.tasks.of[o]
         if o.kind not in ("load", "store", "matmul", "last", INVERSE) and not OPS[o.kind].elementwise:
             raise self.error(f"{o.kind} ({o.out}, line {o.line}) has no rule for warp groups; let an earlier kernel compute it")
-        if role == "store":
+        if task == "store":
             self.store(o, agent, b)
             return
         there = {"matmul": 1, INVERSE: 0}.get(o.kind, -1)
         args = [self.read(a, agent, b, shared=n == there) for n, a in enumerate(o.args)]
-        attrs = {**dict(o.attrs), "transposed": None} if role == "load" else dict(o.attrs)
+        attrs = {**dict(o.attrs), "transposed": None} if task == "load" else dict(o.attrs)
         b.op(o.kind, *args, name=o.out, line=o.line, agent=agent, **attrs)
-        solvers = {self.agent[x] for x in self.roles.inside if x.kind == INVERSE and o.out in x.args}
+        solvers = {self.agent[x] for x in self.tasks.inside if x.kind == INVERSE and o.out in x.args}
         for x in solvers - {agent}:  # the move comes directly after the op, because an inverse takes long
             self.read(o.out, x, b)
 
@@ -101,7 +101,7 @@ class _Assign:
         """Store a value: its agent moves it to shared memory, and `agent` copies it to global memory."""
         (a,) = o.args
         made = self.defs.get(a)
-        if made is None or made not in self.agent or self.roles.of[made] == "load":
+        if made is None or made not in self.agent or self.tasks.of[made] == "load":
             what = "a plain copy of a loaded value" if made in self.agent else "a value that no op of the loop computes"
             raise self.error(f"{o.attr('tensor')} is {what}; warp groups cannot store those; let an earlier kernel store it")
         kind = "transpose" if o.attr("transposed") else "move"
@@ -118,16 +118,16 @@ class _Assign:
             if agent != self.hub and a not in self.numbers:
                 raise self.error(f"{agent} reads {a}, which is carried or computed before the loop; only {self.hub} has it")
             return a
-        shared = shared and o in self.agent and self.agent[o] == agent and self.roles.of[o] not in ("load", "inverse")
+        shared = shared and o in self.agent and self.agent[o] == agent and self.tasks.of[o] not in ("load", "inverse")
         key = (a, agent, "shared" if shared else view)
         if key in self.names:
             return self.names[key]
-        if self.roles.view(o):
+        if self.tasks.view(o):
             args = [self.read(x, agent, b, o.kind if o.kind in ("col", "row") else "") for x in o.args]
             out = b.op(o.kind, *args, line=o.line, agent=agent, **dict(o.attrs))
         else:
             out, maker = a, self.agent[o]
-            if (maker != agent or shared) and self.roles.of[o] not in ("load", "inverse"):
+            if (maker != agent or shared) and self.tasks.of[o] not in ("load", "inverse"):
                 space = self.device.operand
                 out = self.names[a, "", ""] = self.names.get((a, "", "")) or self.move(a, f"{a}_{space}", maker, space, b)
             if is_transposed(o):
@@ -139,5 +139,5 @@ class _Assign:
 
     def move(self, a: str, name: str, agent: str, space: str, b: Body, kind: str = "move") -> str:
         """Append a move or a transpose of `a` to `space`, by `agent`."""
-        line = next((o.line for o in self.roles.inside if o.out == a), 0)
+        line = next((o.line for o in self.tasks.inside if o.out == a), 0)
         return b.op(kind, a, name=b.fresh(name), line=line, agent=agent, space=space)

@@ -27,7 +27,7 @@ from ...ir.core import Buffer, Kernel, Op, Program, loops
 from ...ir.ops import OWN_PART
 from ...prove.happens_before import RaceError
 from ...prove.rings import BARRIER, check_ring
-from ..agents.roles import INVERSE, leads
+from ..agents.tasks import INVERSE, leads
 from ..common import walks
 from ..stage import takes
 from .needed_barriers import needed, with_walk

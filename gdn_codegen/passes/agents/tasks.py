@@ -1,11 +1,11 @@
-"""roles: finds the role of each op of a walk from the graph. schedule/agents.py lists the roles.
+"""tasks: finds the task of each op of a walk from the graph. schedule/agents.py lists the tasks.
 
-- "state" or "output" is the role of an op that reads a carried value, or a value that depends on one. It is "state" if the op
-  leads to a next carried value, or reads the present one directly. Casts and stores of such values have the role "state" too,
+- "state" or "output" is the task of an op that reads a carried value, or a value that depends on one. It is "state" if the op
+  leads to a next carried value, or reads the present one directly. Casts and stores of such values have the task "state" too,
   because tiles cross between agents in 16 bit.
 - A tile that has as many rows as the carried value, and more than one warp group holds, is computed with the state. So are
   values that are computed from it.
-- A product onto which another product accumulates has that product's role, if this is "state" or "output".
+- A product onto which another product accumulates has that product's task, if this is "state" or "output".
 - A float32 tile that does not depend on the state is computed by the state's agents if they read it. So are its other readers.
 """
 from __future__ import annotations
@@ -37,10 +37,10 @@ def _is_wide(o: Op) -> bool:
     return o.type is not None and o.type.rank == 2 and 1 not in o.type.dims and o.type.dtype == "float32"
 
 
-class Roles:
-    """The roles of a kernel that walks the chunks. rows: the rows of a tile that one warp group holds.
+class Tasks:
+    """The tasks of a kernel that walks the chunks. rows: the rows of a tile that one warp group holds.
 
-    of: the role of each op. Views (columns, rows, masks, casts of transposed loads) have no role, because each reader makes its
+    of: the task of each op. Views (columns, rows, masks, casts of transposed loads) have no task, because each reader makes its
     own. first: the values that lead to the next carried value, or read the present one.
     """
 
@@ -50,7 +50,7 @@ class Roles:
         self.inside = list(walk(self.loop.body))
         self.defs = {o.out: o for o in self.inside if o.out}
         self.first = self._first()
-        self.of = self._roles()
+        self.of = self._tasks()
 
     def view(self, o: Op) -> bool:
         """Whether each reader of `o` makes its own copy."""
@@ -72,8 +72,8 @@ class Roles:
                 first |= set(o.args)
         return first
 
-    def _roles(self) -> dict[Op, str]:
-        """The role of each op in the loop, from its dependences on carried values and on inverses."""
+    def _tasks(self) -> dict[Op, str]:
+        """The task of each op in the loop, from its dependences on carried values and on inverses."""
         depends = {c.name for c in self.loop.carried}
         solved: set[str] = set()
         sums: dict[str, Op] = {}  # accumulator -> the product onto it
@@ -102,19 +102,19 @@ class Roles:
                 out[o] = self._without_state(o, o.out in solved, out)
         return self._followed(out)
 
-    def _followed(self, roles: dict[Op, str]) -> dict[Op, str]:
-        """The roles after readers of a float32 tile of the state's agents have moved to these agents too."""
+    def _followed(self, tasks: dict[Op, str]) -> dict[Op, str]:
+        """The tasks after readers of a float32 tile of the state's agents have moved to these agents too."""
         there: set[str] = set()
-        out = dict(roles)
+        out = dict(tasks)
         for o in self.inside:
-            if o in roles and roles[o] in ("rest", "solved") and there & set(o.args):
+            if o in tasks and tasks[o] in ("rest", "solved") and there & set(o.args):
                 out[o] = "state" if o.out in self.first else "output"
-            if o in roles and out[o] in STATES and _is_wide(o):
+            if o in tasks and out[o] in STATES and _is_wide(o):
                 there.add(o.out)
         return out
 
     def _without_state(self, o: Op, solved: bool, known: dict[Op, str]) -> str:
-        """The role of an op that does not depend on a carried value. known: the roles of later ops."""
+        """The task of an op that does not depend on a carried value. known: the tasks of later ops."""
         if o.kind == INVERSE:
             return "inverse"
         if _is_wide(o) and (OPS[o.kind].elementwise or o.kind == "matmul"):
