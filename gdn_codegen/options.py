@@ -32,7 +32,7 @@ BENCH: dict[str, Any] = {"heads": "16", "tokens": 2048, "blocks": 24, "seed": 0,
 WAYS = {"pto": "with --target pto", "gpu": "with times on a GPU", "errors": "with --errors"}
 MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "interpret": ("errors",), "plot": ("pto", "gpu"),
          "detail": ("pto", "gpu"), **dict.fromkeys(("seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
-#: The forms in which inputs of the package's pages may come. An input of your own page may have any form that suits its dims.
+#: The input forms that inputs of the package's pages may have. An input of your own page may have any that suits its dims.
 COMES = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw"), "beta": ("sigmoid", "twice_sigmoid")}
 #: Of `tune`: seconds, bytes and runs of measurements.
 TUNE = {"budget": None, "memory": 8.0, "runs": 15}

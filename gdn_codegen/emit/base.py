@@ -231,8 +231,8 @@ def is_of_a_part(k: Kernel, t: Tensor, o: Op) -> bool:
 
 
 def blocks(p: Program, k: Kernel) -> int:
-    """The number of instances for each head and each chunk, part or sequence: blocks of the split dim, times slices."""
-    return k.slices * (p.sizes[k.split] // k.sizes[k.split] if k.split else 1)
+    """The number of instances for each head and each chunk, part or sequence: blocks of the blocked dim, times slices."""
+    return k.slices * (p.sizes[k.blocked_dim] // k.sizes[k.blocked_dim] if k.blocked_dim else 1)
 
 
 __all__ = [

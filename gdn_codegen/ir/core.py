@@ -116,7 +116,7 @@ class Kernel:
 
     grid: what has an instance. "chunks": each (chunk slot, value head). "sequences": each (sequence, value head); the instance
     loops over the chunks. "parts": each (part slot, value head); the instance loops over the chunks of the part. A sequence has
-    one or more parts. split: a dim that the grid cuts into blocks; in the kernel it has the size of a block.
+    one or more parts. blocked_dim: a dim that the grid cuts into blocks; in the kernel it has the size of a block.
     batch: the value heads that an instance over chunks handles. A load or store says which of them it is for ("head", 0 if it
     says nothing), or moves the values of all ("heads"). agents: of a thread block, if it has several. slices: how many instances
     share the iterations of a loop "before" a part: of n, instance i processes chunks i, i + n, i + 2 n and so on.
@@ -128,7 +128,7 @@ class Kernel:
     grid: str
     body: tuple[Stmt, ...]
     dims: tuple[tuple[str, int], ...] = ()
-    split: str = ""
+    blocked_dim: str = ""
     buffers: tuple[Buffer, ...] = ()
     batch: Batch = ONE_HEAD
     agents: tuple[Agent, ...] = ()
@@ -140,7 +140,7 @@ class Kernel:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes of dims in the kernel that differ from the program's: the block size of the split dim."""
+        """The sizes of dims in the kernel that differ from the program's: the block size of the blocked dim."""
         return dict(self.dims)
 
 
@@ -187,7 +187,7 @@ class Program:
         have the tensor's full width, and the same layout as in memory."""
         t = self.tensor(o.attr("tensor"))
         plain = not (o.args or o.attr("ahead") or o.attr("transposed") or t.strided or any(self.padded(t)))
-        return plain and t.index == "token" and len(t.dims) == 2 and k.split not in t.dims and k.grid != "chunks"
+        return plain and t.index == "token" and len(t.dims) == 2 and k.blocked_dim not in t.dims and k.grid != "chunks"
 
     @property
     def walk(self) -> Loop:

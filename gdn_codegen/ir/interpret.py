@@ -152,7 +152,7 @@ class Interpreter:
             if isinstance(s, Loop) and s.index == "item":  # statements before the loop run once
                 self.body(k, k.body[:i], outer, _At(0, 0, -1), sizes)
                 body = s.body
-        blocks = full[k.split] // sizes[k.split] if k.split else 1
+        blocks = full[k.blocked_dim] // sizes[k.blocked_dim] if k.blocked_dim else 1
         chunk, iteration = full["C"], count()
         halves = 1 + any(isinstance(s, Op) and s.kind == "claim_part" for s in k.body)
         for n, length in self.sequences():
@@ -315,7 +315,7 @@ class Interpreter:
         head: slice | int = at.head if t.heads == "HV" else at.head // (pr.value_heads // pr.heads)
         if heads:
             head = slice(at.head, at.head + heads)
-        cut = tuple(slice(at.block * sizes[d], (at.block + 1) * sizes[d]) if d == k.split else slice(None)
+        cut = tuple(slice(at.block * sizes[d], (at.block + 1) * sizes[d]) if d == k.blocked_dim else slice(None)
                     for d in t.dims)
         if t.index == "token":
             first = pr.starts[at.seq] + at.chunk * sizes["C"]

@@ -233,9 +233,9 @@ def _expand(attrs: Attrs, *args: Tile) -> Tile:
     return want
 
 
-def _part(attrs: Attrs, *args: Tile) -> Tile:
-    _arity("part", 1, args)
-    _need(args[0].rank == 1, lambda: f"part takes a vector, {args[0]} came")
+def _segment(attrs: Attrs, *args: Tile) -> Tile:
+    _arity("segment", 1, args)
+    _need(args[0].rank == 1, lambda: f"segment takes a vector, {args[0]} came")
     return Tile((attrs["size"],), args[0].dtype)
 
 
@@ -367,7 +367,7 @@ op("matmul", "a @ b (+ accumulator), summed in float32. `ta`, `tb`: a or b is tr
    _matmul, _mm, attrs=("ta", "tb", "asynchronous"), zero=zeros.product)
 op("cumsum", "running sum along tokens. Terms below `least` are replaced by `least`; NaN is kept", _cumsum,
    lambda attrs, x: (x.clamp(min=attrs["least"]) if "least" in attrs else x).cumsum(0), attrs=("least",))
-op("part", "`size` entries of a vector, beginning at `start`", _part, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
+op("segment", "`size` entries of a vector, beginning at `start`", _segment, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
    attrs=("start", "size"))
 op("join", "the concatenation of vectors, with dim `dim`", _join, _joined, attrs=("dim",))
 op("block", "a size x size block of a tile, beginning at `row` and `col`", _block,

@@ -104,7 +104,7 @@ def parse_program(text: str) -> Program:
                 _, bargs, bkw = _call(inner.pop(0).value)  # type: ignore[attr-defined]
                 buffers.append(Buffer(_value(bargs[0]), **bkw))
             kernels.append(Kernel(_value(args[0]), kw["grid"], r.body(inner, {}), tuple(kw["dims"].items()),
-                                  kw.get("split", ""), tuple(buffers), Batch(*kw.get("batch", ())),
+                                  kw.get("blocked_dim", ""), tuple(buffers), Batch(*kw.get("batch", ())),
                                   tuple(Agent(a, *x) for a, x in kw.get("agents", {}).items()),
                                   kw.get("slices", 1), kw.get("threads", 0), kw.get("registers", 0),
                                   kw.get("blocks_per_sm", 0), tuple(kw.get("comments", {}).items())))

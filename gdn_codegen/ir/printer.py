@@ -57,8 +57,8 @@ def _stmts(body: tuple[Stmt, ...], indent: str, out: list[str]) -> None:
 def kernel_text(k: Kernel) -> str:
     """One kernel as text. Fields with their default value are left out."""
     kw: dict[str, object] = {"grid": k.grid, "dims": dict(k.dims)}
-    if k.split:
-        kw["split"] = k.split
+    if k.blocked_dim:
+        kw["blocked_dim"] = k.blocked_dim
     if k.batch.heads > 1:
         kw["batch"] = k.batch.heads, k.batch.way
     if k.slices != 1:

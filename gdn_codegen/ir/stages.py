@@ -37,13 +37,13 @@ LEGAL = {
     "traced..typed": "unit_lower_inverse row_norm softplus",
     "traced..transferred placed..checked": "load.transposed store.transposed",
     "traced..assigned placed..checked": "neg sigmoid cumsum lower strictly_lower Tensor.cleared",
-    "cut..checked": "Kernel.split Kernel.dims Kernel.comments grid chunks; index slot",
+    "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks; index slot",
     "cut..assigned placed..checked": """
         eye diagonal warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
         Loop.warm_up Kernel.slices grid parts; loop part; loop before; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
-    "decomposed..checked": "part join block expand load.heads store.heads batch product; index const",
+    "decomposed..checked": "segment join block expand load.heads store.heads batch product; index const",
     "decomposed..assigned placed..checked": "pairs diag_inverse load.last",
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent Kernel.agents",
@@ -87,7 +87,7 @@ _LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() i
 #: The annotations of each class of node, with their default values.
 _PROGRAM = {"dims": (), "extents": (), "scales": (), "forgets": "", "launch": "kernels"}
 _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "cleared": False, "slots": 1}
-_KERNEL = {"split": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
+_KERNEL = {"blocked_dim": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
            "threads": 0, "registers": 0, "blocks_per_sm": 0, "comments": ()}
 _BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad": 0, "own": False}
 

@@ -76,7 +76,7 @@ class _Kernel:
         if self.k.grid not in ("chunks", "sequences", "parts"):
             raise self.fail(None, f"grid {self.k.grid!r} is not chunks, sequences or parts")
         tiles = [x for x, t in types(self.k.body).items() if t.rank > 1]
-        if self.k.batch.way == "threads" and (self.k.grid != "chunks" or self.k.split or tiles or any(loops(self.k.body))):
+        if self.k.batch.way == "threads" and (self.k.grid != "chunks" or self.k.blocked_dim or tiles or any(loops(self.k.body))):
             raise self.fail(None, f"has {self.k.batch}: accepted for a kernel over chunks without loops, blocks of a dim and "
                                   f"tiles; tiles are {', '.join(tiles) or 'none'}")
         self.launch()

@@ -50,7 +50,7 @@ class _Walk:
         self.chunks = sum(-(-n // p.sizes["C"]) for n in lengths)
         self.checkpoints = sum(n // (p.sizes["C"] * every) for n in lengths)
         self.types, self.sizes = types(k.body), {**p.sizes, **k.sizes}
-        self.blocks = p.sizes[k.split] // k.sizes[k.split] if k.split else 1
+        self.blocks = p.sizes[k.blocked_dim] // k.sizes[k.blocked_dim] if k.blocked_dim else 1
         self.moved: dict[tuple[str, str], int] = {}
         self.asked = self.flops = 0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.part_cost import of_chunks
 from ..emit.base import KernelText, stride_unit
 from ..host.tables import Tables
-from ..input_forms import FORMS
+from ..input_forms import INPUT_FORMS
 from ..ir.core import Kernel, Program, walk
 from ..ir.decays import log_decays
 from ..ir.types import Tensor
@@ -56,7 +56,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         heads=dict(zip(("H", "HV"), b.heads, strict=True)) if b.heads else {},
         heads_together=max(k.batch.heads if k.batch.way == "key_head" else 1 for k in p.kernels),
         units={t.name: stride_unit(p, t) for t in p.tensors if t.strided} if b.of.stride_units else {},
-        state=c.state, state_dtype=c.state_dtype, pool=c.pool, in_place=c.in_place, strided=c.strided,
+        state=c.state_layout, state_dtype=c.state_dtype, pool=c.pool, in_place=c.in_place, strided=c.strided,
         cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(lengths)) if b.plan.partition else {}),
         forms=dict(c.inputs), decays=tuple(sorted(log_decays(traced))), tf32=b.of.tf32 and b.dtype == "float32",
         check_chunks=max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1)
@@ -127,7 +127,7 @@ def documentation(b: Build, p: Program, t: Tables) -> list[str]:
     shape = {"bthd": "[B, T, {h}{d}]", "bhtd": "[B, {h}, T{d}]"}[b.layout]
     shapes = ", ".join(f"{n} {shape.format(h=heads, d=''.join(f', {d}' for d in dims))} {dtype}"
                        for n, heads, dims, dtype in t.inputs)
-    lines = [f"Shapes, layout {b.layout}: {shapes}.", *(FORMS[form].doc.format(n) for n, form in b.contract.inputs)]
+    lines = [f"Shapes, layout {b.layout}: {shapes}.", *(INPUT_FORMS[form].doc.format(n) for n, form in b.contract.inputs)]
     lines += [f"{n}: [HV] {dtype}, one number for each value head{'' if default is None else '; zero where None'}."
               for n, default, dtype in t.head_inputs]
     lines += [line for role, index in (("input", "sequence"), ("output", "sequence"), ("output", "checkpoint"))

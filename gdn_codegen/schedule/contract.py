@@ -1,12 +1,11 @@
-"""The contract: in which form, dtype and order callers pass inputs and states. The default is the page's own form, without
-extra work.
+"""The contract: how callers pass inputs and states. The default is what the page reads, without extra work.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..input_forms import FORMS
+from ..input_forms import INPUT_FORMS
 
 DTYPES = ("float32", "float16", "bfloat16")
 STATE_WORDS = ("vk", *DTYPES, "pool", "in_place", "checkpoints")
@@ -20,13 +19,13 @@ class ContractError(ValueError):
 class Contract:
     """What callers pass. A build serves one contract.
 
-    inputs: pairs (name of an input, form of `input_forms`): "linear" (a gate as the factor exp(g)), "raw" (a gate x, from
+    inputs: pairs (name of an input, input form, `input_forms`): "linear" (a gate as the factor exp(g)), "raw" (a gate x, from
       which the kernel computes -exp(A_log) softplus(x + dt_bias), with A_log and dt_bias [HV]; dt_bias=None is zero), "sigmoid"
       and "twice_sigmoid" (the kernel applies this function), "l2norm" (the kernel divides rows by their norms), "unit"
       (the caller promises rows of norm 1).
     dtypes: pairs (name, dtype), for inputs of one number per token and head, A_log and dt_bias. Such an input must have that
       dtype. The host converts inputs that are not named to float32.
-    state: the order of a state's dims in memory, "kv" or "vk". state_dtype: its dtype.
+    state_layout: the order of a state's dims in memory, "kv" or "vk". state_dtype: its dtype.
     pool: states are in slots. The tensor `state_indices` gives the slot of each sequence; -1 skips a sequence.
     in_place: the final state overwrites the initial one.
     checkpoints: the state is also stored every n chunks; n is a number of the call.
@@ -37,7 +36,7 @@ class Contract:
 
     inputs: tuple[tuple[str, str], ...] = ()
     dtypes: tuple[tuple[str, str], ...] = ()
-    state: str = "kv"
+    state_layout: str = "kv"
     state_dtype: str = "float32"
     pool: bool = False
     in_place: bool = False
@@ -45,19 +44,19 @@ class Contract:
     strided: bool = False
 
     def __post_init__(self) -> None:
-        for field, pairs, accepted in (("inputs", self.inputs, FORMS), ("dtypes", self.dtypes, DTYPES)):
+        for field, pairs, accepted in (("inputs", self.inputs, INPUT_FORMS), ("dtypes", self.dtypes, DTYPES)):
             for name, value in pairs:
                 if value not in accepted:
                     raise ContractError(f"{field}: got {name}={value!r}; accepted: {', '.join(accepted)}")
             if list(pairs) != sorted(dict(pairs).items()):
                 raise ContractError(f"{field}: got {pairs}; accepted: each name once, in order")
-        if self.state not in ("kv", "vk"):
-            raise ContractError(f"state: got {self.state!r}; accepted: kv, vk")
+        if self.state_layout not in ("kv", "vk"):
+            raise ContractError(f"state_layout: got {self.state_layout!r}; accepted: kv, vk")
         if self.state_dtype not in DTYPES:
             raise ContractError(f"state_dtype: got {self.state_dtype!r}; accepted: {', '.join(DTYPES)}")
 
-    def form(self, name: str) -> str:
-        """The form of the input called `name`. "" for the page's own form."""
+    def input_form(self, name: str) -> str:
+        """The input form of the input called `name`, "" for what the page reads."""
         return dict(self.inputs).get(name, "")
 
     def unpromised(self) -> Contract:
@@ -71,8 +70,8 @@ class Contract:
     def __str__(self) -> str:
         """The text that `parse` reads, such as "beta=sigmoid,g=raw/float16,state=vk/bfloat16/pool,strided"."""
         names = sorted(dict(self.inputs) | dict(self.dtypes))
-        words = {n: [x for x in (self.form(n), dict(self.dtypes).get(n, "")) if x] for n in names}
-        states = ([self.state] if self.state != "kv" else []) + ([self.state_dtype] if self.state_dtype != "float32" else [])
+        words = {n: [x for x in (self.input_form(n), dict(self.dtypes).get(n, "")) if x] for n in names}
+        states = [x for x, plain in ((self.state_layout, "kv"), (self.state_dtype, "float32")) if x != plain]
         states += [x for x in ("pool", "in_place", "checkpoints") if getattr(self, x)]
         if states:
             words["state"] = states
@@ -101,15 +100,15 @@ class Contract:
                 if (item, word) == ("strided", ""):
                     put(fields, "strided", True, "that inputs are strided")
                 elif name == "state" and word in STATE_WORDS:
-                    field = "state" if word == "vk" else "state_dtype" if word in DTYPES else word
-                    put(fields, field, word if field in ("state", "state_dtype") else True,
+                    field = "state_layout" if word == "vk" else "state_dtype" if word in DTYPES else word
+                    put(fields, field, word if field in ("state_layout", "state_dtype") else True,
                         "the dtype of states" if word in DTYPES else item)
-                elif own and word in FORMS:
+                elif own and word in INPUT_FORMS:
                     put(inputs, name, word, f"how {name} comes")
                 elif own and word in DTYPES:
                     put(dtypes, name, word, f"the dtype of {name}")
                 else:
-                    raise ContractError(f"accept: got {item!r}; accepted: INPUT={'|'.join((*FORMS, *DTYPES))}, "
+                    raise ContractError(f"accept: got {item!r}; accepted: INPUT={'|'.join((*INPUT_FORMS, *DTYPES))}, "
                                         f"state={'|'.join(STATE_WORDS)}, strided")
         return cls(tuple(sorted(inputs.items())), tuple(sorted(dtypes.items())), **fields)
 

@@ -12,7 +12,7 @@ FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution")
 INVERSES = ("substitution", "doubling")
-STATES = ("kv", "vk")
+STATE_LAYOUTS = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
 ORDERS = ("page", "list")
 PREFETCHES = ("no", "operands", "loads", "all")
@@ -23,7 +23,7 @@ PARTITIONS = (None, "exact", "decay")
 #: Fields that accept one of a few values.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "form": FORMS, "inverse": INVERSES, "launch": LAUNCHES, "partition": PARTITIONS,
-    "order": ORDERS, "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state": STATES,
+    "order": ORDERS, "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state_layout": STATE_LAYOUTS,
     "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (0, 1, 2, 4),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
     "descriptors": (False, True)}
@@ -47,7 +47,7 @@ class Schedule:
       one of which does not depend on the state. "unit": the ones on the inverse's diagonal are a float32 sum, and the rest is
       a product. "gate-free": the inverse is computed without decay. In a generic schedule, a page without an inverse takes any
       form as "direct".
-    state: "kv", or "vk": walks hold tiles whose last dim is V transposed.
+    state_layout: "kv", or "vk": walks hold tiles whose last dim is V transposed.
     inverse: "doubling" merges blocks of 1, 2, 4... rows. "substitution" starts from blocks that the device solves directly.
     v_block: columns of V per instance, for kernels whose results all have V. 0 is 64 in Triton's walks and V elsewhere.
     launch: "kernels", or "single": one launch, with barriers over the device between kernels (PTO).
@@ -94,7 +94,7 @@ class Schedule:
     prefetch: str = "no"
     channel_slots: int = 1
     l0_slots: int = 2
-    state: str = "kv"
+    state_layout: str = "kv"
     stages: int = 2
     warm_up: str = "all"
     longest_first: bool = False
@@ -163,11 +163,12 @@ REPLAYED = (("@gate_sum", "@inverse"), ("@output", "@state"))
 SCHEDULES = {s.name: s for s in (
     Schedule("staged", (("@gate_sum",), ("@system",), ("@inverse",), *PREPARED[1:]), form="wy"),
     Schedule("prepared", PREPARED, form="wy", value_heads=1),  # two would need more flags than PTO has
-    Schedule("prepared_vk", PREPARED, form="wy", value_heads=1, state="vk"),
+    Schedule("prepared_vk", PREPARED, form="wy", value_heads=1, state_layout="vk"),
     Schedule("replay", REPLAYED),
-    Schedule("walk", REPLAYED, form="split", state="vk", warm_up="state"),
+    Schedule("walk", REPLAYED, form="split", state_layout="vk", warm_up="state"),
     Schedule("fused", (("@output", "@state"),), prefetch="all"),
-    Schedule("fused_walk", (("@gate_sum", "@gate"), ("@output", "@state")), form="split", state="vk", stages=3, warm_up="state"),
+    Schedule("fused_walk", (("@gate_sum", "@gate"), ("@output", "@state")), form="split", state_layout="vk", stages=3,
+             warm_up="state"),
 )}
 
 #: The groups and form that replace those of form "split" on a device with `Device.joined`.

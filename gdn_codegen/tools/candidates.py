@@ -69,11 +69,11 @@ def steps(about: Build) -> list[Build]:
     found = []
     for target, ways in STEPS.items():
         for chunk, columns, warps in ways:
-            for n, w, state in product(columns, warps, ("vk", "kv")):
+            for n, w, layout in product(columns, warps, ("vk", "kv")):
                 n = min(n, about.head_dim_v)
                 if w and not A_WARP * w // 8 <= about.head_dim_k * n <= A_WARP * w:
                     continue
-                fields = {"state": state, "v_block": n, "warps": w}
+                fields = {"state_layout": layout, "v_block": n, "warps": w}
                 plans = [varied("fused", **fields), *([varied("fused", **fields, stages=1)] if target == "triton" else [])]
                 found += [replace(about, target=target, chunk=chunk, schedule=p) for p in plans]
     return list(dict.fromkeys(found))

@@ -75,15 +75,15 @@ def step(b: Build, s: Shape, device: str = "cuda", seed: int = 0) -> Step:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device, generator=gen)
     q, k = (normal(N, T, s.H, K) for _ in range(2))
-    if c.form("k") != "l2norm":
+    if c.input_form("k") != "l2norm":
         q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
     v, g, beta = normal(N, T, s.HV, V), normal(N, T, s.HV), normal(N, T, s.HV)
-    given = {"q": q, "k": k, "v": v, "g": g if c.form("g") == "raw" else -F.softplus(g),
-             "beta": beta if c.form("beta") == "sigmoid" else beta.sigmoid()}
-    if c.form("g") == "raw":
+    given = {"q": q, "k": k, "v": v, "g": g if c.input_form("g") == "raw" else -F.softplus(g),
+             "beta": beta if c.input_form("beta") == "sigmoid" else beta.sigmoid()}
+    if c.input_form("g") == "raw":
         given |= {"A_log": normal(s.HV) / 2, "dt_bias": normal(s.HV) / 2}
     given = {n: x.to(TORCH[b.dtype if n in "qkv" else c.dtype(n)]) for n, x in given.items()}
-    pool = normal(N + c.pool, s.HV, *((V, K) if c.state == "vk" else (K, V))).to(TORCH[c.state_dtype])
+    pool = normal(N + c.pool, s.HV, *((V, K) if c.state_layout == "vk" else (K, V))).to(TORCH[c.state_dtype])
     slots = torch.randperm(N + 1, generator=gen, device=device)[:N].to(torch.int32) if c.pool else None
     return Step(given, pool, slots, K ** -0.5)
 
@@ -95,8 +95,8 @@ def alike(b: Build, x: Step) -> Step:
     noise = torch.tensor(NOISE, device=k.device).repeat(k.shape[2])[:k.shape[2], None]
     near = F.normalize(k[:, :1].float(), dim=-1) + noise * F.normalize(k.float(), dim=-1)
     k = F.normalize(near, dim=-1).to(k.dtype)
-    g = torch.full_like(x.given["g"], -100.0 if c.form("g") == "raw" else 0.0)  # of which softplus is 0
-    beta = torch.full_like(x.given["beta"], 20.0 if c.form("beta") == "sigmoid" else 1.0)
+    g = torch.full_like(x.given["g"], -100.0 if c.input_form("g") == "raw" else 0.0)  # of which softplus is 0
+    beta = torch.full_like(x.given["beta"], 20.0 if c.input_form("beta") == "sigmoid" else 1.0)
     return replace(x, given=x.given | {"k": k, "g": g, "beta": beta})
 
 
@@ -105,14 +105,14 @@ def expected(b: Build, x: Step, heads: Sequence[int]) -> tuple[torch.Tensor, tor
     c, y = b.contract, {n: t.double() for n, t in x.given.items()}
     mine, shared = list(heads), y["v"].shape[2] // y["q"].shape[2]
     q, k = (y[n][:, :, [h // shared for h in mine]] for n in ("q", "k"))
-    if c.form("k") == "l2norm":
+    if c.input_form("k") == "l2norm":
         q, k = (t / torch.sqrt((t * t).sum(-1, keepdim=True) + 1e-6) for t in (q, k))
     v, g, beta = (y[n][:, :, mine] for n in ("v", "g", "beta"))
-    if c.form("g") == "raw":
+    if c.input_form("g") == "raw":
         g = -torch.exp(y["A_log"][mine]) * F.softplus(g + y["dt_bias"][mine])
-    beta = beta.sigmoid() if c.form("beta") == "sigmoid" else beta
+    beta = beta.sigmoid() if c.input_form("beta") == "sigmoid" else beta
     S = (x.pool if x.slots is None else x.pool[x.slots.long()])[:, mine].double()
-    S = S.transpose(-1, -2) if c.state == "vk" else S
+    S = S.transpose(-1, -2) if c.state_layout == "vk" else S
     o = torch.empty_like(v)
     for t in range(v.shape[1]):
         S = g[:, t].exp()[..., None, None] * S
@@ -137,7 +137,7 @@ def off(b: Build, x: Step, accepted: float) -> str:
         final = final[x.slots.long()]
     final = final[:, list(heads)]
     want_o, want = expected(b, x, heads)
-    got = rms_error(o[:, :, list(heads)], want_o), rms_error(final.mT if b.contract.state == "vk" else final, want)
+    got = rms_error(o[:, :, list(heads)], want_o), rms_error(final.mT if b.contract.state_layout == "vk" else final, want)
     return "" if all(e <= accepted for e in got) else f"off by {got[0]:.1e} (o) and {got[1]:.1e} (state)"
 
 

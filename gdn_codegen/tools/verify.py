@@ -55,7 +55,7 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         shape = (total, heads, *t.tile.shape(b.sizes)[1:])
         if t.optional:
             shape = (len(case.lengths), case.value_heads, *t.tile.shape(b.sizes))
-        x, form = torch.randn(shape, generator=gen), b.contract.form(t.name)
+        x, form = torch.randn(shape, generator=gen), b.contract.input_form(t.name)
         if form in ("raw", "sigmoid", "twice_sigmoid"):
             x = 2 * x
         elif t.heads == "H" and len(t.dims) > 1 and form in ("", "unit"):
@@ -183,7 +183,7 @@ def _states(b: Build, initial: dict[str, torch.Tensor], case: Case,
         if not case.initial and not (c.pool or c.in_place):
             continue
         x = (x if case.initial else torch.zeros_like(x)).to(device)
-        x = x.transpose(-1, -2).contiguous() if c.state == "vk" else x.clone()
+        x = x.transpose(-1, -2).contiguous() if c.state_layout == "vk" else x.clone()
         if slots is not None:
             pool = torch.zeros(n + 2, *x.shape[1:], dtype=x.dtype, device=device)
             pool[slots] = x
@@ -209,7 +209,7 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], device: str = "cpu") -
     for t, r in zip(sorted(outs, key=lambda t: t.index != "token"), results, strict=False):  # checkpoints are not compared
         if t.index == "sequence":
             r = r[slots] if b.contract.in_place and slots is not None else r
-            r = r.transpose(-1, -2) if b.contract.state == "vk" else r
+            r = r.transpose(-1, -2) if b.contract.state_layout == "vk" else r
         if t.index == "token":
             r = r if b.layout == "bthd" else r.transpose(1, 2)
             r = r.reshape(sum(case.lengths), *r.shape[2:])

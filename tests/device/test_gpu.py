@@ -83,7 +83,7 @@ GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
                                  arch="sm_90a"),
           "fused-bf16-bhtd": Build("tilelang", layout="bhtd", schedule="fused_walk", dtype="bfloat16", arch="sm_90a"),
           "fused-k64v64": Build("tilelang", schedule="fused_walk", head_dim_k=64, head_dim_v=64, arch="sm_90a"),
-          **{f"own-{form}": Build("tilelang", schedule=Schedule("own", (("G", "Tinv"), ("o", "S")), form=form, state="vk"),
+          **{f"own-{form}": Build("tilelang", schedule=Schedule("own", (("G", "Tinv"), ("o", "S")), form=form, state_layout="vk"),
                                   arch="sm_90a") for form in ("split", "direct", "unit")}}
 
 

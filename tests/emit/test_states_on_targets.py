@@ -34,7 +34,7 @@ def inputs(lengths=LENGTHS, dtype=torch.float16, seed=0, **options):
 
 def memory(b, x, slots=7, pad=16, seed=3):
     """Slots of noise, a gap between them, and the initial states of `x` where AT says; as the build wants them."""
-    vk, dtype = b.contract.state == "vk", getattr(torch, b.contract.state_dtype)
+    vk, dtype = b.contract.state_layout == "vk", getattr(torch, b.contract.state_dtype)
     gen = torch.Generator().manual_seed(seed)
     tile = (V, K) if vk else (K, V)
     each = 2 * K * V
@@ -57,11 +57,11 @@ def run(fn, x, rest=0, **options):
 def states_of(b, x):
     """The initial states as the build's memory rounds them, and how they lie."""
     S = x["S"].to(getattr(torch, b.contract.state_dtype))
-    return {**x, "S": S.float()}, (S.transpose(-1, -2).contiguous() if b.contract.state == "vk" else S)
+    return {**x, "S": S.float()}, (S.transpose(-1, -2).contiguous() if b.contract.state_layout == "vk" else S)
 
 
 def as_kv(b, s):
-    return s.transpose(-1, -2) if b.contract.state == "vk" else s
+    return s.transpose(-1, -2) if b.contract.state_layout == "vk" else s
 
 
 def tolerance(b):

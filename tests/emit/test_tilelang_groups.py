@@ -22,7 +22,7 @@ BUILDS = {b.name: b for b in (
     Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk64", v_block=64, stages=3), arch="sm_90a"),
     Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walkstate", partition="decay", warm_up="state"), arch="sm_90a"),
     Build("tilelang", schedule="fused_walk", arch="sm_90a"),
-    Build("tilelang", schedule=Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk"), arch="sm_90a"),
+    Build("tilelang", schedule=Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state_layout="vk"), arch="sm_90a"),
     Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay", warm_up="state",
                                        longest_first=True), dtype="bfloat16", arch="sm_90a"),
 )}

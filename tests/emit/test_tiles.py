@@ -92,7 +92,7 @@ def test_loops_that_say_so_run_as_products_lie():
 @pytest.mark.parametrize("kernels, made", [((("G", "Tinv"), ("o", "S")), "Tinv_scaled_f16"), ((("G", "A"), ("o", "S")), "A_f16")])
 def test_a_tile_that_no_product_made_lies_as_one_too(kernels, made):
     """It is filled from shared memory: without a word each thread has a column, or what else suits that, maybe twice."""
-    text = render(Build("tilelang", schedule=Schedule("own", kernels, form="split", state="vk"), arch="sm_90a"))
+    text = render(Build("tilelang", schedule=Schedule("own", kernels, form="split", state_layout="vk"), arch="sm_90a"))
     pairs = rf"\({made} \+ \(i_\d+ \* 2\)\)"  # of neighbours in a row
     here, plain = cuda_of(text), cuda_of(text.replace("t.as_sums(", "t.parallel("))
     assert f"half_t {made}[32];" in here and re.search(pairs, here)

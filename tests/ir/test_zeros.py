@@ -31,7 +31,7 @@ CASES = {
     "expand": [((x,), {"dims": CK}) for x in (COL, ROW, CK, NUMBER)],
     "matmul": [((CK, KV), {}), ((("K", "C"), KV), {"ta": True}), ((CK, ("V", "K")), {"tb": True}), ((CK, KV, ("C", "V")), {})],
     "cumsum": [((C,), {}), ((C,), {"least": -0.5})],
-    "part": [((C,), {"start": 4, "size": 4})], "join": [(((4,), (4,)), {"dim": "C"})],
+    "segment": [((C,), {"start": 4, "size": 4})], "join": [(((4,), (4,)), {"dim": "C"})],
     "block": [((CC,), {"row": 4, "col": 4, "size": 4})], "from_quarters": [(((4, 4),) * 4, {"dims": CC})],
     "row_sum": [((CK,), {})], "diagonal": [((CC,), {})], "transpose": [((CK,), {})],
     "lower": MASKS, "strictly_lower": MASKS, "pairs": [(x, {**a, "size": 2}) for x, a in MASKS],

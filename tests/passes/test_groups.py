@@ -137,7 +137,7 @@ def test_a_product_takes_the_place_of_a_summand_that_nobody_reads_later():
         S = exp(last(G)) * S + k.T @ U
         return o, S
 
-    plan = Schedule("own", (("G", "@inverse"), ("o", "S")), form="unit", state="vk")
+    plan = Schedule("own", (("G", "@inverse"), ("o", "S")), form="unit", state_layout="vk")
     p = lower(kept.trace(), "tilelang", plan, SIZES, "float16", "sm_90a")
     (u,) = (o for o in inside(p) if o.out == "U")
     x = next(o for o in inside(p) if o.out == u.args[2])
@@ -162,7 +162,7 @@ def _unchecked():
     ("walk", {"V": 32}, "float16", r"carried values \(S\) have 32 rows; state takes 64, 128"),
     ("walk", {"V": 256}, "float16", "state takes 64, 128"),
     ("walk", {"K": 256}, "float16", "K and V of 64 or 128"), ("walk", {}, "float32", "accepted: float16, bfloat16"),
-    (replace(named("walk"), state="kv"), {"K": 128, "V": 128}, "float16", "128 x 128 in float16; .* state='vk' has fewer such"),
+    (replace(named("walk"), state_layout="kv"), {"K": 128, "V": 128}, "float16", "float16; .* state_layout='vk' has fewer such"),
     (replace(OWN, kernels=(("G",), ("o", "S")), form="gate-free"), {}, "float16", "move D .* in float32; accepted: tiles"),
     (replace(OWN, kernels=(("G", "A"), ("o", "S"))), {"C": 128}, "float16", "aux would move A_f16 .* as 128 x 128 in float16"),
     ("fused", {}, "float16", "no rule for warp groups; let an earlier kernel")])

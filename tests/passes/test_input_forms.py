@@ -8,7 +8,7 @@ from reference import problem, rms_error
 
 import gdn_codegen
 from gdn_codegen import algorithms
-from gdn_codegen.input_forms import FORMS, Form
+from gdn_codegen.input_forms import INPUT_FORMS, InputForm
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import named
@@ -20,7 +20,7 @@ SIZES = {"C": 16, "K": 16, "V": 16}
 
 def test_a_form_that_is_added_is_computed_by_the_kernels(monkeypatch):
     """Its value reads x twice, a number and a tensor of one number a head, in bfloat16."""
-    monkeypatch.setitem(FORMS, "bent", Form("{0} comes bent.", "-(x * x + 2) * exp(bend)", heads={"bend": "0.5"}))
+    monkeypatch.setitem(INPUT_FORMS, "bent", InputForm("{0} comes bent.", "-(x * x + 2) * exp(bend)", heads={"bend": "0.5"}))
     contract = Contract((("g", "bent"),), (("bend", "bfloat16"),))
     p = lower(algorithms.find("simple_gla").trace(), "triton", named("fused"), SIZES, "float32", contract=contract)
     (bend,) = (t for t in p.role("input") if t.index == "head")
@@ -38,5 +38,5 @@ def test_a_form_that_is_added_is_computed_by_the_kernels(monkeypatch):
 
 @pytest.mark.parametrize("path", PASSES, ids=lambda p: "/".join(p.parts[-2:]))
 def test_no_pass_names_a_tensor_of_a_form(path):
-    tensors = {n for form in FORMS.values() for n in form.heads}
+    tensors = {n for form in INPUT_FORMS.values() for n in form.heads}
     assert tensors == {"A_log", "dt_bias"} and not tensors & set(re.findall(r"\w+", path.read_text()))

@@ -98,7 +98,7 @@ def test_what_a_product_reads_is_free_once_it_is_drained():
         S = S + k.T @ U
         return o, S
 
-    p = lower(twice.trace(), "tilelang", Schedule("own", (("o", "S"),), state="vk"), SIZES, "float16", "sm_90a")
+    p = lower(twice.trace(), "tilelang", Schedule("own", (("o", "S"),), state_layout="vk"), SIZES, "float16", "sm_90a")
     ops = inside(p)
     aux = [(o.kind, o.attr("channel") or o.out) for o in ops if o.agent == "aux"]
     begun, drained, told = (aux.index(x) for x in (("matmul", "q_kT"), ("drain", ""), ("signal", "k_free")))

@@ -174,7 +174,7 @@ def square(q, v, S):
 def test_tiles_that_have_v_twice_are_not_split():
     plan = Schedule("own", (("S",), ("o",)), v_block=32)
     p = cut(square.trace(), plan, SIZES)
-    assert [k.split for k in p.kernels] == ["", ""]
+    assert [k.blocked_dim for k in p.kernels] == ["", ""]
     means_the_page(square, plan)
 
 
@@ -200,12 +200,12 @@ def look(q, k, v, beta, S):
 
 @pytest.mark.parametrize("page, target, arch", [*((look, *t) for t in EVERYWHERE), *((skip, *t) for t in EVERYWHERE[:3])])
 def test_summands_that_are_read_again(page, target, arch):
-    means_the_page(page, Schedule("own", ONE, state="vk" if target != "pto" else "kv"), target, arch)
+    means_the_page(page, Schedule("own", ONE, state_layout="vk" if target != "pto" else "kv"), target, arch)
 
 
 @pytest.mark.parametrize("page, plan", [
     ("simple_gla", named("walk")), ("simple_gla", replace(named("walk"), partition="exact")),
-    ("gated_delta_rule", Schedule("own", (("G",), ("U",), ("o", "S")), state="vk"))])
+    ("gated_delta_rule", Schedule("own", (("G",), ("U",), ("o", "S")), state_layout="vk"))])
 def test_hopper_reads_a_state_before_it_replaces_it(page, plan):
     means_the_page(find(page), plan, "tilelang", "sm_90a", span=1)
 

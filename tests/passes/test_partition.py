@@ -70,8 +70,8 @@ def test_every_form_has_summaries(form, v_block):
     s = replace(s, kernels=(*s.kernels[:-1], ("U_weight", "U_offset"), s.kernels[-1])) if form == "wy" else s
     assert max(errors(lowered("exact", s), x, 1)) < 1e-11
     if v_block:
-        split = {k.name: k.split for k in lowered("decay", s).kernels}
-        assert split["S_offset"] == split["S_start"] == split["o_S"] == "V" and split["S_factor"] == ""
+        blocked = {k.name: k.blocked_dim for k in lowered("decay", s).kernels}
+        assert blocked["S_offset"] == blocked["S_start"] == blocked["o_S"] == "V" and blocked["S_factor"] == ""
 
 
 @pytest.mark.slow

@@ -224,7 +224,8 @@ def test_in_form_unit_beta_multiplies_what_does_not_wait_for_the_state(groups, w
 def test_v_block_cuts_what_has_v_and_nothing_else():
     x = problem([33], 1, 2, 16, 32)
     p = lower(find("gated_delta_rule").trace(), "triton", replace(named("staged"), v_block=16), SIZES, "float16")
-    assert {k.name: k.split for k in p.kernels} == {"G": "", "A": "", "Tinv": "", "U_weight_U_offset": "", "S_U": "V", "o": "V"}
+    assert {k.name: k.blocked_dim for k in p.kernels} == {"G": "", "A": "", "Tinv": "", "U_weight_U_offset": "", "S_U": "V",
+                                                          "o": "V"}
     got, (o, S) = run(p, x), expected(x)
     assert rms_error(got["o"], o) < 1e-11 and rms_error(got["final_state"], S) < 1e-11
     with pytest.raises(ScheduleError, match="does not divide"):

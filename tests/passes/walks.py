@@ -8,7 +8,7 @@ from gdn_codegen.schedule import Schedule, named
 
 SIZES = {"C": 64, "K": 64, "V": 64}
 SYNC = ("wait", "signal", "fence", "drain")
-OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state="vk")
+OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state_layout="vk")
 #: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
 PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
          "own": OWN, "direct": replace(OWN, form="direct"),

@@ -16,7 +16,7 @@ from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, ScheduleError
 from gdn_codegen.schedule.contract import Contract
-from gdn_codegen.schedule.schedule import FORMS, STATES
+from gdn_codegen.schedule.schedule import FORMS, STATE_LAYOUTS
 from gdn_codegen.targets import OWN
 
 pytestmark = pytest.mark.slow
@@ -85,7 +85,7 @@ def builds(draw, target):
     s = in_form(SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))], form)
     K, V = draw(st.sampled_from([16, 32, 64, 128])), draw(st.sampled_from([16, 32, 64, 128]))
     v_block = draw(st.sampled_from([0, 16, 32, 64]))
-    s = replace(s, name="drawn", state=draw(st.sampled_from(STATES)), v_block=v_block if v_block < V else 0)
+    s = replace(s, name="drawn", state_layout=draw(st.sampled_from(STATE_LAYOUTS)), v_block=v_block if v_block < V else 0)
     return Build(target, draw(st.sampled_from([16, 32, 64, 128])), draw(st.sampled_from(["bthd", "bhtd"])), "gated_delta_rule",
                  s, draw(st.sampled_from(["float16", "bfloat16", "float32"])), K, V)
 

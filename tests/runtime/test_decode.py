@@ -109,7 +109,7 @@ def test_without_rows_the_model_prefers_triton_where_it_is_installed(gpu):
 
 def test_the_faster_of_both_targets_rows_serves_a_step(gpu):
     rows, there = gpu
-    rows += [row("triton", 0.4), row("tilelang", 0.2, chunk=32, v_block=64, state="vk")]
+    rows += [row("triton", 0.4), row("tilelang", 0.2, chunk=32, v_block=64, state_layout="vk")]
     assert ask() == rows[1].about and ask(target="triton") == rows[0].about
     rows[1] = row("tilelang", 0.5, chunk=32)
     assert ask() == rows[0].about
@@ -162,7 +162,7 @@ def test_columns_are_split_until_walks_fill_the_gpu_and_registers_hold_them(targ
 
 
 def test_tilelang_on_a_gpu_holds_a_state_as_it_lies(gpu):
-    assert ask(target="tilelang").plan == varied("fused", v_block=32, state="vk")
+    assert ask(target="tilelang").plan == varied("fused", v_block=32, state_layout="vk")
     assert ask(target="tilelang", contract=Contract()).plan == varied("fused", v_block=32)
     assert ask(target="triton").plan == varied("fused")
 

@@ -80,13 +80,13 @@ def test_the_models_choice_at_each_shape_is_timed_first_and_nothing_twice():
 @pytest.mark.slow
 def test_a_candidate_of_each_chunk_and_order_fits():
     todo = {j.build for j in tune_decode.jobs(ABOUT, tune_decode.CONTRACTS[:1], SHAPES, 132)}
-    kinds = {(b.target, b.chunk, b.plan.state): b for b in sorted(todo, key=lambda b: b.name)}
+    kinds = {(b.target, b.chunk, b.plan.state_layout): b for b in sorted(todo, key=lambda b: b.name)}
     assert len(kinds) == 8 and not [choose.unfit(b) for b in kinds.values() if not choose.fits(b)]
 
 
 def test_jobs_survive_the_log():
-    j = Job(Build("tilelang", 32, schedule=varied("fused", v_block=32, state="vk"), contract=tune_decode.CONTRACTS[0]), 4, 16,
-            (4, 4), DECODE)
+    j = Job(Build("tilelang", 32, schedule=varied("fused", v_block=32, state_layout="vk"),
+                  contract=tune_decode.CONTRACTS[0]), 4, 16, (4, 4), DECODE)
     assert tune.job_of(j.key, DECODE) == j and replace(j, build=replace(j.build, target="triton")).key != j.key
 
 
@@ -105,7 +105,7 @@ def test_the_float64_recurrence_is_that_of_the_tests(accept):
         given["beta"] = 1 / (1 + torch.exp(-given["beta"]))
     pool = x.pool if x.slots is None else x.pool[x.slots.long()]
     page |= {n: given[n].flatten(0, 1) for n in ("q", "k", "v", "g", "beta")}
-    page["S"] = pool.mT if b.contract.state == "vk" else pool
+    page["S"] = pool.mT if b.contract.state_layout == "vk" else pool
     o, S = expected(page)
     got_o, got = tune_decode.expected(b, x, (1, 3))
     assert rms_error(got_o.flatten(0, 1), o[:, [1, 3]]) < 1e-12 and rms_error(got, S[:, [1, 3]]) < 1e-12
@@ -114,7 +114,7 @@ def test_the_float64_recurrence_is_that_of_the_tests(accept):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [t for t in ("triton", "tilelang") if runs(t, "cpu")])
 def test_a_candidate_is_held_against_float64(target, monkeypatch):
-    b = Build(target, contract=tune_decode.CONTRACTS[0], schedule=varied("fused", v_block=16, state="vk"), **SMALL)
+    b = Build(target, contract=tune_decode.CONTRACTS[0], schedule=varied("fused", v_block=16, state_layout="vk"), **SMALL)
     monkeypatch.setattr(tune_decode, "CHECKED", Shape("2 x 3, 1/2", (3,) * 2, 1, 2))
     meter = tune_decode.Steps(1, "cpu")
     assert meter.wrong(b) == ""
@@ -137,7 +137,7 @@ def test_a_candidate_is_held_against_float64(target, monkeypatch):
 @pytest.mark.parametrize("target", [t for t in ("triton", "tilelang") if runs(t, "cpu")])
 def test_a_candidate_that_is_off_on_keys_that_are_alike_is_dropped(target, monkeypatch):
     """Its step is right on other keys."""
-    b = Build(target, contract=tune_decode.CONTRACTS[0], schedule=varied("fused", v_block=16, state="vk"), **SMALL)
+    b = Build(target, contract=tune_decode.CONTRACTS[0], schedule=varied("fused", v_block=16, state_layout="vk"), **SMALL)
     monkeypatch.setattr(tune_decode, "CHECKED", Shape("2 x 3, 1/2", (3,) * 2, 1, 2))
     monkeypatch.setattr(tune_decode, "ALIKE", Shape("1 x 16, 1/2", (16,), 1, 2))
     call = tune_decode.call

@@ -17,7 +17,7 @@ class Addresses(Values):
         n, mine = self.p.shape(t)[-1], t.tile.shape(self.sizes)[-1]
         if not self.p.padded(t)[-1]:
             return str(mine)
-        return f"part_of({n}, col / {mine}, {mine})" if t.dims[-1] == self.k.split else str(n)
+        return f"part_of({n}, col / {mine}, {mine})" if t.dims[-1] == self.k.blocked_dim else str(n)
 
     def some(self, value: str, t: Tensor, columns: bool = False) -> tuple[str, str]:
         """The numbers of rows and columns of a state's tile that exist in memory. On a vector core: those of the core's part of
@@ -40,8 +40,8 @@ class Addresses(Values):
         t, nth = self.p.tensor(o.attr("tensor")), f"_{o.attr('head')}" if o.attr("head") else ""
         shape = self.p.shape(t)
         last = shape[-1] if len(shape) > 1 else 1
-        shift = " + col" if self.k.split and t.dims[-1] == self.k.split else ""
-        if self.k.split and len(t.dims) > 1 and t.dims[0] == self.k.split:
+        shift = " + col" if self.k.blocked_dim and t.dims[-1] == self.k.blocked_dim else ""
+        if self.k.blocked_dim and len(t.dims) > 1 and t.dims[0] == self.k.blocked_dim:
             shift = f" + col * {last}"
         if t.index == "token":
             heads, head = (t.heads, f"hv{nth}{more}" if t.heads == "HV" else f"h{nth}{more}")

@@ -69,7 +69,7 @@ class KernelWriter(Addresses):
                 self.w(*lines)
 
     def items(self, s: Loop) -> None:
-        """Print the loop over the items of one core group. An item is a chunk or sequence, value head and block of the split dim.
+        """Print the loop over the items of one core group. An item is a chunk or sequence, value head and block of the columns.
 
         Core group i % (number of groups) runs item i. The start of the loop's body computes the indices, and skips items without
         work.
@@ -85,7 +85,7 @@ class KernelWriter(Addresses):
         w.indent += 1
         one = "item" if n == 1 else f"item / {n}"
         if n > 1:
-            w(f"const int64_t col = item % {n} * {self.k.sizes[self.k.split]};")
+            w(f"const int64_t col = item % {n} * {self.k.sizes[self.k.blocked_dim]};")
         w(f"const int64_t hv = {one} % {heads}{f' * {self.k.batch.heads}' if self.k.batch.heads > 1 else ''}, h = hv / (HV / H);")
         together = heads_together(self.k)
         if together:

@@ -63,7 +63,7 @@ def _cast(k: KernelWriter, o: Op) -> list[str]:
     return [f"TCVT({out}, {x}, RoundMode::{mode});"]
 
 
-@rule("const", "scalar", "col", "row", "part", "block")
+@rule("const", "scalar", "col", "row", "segment", "block")
 def _view(k: KernelWriter, o: Op) -> list[str]:
     return []
 

@@ -161,7 +161,7 @@ class Values:
                 n = source.shape[0] // 2 if self.whole(value) else source.shape[0]
                 address = self.address(value) + (f" + sub * {n * 4}" if self.whole(value) else "")
                 return Tile(f"UbCol<float, {n}>", address)
-            if o is not None and o.kind == "part":
+            if o is not None and o.kind == "segment":
                 return Tile(f"UbTile<float, 1, {o.attr('size')}>", self.address(value, 4 * o.attr("start")))
             return None
         b = self.buffers[self.where[value]]

@@ -1,6 +1,6 @@
 """The emitter for TileLang. Rules give the text of placed ops.
 
-One thread block runs one (sequence, part or chunk slot; value head; block of the split dim), or several value heads.
+One thread block runs one (sequence, part or chunk slot; value head; block of the blocked dim), or several value heads.
 """
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ class Addresses:
 
     def dim(self, d: Dim) -> str:
         """The size of a dim in this kernel's tiles."""
-        return f"B{d}" if d == self.k.split else self.tiled(d)
+        return f"B{d}" if d == self.k.blocked_dim else self.tiled(d)
 
     def tiled(self, d: Dim) -> str:
-        """The size of a dim in tiles, with all blocks of a split dim together."""
+        """The size of a dim in tiles, with all blocks of a blocked dim together."""
         return f"P{d}" if d in dict(self.p.extents) else str(d)
 
     def extents(self, t: Tensor) -> list[str]:
@@ -43,7 +43,7 @@ class Addresses:
 
     def address(self, t: Tensor, index: tuple[str, ...], ahead: int = 0) -> str:
         """The element of `t` at `index` of this instance's tile, or of the next part's tile if `ahead`."""
-        cut = [f"block * {self.dim(d)} + {x}" if d == self.k.split else x for d, x in zip(t.dims, index, strict=True)]
+        cut = [f"block * {self.dim(d)} + {x}" if d == self.k.blocked_dim else x for d, x in zip(t.dims, index, strict=True)]
         if t.index == "token":
             cut[0] = f"{self.use('row')} + {cut[0]}"
         return self.at(t, cut, ahead)
@@ -52,12 +52,12 @@ class Addresses:
         """The conditions under which the element at `index` of this instance's tile exists in memory: its row is in the
         sequence, and it is not in the padding."""
         rows = [f"{index[0]} < {self.use('rows')}"] if t.index == "token" else []
-        cut = [f"block * {self.dim(d)} + {x}" if d == self.k.split else x for d, x in zip(t.dims, index, strict=True)]
+        cut = [f"block * {self.dim(d)} + {x}" if d == self.k.blocked_dim else x for d, x in zip(t.dims, index, strict=True)]
         return rows + [f"{x} < {d}" for x, d, padded in zip(cut, t.dims, self.p.padded(t), strict=True) if padded]
 
     def tile(self, t: Tensor) -> str:
         """This instance's whole tile of `t`, as a slice."""
-        cut = [f"block * {self.dim(d)}:(block + 1) * {self.dim(d)}" if d == self.k.split else f"0:{x}"
+        cut = [f"block * {self.dim(d)}:(block + 1) * {self.dim(d)}" if d == self.k.blocked_dim else f"0:{x}"
                for d, x in zip(t.dims, self.extents(t), strict=True)]
         if t.index == "token":
             cut[0] = f"{self.use('row')}:{self.use('row')} + {self.dim(t.dims[0])}"

@@ -106,9 +106,9 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     w.line("else:")
     # If one instance stores all columns, the loop has the number of columns in memory and needs no `if`. Python allows only 20
     # nested blocks, and TileLang makes two blocks of each `if`.
-    split = t.dims[1] == w.k.split
-    inside = [f"if {y}:" for y in w.inside(t, ("i", "j"))[1:]] if split else []
-    w.inner("for i in T.serial(rows):", f"    for j in T.Parallel({w.dim(t.dims[1]) if split else w.extents(t)[1]}):",
+    blocked = t.dims[1] == w.k.blocked_dim
+    inside = [f"if {y}:" for y in w.inside(t, ("i", "j"))[1:]] if blocked else []
+    w.inner("for i in T.serial(rows):", f"    for j in T.Parallel({w.dim(t.dims[1]) if blocked else w.extents(t)[1]}):",
             *(f"        {y}" for y in inside), f"        {'    ' * len(inside)}{w.address(t, ('i', 'j'))} = {x.at('i', 'j')}")
     w.w.indent -= len(when)
 

@@ -61,7 +61,7 @@ class GroupsWriter(KernelWriter):
 
     def tile(self, t: Tensor) -> str:
         """This instance's tile of `t`, as a slice."""
-        slices = [f"block * B{d}:block * B{d} + B{d}" if d == self.k.split else f"0:{self.dim(d)}" for d in t.dims]
+        slices = [f"block * B{d}:block * B{d} + B{d}" if d == self.k.blocked_dim else f"0:{self.dim(d)}" for d in t.dims]
         if t.index == "token":
             slices[0] = f"{self.use('row')}:row + {t.dims[0]}"
         return self.at(t, slices)

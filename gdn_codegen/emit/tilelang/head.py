@@ -27,15 +27,15 @@ class Head(Tiles):
         """Print the grid, and the computation of an instance's head, sequence, and chunk or part from its block indices."""
         extent, instance = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", "n")}[self.k.grid]
         grid, index = [extent, self.across[0]], [instance, self.across[1]]
-        if self.k.split:
-            grid.append(f"{self.tiled(self.k.split)} // {self.dim(self.k.split)}")
+        if self.k.blocked_dim:
+            grid.append(f"{self.tiled(self.k.blocked_dim)} // {self.dim(self.k.blocked_dim)}")
             index.append("block")
         if self.k.slices > 1:
             grid.append(str(self.k.slices))
             index.append("nth")
         apart = halves(self.k)
         if apart:  # blocks start in order of their last index
-            last, many = index[-1], f"({grid[-1]})" if self.k.split else grid[-1]
+            last, many = index[-1], f"({grid[-1]})" if self.k.blocked_dim else grid[-1]
             grid[-1], index[-1] = f"2 * {many}", "both"
         for x in touched(self.p, self.k):
             if x.strided:

@@ -10,7 +10,7 @@ from .head import Head
 from .tiles import Value
 
 rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
-                          "part": "vectorise", "join": "vectorise", "block": "decompose", "from_quarters": "decompose",
+                          "segment": "vectorise", "join": "vectorise", "block": "decompose", "from_quarters": "decompose",
                           "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
                           "transpose": "warp_groups", "claim_part": "partition"})
 

@@ -1,6 +1,6 @@
 """The emitter for Triton. Rules give the text of placed ops.
 
-One program instance runs one (sequence, part or chunk slot; value head; block of the split dim).
+One program instance runs one (sequence, part or chunk slot; value head; block of the blocked dim).
 
 In a bfloat16 module, tiles have the dtype OPERAND: bfloat16 on a GPU, and float32 in Triton's interpreter. The interpreter
 multiplies bfloat16 wrongly (it takes the bits as integers), and it truncates instead of rounding. The template's function

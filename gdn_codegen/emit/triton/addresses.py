@@ -44,10 +44,10 @@ class Addresses:
         """The size of a dim in this kernel's tiles."""
         if isinstance(d, int):
             return str(d)
-        return self.use(f"B{d}" if d == self.k.split else self.tiled(d))
+        return self.use(f"B{d}" if d == self.k.blocked_dim else self.tiled(d))
 
     def tiled(self, d: Dim) -> str:
-        """The size of a dim in tiles, with all blocks of a split dim together."""
+        """The size of a dim in tiles, with all blocks of a blocked dim together."""
         return f"P{d}" if d in dict(self.p.extents) else str(d)
 
     def extent(self, t: Tensor, d: Dim) -> str:

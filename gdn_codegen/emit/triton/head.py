@@ -66,18 +66,18 @@ class Head(Addresses):
             self.use("i_C")
         for d in self.p.sizes:
             if f"i_{d}" in self.uses:
-                out.append(f"i_{d} = block * B{d} + tl.arange(0, B{d})" if d == self.k.split
+                out.append(f"i_{d} = block * B{d} + tl.arange(0, B{d})" if d == self.k.blocked_dim
                            else f"i_{d} = tl.arange(0, {self.dim(d)})")
         return [*out, *clear, *ends] if clear else out
 
     def instance_of_grid(self) -> list[str]:
-        """The lines that compute the block of the split dim, the head, and the chunk, part or sequence from the program id."""
-        split = self.k.split
+        """The lines that compute the block of the blocked dim, the head, and the chunk, part or sequence from the program id."""
+        dim = self.k.blocked_dim
         out = ["pid = tl.program_id(0)"]
         if halves(self.k):
             out += ["half = pid // (tl.num_programs(0) // 2)", "pid = pid % (tl.num_programs(0) // 2)"]
-        if split:
-            count = f"({self.use(self.tiled(split))} // {self.use(f'B{split}')})"
+        if dim:
+            count = f"({self.use(self.tiled(dim))} // {self.use(f'B{dim}')})"
             out += [f"block = pid % {count}", f"pid = pid // {count}"]
         if self.k.slices > 1:
             out += [f"nth = pid % {self.k.slices}", f"pid = pid // {self.k.slices}"]

@@ -30,7 +30,7 @@ from ..base import (
 from .head import WIDTH, Head
 
 rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
-                        "diag_inverse": "decompose", "move": "place", "part": "vectorise", "join": "vectorise",
+                        "diag_inverse": "decompose", "move": "place", "segment": "vectorise", "join": "vectorise",
                         "block": "decompose", "from_quarters": "decompose",
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
                         "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups"})
@@ -189,7 +189,7 @@ class KernelWriter(Head):
         ints = integers(self.p, self.k)
         flags, far = [x for x in ints if x.startswith("has_")], [x for x in ints if "_stride" in x]
         tiles = [f"P{d}" for d, _ in self.p.extents]
-        shape = [x for x in ("H", "HV", *self.p.sizes, *tiles, f"B{self.k.split}") if x in self.uses]
+        shape = [x for x in ("H", "HV", *self.p.sizes, *tiles, f"B{self.k.blocked_dim}") if x in self.uses]
         plain = [f"{t.name}_ptr" for t in tensors] + ["cu_seqlens", *(self.name(s) for s in numbers(self.k))]
         sizes = [x for x in ("N", "T", "batched", "span", EVERY, SUMMED) if x in self.uses]
         sizes += [x for x in ints if x.startswith(CLEAR)]

@@ -1,1 +1,1 @@
-"""Passes about the caller's tensors: forms of inputs, states, and memory."""
+"""Passes about the caller's tensors: input forms, states, and memory."""

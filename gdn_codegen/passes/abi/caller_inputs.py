@@ -1,6 +1,6 @@
-"""caller_inputs: computes the page's inputs from the forms in which callers pass them. All targets run it.
+"""caller_inputs: computes the page's inputs from what callers pass, as the contract's input forms say. All targets run it.
 
-The contract names a form for an input (`input_forms.py`). The pass inserts ops between the load and its readers:
+The contract names an input form for an input (`input_forms.py`). The pass inserts ops between the load and its readers:
 - A form of numbers has a value in the notation of pages, of the loaded x and of more tensors, which have a number a value head.
 - "l2norm": the rows of x, divided by sqrt(their sum of squares + 1e-6). This is a row scale; `row_scales` moves it out of
   products.
@@ -14,7 +14,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from ...input_forms import FORMS, Form
+from ...input_forms import INPUT_FORMS, InputForm
 from ...ir.builder import Body
 from ...ir.core import Op, Program
 from ...ir.types import Tensor
@@ -34,7 +34,7 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
     names an input that `p` does not have, or a form or dtype that does not fit the input's dims.
     """
     tokens = {t.name: t for t in p.role("input") if t.index == "token"}
-    of_heads = {n: fill for _, form in c.inputs for n, fill in FORMS[form].heads.items()}
+    of_heads = {n: fill for _, form in c.inputs for n, fill in INPUT_FORMS[form].heads.items()}
     dtypes = set(dict(c.dtypes)) - set(of_heads)
     for field, names in (("inputs", dict(c.inputs)), ("dtypes", dtypes)):
         for n in sorted(names):
@@ -46,19 +46,19 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
                                 f"is none: {', '.join(x for x, t in tokens.items() if t.dims == ('C',))}")
     for n, form in c.inputs:
         rows = len(tokens[n].dims) == 2
-        if FORMS[form].rows != rows:
-            fit = [f for f, x in FORMS.items() if x.rows == rows]
+        if INPUT_FORMS[form].rows != rows:
+            fit = [f for f, x in INPUT_FORMS.items() if x.rows == rows]
             raise ContractError(f"inputs: got {n}={form!r}; accepted for {n}, dims {' '.join(map(str, tokens[n].dims))}: "
                                 f"{', '.join(fit)}")
-        if FORMS[form].heads and [f for _, f in c.inputs].count(form) > 1:
-            raise ContractError(f"inputs: got several {form} inputs; accepted: one, to which {' and '.join(FORMS[form].heads)} "
-                                "belong")
+        if INPUT_FORMS[form].heads and [f for _, f in c.inputs].count(form) > 1:
+            raise ContractError(f"inputs: got several {form} inputs; accepted: one, to which "
+                                f"{' and '.join(INPUT_FORMS[form].heads)} belong")
     if not c.inputs:
         return p
     made = tuple(Tensor(n, "input", "head", "HV", (), c.dtype(n) if narrow else "float32", fill=x) for n, x in of_heads.items())
     clash = {t.name for t in made} & {t.name for t in p.tensors}
     if clash:
-        form = next(f for _, f in c.inputs if clash & set(FORMS[f].heads))
+        form = next(f for _, f in c.inputs if clash & set(INPUT_FORMS[f].heads))
         raise ContractError(f"inputs: got {form!r}, which brings {', '.join(sorted(clash))}; {p.name} has a tensor of that name")
     return _Accept(replace(p, tensors=(*p.tensors, *made)), c).run()
 
@@ -76,7 +76,7 @@ class _Accept:
         b = walk_body(self.p)
         for o in self.p.walk.body:
             assert isinstance(o, Op)
-            form = self.c.form(o.attr("tensor", "")) if o.kind == "load" else ""
+            form = self.c.input_form(o.attr("tensor", "")) if o.kind == "load" else ""
             if form == "unit" or (o.kind == "mul" and o.args[0] == o.args[1] and o.args[0] in self.unit):
                 self.unit.add(o.out)
             if o.kind == "row_sum" and o.args[0] in self.unit:
@@ -87,7 +87,7 @@ class _Accept:
                 continue
             self.line = -len(self.source) - 1
             x = b.op("load", name=b.fresh(f"{o.out}_in"), **dict(o.attrs))
-            text = self.value(b, FORMS[form], x, o.out) if FORMS[form].value else self.l2norm(b, x, o.out)
+            text = self.value(b, INPUT_FORMS[form], x, o.out) if INPUT_FORMS[form].value else self.l2norm(b, x, o.out)
             self.source[self.line] = f"{o.out} = {text}"
         done = with_walk_body(self.p, b.finish())
         return replace(done, source=(*self.source.items(), *self.p.source), scales=tuple(self.scales))
@@ -103,7 +103,7 @@ class _Accept:
             return self.op(b, "scalar", tensor=tensor)
         return self.op(b, "cast", self.op(b, "scalar", tensor=tensor, dtype=dtype), to="float32")
 
-    def value(self, b: Body, form: Form, x: str, name: str) -> str:
+    def value(self, b: Body, form: InputForm, x: str, name: str) -> str:
         """Compute a form's value of the loaded x and of numbers of the head. Returns the text of the added line."""
         found = {"x": x, **{n: self.number(b, n) for n in form.heads}}
         made = build(form.value, found, lambda kind, args, attrs: self.op(b, kind, *args, **dict(attrs)))

@@ -1,4 +1,4 @@
-"""caller_states: reads and writes states in the form that the contract gives. All targets run it.
+"""caller_states: reads and writes states as the contract says that they lie in memory. All targets run it.
 
 - state "vk": initial and final states are transposed in memory.
 - pool: states are in slots. `state_indices` gives the slot of each sequence, and `final_indices` that of a final state in other
@@ -22,8 +22,8 @@ INDICES, FINAL_INDICES, CHECKPOINTS = "state_indices", "final_indices", "state_c
 
 @takes("traced")
 def caller_states(p: Program, contract: Contract) -> Program:
-    """`p` with states in the contract's form. `p` itself if the contract asks for none of these forms."""
-    vk, pool, in_place = contract.state == "vk", contract.pool, contract.in_place
+    """`p` with states as the contract has them. `p` itself if the contract says nothing of states."""
+    vk, pool, in_place = contract.state_layout == "vk", contract.pool, contract.in_place
     if not (vk or pool or in_place or contract.checkpoints):
         return p
     (k,) = p.kernels

@@ -24,7 +24,7 @@ def memory(p: Program, sizes: dict[str, int], device: Device, contract: Contract
     sizes: C, K and V as callers know them. Raises ScheduleError if K is too small for the cores that transpose states [V, K].
     """
     tiles = {d: n if d == "C" else tile_extent(n, device) for d, n in sizes.items()}
-    if contract.state == "vk" and isinstance(device, Cores):  # each core transposes a share of the columns
+    if contract.state_layout == "vk" and isinstance(device, Cores):  # each core transposes a share of the columns
         cores = max(device.copies.values())
         tiles["K"] = tile_extent(sizes["K"], device, cores * device.align // BYTES[contract.state_dtype])
         if sizes["K"] <= (least := tiles["K"] // cores):

@@ -36,7 +36,7 @@ class _Assign:
     """The rule for one kernel of a device whose products have an agent of their own."""
 
     def __init__(self, k: Kernel, device: Cores, made: dict[str, Tensor]) -> None:
-        self.first, self.maker, self.made, self.split = device.agents[0], device.runs["matmul"], made, k.split
+        self.first, self.maker, self.made, self.blocked_dim = device.agents[0], device.runs["matmul"], made, k.blocked_dim
         self.readers = readers(k.body)
         self.last = {a: n for n, o in enumerate(walk(k.body)) for a in o.args}  # value -> the place of its last reader
         self.kept = {x for lp in loops(k.body) for c in lp.carried for x in (c.init, c.next, c.name)}
@@ -118,7 +118,7 @@ class _Assign:
             source = self.defs[x]
             exact = source.kind == "cast" and self.fed(source.args[0])  # x is an operand, cast to a wider dtype
             image = source.args[0] if exact else x if self.fed(x) else self.casts[x].out if x in self.casts else ""
-            if image in b.types and b.types[image].dims[1] != self.split:  # it exists already, and has as many columns as I
+            if image in b.types and b.types[image].dims[1] != self.blocked_dim:  # it exists already, and has as many columns as I
                 start = matmul(self.twin.get(image, image), self.identity(b, image, o.line))
                 return matmul(left, right, start, name=o.out, **dict(o.attrs))
         part = matmul(left, right, name=b.fresh(f"{o.out}_part"), **dict(o.attrs))

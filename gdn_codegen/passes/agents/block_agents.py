@@ -57,8 +57,8 @@ def _rows(plan: Assignment, tasks: Tasks, d: Groups, where: str) -> int:
     if len(heights) == 1 and rows % d.rows == 0 and rows <= d.rows * d.most:
         return rows
     accepted = [d.rows * n for n in range(1, d.most + 1)]
-    split = [n for n in accepted if len(heights) == 1 and rows > n and rows % n == 0]
-    hint = f"; v_block={split[-1]} gives an instance as many" if split and {c.type.dims[0] for c in carried} == {"V"} else ""
+    smaller = [n for n in accepted if len(heights) == 1 and rows > n and rows % n == 0]
+    hint = f"; v_block={smaller[-1]} gives an instance as many" if smaller and {c.type.dims[0] for c in carried} == {"V"} else ""
     names = ", ".join(c.name for c in carried)
     raise ScheduleError(f"{where}: carried values ({names}) have {', '.join(map(str, heights))} rows; {plan.agent_of['state']} "
                         f"takes {', '.join(map(str, accepted))}{hint}")

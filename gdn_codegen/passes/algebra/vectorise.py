@@ -119,8 +119,8 @@ class _Rules:
             x = b.op("maximum", x, b.op("const", value=o.attr("least")), line=o.line)
             x = b.op("add", x, zero, line=o.line)
         for start in range(0, self.chunk, size):
-            part = b.op("row", b.op("part", x, start=start, size=size, line=o.line), line=o.line)
-            tile = b.op("mul", b.op("expand", part, dims=(size, size), line=o.line), mask, line=o.line)
+            segment = b.op("row", b.op("segment", x, start=start, size=size, line=o.line), line=o.line)
+            tile = b.op("mul", b.op("expand", segment, dims=(size, size), line=o.line), mask, line=o.line)
             total = b.op("row_sum", tile, line=o.line)
             sums.append(b.op("add", total, b.op("last", sums[-1], line=o.line), line=o.line) if sums else total)
         return b.op("join", *sums, dim="C", name=o.out, line=o.line)

@@ -53,8 +53,8 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
         read_later = {n for later in parts[i + 1:] for n in later.reads} | {p.forgets}
         kernel, made = _kernel(g, i, part, read_later)
         block = s.v_block or (v_block if part.walks and v_block and sizes["V"] % v_block == 0 else 0)
-        split = _split(s, block, kernel, {t.name: t for t in [*tensors, *made]}, sizes)
-        kernels.append(replace(kernel, split=split, dims=((split, block),) if split else ()))
+        dim = _blocked_dim(s, block, kernel, {t.name: t for t in [*tensors, *made]}, sizes)
+        kernels.append(replace(kernel, blocked_dim=dim, dims=((dim, block),) if dim else ()))
         tensors += made
     return replace(p, kernels=tuple(kernels), tensors=tuple(tensors), dims=tuple(sizes.items()), scales=())
 
@@ -67,7 +67,7 @@ def resolved(p: Program, s: Schedule) -> Schedule:
     return s
 
 
-def _split(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:
+def _blocked_dim(s: Schedule, block: int, k: Kernel, tensors: dict[str, Tensor], sizes: dict[str, int]) -> str:
     """"V" if the kernel's grid may divide V into blocks of `block` columns, else "".
 
     That holds if all stored tensors have V, no tile has it twice, and no product or sum runs over V.

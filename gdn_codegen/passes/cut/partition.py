@@ -93,7 +93,7 @@ def _walk(parts: Parts, k: Kernel, longest_first: bool) -> list[Kernel]:
         elif x.attr("tensor") in parts.over:
             last = parts.body(k)
             last.op("store", last.op("load", name=parts.c.result, tensor=parts.end.name), **dict(x.attrs))
-            moves.append(Kernel(parts.end.name, "sequences", last.finish(), **parts.split))  # type: ignore[arg-type]
+            moves.append(Kernel(parts.end.name, "sequences", last.finish(), **parts.blocks))  # type: ignore[arg-type]
             x = replace(x, attrs=()).with_attrs(tensor=parts.end.name)
         body.append(x)
     return [replace(k, grid="parts", body=(*b.finish(), *body)), *moves]

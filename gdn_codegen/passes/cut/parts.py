@@ -37,7 +37,7 @@ class Parts:
         self.end = Tensor(f"{name}_end", "workspace", "sequence", "HV", self.c.type.dims)
         self.over = {t.name for t in p.tensors if t.over}
         self.made = (*([self.warm_up] if self.forgets else []), self.n, self.m, self.start, *([self.end] if self.over else []))
-        self.split = {"split": k.split, "dims": k.dims}
+        self.blocks = {"blocked_dim": k.blocked_dim, "dims": k.dims}
 
     def body(self, k: Kernel) -> Body:
         """An empty body for a kernel made from `k`. The names of `k` are taken in it."""

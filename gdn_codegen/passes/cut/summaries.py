@@ -21,7 +21,7 @@ def offset(parts: Parts) -> Kernel:
     b.op("return_unless_negative", following)
     warm_up = b.op("warm_up_length", name=b.fresh("warm_up"), **parts.forgets) if parts.forgets else ""
     _looped(parts, b, parts.loop.body, parts.initial(b), parts.c.next, warm_up, parts.n.name)
-    return Kernel(parts.n.name, "parts", b.finish(), **parts.split)  # type: ignore[arg-type]
+    return Kernel(parts.n.name, "parts", b.finish(), **parts.blocks)  # type: ignore[arg-type]
 
 
 def factor(parts: Parts) -> Kernel:
@@ -52,7 +52,7 @@ def fold(parts: Parts) -> Kernel:
     b.stmts.append(Loop("part", (c,), inner.finish()))
     b.types[c.result] = c.type
     b.op("store", c.result, tensor=parts.start.name)
-    return Kernel(parts.start.name, "parts", b.finish(), **parts.split)  # type: ignore[arg-type]
+    return Kernel(parts.start.name, "parts", b.finish(), **parts.blocks)  # type: ignore[arg-type]
 
 
 def _looped(parts: Parts, b: Body, body: tuple[Stmt, ...], init: str, new: str, warm_up: str, to: str) -> None:

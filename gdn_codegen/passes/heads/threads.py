@@ -31,4 +31,4 @@ def _narrow(p: Program, k: Kernel) -> bool:
             return lies and t.heads == "HV" and not t.optional
         return o.type is not None and o.type.rank <= 1 and (OPS[o.kind].elementwise or o.kind in KINDS)
 
-    return k.grid == "chunks" and k.batch.heads == 1 and not k.split and all(isinstance(o, Op) and fits(o) for o in k.body)
+    return k.grid == "chunks" and k.batch.heads == 1 and not k.blocked_dim and all(isinstance(o, Op) and fits(o) for o in k.body)

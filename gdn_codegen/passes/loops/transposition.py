@@ -1,4 +1,4 @@
-"""transposition: holds the state transposed, for schedules with `state="vk"`. For TileLang and Triton.
+"""transposition: holds the state transposed, for schedules with `state_layout="vk"`. For TileLang and Triton.
 
 In kernels that walk the chunks, a tile whose last dim is V is then held transposed. So the state, or a value computed from it,
 is the first operand of products: (a @ b)^T = b^T a^T. Elementwise ops stay, and their column operands become rows. The initial
@@ -24,7 +24,7 @@ from ..stage import takes
 def transpose(p: Program, s: Schedule) -> Program:
     """`p` with the state in the schedule's orientation. `p` itself for "kv". Raises ScheduleError for ops that have no
     transposed form."""
-    if s.state == "kv":
+    if s.state_layout == "kv":
         return p
     passes = {k.name: _Transposition(p, k, s) for k in p.kernels if walks(p, k)}
     over = {o.attr("tensor") for t in passes.values() for o in walk(t.k.body) if o.kind == "store" and t.transposes(o.args[0])}
@@ -138,5 +138,6 @@ class _Transposition:
         return self.flat[name]
 
     def error(self, o: Op) -> ScheduleError:
-        return ScheduleError(f"schedule {self.s.name}: state={self.s.state!r} does not fit {self.p.name}: {o.kind} "
-                             f"({o.out}, line {o.line}) reads rows of a tile that this state would transpose; use state='kv'")
+        return ScheduleError(f"schedule {self.s.name}: state_layout={self.s.state_layout!r} does not fit {self.p.name}: {o.kind} "
+                             f"({o.out}, line {o.line}) reads rows of a tile that this layout would transpose; use "
+                             "state_layout='kv'")

@@ -11,7 +11,7 @@ from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 
 #: Ops whose values have no storage.
-VIEWS = ("const", "scalar", "col", "row", "part", "block", "last")
+VIEWS = ("const", "scalar", "col", "row", "segment", "block", "last")
 
 
 def by_columns(k: Kernel) -> set[str]:
@@ -51,9 +51,9 @@ class CoreValues:
         return o.kind in VIEWS or self.type[o.out].rank == 0
 
     def source(self, name: str) -> str:
-        """The value under a column, a row or a part."""
+        """The value under a column, a row or a segment."""
         o = self.defs.get(name)
-        return self.source(o.args[0]) if o is not None and o.kind in ("col", "row", "part") else name
+        return self.source(o.args[0]) if o is not None and o.kind in ("col", "row", "segment") else name
 
     def hold(self, o: Op) -> None:
         """Note whether the value of `o` is spread or divided. Raises ScheduleError if it needs a vector that is divided."""

@@ -54,5 +54,5 @@ class Lifetimes:
         """Extend the lifetime of a value, and of values under it if it is a view, to this statement."""
         self.last[name] = self._at
         o = self._defs.get(name)
-        if o is not None and o.kind in ("col", "row", "part", "block", "cast") and self._view(o):
+        if o is not None and o.kind in ("col", "row", "segment", "block", "cast") and self._view(o):
             self._read(o.args[0])

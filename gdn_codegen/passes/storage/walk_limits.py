@@ -83,7 +83,7 @@ class _Limits:
         if BYTES[held.dtype] != 2 or shape != (self.height.get(o.agent), d.rows):
             can = " or ".join(f"{n} rows with {a}" for a, n in self.height.items())
             own = any(r.kind == "matmul" and r.agent == o.agent and o.out in r.args for r in walk(self.loop.body))
-            hint = "; form='split' with state='vk' has fewer such moves" if own else ""
+            hint = "; form='split' with state_layout='vk' has fewer such moves" if own else ""
             raise self.error(f"{o.agent} would move {o.args[0]} between shared memory and registers as "
                              f"{' x '.join(map(str, shape))} in {held.dtype}; accepted: tiles of {d.rows} columns in 16 bits, of "
                              f"{can}{hint}")

@@ -16,7 +16,7 @@ Counts = dict[str, int]  # index of a loop -> its current iteration, or after it
 
 def pipe_of(device: Cores, o: Op) -> Pipe | None:
     """The pipe that runs `o`. None if `o` is no instruction."""
-    if o.kind in ("const", "scalar", "col", "row", "part", "signal", "wait", "barrier"):
+    if o.kind in ("const", "scalar", "col", "row", "segment", "signal", "wait", "barrier"):
         return None
     table = device.pipes[o.agent]
     if o.out and not o.buffer and o.kind != "last":

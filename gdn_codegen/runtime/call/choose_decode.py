@@ -70,8 +70,8 @@ def plan(b: Build, n: int, on_gpu: bool) -> str | Schedule:
     32 rows at a time.
     """
     fields: dict[str, Any] = {"v_block": n} if n else {}
-    if on_gpu and b.target == "tilelang" and b.contract.state != named(DEFAULT_SCHEDULE).state:
-        fields["state"] = b.contract.state
+    if on_gpu and b.target == "tilelang" and b.contract.state_layout != named(DEFAULT_SCHEDULE).state_layout:
+        fields["state_layout"] = b.contract.state_layout
     return varied(DEFAULT_SCHEDULE, **fields) if fields else DEFAULT_SCHEDULE
 
 

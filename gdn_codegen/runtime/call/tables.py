@@ -189,7 +189,7 @@ def nearest(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], chun
     the device's own before those of its kind; of these the same class before those one step away; of these the one that gained
     most over the model."""
     found = []
-    unit = [UNIT] if b.contract.form("k") in ("unit", "l2norm") else []
+    unit = [UNIT] if b.contract.input_form("k") in ("unit", "l2norm") else []
     for i, contract in enumerate(dict.fromkeys((b.contract, *unit, Contract()))):
         for r in rows(devices, b.target):
             if r.serves(b, contract) and r.far(shape_class) <= 1 and chunk in (None, r.about.chunk):
@@ -202,7 +202,7 @@ def steps(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], target
     step reads and writes, whatever its gates and query heads. Ordered as `nearest` orders; what gained most over the model is the
     fastest, of whichever target: the model's choice is one for all."""
     def lie(c: Contract) -> tuple[str, int]:
-        return c.state, BYTES[c.state_dtype]
+        return c.state_layout, BYTES[c.state_dtype]
 
     def far(x: Extent) -> int:
         return sum(abs(a - b) for a, b in zip(x.shape_class[1:], shape_class[1:], strict=True))
