@@ -1210,10 +1210,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(g_max_c_2_first, 0xa000);
     UbTile<float, 1, 64> exp_g_c_sum_first;
     TASSIGN(exp_g_c_sum_first, 0xa000);
-    UbTile<float, 1, 64> part_exp_g_c_sum_first;
-    TASSIGN(part_exp_g_c_sum_first, 0xa000);
-    UbTile<float, 64, 64> part_exp_g_expand_first;
-    TASSIGN(part_exp_g_expand_first, 0x6000);
+    UbTile<float, 1, 64> exp_g_c_segment_first;
+    TASSIGN(exp_g_c_segment_first, 0xa000);
+    UbTile<float, 64, 64> exp_g_c_expand_first;
+    TASSIGN(exp_g_c_expand_first, 0x6000);
     UbTile<float, 64, 64> lower_64_scaled_first;
     TASSIGN(lower_64_scaled_first, 0x6000);
     UbWide<float, 64> beta_wide_first;
@@ -1343,10 +1343,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     TASSIGN(g_max_c_2_next, 0xf000);
     UbTile<float, 1, 64> exp_g_c_sum_next;
     TASSIGN(exp_g_c_sum_next, 0xf000);
-    UbTile<float, 1, 64> part_exp_g_c_sum_next;
-    TASSIGN(part_exp_g_c_sum_next, 0xf000);
-    UbTile<float, 64, 64> part_exp_g_expand_next;
-    TASSIGN(part_exp_g_expand_next, 0x1e000);
+    UbTile<float, 1, 64> exp_g_c_segment_next;
+    TASSIGN(exp_g_c_segment_next, 0xf000);
+    UbTile<float, 64, 64> exp_g_c_expand_next;
+    TASSIGN(exp_g_c_expand_next, 0x1e000);
     UbTile<float, 32, 64> pairs_1_mask_next;
     TASSIGN(pairs_1_mask_next, 0x1a000);
     UbTile<float, 64, 64> lower_64_scaled_next;
@@ -1523,9 +1523,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TADD(exp_g_c_sum_first, g_max_c_2_first, exp_g_c_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCOLEXPAND(part_exp_g_expand_first, part_exp_g_c_sum_first);
+        if (rows_next > 0) TCOLEXPAND(exp_g_c_expand_first, exp_g_c_segment_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TMUL(lower_64_scaled_first, part_exp_g_expand_first, lower_64_mask_first);
+        if (rows_next > 0) TMUL(lower_64_scaled_first, exp_g_c_expand_first, lower_64_mask_first);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_64_mask_first -> beta_raw_first
         UbWidePart<float, 64> beta_raw_first(rows_next);
@@ -1856,7 +1856,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(exp_g_c_sum_next, g_max_c_2_next, exp_g_c_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCOLEXPAND(part_exp_g_expand_next, part_exp_g_c_sum_next);
+            if (rows_next > 0) TCOLEXPAND(exp_g_c_expand_next, exp_g_c_segment_next);
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) {
                 {
@@ -1866,7 +1866,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             pipe_barrier(PIPE_V);
             // G = cumsum(g)
-            if (rows_next > 0) TMUL(lower_64_scaled_next, part_exp_g_expand_next, lower_64_mask_next);
+            if (rows_next > 0) TMUL(lower_64_scaled_next, exp_g_c_expand_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {

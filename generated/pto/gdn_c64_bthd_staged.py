@@ -242,10 +242,10 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     TASSIGN(g_max_c_2, 0x5000);
     UbTile<float, 1, 64> exp_g_c_sum;
     TASSIGN(exp_g_c_sum, 0x5000);
-    UbTile<float, 1, 64> part_exp_g_c_sum;
-    TASSIGN(part_exp_g_c_sum, 0x5000);
-    UbTile<float, 64, 64> part_exp_g_expand;
-    TASSIGN(part_exp_g_expand, 0x5200);
+    UbTile<float, 1, 64> exp_g_c_segment;
+    TASSIGN(exp_g_c_segment, 0x5000);
+    UbTile<float, 64, 64> exp_g_c_expand;
+    TASSIGN(exp_g_c_expand, 0x5200);
     UbTile<float, 64, 64> lower_64_scaled;
     TASSIGN(lower_64_scaled, 0x5200);
     UbTile<float, 1, 64> lower_64_row_sum;
@@ -291,9 +291,9 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         pipe_barrier(PIPE_V);
         TADD(exp_g_c_sum, g_max_c_2, exp_g_c);
         pipe_barrier(PIPE_V);
-        TCOLEXPAND(part_exp_g_expand, part_exp_g_c_sum);
+        TCOLEXPAND(exp_g_c_expand, exp_g_c_segment);
         pipe_barrier(PIPE_V);
-        TMUL(lower_64_scaled, part_exp_g_expand, lower_64_mask);
+        TMUL(lower_64_scaled, exp_g_c_expand, lower_64_mask);
         pipe_barrier(PIPE_V);
         {
             UbCol<float, 64> sums;

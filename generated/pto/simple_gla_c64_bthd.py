@@ -574,10 +574,10 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(g_max_c_2_first, 0x8000);
     UbTile<float, 1, 64> exp_g_c_sum_first;
     TASSIGN(exp_g_c_sum_first, 0x8000);
-    UbTile<float, 1, 64> part_exp_g_c_sum_first;
-    TASSIGN(part_exp_g_c_sum_first, 0x8000);
-    UbTile<float, 64, 64> part_exp_g_expand_first;
-    TASSIGN(part_exp_g_expand_first, 0x4000);
+    UbTile<float, 1, 64> exp_g_c_segment_first;
+    TASSIGN(exp_g_c_segment_first, 0x8000);
+    UbTile<float, 64, 64> exp_g_c_expand_first;
+    TASSIGN(exp_g_c_expand_first, 0x4000);
     UbTile<float, 64, 64> lower_64_mask_first;
     TASSIGN(lower_64_mask_first, 0x8000);
     UbTile<float, 64, 64> lower_64_scaled_first;
@@ -652,10 +652,10 @@ PTO_ENTRY void simple_gla_o_S_fp16(
     TASSIGN(g_max_c_2_next, 0x28200);
     UbTile<float, 1, 64> exp_g_c_sum_next;
     TASSIGN(exp_g_c_sum_next, 0x28200);
-    UbTile<float, 1, 64> part_exp_g_c_sum_next;
-    TASSIGN(part_exp_g_c_sum_next, 0x28200);
-    UbTile<float, 64, 64> part_exp_g_expand_next;
-    TASSIGN(part_exp_g_expand_next, 0x24000);
+    UbTile<float, 1, 64> exp_g_c_segment_next;
+    TASSIGN(exp_g_c_segment_next, 0x28200);
+    UbTile<float, 64, 64> exp_g_c_expand_next;
+    TASSIGN(exp_g_c_expand_next, 0x24000);
     UbTile<float, 64, 64> lower_64_mask_next;
     TASSIGN(lower_64_mask_next, 0x28200);
     UbTile<float, 64, 64> lower_64_scaled_next;
@@ -761,9 +761,9 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TADD(exp_g_c_sum_first, g_max_c_2_first, exp_g_c_first);
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) TCOLEXPAND(part_exp_g_expand_first, part_exp_g_c_sum_first);
-        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_exp_g_c_sum_row_first -> lower_64_mask_first
-        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // part_exp_g_c_sum_row_first -> lower_64_mask_first
+        if (rows_next > 0) TCOLEXPAND(exp_g_c_expand_first, exp_g_c_segment_first);
+        set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_g_c_segment_row_first -> lower_64_mask_first
+        wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_g_c_segment_row_first -> lower_64_mask_first
         if (rows_next > 0) {
             {
                 auto from = view(lower_64_mask_gm, 64, 64, 64);
@@ -772,7 +772,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         }
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> lower_64_scaled_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> lower_64_scaled_first
-        if (rows_next > 0) TMUL(lower_64_scaled_first, part_exp_g_expand_first, lower_64_mask_first);
+        if (rows_next > 0) TMUL(lower_64_scaled_first, exp_g_c_expand_first, lower_64_mask_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
@@ -946,9 +946,9 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(exp_g_c_sum_next, g_max_c_2_next, exp_g_c_next);
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) TCOLEXPAND(part_exp_g_expand_next, part_exp_g_c_sum_next);
-            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_exp_g_c_sum_row_next -> lower_64_mask_next
-            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // part_exp_g_c_sum_row_next -> lower_64_mask_next
+            if (rows_next > 0) TCOLEXPAND(exp_g_c_expand_next, exp_g_c_segment_next);
+            set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_g_c_segment_row_next -> lower_64_mask_next
+            wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_g_c_segment_row_next -> lower_64_mask_next
             if (rows_next > 0) {
                 {
                     auto from = view(lower_64_mask_gm, 64, 64, 64);
@@ -957,7 +957,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> lower_64_scaled_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_64_mask_next -> lower_64_scaled_next
-            if (rows_next > 0) TMUL(lower_64_scaled_next, part_exp_g_expand_next, lower_64_mask_next);
+            if (rows_next > 0) TMUL(lower_64_scaled_next, exp_g_c_expand_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
