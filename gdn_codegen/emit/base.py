@@ -224,7 +224,7 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
 
 
 def is_of_a_part(k: Kernel, t: Tensor, o: Op) -> bool:
-    """Whether `o` stores the tile of a chunk in a walk that may have a warm-up. Such a store must happen in the part's own
+    """Whether `o` stores the tile of a chunk in a loop that also runs the warm-up. Such a store must happen in the part's own
     chunks only."""
     begins = any(isinstance(s, Loop) and s.warm_up and s.index == "chunk" for s in k.body)
     return begins and o.kind == "store" and t.index in ("token", "slot", "checkpoint")

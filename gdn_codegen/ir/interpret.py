@@ -201,7 +201,8 @@ class Interpreter:
         stop = -(-self.problem.lengths[at.seq] // sizes["C"])
         if k.grid == "parts":
             stop = min(stop, self.own(replace(at, part=at.part + 1), sizes))
-        return [replace(at, chunk=i, iteration=i) for i in range(at.begin, stop)]
+        begin = at.begin if lp.warm_up else self.own(at, sizes)
+        return [replace(at, chunk=i, iteration=i) for i in range(begin, stop)]
 
     def body(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
         """Run statements in order. A loop passes its carried values from iteration to iteration."""

@@ -48,7 +48,8 @@ LEGAL = {
     "decomposed..assigned fed..checked": "*.ahead",
     "assigned..checked": "Op.agent Kernel.agents",
     "assigned fed..checked": "move transpose load.head store.head scalar.head",
-    "assigned placed..checked": "*.own_part matmul.asynchronous load.described batch key_head; batch threads",
+    "assigned placed synchronised": "*.own_part",
+    "assigned placed..checked": "matmul.asynchronous load.described batch key_head; batch threads",
     "transferred..checked": "store.row store.col index block",
     "fed..checked": """
         load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item;

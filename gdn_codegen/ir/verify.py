@@ -59,6 +59,11 @@ def _lies(p: Program, t: Tensor) -> None:
         raise VerifyError(f"{p.name}: tensor {t.name} is cleared; only an output of tokens has rows that no sequence covers")
 
 
+def _plain(s: Stmt) -> Stmt:
+    """A statement without what tells the two loops of a walk with a warm-up apart: only the part has a ragged tail."""
+    return s.with_attrs(tail=None) if isinstance(s, Op) else s
+
+
 class _Kernel:
     def __init__(self, p: Program, k: Kernel, stored: set[str]) -> None:
         self.p, self.k, self.stored = p, k, stored
@@ -66,6 +71,7 @@ class _Kernel:
         self.buffers = {b.name for b in k.buffers}
         self.tensors = {t.name: t for t in p.tensors}
         self.zero: dict[str, Axes] = {}  # value -> the axes along which its entries past the sequence's end are zero
+        self.begun: Loop | None = None  # the loop over the warm-up that hands its carried values to the next loop
 
     def fail(self, o: Op | None, text: str) -> VerifyError:
         where = f"{self.p.name}, kernel {self.k.name}" + (f", {o.out or o.kind} (line {o.line})" if o else "")
@@ -146,8 +152,11 @@ class _Kernel:
                                   f"{'parts' if lp.index == 'part' else 'sequences or parts'}, and once")
         if lp.warm_up and (self.k.grid != "parts" or lp.index == "part" or self.env.get(lp.warm_up) != Tile(())):
             raise self.fail(None, f"{lp.warm_up} is a warm-up length: a number, in a grid over parts")
-        if lp.index == "before" and (not lp.warm_up or lp.carried):
-            raise self.fail(None, "a loop over the chunks before a part has a warm-up length, and carries nothing")
+        if lp.index == "before" and (not lp.warm_up or (lp.carried and self.k.slices > 1)):
+            raise self.fail(None, "a loop over the chunks before a part has a warm-up length, and carries nothing between slices")
+        if self.begun is not None:
+            self.continues(self.begun, lp)
+        self.begun = lp if lp.index == "before" and lp.carried else None
         loaded = {o.out for o in lp.body if isinstance(o, Op) and o.kind == "load"}
         for c in lp.carried:
             if self.env.get(c.init) != c.type:
@@ -159,7 +168,23 @@ class _Kernel:
                 raise self.fail(None, f"carried {c.name} starts with zeros on the padding, and {c.next} has others there")
             if self.env.get(c.next) != c.type:
                 raise self.fail(None, f"carried {c.name} becomes {c.next}: {self.env.get(c.next)}, not {c.type}")
-            self.define(None, c.result, c.type, NONE)
+            self.define(None, c.result, c.type, self.zero[c.name])
+
+    def continues(self, before: Loop, lp: Loop) -> None:
+        """Check that `lp` continues the walk that `before` begins with a warm-up: it has the same ops in the same order, and
+        others that store or that the carried values do not depend on. The names of `before` end, as `lp` defines them again."""
+        rest = [_plain(o) for o in lp.body]
+        for o in before.body:
+            if _plain(o) not in rest or (isinstance(o, Op) and o.kind == "store"):
+                raise self.fail(o if isinstance(o, Op) else None, "is in the loop over a warm-up: accepted are ops of the loop "
+                                                                  "after it, in its order, that store nothing")
+            del rest[:rest.index(_plain(o)) + 1]
+        if (lp.index, lp.warm_up) != ("chunk", "") or [(c.name, c.result, c.next, c.type) for c in before.carried] != [
+                (c.name, c.init, c.next, c.type) for c in lp.carried]:
+            raise self.fail(None, f"a loop over a warm-up hands {', '.join(c.result for c in before.carried)} to the next loop, "
+                                  "which carries the same values over the chunks of the part")
+        for name in (*(c.name for c in before.carried), *(o.out for o in before.body if isinstance(o, Op) and o.out)):
+            del self.env[name], self.zero[name]
 
     def op(self, o: Op, inside: bool) -> None:
         """Check one op: its operands are defined, its type follows from theirs, its tensors exist, and it is legal in this

@@ -45,6 +45,7 @@ from .launch.instance_warps import instance_warps
 from .launch.side_by_side import side_by_side
 from .loops.prefetch_vectors import prefetch_vectors
 from .loops.transposition import transpose
+from .loops.warm_up_loop import warm_up_loop
 from .storage.arrange import arrange
 from .storage.channels import channels
 from .storage.descriptors import descriptors
@@ -144,6 +145,7 @@ INSTANCES: Passes = (
     ("instance_warps", lambda p, c: instance_warps(p, c.schedule)),
     ("check_storage", lambda p, c: check_storage(p)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
+    ("warm_up_loop", lambda p, c: warm_up_loop(p)),
     ("check_waits", lambda p, c: check_waits(p, c.device)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
@@ -159,6 +161,7 @@ GROUPS: Passes = (
     *BLOCKS,
     ("check_storage", lambda p, c: check_storage(p)),
     ("synchronise", lambda p, c: mbarriers(p, c.groups)),
+    ("warm_up_loop", lambda p, c: warm_up_loop(p)),
     ("check_waits", lambda p, c: check_rings(p, c.groups)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )

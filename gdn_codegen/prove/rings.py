@@ -41,8 +41,8 @@ def check_rings(p: Program, device: Groups) -> Program:
 
 def check_ring(p: Program, k: Kernel, device: Groups) -> None:
     """Raises RaceError if the barriers of `k`, a kernel with several agents, do not order its accesses."""
-    warm_up = any(o.attr(OWN_PART) for o in walk(k.body))
-    for n in warm_ups(k) if warm_up else (0,):
+    left_out = any(o.attr(OWN_PART) for o in walk(k.body)) or any(lp.index == "before" for lp in loops(k.body))
+    for n in warm_ups(k) if left_out else (0,):
         _Check(p, k, device, n).run()
 
 
@@ -119,7 +119,8 @@ class _Check:
         self.reads, self.buffers = reads(k), {b.name: b for b in k.buffers}
         self.home = {o.out: o.buffer for o in walk(k.body) if o.buffer}
         self.holder = {o.buffer: o.agent for o in walk(k.body) if o.buffer}
-        (self.loop,) = loops(k.body)
+        *before, self.loop = loops(k.body)
+        self.before = next(iter(before), self.loop)  # the loop of the iterations of the warm-up
         # A copy is ordered only with copies that arrive at the same barrier.
         copies = dict.fromkeys((o.agent, str(o.attr("channel"))) for o in walk(k.body) if o.kind == "load" and o.attr("channel"))
         pipes = [*((a.name, x) for a in k.agents for x in (THREADS, SHARED)), *copies]
@@ -136,7 +137,8 @@ class _Check:
 
     def run(self) -> None:
         """Run each agent as far as its waits allow, until all are done. RaceError for a deadlock, or for an incomplete phase."""
-        todo = {a: [(i, o) for i in range(self.warm_up + iterations(self.k)) for o in self.loop.body
+        todo = {a: [(i, o) for i in range(self.warm_up + iterations(self.k))
+                    for o in (self.before if i < self.warm_up else self.loop).body
                     if isinstance(o, Op) and o.agent == a and not (i < self.warm_up and o.attr(OWN_PART))]
                 for a in self.threads}
         while any(todo.values()):
@@ -177,7 +179,9 @@ class _Check:
     def phase(self, i: int, o: Op) -> tuple[_Phases, int]:
         """The barrier of `o` in iteration i, and the number of its slot's phases before this iteration's phase."""
         x = self.buffers[o.attr("channel")]
-        i -= self.warm_up * bool(o.attr(OWN_PART))
+        if x.own and i < self.warm_up:
+            raise self.error(f"{op_text(o)} in iteration {i}, of the warm-up: its barrier counts the others only")
+        i -= self.warm_up * x.own
         return self.phases[x.name, i % x.slots], i // x.slots
 
     def wait(self, i: int, o: Op, pipe: int) -> bool:
@@ -226,6 +230,9 @@ class _Check:
         c = self.clocks
         units = c.number.get((o.agent, str(o.attr("channel")))) if o.kind == "load" else None
         known = c.known(pipe)
+        tile = units is not None and is_of_tokens(self.p, o) and o.type is not None and o.type.rank == 2
+        if tile and i >= self.warm_up and not o.attr("tail"):
+            raise self.error(f"{o.out} of {o.agent} is copied in whole tiles in iteration {i}, where a chunk may have fewer rows")
         for value in self.reads(o):
             name = self.home.get(value, value)
             x = self.buffers[name]

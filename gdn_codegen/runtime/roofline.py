@@ -61,6 +61,8 @@ class _Walk:
 
     def body(self, body: tuple[Stmt, ...], times: int) -> None:
         for s in body:
+            if isinstance(s, Loop) and s.index == "before":
+                continue
             if isinstance(s, Loop):
                 self.body(s.body, self.chunks * self.value_heads * self.blocks)
             elif s.kind in ("load", "store"):

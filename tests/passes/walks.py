@@ -18,10 +18,10 @@ PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "col
          "longest": replace(named("walk"), partition="decay", warm_up="all", longest_first=True)}
 
 
-def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16"):
+def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16", upto=""):
     plan = PLANS[plan] if isinstance(plan, str) else plan
     wide = {"columns": {**sizes, "V": 128}}.get(plan.name if plan is not PLANS["columns"] else "columns", sizes)
-    return lower(find(page).trace(), "tilelang", plan, wide, dtype, "sm_90a")
+    return lower(find(page).trace(), "tilelang", plan, wide, dtype, "sm_90a", upto=upto)
 
 
 def walker(p):
@@ -30,12 +30,13 @@ def walker(p):
 
 
 def with_body(p, body, **changes):
-    """The program with another walk in its kernel that walks."""
+    """The program with another body in the loop over the chunks of its kernel that walks."""
     k = walker(p)
-    new = tuple(replace(s, body=tuple(body)) if isinstance(s, Loop) else s for s in k.body)
+    new = tuple(replace(s, body=tuple(body)) if isinstance(s, Loop) and s.index == "chunk" else s for s in k.body)
     return replace(p, kernels=tuple(replace(k, body=new, **changes) if x is k else x for x in p.kernels))
 
 
-def inside(p):
-    (loop,) = loops(walker(p).body)
+def inside(p, index="chunk"):
+    """The ops of the loop over the chunks of a sequence or part; index: "before" for those of the warm-up."""
+    (loop,) = (lp for lp in loops(walker(p).body) if lp.index == index)
     return list(loop.body)

@@ -1,7 +1,6 @@
 """Addresses of tensors: an instance's tile of each tensor, its sizes, and the conditions of its loads and stores."""
 from __future__ import annotations
 
-from ...ir.ops import OWN_PART
 from ...ir.types import Dim, Tensor
 from ..base import EVERY, EmitError, Kernel, Loop, Op, Program, is_of_a_part, stride_unit, strides, touched
 
@@ -124,7 +123,7 @@ class Addresses:
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "(first + span) * C >= length")
             if o.attr("parts_ahead") and self.part == "part":
                 out.append("(first + span) * C < length")
-            if is_of_a_part(self.k, t, o) and not o.attr(OWN_PART):
+            if is_of_a_part(self.k, t, o):
                 out.append("chunk >= first")
         if t.index == "checkpoint":
             out += [f"T.truncmod(chunk + 1, {EVERY}) == 0", f"{self.use('rows')} >= C"]

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import math
 
-from ...ir.ops import OWN_PART
 from ..base import Op
 from .groups import GroupsWriter, rule
 from .rules import fill, strict
@@ -16,15 +15,14 @@ __all__ = ["rule"]
 @rule("wait")
 def wait(w: GroupsWriter, o: Op) -> None:
     x = w.buffers[o.attr("channel")]
-    own = o.attr(OWN_PART, False)
-    iterations = f"{w.counted(own)} // {x.slots}" if x.slots > 1 else w.counted(own)
-    w.line(f"T.barrier_wait({x.name}[{w.slot(x, own)}], {f'({iterations} + 1)' if o.attr('back') else iterations} % 2)")
+    iterations = f"{w.counted(x)} // {x.slots}" if x.slots > 1 else w.counted(x)
+    w.line(f"T.barrier_wait({x.name}[{w.slot(x)}], {f'({iterations} + 1)' if o.attr('back') else iterations} % 2)")
 
 
 @rule("signal")
 def signal(w: GroupsWriter, o: Op) -> None:
     x = w.buffers[o.attr("channel")]
-    w.line(f"T.barrier_arrive({x.name}[{w.slot(x, o.attr(OWN_PART, False))}])")
+    w.line(f"T.barrier_arrive({x.name}[{w.slot(x)}])")
 
 
 @rule("drain")
@@ -69,16 +67,16 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
 @rule("load")
 def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     """A load by one agent: an asynchronous copy that arrives at the ring's barrier. With a `tail` barrier, a ragged tail is
-    copied likewise, and its rows past the sequence's end are set to zero. Other loads copy element by element.
+    copied likewise, and its rows past the sequence's end are set to zero. Numbers of tokens are copied element by element.
     """
     t, channel, tail = w.p.tensor(o.attr("tensor")), o.attr("channel"), o.attr("tail")
-    if channel is None or (t.index == "token" and not tail):
+    if channel is None or (t.index == "token" and len(t.dims) == 1):
         fill(w, o, *operands)
         return
     x = w.buffers[channel]
-    arrives = f"{x.name}[{w.slot(x, x.own)}]"
+    arrives = f"{x.name}[{w.slot(x)}]"
     copy = f"T.tma_copy({w.tile(t)}, {w.whole(o.buffer)}, barrier="
-    if not tail or w.whole_chunks:
+    if not tail:
         w.line(f"{copy}{arrives})")
         return
     w.line(f"if {w.use('rows')} >= C:")

@@ -4,7 +4,6 @@ from __future__ import annotations
 from itertools import groupby
 
 from ...ir.core import Agent, Buffer
-from ...ir.ops import OWN_PART
 from ...ir.types import GROUP, Dim, Tensor
 from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
 from .kernel import STATEMENTS, KernelWriter
@@ -23,7 +22,6 @@ class GroupsWriter(KernelWriter):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.begun: list[str] = []  # fragments of asynchronous products before their drain
-        self.whole_chunks = False  # whether chunks are surely whole, as in the warm-up
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
 
     @property
@@ -36,13 +34,13 @@ class GroupsWriter(KernelWriter):
         """The number of iterations before this one, for slots of rings."""
         return "iteration" if self.k.grid == "parts" else "chunk"
 
-    def slot(self, x: Buffer, own: bool = False) -> str:
-        """The slot of ring `x` in this iteration. own: whether only iterations of the walk's own part use slots of the ring."""
-        return f"{self.counted(own)} % {x.slots}" if x.slots > 1 else "0"
+    def slot(self, x: Buffer) -> str:
+        """The slot of ring `x` in this iteration."""
+        return f"{self.counted(x)} % {x.slots}" if x.slots > 1 else "0"
 
-    def counted(self, own: bool) -> str:
-        """The number of the iteration, for slots of rings. own: whether to count from the first chunk of the walk's own part."""
-        return "(chunk - first)" if own else self.iteration
+    def counted(self, x: Buffer) -> str:
+        """The number of the iteration, for slots of ring `x`. A barrier may count only the chunks of the walk's own part."""
+        return "(chunk - first)" if x.own else self.iteration
 
     def stored(self, o_dims: tuple[Dim, ...], buffer: str) -> Value:
         """A value in a buffer. In a ring it is in the slot of this iteration."""
@@ -84,24 +82,20 @@ class GroupsWriter(KernelWriter):
         return o in self.k.body and (o.kind == "claim_part" or (o.type is not None and o.type.rank == 0))
 
     def walk(self, lp: Loop) -> None:
-        """Print the loop over chunks. In a grid over parts, a loop over the warm-up may come first, without the ops that only
-        the part itself runs."""
+        """Print a loop over chunks, if the current agent has ops in it."""
         for c in lp.carried:
             self.env[c.name] = self.env[c.result] = self.stored(c.type.dims, c.name)
         self.use("length")
+        if not any(isinstance(s, Op) and s.agent == self.agent.name for s in lp.body):
+            return
         if self.k.grid != "parts":
             self.iterations("for chunk in T.serial(T.ceildiv(length, C)):", lp.body)
             return
         begin = self.use("begin")
-        always = tuple(s for s in lp.body if isinstance(s, Op) and not s.attr(OWN_PART))
-        if len(always) < len(lp.body):
-            if any(s.agent == self.agent.name for s in always):
-                self.whole_chunks = True
-                self.iterations(f"for iteration in T.serial(first - {begin}):", always)
-                self.whole_chunks = False
-            self.iterations(f"for iteration in T.serial(first - {begin}, stop - {begin}):", lp.body)
-        else:
-            self.iterations(f"for iteration in T.serial(stop - {begin}):", lp.body)
+        first, stop = f"first - {begin}", f"stop - {begin}"
+        begins = lp.warm_up or not self.warm_up  # in a kernel without warm-ups `begin` is the part's first chunk
+        over = first if lp.index == "before" else stop if begins else f"{first}, {stop}"
+        self.iterations(f"for iteration in T.serial({over}):", lp.body)
 
     def iterations(self, head: str, body: tuple[Stmt, ...]) -> None:
         """Print a loop over chunks. head: its first line."""

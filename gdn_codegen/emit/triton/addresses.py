@@ -23,8 +23,7 @@ class Addresses:
         self.uses: dict[str, None] = {}
         self.part = "part"  # the variable with the part slot of current loads
         self.which = ""  # suffix of variables: "_next" for the next chunk, "_rest" for rows that no sequence covers
-        self.own_alone = False  # whether the current loop has no warm-up iterations
-        self.described: dict[str, Tensor] = {}  # tensors that the current loop loads by a descriptor
+        self.described: dict[str, Tensor] = {}  # tensors that loops load by a descriptor
         self.warm_up = next((s.warm_up for s in k.body if isinstance(s, Loop)), "")
         self.taken = OWN | {f"{x}{d}" for d in p.sizes for x in ("", "B", "i_")} | {f"P{d}" for d, _ in p.extents}
         marks = (("", "_ptr"), ("has_", ""), (CLEAR, ""), ("", "_stride"), ("", "_n"), ("", "_rows"))
@@ -105,7 +104,7 @@ class Addresses:
         return " + ".join(parts)
 
     def rows(self, t: Tensor) -> str:
-        """The variable with the descriptor of the sequence's rows of `t`. The loop's head defines it."""
+        """The variable with the descriptor of the sequence's rows of `t`. It is defined before the first loop."""
         for name in ("length", *(["b"] if self.layout == "bhtd" else []), *(("h", "H") if t.heads == "H" else ())):
             self.use(name)
         self.descriptor(t)  # records the names that it uses
@@ -141,7 +140,7 @@ class Addresses:
                 out.append(f"{self.use('begin')} == 0" if o.kind == "load" else "first + size >= length")
             if o.attr("parts_ahead") and self.part == "part":
                 out.append("first + size < length")
-            if is_of_a_part(self.k, t, o) and not self.own_alone:
+            if is_of_a_part(self.k, t, o):
                 out.append("t >= first")
         if t.index == "checkpoint":
             out += [f"(t // {self.use('C')} + 1) % {self.use(EVERY)} == 0", f"t + C <= {self.use('length')}"]

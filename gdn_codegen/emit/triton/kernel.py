@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ...ir.ops import AHEAD, OWN_PART
+from ...ir.ops import AHEAD
 from ...ir.types import WARP, Tile
 from ..base import (
     CLEAR,
@@ -46,15 +46,18 @@ class KernelWriter(Head):
         self.env: dict[str, Text] = {}
         self.type: dict[str, Tile] = {}
         self.literals: set[str] = set()  # values that are constants
+        self.loops_at = 0  # the number of lines before the first loop
 
     # --- statements ---
     def instance(self, body: tuple[Stmt, ...]) -> None:
-        """Print the whole body of the kernel."""
+        """Print the whole body of the kernel, and before its loops the descriptors that their loads use."""
         for ahead, group in groupby(body, lambda s: isinstance(s, Op) and bool(s.attr(AHEAD))):
             if ahead:
                 self.first_turn(tuple(group))
             else:
                 self.body(tuple(group))
+        here = [line for t in self.described.values() for line in wrapped(self.descriptor(t), WIDTH - 4)]
+        self.w.lines[self.loops_at:self.loops_at] = [f"    {line}" for line in here]
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         """Print statements in order. An op without a buffer becomes an expression in the ops that read it."""
@@ -88,50 +91,36 @@ class KernelWriter(Head):
             self.line(f"begin = first - tl.maximum({self.env[value]}, 0).to(tl.int32) * {self.use('C')}")
 
     def loop(self, lp: Loop) -> None:
-        """Print a loop, and before it the descriptors that its loads use."""
-        at = len(self.w.lines)
-        self.carried_loop(lp)
-        here = [line for t in self.described.values() for line in wrapped(self.descriptor(t), WIDTH - 4)]
-        self.w.lines[at:at] = [f"    {line}" for line in here]
-        self.described.clear()
-
-    def carried_loop(self, lp: Loop) -> None:
-        """Print the initial values of a loop's carried values, and the loop, or two loops if only the part itself runs some
-        ops."""
+        """Print the initial values of a loop's carried values, and the loop."""
+        self.loops_at = self.loops_at or len(self.w.lines)
         for c in lp.carried:
             self.type[c.name] = self.type[c.result] = c.type
             name = Text(self.name(c.name))
             if self.env[c.init].code != name.code:
                 self.line(f"{name} = {self.env[c.init]}")
             self.env[c.name] = self.env[c.result] = name
+        self.part = "earlier" if lp.index == "part" else "part"
         if lp.index == "part":
-            self.part = "earlier"
-            self.iterations(lp, lp.body, "earlier", "part - first // size", "part")
-            self.part = "part"
-            return
-        if lp.index == "before":
-            begin = f"tl.maximum({self.use('begin')}, 0) + nth * {self.use('C')}"
-            self.iterations(lp, lp.body, "t", begin, "first", self.k.slices)
-            return
-        begin, stop = ("begin", "stop") if self.k.grid == "parts" else ("0", "length")
-        if begin == "begin":
-            self.use(begin)
-        always = tuple(o for o in lp.body if isinstance(o, Op) and not o.attr(OWN_PART))
-        self.own_alone = len(always) < len(lp.body)
-        if self.own_alone:
-            self.iterations(lp, always, "t", begin, "first")
-            begin = "first"
-        self.iterations(lp, lp.body, "t", begin, self.use(stop))
-        self.own_alone = False
+            self.iterations(lp, "earlier", "part - first // size", "part")
+        elif lp.index == "before":
+            begin = self.use("begin")
+            slices = f"tl.maximum({begin}, 0) + nth * {self.use('C')}"
+            self.iterations(lp, "t", slices if self.k.slices > 1 else begin, "first", self.k.slices)
+        elif self.k.grid == "parts":
+            begins = lp.warm_up or not self.warm_up  # in a kernel without warm-ups `begin` is the part's first token
+            self.iterations(lp, "t", self.use("begin") if begins else "first", self.use("stop"))
+        else:
+            self.iterations(lp, "t", "0", self.use("length"))
+        self.part = "part"
 
-    def iterations(self, lp: Loop, body: tuple[Stmt, ...], index: str, begin: str, stop: str, step: int = 1) -> None:
-        """Print a loop over `body` from `begin` to `stop`, with the variables of each chunk. step: take every `step`-th chunk."""
+    def iterations(self, lp: Loop, index: str, begin: str, stop: str, step: int = 1) -> None:
+        """Print a loop from `begin` to `stop`, with the variables of each chunk. step: take every `step`-th chunk."""
         size = self.use("C") + (f" * {step}" if step > 1 else "")
         over = f"{begin}, {stop}" if index == "earlier" else f"{begin}, {stop}, {size}"
         self.w(f"for {index} in range({over}):")
         self.w.indent += 1
         first = len(self.w.lines)
-        self.body(body)
+        self.body(lp.body)
         for c in lp.carried:
             if self.env[c.next].code != self.env[c.name].code:
                 self.line(f"{self.env[c.name]} = {self.env[c.next]}")

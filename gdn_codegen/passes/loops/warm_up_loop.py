@@ -1,0 +1,42 @@
+"""warm_up_loop: makes a loop of its own of the warm-up of a walk. For Triton, and for Hopper's warp groups.
+
+Before it a walk is one loop, in which ops with `own_part` do nothing during a warm-up (pass `warm_up`). The pass makes two loops
+of it: one over the chunks before the part, without these ops, and one over the part's own chunks, with all ops. The first loop
+hands its carried values to the second one. The pass runs after `synchronise`, because buffers and barriers are derived for one
+body, and both loops use them alike. It runs before the proofs, so that they are about the loops that are emitted.
+
+The chunks before a part have all their rows. So copies of the first loop need no barrier for a ragged tail.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.core import Kernel, Loop, Op, Program, loops, map_loops, walk
+from ...ir.ops import OWN_PART
+from ..stage import takes
+
+
+@takes("synchronised")
+def warm_up_loop(p: Program) -> Program:
+    """`p` with two loops for each walk that has ops with `own_part`. No op of the result has the attribute."""
+    return p.map_kernels(lambda k: replace(k, body=map_loops(k.body, lambda loop: _split(k, loop))))
+
+
+def _split(k: Kernel, loop: Loop) -> list[Loop]:
+    """The loop over the warm-up, and the loop over the part. The loop itself if a warm-up leaves out nothing."""
+    ops = [o for o in loop.body if isinstance(o, Op)]
+    if not any(o.attr(OWN_PART) for o in ops):
+        return [loop]
+    taken = {o.out for o in walk(k.body)} | {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
+    handed = {c.name: _fresh(f"{c.name}_begun", taken) for c in loop.carried}
+    before = Loop("before", tuple(replace(c, result=handed[c.name]) for c in loop.carried),
+                  tuple(o.with_attrs(tail=None) for o in ops if not o.attr(OWN_PART)), loop.warm_up)
+    return [before, replace(loop, carried=tuple(replace(c, init=handed[c.name]) for c in loop.carried),
+                            body=tuple(o.with_attrs(**{OWN_PART: None}) for o in ops), warm_up="")]
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    """The name, with underscores appended until no value has it."""
+    while name in taken:
+        name += "_"
+    return name
