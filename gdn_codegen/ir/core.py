@@ -185,13 +185,6 @@ class Program:
         """For each dim of `t`: whether the tile is larger than the tensor in memory."""
         return tuple(t.role != "workspace" and d in dict(self.extents) for d in t.dims)
 
-    def describes(self, k: Kernel, o: Op) -> bool:
-        """Whether a load of `k` can use a tensor descriptor of the sequence's rows. The load must be unconditional. The tile must
-        have the tensor's full width, and the same layout as in memory."""
-        t = self.tensor(o.attr("tensor"))
-        plain = not (o.args or o.attr("ahead") or o.attr("transposed") or t.strided or any(self.padded(t)))
-        return plain and t.index == "token" and len(t.dims) == 2 and k.blocked_dim not in t.dims and k.grid != "chunks"
-
     @property
     def walk(self) -> Loop:
         """The loop over chunks. The program must have one kernel, as a traced program has."""

@@ -59,6 +59,14 @@ def _lies(p: Program, t: Tensor) -> None:
         raise VerifyError(f"{p.name}: tensor {t.name} is cleared; only an output of tokens has rows that no sequence covers")
 
 
+def describes(p: Program, k: Kernel, o: Op) -> bool:
+    """Whether a load of `k` can use a tensor descriptor of the sequence's rows. The load must be unconditional. The tile must
+    have the tensor's full width, and the same layout as in memory."""
+    t = p.tensor(o.attr("tensor"))
+    plain = not (o.args or o.attr("ahead") or o.attr("transposed") or t.strided or any(p.padded(t)))
+    return plain and t.index == "token" and len(t.dims) == 2 and k.blocked_dim not in t.dims and k.grid != "chunks"
+
+
 def _plain(s: Stmt) -> Stmt:
     """A statement without what tells the two loops of a walk with a warm-up apart: only the part has a ragged tail."""
     return s.with_attrs(tail=None) if isinstance(s, Op) else s
@@ -234,7 +242,7 @@ class _Kernel:
                 raise self.fail(o, f"loads the output {name}")
             if t.role == "workspace" and t.index != "const" and name not in self.stored:
                 raise self.fail(o, f"loads {name} before any kernel wrote it")
-            if o.attr("described") and not self.p.describes(self.k, o):
+            if o.attr("described") and not describes(self.p, self.k, o):
                 raise self.fail(o, f"goes by a descriptor of {name}, which is for tiles of a walk: rows of tokens, whole and as "
                                    "they lie in memory")
             if o.type != moved:

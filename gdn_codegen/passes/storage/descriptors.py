@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.core import Kernel, Op, Program, map_loops, map_ops
+from ...ir.verify import describes
 from ...schedule.schedule import Schedule
 from ..stage import takes
 
@@ -17,7 +18,7 @@ def descriptors(p: Program, s: Schedule) -> Program:
     if not s.descriptors:
         return p
     def marked(k: Kernel, o: Op) -> Op:
-        return o.with_attrs(described=True) if o.kind == "load" and p.describes(k, o) else o
+        return o.with_attrs(described=True) if o.kind == "load" and describes(p, k, o) else o
 
     def each(k: Kernel) -> Kernel:
         return replace(k, body=map_loops(k.body, lambda s: [
