@@ -13,10 +13,10 @@ NAMED = 12
 
 HEAD = """# Verification
 
-What the last run of the matrix found. `tests/device/matrix.py` draws calls from the whole contract so that each pair of levels of
-two options meets at least once on each target, and holds o, final states and checkpoints against the token recurrence in float64,
-by RMSE over RMS. Outputs and workspaces start as NaN; each call is made four times, and gives the same bits; memory between slots
-of a pool, rows of no sequence and inputs stay as they were. This page is written by
+This page has the results of the last run of `tests/device/matrix.py` (the matrix). The matrix draws calls from the whole contract so
+that each pair of values of two options occurs in at least one call on each target. It compares o, final states and checkpoints with
+the token recurrence in float64, by RMSE over RMS. Outputs and workspaces start as NaN. Each call runs four times and has to give the
+same bits. Memory between slots of a pool, rows of no sequence and inputs must not change. This command writes the page:
 `python tests/device/matrix.py --write docs/verification.md result.json`.
 """
 
@@ -78,7 +78,7 @@ def _failures(result: dict[str, Any]) -> list[str]:
 def _left(result: dict[str, Any]) -> str:
     """What of the draw was not run, in a line."""
     if result["not_run"]:
-        return f"- not run when time was up: {len(result['not_run'])} calls or more, from {result['not_run'][0]} on"
+        return f"- not run, because the time was up: {len(result['not_run'])} calls or more, from {result['not_run'][0]} on"
     if result["asked"]:
         return f"- ended after {result['asked']} builds, as asked: the rest of the draw was not run"
     return "- all was run"
@@ -95,8 +95,8 @@ def page(result: dict[str, Any]) -> str:
              f"{result['workers']} processes: {', '.join(f'{all_[k]} {k}' for k in KINDS)}",
              "- admission check: " + ("on" if result["admission"] else
                                       "off (GDN_CODEGEN_ADMIT=0), so that what a toolchain miscompiles shows as a wrong result"),
-             f"- pairs of levels that met in a call that ran: {pairs} (less those that no build has room for)",
-             *(f"- tried again, of what had failed, was slow or not run: {r['calls']} calls in {r['seconds']} s on "
+             f"- pairs of values of two options that occurred in a call that ran: {pairs} (without pairs for which no build has room)",
+             *(f"- run again, of the calls that had failed, were slow or did not run: {r['calls']} calls in {r['seconds']} s on "
                f"{r['workers']} processes, commit {r['commit']}, {r['date']}, {r['device']}, {r['limit']:.0f} s a call at most"
                for r in result.get("again", [])), _left(result), ""]
     lines += ["## Counts", ""]
@@ -106,16 +106,16 @@ def page(result: dict[str, Any]) -> str:
                      ("partition", lambda c: c["row"]["partition"] or "none"),
                      ("dtype", lambda c: f"{c['target']}: {c['row']['dtype']}"), ("K", lambda c: c["row"]["K"]),
                      ("V", lambda c: c["row"]["V"]), ("chunk", lambda c: c["row"]["chunk"] or "open"),
-                     ("keys alike, but for noise of", lambda c: "no" if c["row"]["alike"] is None else c["row"]["alike"])):
+                     ("similar keys, with noise of", lambda c: "no" if c["row"]["alike"] is None else c["row"]["alike"])):
         lines += _counts(calls, name, of)
     lines += _seldom(calls, "Refused", "refused")
     over = sum("passed over" in c for c in calls)
     lines += _seldom(calls, "Not admitted", "not admitted",
-                     "Kernels that gave wrong results on the small problem of the admission check, so that no caller gets theirs "
-                     "(docs/admission.md). Where the schedule was open the op took its next candidate instead: "
-                     f"{over} calls, which are counted by what came of them.")
-    lines += _seldom(calls, "Slow", "slow", "A compile that did not end in the time that a call has. The other calls of such a "
-                     "build were not tried.")
+                     "The kernels gave wrong results on the small problem of the admission check, so the build is refused "
+                     "(docs/admission.md). If the call left the schedule open, the op took its next candidate instead: "
+                     f"{over} calls, which count by their final status.")
+    lines += _seldom(calls, "Slow", "slow", "The compiler did not finish within the time limit of a call. The other calls of the "
+                     "build did not run.")
     return "\n".join([*lines, *_failures(result)]).rstrip() + "\n"
 
 

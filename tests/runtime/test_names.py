@@ -70,7 +70,7 @@ SIGNATURES = {
 def table():
     """Keyword -> whose, what happens to it here."""
     found = {}
-    part = PAGE.read_text(encoding="ascii").split("## Names of others")[1].split("### ")[0]
+    part = PAGE.read_text(encoding="ascii").split("## Names of other libraries")[1].split("### ")[0]
     for row in re.findall(r"^\| (`.*) \|$", part, re.MULTILINE):
         cells = row.split(" | ")
         for name in re.findall(r"`(\w+)`", cells[0]):
