@@ -13,10 +13,11 @@ NAMED = 12
 
 HEAD = """# Verification
 
-This page has the results of the last run of `tests/device/matrix.py` (the matrix). The matrix draws calls from the whole contract so
-that each pair of values of two options occurs in at least one call on each target. It compares o, final states and checkpoints with
-the token recurrence in float64, by RMSE over RMS. Outputs and workspaces start as NaN. Each call runs four times and has to give the
-same bits. Memory between slots of a pool, rows of no sequence and inputs must not change. This command writes the page:
+This page has the results of the last run of `tests/device/matrix.py` (the matrix). The matrix draws calls from the whole
+contract so that each pair of values of two options occurs in at least one call on each target. It compares o, final states
+and checkpoints with the token recurrence in float64, by RMSE over RMS. Outputs and workspaces start as NaN. Each call runs
+four times and has to give the same bits. Memory between slots of a pool, rows of no sequence and inputs must not change. This
+command writes the page:
 `python tests/device/matrix.py --write docs/verification.md result.json`.
 """
 
@@ -95,7 +96,7 @@ def page(result: dict[str, Any]) -> str:
              f"{result['workers']} processes: {', '.join(f'{all_[k]} {k}' for k in KINDS)}",
              "- admission check: " + ("on" if result["admission"] else
                                       "off (GDN_CODEGEN_ADMIT=0), so that what a toolchain miscompiles shows as a wrong result"),
-             f"- pairs of values of two options that occurred in a call that ran: {pairs} (without pairs for which no build has room)",
+             f"- pairs of values of two options that occurred in a call that ran: {pairs} (without those that no build has room for)",
              *(f"- run again, of the calls that had failed, were slow or did not run: {r['calls']} calls in {r['seconds']} s on "
                f"{r['workers']} processes, commit {r['commit']}, {r['date']}, {r['device']}, {r['limit']:.0f} s a call at most"
                for r in result.get("again", [])), _left(result), ""]
