@@ -5,21 +5,20 @@ import re
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
-
-import jinja2
+from typing import TYPE_CHECKING, Any
 
 from .. import algorithms
 from ..devices import Device
 from ..emit.base import Heads, KernelText, heads_tag
-from ..emit.page import page_text
 from ..ir.builder import Algorithm
 from ..ir.core import Program
-from ..passes.pipelines import lower
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
 from ..targets import Target, find
 from .tables import arguments, documentation, literal, signature, tables
+
+if TYPE_CHECKING:
+    import jinja2
 
 CHUNKS = (16, 32, 64, 128)
 #: Names of layouts, others' too -> ours.
@@ -129,12 +128,14 @@ class Build:
 @lru_cache(maxsize=256)
 def lowered(b: Build) -> Program:
     """The program that `b`'s emitter prints."""
+    from ..passes.pipelines import lower  # all passes: a third of a second that a mere import of the package does not take
     return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract)
 
 
 @cache
 def _environment(folder: Path | None = None) -> jinja2.Environment:
     """The package's templates, and those of a folder."""
+    import jinja2
     packaged = Path(__file__).parents[1] / "templates"
     own = packaged if packaged.is_dir() else Path(__file__).parents[2] / "templates"
     made = jinja2.Environment(loader=jinja2.FileSystemLoader([own, *filter(None, [folder])]), undefined=jinja2.StrictUndefined,
@@ -190,6 +191,7 @@ def _spelled_out(x: Any) -> str:
 
 def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
     """What a template is told: text for its slots."""
+    from ..emit.page import page_text
     t = tables(b, p, kernels)
     # it stands in strings of the module's between three quotes
     doc = b.page.doc

@@ -145,8 +145,9 @@ def test_what_needs_no_tensor_imports_no_torch(words, status):
 
 @pytest.mark.slow
 def test_the_ops_bring_torch_and_nothing_that_takes_long_to_import():
-    """Torch's compiler, the toolchains and what only examples and plots need come with their first use."""
-    late = {"torch._dynamo", "torch._inductor", "triton", "tilelang", "tvm", "transformers", "matplotlib"}
+    """Torch's compiler, the toolchains, passes, emitters, and what only examples and plots need come with their first use."""
+    late = {"torch._dynamo", "torch._inductor", "triton", "tilelang", "tvm", "transformers", "matplotlib", "jinja2",
+            "gdn_codegen.passes", "gdn_codegen.prove", "gdn_codegen.emit.triton"}
     code = f"import gdn_codegen.ops, sys; print(*({late} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
