@@ -96,7 +96,8 @@ def page(result: dict[str, Any]) -> str:
              f"{result['workers']} processes: {', '.join(f'{all_[k]} {k}' for k in KINDS)}",
              "- admission check: " + ("on" if result["admission"] else
                                       "off (GDN_CODEGEN_ADMIT=0), so that what a toolchain miscompiles shows as a wrong result"),
-             f"- pairs of values of two options that occurred in a call that ran: {pairs} (without those that no build has room for)",
+             f"- pairs of values of two options that occurred in a call that ran: {pairs} "
+             "(without those that no build has room for)",
              *(f"- run again, of the calls that had failed, were slow or did not run: {r['calls']} calls in {r['seconds']} s on "
                f"{r['workers']} processes, commit {r['commit']}, {r['date']}, {r['device']}, {r['limit']:.0f} s a call at most"
                for r in result.get("again", [])), _left(result), ""]
