@@ -69,11 +69,11 @@ class Check:
         """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
         if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
             return
-        with self.lock:  # others wait for the verdict; what runs within `errors` finds itself done
+        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
             if (device, heads) in self.done:
                 return
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to try its kernels")
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
             self(device, heads)
 
     def heads(self) -> Any:
@@ -90,13 +90,13 @@ class Check:
         host, in_parts = self.host, self.tables.part_cost is not None
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         with self.lock, torch.inference_mode(False), torch.no_grad():
-            self.done.add((device, heads))  # launches below ask
+            self.done.add((device, heads))  # launches below call `once`
             before = host.poison, host.part_chunks
             try:
                 host.poison = True
                 for chunks in parts:
                     for call in calls:
-                        if in_parts:  # so short that there are enough of them
+                        if in_parts:  # short parts, so that there are many
                             host.part_chunks = chunks
                         for n, (error, accepted) in self.compared(device, heads, *call).items():
                             known = found.get(n, (0.0, accepted))[0]
@@ -112,19 +112,19 @@ class Check:
 
     # --- the problem --------------------------------------------------------------------------------------------------
     def lengths(self, packed: bool) -> Any:
-        """Tokens of sequences. Packed: the third is the one that a pool leaves out."""
+        """Tokens of each sequence. If packed, a pool skips the third."""
         chunk = self.tables.chunk
         if not packed:
             return [chunk + 3] * 2
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
     def drawn(self, lengths: Any, heads: Any) -> Any:
-        """Inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] as callers have them, by name, on the CPU."""
+        """Random inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] in the caller's forms, by name, on the CPU."""
         tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
-        alike = total - lengths[-1] + tables.chunk - self.STEP // 2  # a token that is repeated from the first chunk's end on
+        repeated = total - lengths[-1] + tables.chunk - self.STEP // 2  # a token near the first chunk's end
         for name, of, dims, dtype in tables.inputs:
             x, form = torch.randn(total, count[of], *dims, generator=gen, **on_cpu), tables.forms.get(name, "")
             if form in ("raw", "sigmoid", "twice_sigmoid"):
@@ -138,8 +138,8 @@ class Check:
                     x = torch.exp(x) if form == "linear" else x
             if not (dims or form == "raw" or name in tables.decays):
                 share = self.ALIKE / (2 if form == "twice_sigmoid" else 1)
-                x[alike] = math.log(share / (1 - share)) if "sigmoid" in form else share
-            x[alike:alike + tables.chunk] = x[alike:alike + 1].clone()
+                x[repeated] = math.log(share / (1 - share)) if "sigmoid" in form else share
+            x[repeated:repeated + tables.chunk] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
         for name, _, dtype in tables.head_inputs:
             x = torch.log(rate.clamp_min(1e-6)) if name == "A_log" else torch.randn(heads[1], generator=gen, **on_cpu) / 2
@@ -150,7 +150,7 @@ class Check:
         return out
 
     def read(self, name: str, x: Any) -> Any:
-        """What the page reads of an input, in float64."""
+        """An input in the form in which the page reads it, in float64."""
         form, y = self.tables.forms.get(name, ""), x[name].double()
         if form == "l2norm":
             return y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6)
@@ -164,12 +164,12 @@ class Check:
         return y
 
     def kv_order(self, state: Any, dims: Any) -> Any:
-        """States of callers as the page has them."""
+        """A caller's states in the page's order of dims."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
     def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
-        """What the page makes of it, in float64: outputs [T, HV, ...], states [N, HV, ...], those after chunks [HV, ...] by
-        sequence and chunk; a list of each."""
+        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], and one of dicts of
+        states after chunks [HV, ...], by (sequence, chunk)."""
         tables = self.tables
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
@@ -198,76 +198,76 @@ class Check:
 
     # --- the call -----------------------------------------------------------------------------------------------------
     def guarded(self, x: Any, shape: Any, fill: float) -> Any:
-        """Memory of a shape, like `x`, between stretches of memory that kernels have no business in."""
+        """A tensor of this shape, like `x`, between guard elements that kernels must not touch."""
         size = math.prod(shape)
         return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
 
     def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
-        """[T, heads, ...] as the module takes it: in its layout, and where kernels go by strides with gaps between heads."""
+        """[T, heads, ...] in the module's layout. If kernels take strides, there are gaps between heads."""
         x = x.unflatten(0, (rows, -1))
         x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
         shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
         return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
 
     def pool(self, x: Any, slots: Any) -> Any:
-        """Slots that lie apart, with some that are no sequence's."""
+        """A pool with gaps between slots, and slots that no sequence uses."""
         size = x[0].numel()
         pool = x.new_full((len(slots) + 2, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
         pool[slots] = x
         return pool
 
     def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
-        """The call's arguments, and the slots that states lie in. Rows past the last sequence hold no numbers."""
+        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
         tables, (packed, given, wanted) = self.tables, call
         rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
         slots: Any = None
-        several = sum(lengths) // x[tables.inputs[0][0]].shape[0]
-        said: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
-        said.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
+        copies = sum(lengths) // x[tables.inputs[0][0]].shape[0]
+        arguments: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        arguments.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
         for name, *_ in tables.inputs:
             y = x[name].to(device)
-            beyond = y.new_full((spare, *y.shape[1:]), math.nan)
-            said[name] = self.placed(torch.cat([y] * several + [beyond]), rows)
+            spare_rows = y.new_full((spare, *y.shape[1:]), math.nan)
+            arguments[name] = self.placed(torch.cat([y] * copies + [spare_rows]), rows)
         for name, *_ in tables.head_inputs:
-            said[name] = x[name].to(device)
+            arguments[name] = x[name].to(device)
         for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
             shape = (sum(lengths) + spare, heads[1], *dims)
-            said[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
         if packed:
-            said["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+            arguments["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
         for name, _ in tables.initial if given else ():
-            y = torch.cat([x[name].to(device)] * several)
-            said[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
+            y = torch.cat([x[name].to(device)] * copies)
+            arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
         if tables.pool:
             slots = torch.arange(len(lengths), 0, -1, device="cpu")
-            said.update({name: self.pool(said[name], slots) for name, _ in tables.initial})
-            said["state_indices"] = torch.tensor([-1 if self.left_out(n) else int(i) for n, i in enumerate(slots)],
+            arguments.update({name: self.pool(arguments[name], slots) for name, _ in tables.initial})
+            arguments["state_indices"] = torch.tensor([-1 if self.is_skipped(n) else int(i) for n, i in enumerate(slots)],
                                                  dtype=torch.int32, device="cpu").to(device)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
-            said[name] = (torch.full_like(said[initial], self.MARK) if tables.pool else
+            arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
                           self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
-        return said, slots
+        return arguments, slots
 
-    def left_out(self, n: int) -> bool:
-        """Whether a pool leaves this sequence out."""
+    def is_skipped(self, n: int) -> bool:
+        """True if the pool's slot of this sequence is -1."""
         return self.tables.pool and n % 5 == 2
 
     def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
-        """(error, accepted) by output of one call."""
+        """(error, accepted error) by output of one call."""
         tables, once = self.tables, self.lengths(packed)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        several = 1 if device.type == "cpu" else 1 + self.INSTANCES // (len(once) * heads[1])
-        x, lengths = self.drawn(once, heads), once * several
+        copies = 1 if device.type == "cpu" else 1 + self.INSTANCES // (len(once) * heads[1])
+        x, lengths = self.drawn(once, heads), once * copies
         outs, finals, after = self.expected(x, once, heads, given)
-        said, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
-        mine = [n for n in range(len(lengths)) if not self.left_out(n)]
+        arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
+        served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
         starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
         written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
-        for n in mine:
+        for n in served:
             written[starts[n]:starts[n + 1]] = True
-        lent = {n: (whole(said[n]), whole(said[n]).clone()) for n in self.lent(said)}
-        results = self.function(**said)
+        writable = {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in self.writable(arguments)}
+        results = self.function(**arguments)
 
         found, accepted = {}, self.ACCEPTED[tables.dtype]
         if tables.tf32 and device.type == "cuda":
@@ -276,48 +276,48 @@ class Check:
         for (name, *_), got, want in zip(tables.outputs, results[:len(outs)], outs, strict=True):
             rows = got if tables.layout == "bthd" else got.transpose(1, 2)
             rows = rows.flatten(0, 1).cpu()
-            found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in mine
+            found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in served
                                  if lengths[n]]), accepted
         accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
         for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
             if got is not None:
                 got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
-                each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
+                each = [off(got[n][None], want[n % len(once)][None]) for n in served]
                 found[name.replace("initial", "final")] = worst(each), accepted
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
             got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
-                                 for n in mine for i in range(lengths[n] // tables.chunk)]), accepted
-        for name, (now, before) in lent.items():
+                                 for n in served for i in range(lengths[n] // tables.chunk)]), accepted
+        for name, (now, before) in writable.items():
             own = torch.zeros(now.shape, dtype=torch.bool, device=device).as_strided(
-                said[name].shape, said[name].stride(), said[name].storage_offset())
+                arguments[name].shape, arguments[name].stride(), arguments[name].storage_offset())
             if name in tables.outs:
                 own = own if tables.layout == "bthd" else own.transpose(1, 2)
                 own[written.view(own.shape[:2]).to(device)] = True
             else:
-                own[mine if slots is None else slots[mine].to(device)] = True
+                own[served if slots is None else slots[served].to(device)] = True
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 
-    def lent(self, said: Any) -> Any:
-        """Names of the arguments that kernels write to. They hold more than that."""
+    def writable(self, arguments: Any) -> Any:
+        """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
         states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        return [n for n in (*self.tables.outs, *states) if n in said]
+        return [n for n in (*self.tables.outs, *states) if n in arguments]
 
 
 def whole(x: Any) -> Any:
-    """All of the memory that a tensor lies in."""
+    """All memory of the storage of a tensor."""
     return x.new_empty(0).set_(x.untyped_storage())
 
 
 def off(got: Any, want: Any) -> Any:
-    """RMSE over RMS of the worst head, of [tokens, heads, ...]."""
+    """RMSE over RMS of the worst head. got, want: [tokens, heads, ...]."""
     got = got.double()
     error, size = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want))
     return (error / size.clamp_min(1e-30)).sqrt().max()
 
 
 def worst(errors: Any) -> float:
-    """The largest, NaN where there is one."""
+    """The largest error; NaN if any is NaN."""
     return float(torch.stack(errors).max()) if errors else 0.0

@@ -1,4 +1,4 @@
-"""Into how many parts a generated module splits a sequence.
+"""How a generated module chooses the number of parts of a sequence.
 
 Below the line the file is copied into generated modules word for word. Nothing here knows a build: callers pass the tables.
 """
@@ -9,7 +9,7 @@ from ..devices.part_cost import PartCost
 
 # --- copied from here on ---
 def _needs_summaries(chunks: int, span: int, most: int) -> bool:
-    """Whether some part of a sequence of `chunks` chunks may need a summary of the parts before it.
+    """True if some part of a sequence of `chunks` chunks may need a summary of the parts before it.
 
     span: chunks of a part. most: the longest warm-up, in parts.
     """
@@ -18,12 +18,12 @@ def _needs_summaries(chunks: int, span: int, most: int) -> bool:
 
 def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost: PartCost, summaries: int, most: int,
                    warms_up: bool) -> int | None:
-    """Chunks of a part for which `cost` is least, None for no parts. More parts than fill the GPU four times are not looked at.
+    """The number of chunks of a part with the least `cost`; None for no parts. It tries parts that fill the GPU up to four times.
 
     chunks: of each of `sequences` sequences of equal length.
     instances: kernel instances of a part. units: instances that the GPU runs at a time.
-    summaries: kernels that a call launches for summaries.
-    warms_up: whether a part's walk begins with a warm-up in the chunks before it; else each part needs a summary of those.
+    most: the longest warm-up, in parts. summaries: the number of kernels that a call launches for summaries.
+    warms_up: True if the walk of a part may start with a warm-up. Otherwise each part needs a summary of the parts before it.
     """
     best, least = None, -(-sequences * instances // units) * chunks * cost.chunk_us
     for n in range(2, min(chunks, 1 + 4 * units // (sequences * instances)) + 1):

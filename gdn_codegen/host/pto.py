@@ -22,7 +22,7 @@ from .tensors import _FLOATS, _steps
 
 # --- copied from here on ---
 def compile_command(source: str | Path, library: str | Path) -> list[str]:
-    """The command that builds the kernels for an Ascend A2 or A3. RuntimeError where CANN or PTO-ISA is not set up."""
+    """The command that builds the kernels for an Ascend A2 or A3. Raises RuntimeError if CANN or PTO-ISA is not set up."""
     toolkit = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
     headers = os.environ.get("PTO_LIB_PATH")
     if not toolkit or not headers:
@@ -59,7 +59,7 @@ def _mask(fill: str, side: int, dtype: str) -> torch.Tensor:
 
 
 def _core_groups(device: torch.device) -> int:
-    """Cube cores of the NPU; a few in the simulator."""
+    """The number of cube cores of the NPU; 4 in the simulator."""
     if device.type == "cpu":
         return 4
     npu: Any = torch.npu  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ class PtoLauncher:
                 ctypes.c_uint32(groups), stream, *(ctypes.c_void_p(t.data_ptr()) for t in arguments),
                 *(ctypes.c_int64(n) for n in numbers), *(ctypes.c_float(x) for x in scalars))
             if failed:
-                raise RuntimeError(f"{symbol}: the runtime gave no address for flags between cores")
+                raise RuntimeError(f"{symbol}: the runtime returned no address for flags between cores")
 
         return simulate if device.type == "cpu" else launch
 

@@ -38,7 +38,7 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
 
     given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV] or None for
       each row of `head_inputs`. compiled: head counts that the kernels have, by name. batched: value heads of a key head that
-      one kernel instance takes.
+      one kernel instance handles.
     """
     seen: dict[str, int] = {}
     device = getattr(given[0], "device", None)
@@ -88,7 +88,7 @@ def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
 
 
 def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
-    """The values of cu_seqlens. On a GPU this waits for it."""
+    """Check the values of cu_seqlens. On a GPU this waits for the device."""
     ends = cu_seqlens.tolist()
     if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in itertools.pairwise(ends)):
         _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
@@ -97,7 +97,8 @@ def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
 
 def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
                  written: bool = False) -> None:
-    """A state [N, HV, ...] or a pool of them. written: the call writes to it, so that no element may lie in two places."""
+    """Check a state [N, HV, ...] or a pool of states. written: True if the call writes to it. Then no two indices may share an
+    element."""
     if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
         _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
     if x.dtype not in dtypes:
@@ -109,7 +110,8 @@ def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device
 
 
 def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
-    """Elements from slot to slot of a pool [slots, *tile]. Slots may lie apart; each is dense and aligned to 16 bytes."""
+    """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
+    aligned to 16 bytes."""
     if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
         _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
               f"shape [slots, {', '.join(map(str, tile))}]")
@@ -128,23 +130,23 @@ def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
     if not isinstance(indices, torch.Tensor) or indices.dtype not in (torch.int32, torch.int64):
         _fail("state_indices", getattr(indices, "dtype", type(indices).__name__), "an int32 or int64 tensor")
     if tuple(indices.shape) != (sequences,):
-        _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), a slot a sequence")
+        _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
     if indices.device != device:
         _fail("state_indices", f"device {indices.device}", f"device {device}")
 
 
 def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
-    """The values of state_indices. On a GPU this waits for it. written: whether final states go to these slots; sequences run
-    side by side, so two of them would race for one. States that are only read may be shared."""
+    """Check the values of state_indices. On a GPU this waits for the device. written: True if final states are written to these
+    slots. Sequences run side by side, so two of them would race for one slot. They may share a slot that is only read."""
     seen = indices.tolist()
     if any(not -1 <= i < slots for i in seen):
         _fail("state_indices", seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
-              f"slots from 0 to {slots - 1}, or -1 for a sequence to be left out")
+              f"slots from 0 to {slots - 1}, or -1 to skip a sequence")
     owner: dict[int, int] = {}
     for n, i in enumerate(seen):
         if written and i >= 0 and owner.setdefault(i, n) != n:
             _fail("state_indices", f"slot {i} for sequences {owner[i]} and {n}",
-                  "a slot of its own for each sequence whose state is written, or -1 for one to be left out")
+                  "a different slot for each sequence whose state is written, or -1 to skip a sequence")
 
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -159,7 +161,7 @@ def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, de
 
 def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int, ...], Any]], device: torch.device,
                    dtype: torch.dtype) -> list[bool]:
-    """Callers' memory for what has these names and shapes; for each, whether it can be used as it is."""
+    """Check callers' buffers for results with these names and shapes. Returns, for each, True if kernels can use it directly."""
     for x, (name, shape, _) in zip(buffers, shapes, strict=True):
         if x is not None:
             _check_state(name, x, shape, device, (dtype,), written=True)
@@ -230,7 +232,7 @@ def _made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def _kin(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """One element expanded to a shape: an argument for `_new`."""
+    """A one-element tensor expanded to a shape: an argument for `_new`."""
     return _made((1,), dtype, device).expand(shape)
 
 
@@ -241,8 +243,8 @@ def _stream(device: torch.device) -> Any:
 
 
 def _filled(make: Callable[..., torch.Tensor], *about: Any) -> torch.Tensor:
-    """The tensor make(*about), which calls on one stream share. The last item of `about` is the device. A captured graph makes
-    its own, and fills it each time it runs."""
+    """The tensor make(*about). Calls on one stream share it. The last item of `about` is the device. A captured graph makes a
+    tensor of its own, and fills it each time it runs."""
     cuda = about[-1].type == "cuda"
     key = (make, *about, _stream(about[-1]) if cuda else None)
     kept = not (cuda and torch.cuda.is_current_stream_capturing())

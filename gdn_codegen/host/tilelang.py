@@ -1,4 +1,4 @@
-"""What a generated TileLang module does around its kernels beside what all modules do: compiles them, and launches them.
+"""The part of a generated TileLang module that compiles and launches its kernels.
 
 Below the line the file is copied into generated modules word for word.
 """
@@ -25,8 +25,8 @@ from .tensors import _dense, _fail, _is_apart, _steps
 
 # --- copied from here on ---
 def _fits_units(t: Tables, name: str, x: torch.Tensor) -> bool:
-    """Whether a tensor with dense rows lies as kernels take it: its strides are multiples of its unit, no element is in two
-    places, and rows of tiles are aligned to 16 bytes. The C backend has no bfloat16."""
+    """True if kernels can read a tensor with dense rows without a copy: its strides are multiples of its unit, no two indices
+    share an element, and rows of tiles are aligned to 16 bytes. The C backend has no bfloat16."""
     if x.ndim == 4 and x.data_ptr() % 16:
         return False
     if 0 in x.stride() or not _is_apart(x) or any(far % t.units[name] for far in _steps(x.stride(), t.layout)):
@@ -35,18 +35,18 @@ def _fits_units(t: Tables, name: str, x: torch.Tensor) -> bool:
 
 
 def _as_dense(x: torch.Tensor) -> torch.Tensor:
-    """What begins where `x` does, with its shape: kernels take strides apart from tensors."""
+    """A tensor with the address and shape of `x`, and dense strides: kernels get strides as separate arguments."""
     dense = _dense(x.shape)
     return x if x.stride() == dense else x.as_strided(x.shape, dense)
 
 
 def _with_rows(x: torch.Tensor) -> torch.Tensor:
-    """`x`, or one of the same kind that has tokens."""
+    """`x`; if it has no tokens, a tensor of the same kind with one token."""
     return x if x.numel() or x.shape[0] == 0 else x.new_empty([max(1, d) for d in x.shape])
 
 
 def _cpu_flags() -> list[str]:
-    """Flags of gcc. The last one names this kind of processor, so that machines may share TileLang's disk cache."""
+    """Flags of gcc. The last one identifies the kind of processor, so that different machines can share TileLang's disk cache."""
     features = platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as f:
@@ -58,14 +58,14 @@ def _cpu_flags() -> list[str]:
 class TileLangLauncher:
     """Compiles and launches the kernels of one module.
 
-    file: the module's own. kernels: name -> a function from the prelude to the kernel's program. prelude: (whether for a CPU) ->
-    the functions that kernels call. stored: of each kernel, the tensors that it stores to. groups: kernels whose warp groups wait
-    for each other by themselves. arch: the one architecture that the module is for, "" for text that runs on any.
+    file: the path of the module. kernels: name -> a function from the prelude to the kernel's program. prelude: (True for a
+    CPU) -> the functions that kernels call. stored: for each kernel, the tensors that it stores to. groups: kernels with warp
+    groups, whose text has all barriers. arch: the one architecture that the module is for; "" if its text runs on any GPU.
 
     passes: options of TVM's passes, by kernel.
     """
 
-    #: Every access is in bounds by itself.
+    #: The emitted text keeps every access in bounds.
     PASSES: ClassVar[dict[str, bool]] = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
 
     def __init__(self, tables: Tables, file: str, kernels: Mapping[str, Callable[[Any], Any]], prelude: Callable[[bool], Any],
@@ -88,7 +88,7 @@ class TileLangLauncher:
             return lambda tensors, cu, scalars: self.run_on_cpu(name, tensors, (cu, *fixed, *scalars))
         with self.compiling, torch.cuda.device(device):
             arch = self.arch or "sm_" + nvcc.get_target_arch(torch.cuda.get_device_capability(device))
-            run = self.loaded(name, arch).main  # past TileLang's wrapper
+            run = self.loaded(name, arch).main  # without TileLang's wrapper, which costs time
         if self.arch and not sizes[1]:  # a copy of a tile describes the whole tensor, which has no empty dim
             return lambda tensors, cu, scalars: run(*map(_with_rows, tensors), cu, *fixed, *scalars)
 
@@ -107,15 +107,15 @@ class TileLangLauncher:
         return self.kernels[name](self.prelude(cpu))
 
     def library(self, name: str, arch: str) -> str:
-        """The file of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module.
-        Its name is a hash of the module's text, the compilers' versions and the machine."""
+        """The path of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module.
+        The name has a hash of the module's text, the compilers' versions and the kind of machine."""
         with open(self.file, "rb") as f:
             made = hashlib.sha256(f.read() + f"{tilelang.__version__} {tvm_ffi.__version__} {platform.machine()}".encode())
         return os.path.join(os.path.splitext(self.file)[0] + ".kernels", f"{name}_{arch}_{made.hexdigest()[:16]}.so")
 
     def compiled(self, name: str, arch: str) -> Any:
-        """The kernel, compiled by nvcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
-        with self.in_turn(name, arch):
+        """The kernel, compiled by nvcc. TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+        with self.locked(name, arch):
             return tilelang.compile(self.program(name), target={"kind": "cuda", "arch": arch}, pass_configs=self.passes[name])
 
     def run_on_cpu(self, name: str, tensors: Sequence[Any], rest: Sequence[Any]) -> None:
@@ -128,9 +128,9 @@ class TileLangLauncher:
                 x.copy_(y)
 
     @contextlib.contextmanager
-    def in_turn(self, name: str, arch: str) -> Iterator[None]:
-        """Hold a lock, so that of several processes one compiles and the others find the result in TileLang's cache. Without that
-        cache, or where no lock can be taken, each process compiles."""
+    def locked(self, name: str, arch: str) -> Iterator[None]:
+        """Hold a lock, so that one process compiles and the others find the result in TileLang's cache. Without that cache, or
+        without file locks, each process compiles."""
         folder = os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
         with contextlib.ExitStack() as held:
             if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() not in ("1", "true", "yes", "on"):
@@ -143,18 +143,18 @@ class TileLangLauncher:
             yield
 
     def _compile_for_cpu(self, name: str) -> Any:
-        """The kernel, compiled by gcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
-        with self.in_turn(name, "cpu"), tilelang.tvm.target.Target("c"):
+        """The kernel, compiled by gcc. TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+        with self.locked(name, "cpu"), tilelang.tvm.target.Target("c"):
             return tilelang.compile(self.program(name, cpu=True), target="c", target_host="c", execution_backend="cython",
                                     compile_flags=_cpu_flags(), pass_configs=self.passes[name])
 
     def _load(self, name: str, arch: str) -> Any:
-        """What holds the compiled function: a library made ahead, an executable just made, or a module from TileLang's cache."""
+        """The object with the compiled function: a library compiled ahead, a new executable, or a module of TileLang's cache."""
         ahead = self.library(name, arch)
         if os.path.exists(ahead):
             try:
                 return tilelang.tvm.runtime.load_module(ahead)
             except Exception as e:
-                warnings.warn(f"{ahead} cannot be loaded, and is compiled anew: {e}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"{ahead} cannot be loaded, so the kernel is compiled again: {e}", RuntimeWarning, stacklevel=2)
         made = self.compiled(name, arch).adapter.get_exportable_executable()
         return made.jit() if hasattr(made, "jit") else made

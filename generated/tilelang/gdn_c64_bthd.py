@@ -772,7 +772,7 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
 
     given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV] or None for
       each row of `head_inputs`. compiled: head counts that the kernels have, by name. batched: value heads of a key head that
-      one kernel instance takes.
+      one kernel instance handles.
     """
     seen: dict[str, int] = {}
     device = getattr(given[0], "device", None)
@@ -822,7 +822,7 @@ def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
 
 
 def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
-    """The values of cu_seqlens. On a GPU this waits for it."""
+    """Check the values of cu_seqlens. On a GPU this waits for the device."""
     ends = cu_seqlens.tolist()
     if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in itertools.pairwise(ends)):
         _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
@@ -831,7 +831,8 @@ def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
 
 def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
                  written: bool = False) -> None:
-    """A state [N, HV, ...] or a pool of them. written: the call writes to it, so that no element may lie in two places."""
+    """Check a state [N, HV, ...] or a pool of states. written: True if the call writes to it. Then no two indices may share an
+    element."""
     if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
         _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
     if x.dtype not in dtypes:
@@ -843,7 +844,8 @@ def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device
 
 
 def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
-    """Elements from slot to slot of a pool [slots, *tile]. Slots may lie apart; each is dense and aligned to 16 bytes."""
+    """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
+    aligned to 16 bytes."""
     if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
         _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
               f"shape [slots, {', '.join(map(str, tile))}]")
@@ -862,23 +864,23 @@ def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
     if not isinstance(indices, torch.Tensor) or indices.dtype not in (torch.int32, torch.int64):
         _fail("state_indices", getattr(indices, "dtype", type(indices).__name__), "an int32 or int64 tensor")
     if tuple(indices.shape) != (sequences,):
-        _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), a slot a sequence")
+        _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
     if indices.device != device:
         _fail("state_indices", f"device {indices.device}", f"device {device}")
 
 
 def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
-    """The values of state_indices. On a GPU this waits for it. written: whether final states go to these slots; sequences run
-    side by side, so two of them would race for one. States that are only read may be shared."""
+    """Check the values of state_indices. On a GPU this waits for the device. written: True if final states are written to these
+    slots. Sequences run side by side, so two of them would race for one slot. They may share a slot that is only read."""
     seen = indices.tolist()
     if any(not -1 <= i < slots for i in seen):
         _fail("state_indices", seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
-              f"slots from 0 to {slots - 1}, or -1 for a sequence to be left out")
+              f"slots from 0 to {slots - 1}, or -1 to skip a sequence")
     owner: dict[int, int] = {}
     for n, i in enumerate(seen):
         if written and i >= 0 and owner.setdefault(i, n) != n:
             _fail("state_indices", f"slot {i} for sequences {owner[i]} and {n}",
-                  "a slot of its own for each sequence whose state is written, or -1 for one to be left out")
+                  "a different slot for each sequence whose state is written, or -1 to skip a sequence")
 
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -893,7 +895,7 @@ def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, de
 
 def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int, ...], Any]], device: torch.device,
                    dtype: torch.dtype) -> list[bool]:
-    """Callers' memory for what has these names and shapes; for each, whether it can be used as it is."""
+    """Check callers' buffers for results with these names and shapes. Returns, for each, True if kernels can use it directly."""
     for x, (name, shape, _) in zip(buffers, shapes, strict=True):
         if x is not None:
             _check_state(name, x, shape, device, (dtype,), written=True)
@@ -964,7 +966,7 @@ def _made(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def _kin(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """One element expanded to a shape: an argument for `_new`."""
+    """A one-element tensor expanded to a shape: an argument for `_new`."""
     return _made((1,), dtype, device).expand(shape)
 
 
@@ -975,8 +977,8 @@ def _stream(device: torch.device) -> Any:
 
 
 def _filled(make: Callable[..., torch.Tensor], *about: Any) -> torch.Tensor:
-    """The tensor make(*about), which calls on one stream share. The last item of `about` is the device. A captured graph makes
-    its own, and fills it each time it runs."""
+    """The tensor make(*about). Calls on one stream share it. The last item of `about` is the device. A captured graph makes a
+    tensor of its own, and fills it each time it runs."""
     cuda = about[-1].type == "cuda"
     key = (make, *about, _stream(about[-1]) if cuda else None)
     kept = not (cuda and torch.cuda.is_current_stream_capturing())
@@ -1007,7 +1009,7 @@ def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 
 def _needs_summaries(chunks: int, span: int, most: int) -> bool:
-    """Whether some part of a sequence of `chunks` chunks may need a summary of the parts before it.
+    """True if some part of a sequence of `chunks` chunks may need a summary of the parts before it.
 
     span: chunks of a part. most: the longest warm-up, in parts.
     """
@@ -1016,12 +1018,12 @@ def _needs_summaries(chunks: int, span: int, most: int) -> bool:
 
 def _cheapest_span(chunks: int, sequences: int, instances: int, units: int, cost: PartCost, summaries: int, most: int,
                    warms_up: bool) -> int | None:
-    """Chunks of a part for which `cost` is least, None for no parts. More parts than fill the GPU four times are not looked at.
+    """The number of chunks of a part with the least `cost`; None for no parts. It tries parts that fill the GPU up to four times.
 
     chunks: of each of `sequences` sequences of equal length.
     instances: kernel instances of a part. units: instances that the GPU runs at a time.
-    summaries: kernels that a call launches for summaries.
-    warms_up: whether a part's walk begins with a warm-up in the chunks before it; else each part needs a summary of those.
+    most: the longest warm-up, in parts. summaries: the number of kernels that a call launches for summaries.
+    warms_up: True if the walk of a part may start with a warm-up. Otherwise each part needs a summary of the parts before it.
     """
     best, least = None, -(-sequences * instances // units) * chunks * cost.chunk_us
     for n in range(2, min(chunks, 1 + 4 * units // (sequences * instances)) + 1):
@@ -1570,11 +1572,11 @@ class Check:
         """Do `__call__` once for these head counts on the device. GDN_CODEGEN_ADMIT=0 turns it off."""
         if os.environ.get("GDN_CODEGEN_ADMIT") == "0":
             return
-        with self.lock:  # others wait for the verdict; what runs within `errors` finds itself done
+        with self.lock:  # other threads wait for the result; launches within `errors` find the check done
             if (device, heads) in self.done:
                 return
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to try its kernels")
+                raise RuntimeError(f"{self.tables.name}: call this once before a graph is captured, to check its kernels")
             self(device, heads)
 
     def heads(self) -> Any:
@@ -1591,13 +1593,13 @@ class Check:
         host, in_parts = self.host, self.tables.part_cost is not None
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         with self.lock, torch.inference_mode(False), torch.no_grad():
-            self.done.add((device, heads))  # launches below ask
+            self.done.add((device, heads))  # launches below call `once`
             before = host.poison, host.part_chunks
             try:
                 host.poison = True
                 for chunks in parts:
                     for call in calls:
-                        if in_parts:  # so short that there are enough of them
+                        if in_parts:  # short parts, so that there are many
                             host.part_chunks = chunks
                         for n, (error, accepted) in self.compared(device, heads, *call).items():
                             known = found.get(n, (0.0, accepted))[0]
@@ -1613,19 +1615,19 @@ class Check:
 
     # --- the problem --------------------------------------------------------------------------------------------------
     def lengths(self, packed: bool) -> Any:
-        """Tokens of sequences. Packed: the third is the one that a pool leaves out."""
+        """Tokens of each sequence. If packed, a pool skips the third."""
         chunk = self.tables.chunk
         if not packed:
             return [chunk + 3] * 2
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
     def drawn(self, lengths: Any, heads: Any) -> Any:
-        """Inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] as callers have them, by name, on the CPU."""
+        """Random inputs [T, heads, ...], numbers [HV] and states [N, HV, ...] in the caller's forms, by name, on the CPU."""
         tables, gen, total, out = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths), {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
-        alike = total - lengths[-1] + tables.chunk - self.STEP // 2  # a token that is repeated from the first chunk's end on
+        repeated = total - lengths[-1] + tables.chunk - self.STEP // 2  # a token near the first chunk's end
         for name, of, dims, dtype in tables.inputs:
             x, form = torch.randn(total, count[of], *dims, generator=gen, **on_cpu), tables.forms.get(name, "")
             if form in ("raw", "sigmoid", "twice_sigmoid"):
@@ -1639,8 +1641,8 @@ class Check:
                     x = torch.exp(x) if form == "linear" else x
             if not (dims or form == "raw" or name in tables.decays):
                 share = self.ALIKE / (2 if form == "twice_sigmoid" else 1)
-                x[alike] = math.log(share / (1 - share)) if "sigmoid" in form else share
-            x[alike:alike + tables.chunk] = x[alike:alike + 1].clone()
+                x[repeated] = math.log(share / (1 - share)) if "sigmoid" in form else share
+            x[repeated:repeated + tables.chunk] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
         for name, _, dtype in tables.head_inputs:
             x = torch.log(rate.clamp_min(1e-6)) if name == "A_log" else torch.randn(heads[1], generator=gen, **on_cpu) / 2
@@ -1651,7 +1653,7 @@ class Check:
         return out
 
     def read(self, name: str, x: Any) -> Any:
-        """What the page reads of an input, in float64."""
+        """An input in the form in which the page reads it, in float64."""
         form, y = self.tables.forms.get(name, ""), x[name].double()
         if form == "l2norm":
             return y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6)
@@ -1665,12 +1667,12 @@ class Check:
         return y
 
     def kv_order(self, state: Any, dims: Any) -> Any:
-        """States of callers as the page has them."""
+        """A caller's states in the page's order of dims."""
         return state.mT if self.tables.state == "vk" and len(dims) == 2 else state
 
     def expected(self, x: Any, lengths: Any, heads: Any, given: bool) -> Any:
-        """What the page makes of it, in float64: outputs [T, HV, ...], states [N, HV, ...], those after chunks [HV, ...] by
-        sequence and chunk; a list of each."""
+        """The page's results in float64: a list of outputs [T, HV, ...], one of final states [N, HV, ...], and one of dicts of
+        states after chunks [HV, ...], by (sequence, chunk)."""
         tables = self.tables
         share = {"H": heads[1] // heads[0], "HV": 1}
         inputs = [self.read(n, x).repeat_interleave(share[of], 1).transpose(0, 1) for n, of, *_ in tables.inputs]
@@ -1699,76 +1701,76 @@ class Check:
 
     # --- the call -----------------------------------------------------------------------------------------------------
     def guarded(self, x: Any, shape: Any, fill: float) -> Any:
-        """Memory of a shape, like `x`, between stretches of memory that kernels have no business in."""
+        """A tensor of this shape, like `x`, between guard elements that kernels must not touch."""
         size = math.prod(shape)
         return x.new_full((size + 2 * self.GUARD,), fill)[self.GUARD:self.GUARD + size].view(shape)
 
     def placed(self, x: Any, rows: int, fill: float = math.nan) -> Any:
-        """[T, heads, ...] as the module takes it: in its layout, and where kernels go by strides with gaps between heads."""
+        """[T, heads, ...] in the module's layout. If kernels take strides, there are gaps between heads."""
         x = x.unflatten(0, (rows, -1))
         x = x if self.tables.layout == "bthd" else x.transpose(1, 2)
         shape = (*x.shape[:2], x.shape[2] + self.tables.strided, *x.shape[3:])
         return self.guarded(x, shape, fill)[:, :, :x.shape[2]].copy_(x)
 
     def pool(self, x: Any, slots: Any) -> Any:
-        """Slots that lie apart, with some that are no sequence's."""
+        """A pool with gaps between slots, and slots that no sequence uses."""
         size = x[0].numel()
         pool = x.new_full((len(slots) + 2, size + 32), self.MARK)[:, :size].unflatten(1, x.shape[1:])
         pool[slots] = x
         return pool
 
     def arguments(self, x: Any, lengths: Any, heads: Any, device: Any, call: Any) -> Any:
-        """The call's arguments, and the slots that states lie in. Rows past the last sequence hold no numbers."""
+        """The call's arguments, and the slots of the sequences. Rows past the last sequence are NaN."""
         tables, (packed, given, wanted) = self.tables, call
         rows, spare = (1, tables.chunk) if packed else (len(lengths), 0)
         slots: Any = None
-        several = sum(lengths) // x[tables.inputs[0][0]].shape[0]
-        said: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
-        said.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
+        copies = sum(lengths) // x[tables.inputs[0][0]].shape[0]
+        arguments: Any = {"output_final_state": wanted} if tables.final or tables.in_place else {}
+        arguments.update({n: 1.0 for n, default in tables.scalars.items() if default is None})
         for name, *_ in tables.inputs:
             y = x[name].to(device)
-            beyond = y.new_full((spare, *y.shape[1:]), math.nan)
-            said[name] = self.placed(torch.cat([y] * several + [beyond]), rows)
+            spare_rows = y.new_full((spare, *y.shape[1:]), math.nan)
+            arguments[name] = self.placed(torch.cat([y] * copies + [spare_rows]), rows)
         for name, *_ in tables.head_inputs:
-            said[name] = x[name].to(device)
+            arguments[name] = x[name].to(device)
         for name, (_, dims, dtype) in zip(tables.outs, tables.outputs, strict=True):
             shape = (sum(lengths) + spare, heads[1], *dims)
-            said[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
+            arguments[name] = self.placed(torch.full(shape, self.MARK, dtype=self.DTYPES[dtype], device=device), rows, self.MARK)
         if packed:
-            said["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
+            arguments["cu_seqlens"] = torch.tensor([0, *lengths], device="cpu").cumsum(0).to(torch.int32).to(device)
         for name, _ in tables.initial if given else ():
-            y = torch.cat([x[name].to(device)] * several)
-            said[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
+            y = torch.cat([x[name].to(device)] * copies)
+            arguments[name] = self.guarded(y, y.shape, self.MARK).copy_(y)
         if tables.pool:
             slots = torch.arange(len(lengths), 0, -1, device="cpu")
-            said.update({name: self.pool(said[name], slots) for name, _ in tables.initial})
-            said["state_indices"] = torch.tensor([-1 if self.left_out(n) else int(i) for n, i in enumerate(slots)],
+            arguments.update({name: self.pool(arguments[name], slots) for name, _ in tables.initial})
+            arguments["state_indices"] = torch.tensor([-1 if self.is_skipped(n) else int(i) for n, i in enumerate(slots)],
                                                  dtype=torch.int32, device="cpu").to(device)
         for (name, dims), (initial, _) in zip(tables.final, tables.initial, strict=True) if wanted and tables.final else ():
             y = x[initial].to(device)
-            said[name] = (torch.full_like(said[initial], self.MARK) if tables.pool else
+            arguments[name] = (torch.full_like(arguments[initial], self.MARK) if tables.pool else
                           self.guarded(y, (len(lengths), heads[1], *dims), self.MARK))
-        return said, slots
+        return arguments, slots
 
-    def left_out(self, n: int) -> bool:
-        """Whether a pool leaves this sequence out."""
+    def is_skipped(self, n: int) -> bool:
+        """True if the pool's slot of this sequence is -1."""
         return self.tables.pool and n % 5 == 2
 
     def compared(self, device: Any, heads: Any, packed: bool, given: bool, wanted: bool) -> Any:
-        """(error, accepted) by output of one call."""
+        """(error, accepted error) by output of one call."""
         tables, once = self.tables, self.lengths(packed)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
-        several = 1 if device.type == "cpu" else 1 + self.INSTANCES // (len(once) * heads[1])
-        x, lengths = self.drawn(once, heads), once * several
+        copies = 1 if device.type == "cpu" else 1 + self.INSTANCES // (len(once) * heads[1])
+        x, lengths = self.drawn(once, heads), once * copies
         outs, finals, after = self.expected(x, once, heads, given)
-        said, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
-        mine = [n for n in range(len(lengths)) if not self.left_out(n)]
+        arguments, slots = self.arguments(x, lengths, heads, device, (packed, given, wanted))
+        served = [n for n in range(len(lengths)) if not self.is_skipped(n)]
         starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
         written = torch.zeros(starts[-1] + packed * tables.chunk, dtype=torch.bool, device="cpu")
-        for n in mine:
+        for n in served:
             written[starts[n]:starts[n + 1]] = True
-        lent = {n: (whole(said[n]), whole(said[n]).clone()) for n in self.lent(said)}
-        results = self.function(**said)
+        writable = {n: (whole(arguments[n]), whole(arguments[n]).clone()) for n in self.writable(arguments)}
+        results = self.function(**arguments)
 
         found, accepted = {}, self.ACCEPTED[tables.dtype]
         if tables.tf32 and device.type == "cuda":
@@ -1777,56 +1779,56 @@ class Check:
         for (name, *_), got, want in zip(tables.outputs, results[:len(outs)], outs, strict=True):
             rows = got if tables.layout == "bthd" else got.transpose(1, 2)
             rows = rows.flatten(0, 1).cpu()
-            found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in mine
+            found[name] = worst([off(rows[starts[n]:starts[n + 1]], want[first[n % len(once)]:][:lengths[n]]) for n in served
                                  if lengths[n]]), accepted
         accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         states, at_chunks = results[len(outs):][:len(finals)], results[len(outs):][len(finals):]
         for (name, dims), got, want in zip(tables.initial, states, finals, strict=True):
             if got is not None:
                 got = self.kv_order(got.cpu() if slots is None else got.cpu()[slots], dims)
-                each = [off(got[n][None], want[n % len(once)][None]) for n in mine]
+                each = [off(got[n][None], want[n % len(once)][None]) for n in served]
                 found[name.replace("initial", "final")] = worst(each), accepted
         for (name, dims), got, want in zip(tables.checkpoints, at_chunks, after, strict=False):
             got = self.kv_order(got.cpu(), dims)
             found[name] = worst([off(got[starts[n] // tables.chunk + i][None], want[n % len(once), i][None])
-                                 for n in mine for i in range(lengths[n] // tables.chunk)]), accepted
-        for name, (now, before) in lent.items():
+                                 for n in served for i in range(lengths[n] // tables.chunk)]), accepted
+        for name, (now, before) in writable.items():
             own = torch.zeros(now.shape, dtype=torch.bool, device=device).as_strided(
-                said[name].shape, said[name].stride(), said[name].storage_offset())
+                arguments[name].shape, arguments[name].stride(), arguments[name].storage_offset())
             if name in tables.outs:
                 own = own if tables.layout == "bthd" else own.transpose(1, 2)
                 own[written.view(own.shape[:2]).to(device)] = True
             else:
-                own[mine if slots is None else slots[mine].to(device)] = True
+                own[served if slots is None else slots[served].to(device)] = True
             found[f"memory beside {name}"] = math.inf if ((now != before) & ~whole(own)).any() else 0.0, 0.0
         return found
 
-    def lent(self, said: Any) -> Any:
-        """Names of the arguments that kernels write to. They hold more than that."""
+    def writable(self, arguments: Any) -> Any:
+        """Names of the arguments that kernels write to. Their memory has guards and gaps, too."""
         states = [n for n, _ in (self.tables.initial if self.tables.in_place else self.tables.final)]
-        return [n for n in (*self.tables.outs, *states) if n in said]
+        return [n for n in (*self.tables.outs, *states) if n in arguments]
 
 
 def whole(x: Any) -> Any:
-    """All of the memory that a tensor lies in."""
+    """All memory of the storage of a tensor."""
     return x.new_empty(0).set_(x.untyped_storage())
 
 
 def off(got: Any, want: Any) -> Any:
-    """RMSE over RMS of the worst head, of [tokens, heads, ...]."""
+    """RMSE over RMS of the worst head. got, want: [tokens, heads, ...]."""
     got = got.double()
     error, size = ((y * y).transpose(0, 1).flatten(1).mean(1) for y in (got - want, want))
     return (error / size.clamp_min(1e-30)).sqrt().max()
 
 
 def worst(errors: Any) -> float:
-    """The largest, NaN where there is one."""
+    """The largest error; NaN if any is NaN."""
     return float(torch.stack(errors).max()) if errors else 0.0
 
 
 def _fits_units(t: Tables, name: str, x: torch.Tensor) -> bool:
-    """Whether a tensor with dense rows lies as kernels take it: its strides are multiples of its unit, no element is in two
-    places, and rows of tiles are aligned to 16 bytes. The C backend has no bfloat16."""
+    """True if kernels can read a tensor with dense rows without a copy: its strides are multiples of its unit, no two indices
+    share an element, and rows of tiles are aligned to 16 bytes. The C backend has no bfloat16."""
     if x.ndim == 4 and x.data_ptr() % 16:
         return False
     if 0 in x.stride() or not _is_apart(x) or any(far % t.units[name] for far in _steps(x.stride(), t.layout)):
@@ -1835,18 +1837,18 @@ def _fits_units(t: Tables, name: str, x: torch.Tensor) -> bool:
 
 
 def _as_dense(x: torch.Tensor) -> torch.Tensor:
-    """What begins where `x` does, with its shape: kernels take strides apart from tensors."""
+    """A tensor with the address and shape of `x`, and dense strides: kernels get strides as separate arguments."""
     dense = _dense(x.shape)
     return x if x.stride() == dense else x.as_strided(x.shape, dense)
 
 
 def _with_rows(x: torch.Tensor) -> torch.Tensor:
-    """`x`, or one of the same kind that has tokens."""
+    """`x`; if it has no tokens, a tensor of the same kind with one token."""
     return x if x.numel() or x.shape[0] == 0 else x.new_empty([max(1, d) for d in x.shape])
 
 
 def _cpu_flags() -> list[str]:
-    """Flags of gcc. The last one names this kind of processor, so that machines may share TileLang's disk cache."""
+    """Flags of gcc. The last one identifies the kind of processor, so that different machines can share TileLang's disk cache."""
     features = platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as f:
@@ -1858,14 +1860,14 @@ def _cpu_flags() -> list[str]:
 class TileLangLauncher:
     """Compiles and launches the kernels of one module.
 
-    file: the module's own. kernels: name -> a function from the prelude to the kernel's program. prelude: (whether for a CPU) ->
-    the functions that kernels call. stored: of each kernel, the tensors that it stores to. groups: kernels whose warp groups wait
-    for each other by themselves. arch: the one architecture that the module is for, "" for text that runs on any.
+    file: the path of the module. kernels: name -> a function from the prelude to the kernel's program. prelude: (True for a
+    CPU) -> the functions that kernels call. stored: for each kernel, the tensors that it stores to. groups: kernels with warp
+    groups, whose text has all barriers. arch: the one architecture that the module is for; "" if its text runs on any GPU.
 
     passes: options of TVM's passes, by kernel.
     """
 
-    #: Every access is in bounds by itself.
+    #: The emitted text keeps every access in bounds.
     PASSES: ClassVar[dict[str, bool]] = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
 
     def __init__(self, tables: Tables, file: str, kernels: Mapping[str, Callable[[Any], Any]], prelude: Callable[[bool], Any],
@@ -1888,7 +1890,7 @@ class TileLangLauncher:
             return lambda tensors, cu, scalars: self.run_on_cpu(name, tensors, (cu, *fixed, *scalars))
         with self.compiling, torch.cuda.device(device):
             arch = self.arch or "sm_" + nvcc.get_target_arch(torch.cuda.get_device_capability(device))
-            run = self.loaded(name, arch).main  # past TileLang's wrapper
+            run = self.loaded(name, arch).main  # without TileLang's wrapper, which costs time
         if self.arch and not sizes[1]:  # a copy of a tile describes the whole tensor, which has no empty dim
             return lambda tensors, cu, scalars: run(*map(_with_rows, tensors), cu, *fixed, *scalars)
 
@@ -1907,15 +1909,15 @@ class TileLangLauncher:
         return self.kernels[name](self.prelude(cpu))
 
     def library(self, name: str, arch: str) -> str:
-        """The file of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module.
-        Its name is a hash of the module's text, the compilers' versions and the machine."""
+        """The path of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module.
+        The name has a hash of the module's text, the compilers' versions and the kind of machine."""
         with open(self.file, "rb") as f:
             made = hashlib.sha256(f.read() + f"{tilelang.__version__} {tvm_ffi.__version__} {platform.machine()}".encode())
         return os.path.join(os.path.splitext(self.file)[0] + ".kernels", f"{name}_{arch}_{made.hexdigest()[:16]}.so")
 
     def compiled(self, name: str, arch: str) -> Any:
-        """The kernel, compiled by nvcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
-        with self.in_turn(name, arch):
+        """The kernel, compiled by nvcc. TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+        with self.locked(name, arch):
             return tilelang.compile(self.program(name), target={"kind": "cuda", "arch": arch}, pass_configs=self.passes[name])
 
     def run_on_cpu(self, name: str, tensors: Sequence[Any], rest: Sequence[Any]) -> None:
@@ -1928,9 +1930,9 @@ class TileLangLauncher:
                 x.copy_(y)
 
     @contextlib.contextmanager
-    def in_turn(self, name: str, arch: str) -> Iterator[None]:
-        """Hold a lock, so that of several processes one compiles and the others find the result in TileLang's cache. Without that
-        cache, or where no lock can be taken, each process compiles."""
+    def locked(self, name: str, arch: str) -> Iterator[None]:
+        """Hold a lock, so that one process compiles and the others find the result in TileLang's cache. Without that cache, or
+        without file locks, each process compiles."""
         folder = os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
         with contextlib.ExitStack() as held:
             if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() not in ("1", "true", "yes", "on"):
@@ -1943,19 +1945,19 @@ class TileLangLauncher:
             yield
 
     def _compile_for_cpu(self, name: str) -> Any:
-        """The kernel, compiled by gcc; TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
-        with self.in_turn(name, "cpu"), tilelang.tvm.target.Target("c"):
+        """The kernel, compiled by gcc. TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
+        with self.locked(name, "cpu"), tilelang.tvm.target.Target("c"):
             return tilelang.compile(self.program(name, cpu=True), target="c", target_host="c", execution_backend="cython",
                                     compile_flags=_cpu_flags(), pass_configs=self.passes[name])
 
     def _load(self, name: str, arch: str) -> Any:
-        """What holds the compiled function: a library made ahead, an executable just made, or a module from TileLang's cache."""
+        """The object with the compiled function: a library compiled ahead, a new executable, or a module of TileLang's cache."""
         ahead = self.library(name, arch)
         if os.path.exists(ahead):
             try:
                 return tilelang.tvm.runtime.load_module(ahead)
             except Exception as e:
-                warnings.warn(f"{ahead} cannot be loaded, and is compiled anew: {e}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"{ahead} cannot be loaded, so the kernel is compiled again: {e}", RuntimeWarning, stacklevel=2)
         made = self.compiled(name, arch).adapter.get_exportable_executable()
         return made.jit() if hasattr(made, "jit") else made
 

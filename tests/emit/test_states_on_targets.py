@@ -243,7 +243,7 @@ BAD = {
     "slot past the pool": (dict(state_indices=torch.tensor([0, 1, 2, 3, 7])), "state_indices: .*0 to 6, or -1"),
     "slot below -1": (dict(state_indices=torch.tensor([0, 1, 2, 3, -2])), "state_indices: .*0 to 6, or -1"),
     "slot twice": (dict(state_indices=torch.tensor([3, -1, 1, -1, 3]), final_state=torch.zeros(7, 2, K, V).bfloat16()),
-                   "state_indices: got slot 3 for sequences 0 and 4; accepted: a slot of its own"),
+                   "state_indices: got slot 3 for sequences 0 and 4; accepted: a different slot"),
     "final dtype": (dict(final_state=torch.zeros(7, 2, K, V)), "final_state: got torch.float32"),
     "final shape": (dict(final_state=torch.zeros(7, 2, V, K).bfloat16()), "final_state: got"),
     "slot past the other pool": (dict(final_state=torch.zeros(3, 2, K, V).bfloat16()), "state_indices: .*0 to 2, or -1"),
@@ -283,7 +283,7 @@ def test_sequences_share_a_slot_that_is_read_but_none_that_is_written():
     assert torch.equal(same[0][0, rows], apart[0][0, rows]) and torch.equal(same[1][[0, 1, 4]], apart[1][[0, 1, 4]])
     whole.copy_(before)
     fn = function(build("triton", "pool/in_place"))
-    with pytest.raises(ValueError, match="state_indices: got slot 4 for sequences 0 and 1; accepted: a slot of its own"):
+    with pytest.raises(ValueError, match="state_indices: got slot 4 for sequences 0 and 1; accepted: a different slot"):
         run(fn, x, initial_state=pool, state_indices=shared)
     assert torch.equal(whole, before)
 

@@ -161,7 +161,7 @@ def test_tilelangs_compiles_wait_for_each_other(folder, tmp_path, monkeypatch):
     at_once, most = [], []
 
     def compile():
-        with m._launcher.in_turn("o_S", "cpu"):
+        with m._launcher.locked("o_S", "cpu"):
             at_once.append(1)
             most.append(len(at_once))
             time.sleep(0.05)
@@ -197,7 +197,7 @@ def test_a_damaged_library_that_was_compiled_ahead_is_compiled_anew(folder, monk
             get_exportable_executable = Made
     monkeypatch.setattr(m._launcher, "compiled", lambda name, arch: Kernel)
     m._launcher.loaded.cache_clear()
-    with pytest.warns(RuntimeWarning, match=r"o_S_sm_90a_.*\.so cannot be loaded, and is compiled anew"):
+    with pytest.warns(RuntimeWarning, match=r"o_S_sm_90a_.*\.so cannot be loaded, so the kernel is compiled again"):
         assert m._launcher.loaded("o_S", "sm_90a").main == "compiled"
     m._launcher.loaded.cache_clear()
     shutil.rmtree(ahead.parent)

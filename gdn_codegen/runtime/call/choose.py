@@ -60,7 +60,7 @@ class Choice:
 
 @lru_cache(maxsize=256)
 def unfit(b: Build) -> str:
-    """Why the build's schedule does not fit its sizes, dtype or contract; "" where it does."""
+    """Why the build's schedule does not fit its sizes, dtype or contract; "" if it fits."""
     try:
         p = lowered(b)
     except ScheduleError as e:
@@ -88,7 +88,7 @@ def _crowded(p: Program) -> str:
 
 
 def fits(b: Build) -> bool:
-    """Whether the build's schedule fits its sizes, dtype and contract."""
+    """True if the build's schedule fits its sizes, dtype and contract."""
     return not unfit(b)
 
 
@@ -123,78 +123,78 @@ def names(device: torch.device) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def architecture(device: torch.device) -> str:
-    """The architecture of a GPU that some build is made for, or ""."""
-    nvidia = device.type == "cuda" and not torch.version.hip  # AMD's gfx90a gives its capability as (9, 0), too
+    """The architecture of a GPU, if some builds are made for it alone; else ""."""
+    nvidia = device.type == "cuda" and not torch.version.hip  # AMD's gfx90a also reports the capability (9, 0)
     return {(9, 0): "sm_90a"}.get(torch.cuda.get_device_capability(device), "") if nvidia else ""
 
 
 @lru_cache(maxsize=64)
 def units(device: torch.device) -> int:
-    """Multiprocessors of a GPU, 0 elsewhere."""
+    """The number of multiprocessors of a GPU; 0 for other devices."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
 def partitions() -> bool:
-    """Whether long sequences may be split in this process."""
+    """True if this process may split long sequences."""
     return os.environ.get("GDN_CODEGEN_PARTITION") != "0"
 
 
 # --- candidates ------------------------------------------------------------------------------------------------------
 def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
              ) -> Iterator[tuple[Build, str]]:
-    """Builds that tables have for such a call, the best first. shared: how many value heads a kernel may take together."""
+    """Builds from tables of measurements for a call, the best first. shared: how many value heads a kernel may batch."""
     for r in tables.nearest(devices, b, shape_class, chunk):
         if r.about.arch in ("", arch) and (partitions() or not r.about.plan.partition):
             plan = r.about.plan
-            if plan.part_chunks and r.far(shape_class):  # measured for its own lengths; for others the host has a model
+            if plan.part_chunks and r.far(shape_class):  # measured at other lengths; for this one the host's model decides
                 plan = replace(plan, part_chunks=0)
-            if plan.value_heads and shared % plan.value_heads:  # of 3 value heads a key head, say
+            if plan.value_heads and shared % plan.value_heads:  # such as 3 value heads for each key head
                 plan = replace(plan, value_heads=several(gcd(shared, plan.value_heads)))
             yield replace(r.about, schedule=plan, contract=b.contract, heads=b.heads, dtype=b.dtype), str(r)
 
 
 def several(heads: int) -> int:
-    """The field `value_heads` for so many heads: 0, its default, for one."""
+    """The field `value_heads` for a number of heads: for one head 0, the default."""
     return heads if heads > 1 else 0
 
 
 def described(arch: str, chunk: int, parts: bool) -> dict[str, Any]:
-    """Fields of Triton's walks that differ on an architecture."""
+    """Fields of Triton's walks that depend on the architecture."""
     return {"descriptors": True} if arch in DESCRIBED and (parts or chunk in DESCRIBED[arch]) else {}
 
 
 def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1
              ) -> Iterator[tuple[Build, str]]:
-    """Builds in the order in which the model wants them: kernels of warp groups on the architecture that they are for, or
-    Triton's walk, in parts where walks fill half of the GPU at most; elsewhere whatever is portable. few: None without a GPU."""
+    """Builds in the model's order: kernels with warp groups on their architecture, else Triton's walk on a GPU, else portable
+    schedules. few: True if walks fill at most half of the GPU, so that sequences are split; None without a GPU."""
     if arch in b.of.archs:
         if few and partitions():
             if shared == 1 and shape_class[-1] >= LONG:
                 yield (replace(b, schedule=varied(WHOLE[arch], partition="decay"), arch=arch),
-                       "walks fill half of the GPU at most, and are long")
+                       "walks fill at most half of the GPU, and are long")
             plan = varied(DEFAULTS[arch], partition="decay", value_heads=several(shared))
-            yield replace(b, schedule=plan, arch=arch), "walks fill half of the GPU at most"
+            yield replace(b, schedule=plan, arch=arch), "walks fill at most half of the GPU"
         for plan in (varied(WHOLE[arch]), varied(DEFAULTS[arch], value_heads=several(shared))):
             yield replace(b, schedule=plan, arch=arch), f"made for {arch}"
     n = chunk or next(iter(INSTANCES))
     if b.target == "triton" and few is not None and max(b.head_dim_k, b.head_dim_v) <= SPLIT and n in INSTANCES:
         if few and partitions():
             plan = varied("walk", partition="decay", longest_first=True, **INSTANCES[n], **described(arch, n, True))
-            yield replace(b, schedule=plan, chunk=n), "walks fill half of the GPU at most"
+            yield replace(b, schedule=plan, chunk=n), "walks fill at most half of the GPU"
         yield replace(b, schedule=varied("walk", **INSTANCES[n], **described(arch, n, False)), chunk=n), "made for GPUs"
     for name, fields in PORTABLE[max(b.head_dim_k, b.head_dim_v) > SPLIT:]:
         yield replace(b, schedule=varied(name, **fields) if fields else name), "runs on any device"
 
 
 def _served(b: Build) -> Build:
-    """The build without promises of the caller that its schedule does not use."""
+    """The build without those promises of the caller that its schedule does not use."""
     return b if b.plan.partition == "decay" else replace(b, contract=b.contract.unpromised())
 
 
 def first(device: torch.device, *sources: tuple[str, Iterable[tuple[Build, str]]]
           ) -> tuple[Choice | None, tuple[tuple[str, str], ...]]:
-    """The first build of these that fits and is not refused on the device, or None, and why those before it are not taken.
-    sources: (name, builds and reasons)."""
+    """The first build that fits and is not refused on the device, or None; and (build, reason) for each build before it.
+    sources: (name, builds with the reason to take them)."""
     why: list[tuple[str, str]] = []
     for source, found in sources:
         for x, reason in found:
@@ -206,14 +206,14 @@ def first(device: torch.device, *sources: tuple[str, Iterable[tuple[Build, str]]
 
 
 def said(c: Choice) -> Choice:
-    """The choice, which GDN_DEBUG=1 prints."""
+    """The choice. GDN_DEBUG=1 prints it."""
     if os.environ.get("GDN_DEBUG", "0") not in ("", "0"):
         print(f"gdn_codegen: {c}", file=sys.stderr)
     return c
 
 
 def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]) -> None:
-    """What has no room on the GPU is refused before its kernels compile, naming the chunks that have."""
+    """Refuse a build that does not fit the GPU, before its kernels compile. The ValueError names the chunks that fit."""
     against = unfit(b)
     if against:
         chunks = [n for n in CHUNKS if any(fits(x) for x, _ in modelled(replace(b, chunk=n), arch, few, shape_class, n))]
@@ -225,7 +225,7 @@ def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, .
 def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple[int, int] | None, head_dim_k: int,
            head_dim_v: int, target: str, chunk_size: int | None, layout: str, schedule: str | Schedule | None,
            contract: Contract, shape_class: tuple[int, int, int], few: bool | None, shared: int = 1) -> Choice:
-    """The build for calls of one kind. heads: for targets that compile them in."""
+    """The build for calls of one kind. heads: H and HV, for targets that compile them in."""
     b = Build(target, chunk_size or DEFAULT_CHUNK, layout, algorithm, schedule or DEFAULT_SCHEDULE, NAMES[dtype], head_dim_k,
               head_dim_v, heads, contract=contract)
     arch = architecture(device)
@@ -237,7 +237,7 @@ def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
         chosen = found or Choice(b, why)
     why = (*chosen.why, ("chunk", "asked for" if chunk_size else "left open"))
     chosen = said(Choice(_served(chosen.build), why))
-    if schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may take half of what is estimated for Hopper
+    if schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may need half of the estimate for Hopper
         _check_fits(chosen.build, arch, few, shape_class)
     return chosen
 
@@ -245,7 +245,7 @@ def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
 # --- calls -----------------------------------------------------------------------------------------------------------
 def key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int | None, layout: str,
         schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> tuple[Any, ...]:
-    """What the choice of a build may depend on."""
+    """The facts of a call on which the choice of a build may depend."""
     for name, x in (("q", q), ("v", v)):
         if not isinstance(x, torch.Tensor) or x.ndim != 4:
             raise ValueError(f"{name}: got {tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__}; "
@@ -254,7 +254,7 @@ def key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_siz
 
 
 def check(dtype: torch.dtype, target: str, chunk_size: int | None, layout: str) -> None:
-    """ValueError naming an argument of `key` that there is not."""
+    """Raise ValueError if an argument of `key` has a value that does not exist."""
     if dtype not in NAMES:
         raise ValueError(f"q: got {dtype}; accepted: {', '.join(map(str, NAMES))}")
     if target != "auto" and target not in targets():
@@ -292,8 +292,8 @@ def build(*wanted: Any) -> Build:
 
 def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int | None, layout: str,
               schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> Build:
-    """The build for these tensors: that of `schedule`, else of a table, else of the model for their GPU's architecture.
+    """The build for these tensors: from `schedule` if given, else from a table, else from the model for their GPU.
 
-    sequences: how many are packed; None for a batch of rows. ValueError names a bad argument.
+    sequences: the number of packed sequences; None for a batch of rows. ValueError names a bad argument.
     """
     return build(*key(algorithm, q, v, target, chunk_size, layout, schedule, sequences, contract))
