@@ -1,7 +1,7 @@
 """The admission check: a build serves a device only after its kernels gave the right results there, on a small problem.
 
-The problem, the page in float64 and the comparison are the generated module's own (`check`, host/check.py). Here its verdict is
-kept: for the process, and in a file beside the module for others, so that a later one reads a file and runs nothing.
+The problem, the page in float64 and the comparison are the generated module's own (`check`, host/check.py). This module
+keeps the verdict: in memory for this process, and in a file beside the module, so that later processes run nothing.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Refused(RuntimeError):
     """A build whose kernels give wrong results on a device."""
 
 
-#: What a GPU's driver says of a kernel that ended its process's context. Nothing runs on the device after it.
+#: Errors of a GPU's driver after which the process can run nothing on the device.
 LOST = re.compile(r"illegal memory access|misaligned address|illegal instruction|unspecified launch failure|"
                   r"CUDA_ERROR_(ILLEGAL_ADDRESS|MISALIGNED_ADDRESS|ILLEGAL_INSTRUCTION|LAUNCH_FAILED)")
 _passed: set[Any] = set()
@@ -38,32 +38,32 @@ _checking = threading.RLock()
 
 
 def wanted(b: Build, device: torch.device) -> bool:
-    """Whether the build is to be checked there. Where a target interprets, it compiles nothing that could be wrong."""
+    """True if the build must be checked on the device. A target that interprets compiles nothing, and needs no check."""
     return os.environ.get("GDN_CODEGEN_ADMIT") != "0" and device.type not in b.of.interprets
 
 
 def captures(device: torch.device) -> bool:
-    """Whether a CUDA graph takes down what is launched: nothing is checked then, and no verdict is due."""
+    """True if a CUDA graph is captured on the device. Nothing is checked then."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def admit(b: Build, m: Any, device: torch.device, heads: tuple[int, int], call: tuple[bool, bool, bool],
           prepare: Callable[[], object]) -> None:
-    """Refused where the build's kernels are wrong on the device. The first time they are tried, or the verdict is read.
+    """Check the build on the device, or read its verdict, once per process. Raises Refused if its kernels are wrong there.
 
-    heads, call: H and HV; whether the call's sequences are packed, its states given, final ones wanted. Some targets compile for
-    these (Target.per_call); the others' kernels are the same for all, and tried with two kinds of calls. prepare: what refuses a
-    bad call, before.
+    heads: H and HV. call: whether sequences are packed, initial states are given, and final states are wanted. Some targets
+    compile for these (Target.per_call). Kernels of the others are the same for all calls; two kinds of calls check them.
+    prepare: refuses a bad call before the check.
     """
     kind = (heads, call) if b.of.per_call else ()
     key = m, device, kind
     if key in _passed or not wanted(b, device) or captures(device):
         return
-    with _checking:  # others that ask for it wait
+    with _checking:  # other threads wait
         if key in _passed:
             return
         tried = (device, heads) in m.check.done
-        m.check.done.add((device, heads))  # launches on a Triton that is known to be wrong ask, too
+        m.check.done.add((device, heads))  # launches with a Triton that miscompiles would check again
         try:
             prepare()
             verdict = _verdict(b, m, device, kind)
@@ -77,10 +77,10 @@ def admit(b: Build, m: Any, device: torch.device, heads: tuple[int, int], call: 
 
 
 def _verdict(b: Build, m: Any, device: torch.device, kind: Any) -> dict[str, Any]:
-    """The verdict on a build's kernels on a device: the file's, or that of a small problem run now, which is then written.
+    """The verdict on a build's kernels on a device: from its file, or from a small problem that runs now and writes the file.
 
     m: the build's module. kind: (head counts, call) where the target checks each of these (Target.per_call), else ().
-    RuntimeError where the check ends this process's use of the GPU.
+    Raises RuntimeError if the check ends this process's use of the GPU.
     """
     about = {"build": f"{b.target} {b.name}", "module": Path(m.__file__).name, "device": name(device), "driver": driver(device),
              "versions": {n: v for n, v in (versions(b.target) | compilers(b.target, device)).items() if v}, "kind": repr(kind)}
@@ -108,7 +108,7 @@ LEFT = ("The small problem of the check ended this process's use of the GPU: the
 
 
 def _written(path: Path, about: dict[str, Any], errors: dict[str, tuple[float, float]]) -> dict[str, Any]:
-    """A verdict, kept for others."""
+    """Write the verdict to its file, and return it."""
     found = {**about, "errors": {n: [str(e), str(accepted)] for n, (e, accepted) in errors.items()},
              "wrong": [n for n, (e, accepted) in errors.items() if not e <= accepted],
              "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
@@ -120,7 +120,7 @@ def _written(path: Path, about: dict[str, Any], errors: dict[str, tuple[float, f
 
 
 def _read(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
-    """The verdict in a file; None where there is none, or none of this."""
+    """The verdict in a file; None if there is no file, or it is about something else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         whole = all(found[n] == x for n, x in about.items()) and {"errors", "wrong", "date"} <= set(found)
@@ -130,7 +130,7 @@ def _read(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def said(verdict: dict[str, Any]) -> str:
-    """What is to be reported."""
+    """The text of a refusal, which says what to report."""
     off = ", ".join(f"{n} by {float(e):.1e} ({float(a):.0e} is accepted)" for n, (e, a) in verdict["errors"].items()
                     if n in verdict["wrong"])
     about = ", ".join(f"{n} {v}" for n, v in verdict["versions"].items())
@@ -141,7 +141,7 @@ def said(verdict: dict[str, Any]) -> str:
 
 # --- what a verdict depends on ---------------------------------------------------------------------------------------
 def _first(path: str, pattern: str) -> str:
-    """What a pattern finds in a file; "" where it finds nothing."""
+    """The first match of a pattern in a file; "" if there is none."""
     try:
         found = re.search(pattern, Path(path).read_text(encoding="utf-8", errors="replace"))
         return found[1].strip() if found else ""
@@ -151,7 +151,7 @@ def _first(path: str, pattern: str) -> str:
 
 @lru_cache(maxsize=64)
 def name(device: torch.device) -> str:
-    """Of a kind of device: verdicts hold for all of it."""
+    """The name of a kind of device. A verdict holds for all devices of a kind."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     if device.type == "cpu":
@@ -161,7 +161,7 @@ def name(device: torch.device) -> str:
 
 @lru_cache(maxsize=64)
 def driver(device: torch.device) -> str:
-    """Its version, or "" where there is none."""
+    """The version of the device's driver; "" if it has none."""
     if device.type == "cuda":
         return (_first("/proc/driver/nvidia/version", r"Kernel Module.*?\s(\d+\.[\d.]+)")
                 or _first("/sys/module/amdgpu/version", r"(.*)") or str(torch.version.hip or torch.version.cuda))
@@ -170,11 +170,11 @@ def driver(device: torch.device) -> str:
 
 @lru_cache(maxsize=64)
 def compilers(target: str, device: torch.device) -> dict[str, str]:
-    """The compiler that a target's kernels go through there, by its place."""
+    """The compiler of a target's kernels on the device, by its path."""
     path = shutil.which(find(target).toolchain.compiler(device.type) or "-")
     return {Path(path).name: os.path.realpath(path)} if path else {}
 
 
 def forget() -> None:
-    """Drop the verdicts of this process: for tests."""
+    """Forget the verdicts of this process (for tests)."""
     _passed.clear()

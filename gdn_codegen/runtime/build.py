@@ -162,7 +162,7 @@ def render(b: Build) -> str:
 
 
 def _command(b: Build) -> str:
-    """What makes the module again, files in the folder at hand: a command, or Python where the schedule is one's own."""
+    """How to make the module again from the current folder: a command, or Python if the schedule is not a named one."""
     if isinstance(b.algorithm, Algorithm):
         return f"render({_spelled_out(b)}) of gdn_codegen.runtime.build, {b.page.name} a page"
     file, colon, function = b.algorithm.rpartition(":")
@@ -190,10 +190,10 @@ def _spelled_out(x: Any) -> str:
 
 
 def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
-    """What a template is told: text for its slots."""
+    """The texts for the slots of a template."""
     from ..emit.page import page_text
     t = tables(b, p, kernels)
-    # it stands in strings of the module's between three quotes
+    # the module has it in triple-quoted strings
     doc = b.page.doc
     summary = re.sub(r"(['\"])\1+", r"\1", doc.splitlines()[0].replace("\\", "/")) if doc else b.page.name
     return {"command": _command(b), "algorithm": b.page.name, "schedule": b.plan.name, "function": b.function,

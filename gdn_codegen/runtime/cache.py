@@ -69,7 +69,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, text: str | bytes) -> Path:
-    """Write a file whole or not at all: a temporary beside it, flushed, then renamed onto it."""
+    """Write a file atomically: write and flush a temporary file in the same folder, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}.")
     try:
@@ -123,7 +123,7 @@ def lock_of(path: Path) -> Path:
 
 
 def sum_of(path: Path) -> Path:
-    """Where the size and digest of an artefact stand. Generated modules do the same (host/artefact.py)."""
+    """The path of the file with the size and digest of an artefact, as in generated modules (host/artefact.py)."""
     return path.with_name(path.name + ".sum")
 
 

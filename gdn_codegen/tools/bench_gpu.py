@@ -184,7 +184,7 @@ def our_costs(b: Build, s: Shape) -> dict[str, Cost]:
 
 
 def kernel_rows(times: dict[str, float], known: dict[str, Cost], top: Ceilings | None) -> list[dict[str, Any]]:
-    """A row a kernel; of ours, with what it moves and multiplies and how near its floor it is."""
+    """A row for each kernel. Rows of our kernels also have bytes, operations, and the ratio of the ideal to the measured time."""
     rows = []
     for seen, ms in times.items():
         name = next((n for n in known if seen.startswith(f"{n}_kernel")), None)
@@ -281,7 +281,7 @@ def rivals(names: str) -> list[Peer]:
 
 
 def check_build(b: Build | Auto) -> None:
-    """The reference knows one algorithm, and tensors come as its page has them, with keys of norm 1."""
+    """Refuse builds that the benchmark cannot compare. It has one algorithm, plain forms of inputs, and keys of norm 1."""
     if isinstance(b, Auto):
         return
     if b.page.name != "gated_delta_rule":

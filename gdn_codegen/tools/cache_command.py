@@ -1,4 +1,4 @@
-"""`gdn_codegen cache`: what lies in the package's cache, and its removal. What is not the package's is never touched."""
+"""`gdn_codegen cache`: lists and removes the files of the package's cache. It never removes other files."""
 from __future__ import annotations
 
 import argparse
@@ -60,7 +60,7 @@ def told(size: float) -> str:
 
 
 def others() -> list[Path]:
-    """What lies in the cache's folders and is not the package's."""
+    """Files in the cache's folders that are not the package's."""
     mine = {e.path for e in entries()}
     folders = {f for pattern, _ in known().values() for f in cache.folder().glob(pattern) if f.is_dir()}
     return sorted(x for f in folders for x in f.iterdir() if x not in mine)
@@ -103,7 +103,7 @@ def cleared(kinds: Iterable[str]) -> Iterator[str]:
 
 
 def facts() -> tuple[bool, str]:
-    """Whether the cache can be written, and where it lies and how large it is: for `doctor`."""
+    """For `doctor`: whether the cache can be written, its path, and its size."""
     said = f"{cache.folder()}, {told(sum(e.size for e in entries()))}"
     try:
         cache.place("GDN_CODEGEN_CACHE", cache.folder(), folder=True)
@@ -127,6 +127,6 @@ def command(a: argparse.Namespace) -> int:
 
 def options(p: argparse.ArgumentParser) -> None:
     """Give the parser the options of `cache`."""
-    p.add_argument("action", choices=("list", "clear"), help="what lies there, with sizes; or remove it")
+    p.add_argument("action", choices=("list", "clear"), help="list the files with sizes, or remove them")
     p.add_argument("kinds", nargs="*", metavar="KIND",
                    help=f"with clear, of {', '.join(known())} (default: all but {KEPT}, which tune measured)")

@@ -64,7 +64,7 @@ class Compiled:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """What stands in a line of the table."""
+        """The cells of a line of the table."""
         unit = UNITS[self.arch]
         if self.error and self.registers is None and not self.shared:
             return self.kernel, self.arch, str(self.warps), *["-"] * (len(HEAD) - 3)
@@ -177,7 +177,7 @@ def _nvidia(asm: dict[str, Any]) -> dict[str, Any]:
 
 
 def _amd(asm: dict[str, Any]) -> dict[str, Any]:
-    """From the metadata that stands in the code object, as its text has it."""
+    """Resources from the metadata of the code object, read from its text."""
     names = {"registers": "vgpr_count", "accumulators": "agpr_count", "scalars": "sgpr_count",
              "spills": "private_segment_fixed_size"}
     return {field: _number(rf"\.{name}:\s*(\d+)", asm.get("amdgcn", "")) for field, name in names.items()}

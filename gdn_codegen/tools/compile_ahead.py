@@ -1,7 +1,7 @@
 """`build --compile`: kernels compiled before the first call, on a machine that needs no GPU.
 
-TileLang's lie beside the generated module, which loads them; Triton's in Triton's own cache (TRITON_CACHE_DIR), under the keys
-that launches look up.
+TileLang's kernels are files beside the generated module, which loads them. Triton's are in Triton's own cache (TRITON_CACHE_DIR),
+under the keys that launches look up.
 """
 from __future__ import annotations
 
@@ -135,14 +135,14 @@ def triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
 
 
 def _variants(module: Any, name: str, heads: tuple[int, int]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
-    """What a launcher is given, sizes and whole numbers, in all that a kernel is compiled for: apart from head counts, sizes are
-    as good as any others, since kernels are not specialised on them."""
+    """The sizes and integers of launches, one for each variant that a kernel is compiled for. Apart from head counts any sizes
+    will do, since kernels are not specialised on them."""
     for ints in product(*((0, 1) if n.startswith("has_") else (16,) for n in module.TABLES.ints[name])):
         yield (2, 32, 0, *heads, 2, *([] if module.TABLES.part_cost is None else [2, 16])), list(ints)
 
 
 def fresh(path: Path) -> Any:
-    """The module at `path`, imported apart from what else runs in this process."""
+    """The module at `path`, imported anew."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

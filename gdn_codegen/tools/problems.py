@@ -17,14 +17,14 @@ from .shapes import Shape
 from .verify import rms_error
 
 GATES = ("layer", "uniform")
-#: Of keys that are alike: the noise on those of a key head, and beta of a value head, head after head. No beta is a power of two,
-#: which multiplies without rounding.
+#: For similar keys: the noise on the keys of each key head, and beta of each value head, repeated over heads. No beta is a power
+#: of two, because that would multiply without rounding.
 NOISE, BETAS = (0.0, 0.02), (0.6, 1.1, 1.6, 1.9)
 
 
 def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: int = 0, device: str = "cuda") -> Problem:
-    """Unit q and k. Gates "layer" are drawn as a GatedDeltaNet layer draws them at initialisation, so that heads differ in how
-    long they remember; "uniform" as -U(0, 1) a token, under which a state dies within a chunk."""
+    """Unit q and k. Gates "layer" are drawn as a GatedDeltaNet layer draws them at initialisation, so that decay differs between
+    heads; "uniform" gates are -U(0, 1) per token, under which a state decays within a chunk."""
     gen = torch.Generator(device=device).manual_seed(seed)
     T = sum(s.lens)
 
@@ -46,7 +46,7 @@ def problem(s: Shape, dtype: str, K: int, V: int, gates: str = "layer", seed: in
 
 
 def alike(x: Problem) -> Problem:
-    """The same with keys that are alike: each is the first of its sequence, plus noise. g = 0, so nothing is forgotten."""
+    """The same problem with similar keys: each is the first of its sequence plus noise. g = 0, so there is no decay."""
     sizes = x.sizes
     first = torch.repeat_interleave(x.ends[:-1].long(), x.ends.diff().long())
     noise = torch.tensor(NOISE, device=x.k.device).repeat(sizes["H"])[:sizes["H"], None]

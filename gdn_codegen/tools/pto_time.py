@@ -58,8 +58,8 @@ def cycles(instruction: str, pipe: str, rows: int, cols: int, dtype: str, *, dep
     """Cycles of one instruction in steady state. Pipes go by the table's names.
 
     depth: k of a product, whose dtype is that of its operands. right: a move to L0B, which has half of L0A's rate.
-    spread: a row broadcast of a column that lies spread to 32 bytes a row. source: bytes of a cast's source element.
-    The table's figure where it has the shape; else repeats of 256 bytes (V), bytes (moves), fractals (M).
+    spread: a row broadcast of a column that has 32 bytes for each row. source: bytes of a cast's source element.
+    If the table lacks the shape, the figure is scaled by repeats of 256 bytes (V), bytes (moves), or fractals (M).
     """
     if pipe == "CUBE":  # 16 x 32 bytes x 16 a cycle, twice that for float
         width = WIDTH.get(dtype, 2)
@@ -177,7 +177,7 @@ class _Core:
         self.used: set[str] = set()
 
     def held(self, pipe: str, since: Point, until: Point) -> Point:
-        """The later of two points; what passes between them is waiting."""
+        """The later of two points. The time between them counts as waiting."""
         if until[0] > since[0]:
             w = self.block.out.waiting
             w[self.name, pipe] = w.get((self.name, pipe), 0) + until[0] - since[0]
@@ -240,8 +240,8 @@ class _Block:
         self.half: dict[tuple[str, int, int], deque[Point]] = {}
 
     def signal(self, sender: str, mode: int, flag: int, p: Point) -> None:
-        """Mode 2: a cube's signal reaches both vector cores, theirs it once it has one of each. Mode 1: vector cores join.
-        Mode 0, all cores of a kind: this block's own, as if the others came no later."""
+        """Mode 2: a signal of the cube core reaches both vector cores; one of a vector core reaches the cube core once both have
+        signalled. Mode 1: the vector cores wait for each other. Mode 0, all cores of a kind: this block's own only."""
         if mode == 2 and sender == "cube":
             self.deliver(CORES[1:], flag, p)
         elif mode == 2 or sender != "cube":
@@ -270,8 +270,8 @@ class _Block:
 def replay(steps: Sequence[Step]) -> Replay:
     """Time of one block's trace.
 
-    A core's scalar unit issues in order; a pipe works first in, first out; a wait holds its pipe, a wait of S and of
-    another core all that is issued later. A flag and a barrier take no time of their own but to issue.
+    A core's scalar unit issues in order. A pipe works first in, first out. A wait blocks its pipe; a wait of S, or for another
+    core, blocks all later issue. Flags and barriers take no time except to issue.
     """
     if len({s.block for s in steps}) > 1:
         raise ValueError("trace: steps of several blocks; accepted: those of one")

@@ -41,7 +41,7 @@ def shapes(path: Path) -> list[Shape]:
     return out
 
 
-#: What is tuned for where nothing is asked: what prompts of 2 to 128 thousand tokens come to.
+#: The shapes for which `tune` measures by default: prompts of 2 to 128 thousand tokens.
 SHAPES = (*(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv) for n, t, h, hv in (
     (1, 2048, 16, 32), (1, 8192, 4, 16), (1, 32768, 4, 16), (8, 4096, 4, 16), (1, 32768, 16, 16), (4, 8192, 16, 64),
     (1, 131072, 16, 16), (1, 8192, 16, 32), (8, 1024, 16, 32), (1, 131072, 32, 32), (1, 65536, 16, 16))),

@@ -107,8 +107,8 @@ def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[J
 
 
 def sensible(b: Build, s: Shape, units: int) -> bool:
-    """Whether the parts, if their length is given, are shorter than a sequence, and walks neither half nor six times as many as
-    a GPU has units; and heads come one by one or all that may come together."""
+    """True if a candidate is worth timing: parts of a given length are shorter than a sequence, the number of walks is between
+    half and six times the multiprocessors, and a kernel batches no heads or as many as possible."""
     if b.plan.value_heads not in (0, Extent(s.H, s.HV, len(s.lens), sum(s.lens)).shared):
         return False
     size = b.plan.part_chunks * b.chunk
@@ -256,7 +256,7 @@ class Gpu:
         except Exception as e:  # whatever a toolchain raises is a finding
             self.alive()
             return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
-        return next((f"off by {e:.1e} ({of}) on keys that are alike, beta {beta}; {accepted[of, beta]:.1e} is accepted"
+        return next((f"off by {e:.1e} ({of}) on similar keys, beta {beta}; {accepted[of, beta]:.1e} is accepted"
                      for (of, beta), e in each.items() if not e <= accepted[of, beta]), "")
 
     def workspace(self, b: Build, s: Shape) -> int:
@@ -302,15 +302,17 @@ def _reference(s: Shape, dtype: str, K: int, V: int) -> Reference:
 
 
 def by_beta(o: Sequence[float], state: Sequence[float]) -> dict[tuple[str, float], float]:
-    """Errors on keys that are alike, RMS over the value heads of a beta, which differ in draws."""
+    """Errors on similar keys: for each beta the RMS over its value heads, which differ in draws."""
     return {(of, beta): math.sqrt(sum(e * e for e in each[i::len(BETAS)]) / len(each[i::len(BETAS)]))
             for of, each in (("o", o), ("state", state)) for i, beta in enumerate(BETAS)}
 
 
 @lru_cache(maxsize=4)
 def _alike(target: str, chunk: int, dtype: str, K: int, V: int) -> tuple[Problem, Reference, dict[tuple[str, float], float]]:
-    """Keys that are alike, what float64 makes of them, and the errors that are accepted. The interpreter rounds as kernels do: it
-    runs `fused`, in blocks of V where a whole one has no room, or a schedule that needs less."""
+    """A problem with similar keys, its float64 results, and the accepted errors.
+
+    The accepted errors come from the interpreter, which rounds as kernels do. It runs `fused`, with V in blocks if that does not
+    fit otherwise, or a schedule that needs less memory."""
     s = small(chunk)
     x = alike(problem(s, dtype, K, V))
     want = reference(x, range(s.HV))
@@ -395,7 +397,7 @@ class Tuner:
 
 
 def log_beside(path: Path, target: str, names: Sequence[str]) -> Log:
-    """The log of a target's table, or that of decoding, of a device that goes by these names, as yet unread."""
+    """The log of a table (of a target, or of decoding) for a device with these names. It is not read yet."""
     return Log(path.with_suffix(".jsonl"), {"device": names[0], "kind": names[1], "target": target,
                                             "versions": tables.versions(target)})
 
@@ -409,10 +411,10 @@ def tune(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str,
 
 def tuned(name: str, todo: Sequence[Job], names: Sequence[str], arch: str, units: int, meter: Meter, out: Path | None = None,
           **options: Any) -> int:
-    """Measure; write the log and the table. 1 where nothing could be measured or the device was lost.
+    """Measure, and write the log and the table. Returns 1 if nothing could be measured or the device was lost.
 
-    name: of the table: a target, or "decode". names: of the device, as `choose.names` has them. out: the table, beside which
-    the log lies; by default where calls on this device look. options: of Tuner.
+    name: of the table: a target, or "decode". names: of the device, from `choose.names`. out: the path of the table; the log is
+    beside it. By default it is the path where calls on this device look. options: of Tuner.
     """
     path = out or tables.own_path(names[0], name)
     cache.place("out", path)

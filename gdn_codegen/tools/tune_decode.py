@@ -34,7 +34,7 @@ SHAPES = tuple(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv)
 #: The shape at which a candidate is compared with float64 before it is timed. Its head counts are those of one of SHAPES, so that
 #: kernels that have them compiled in serve both.
 CHECKED = Shape("3 x 5, 4/8", (5,) * 3, 4, 8)
-#: The same heads where keys are alike: as many tokens as a step may have, since errors of the inverse grow with them.
+#: The same heads for similar keys, with as many tokens as a step may have, since errors of the inverse grow with them.
 ALIKE = Shape("2 x 16, 4/8", (choose_decode.CHUNK,) * 2, 4, 8)
 
 
@@ -89,12 +89,12 @@ def step(b: Build, s: Shape, device: str = "cuda", seed: int = 0) -> Step:
 
 
 def alike(b: Build, x: Step) -> Step:
-    """The same step with keys that are alike: each is the first of its sequence, plus noise. Nothing is forgotten, and beta is 1:
-    as large as a sigmoid's."""
+    """The same step with similar keys: each is the first of its sequence plus noise. There is no decay, and beta is 1, the
+    largest value of a sigmoid."""
     c, k = b.contract, x.given["k"]
     noise = torch.tensor(NOISE, device=k.device).repeat(k.shape[2])[:k.shape[2], None]
-    near = F.normalize(k[:, :1].float(), dim=-1) + noise * F.normalize(k.float(), dim=-1)
-    k = F.normalize(near, dim=-1).to(k.dtype)
+    noisy = F.normalize(k[:, :1].float(), dim=-1) + noise * F.normalize(k.float(), dim=-1)
+    k = F.normalize(noisy, dim=-1).to(k.dtype)
     g = torch.full_like(x.given["g"], -100.0 if c.input_form("g") == "raw" else 0.0)  # of which softplus is 0
     beta = torch.full_like(x.given["beta"], 20.0 if c.input_form("beta") == "sigmoid" else 1.0)
     return replace(x, given=x.given | {"k": k, "g": g, "beta": beta})
@@ -148,11 +148,11 @@ class Steps(Gpu):
     device: str = "cuda"
 
     def wrong(self, b: Build) -> str:
-        """Why the build's results are wrong at CHECKED, or on keys that are alike; "" where they are not."""
+        """Why the build's results are wrong at CHECKED, or on similar keys; "" if they are right."""
         def work() -> str:
             against = off(b, step(b, CHECKED, self.device), TOLERANCE[b.dtype])
             near = "" if against else off(b, alike(b, step(b, ALIKE, self.device)), Check.ACCEPTED[b.dtype])
-            return against or near and f"{near} on keys that are alike"
+            return against or near and f"{near} on similar keys"
         return self._said(work)
 
     def workspace(self, b: Build, s: Shape) -> int:

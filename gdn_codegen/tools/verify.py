@@ -1,8 +1,8 @@
 """Runs targets against the token recurrence in float64.
 
-The reference is the algorithm's own page interpreted in float64 with a chunk of one token, which is the recurrence; the
-tests hold the pages against recurrences written out by hand. What a contract says of inputs is done to them here, in
-float64 and apart from the passes that have kernels do it.
+The reference is the algorithm's own page, interpreted in float64 with a chunk of one token, which is the recurrence. The tests
+compare pages with recurrences written by hand. This file applies the contract's forms to inputs itself, in float64, and does not
+use the passes that let kernels apply them.
 """
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def from_recurrence(b: Build, case: Case, x: dict[str, torch.Tensor], recurrence
 
 @cache
 def check_causal(b: Build) -> None:
-    """ValueError where an output of a token depends on later tokens: no recurrence over tokens computes such a page."""
+    """Raises ValueError if an output of a token depends on later tokens, because no recurrence over tokens computes that."""
     p, case = b.page.trace(), Case((16,), 1, 1, initial=True)
     x = inputs(b, p, case)
     later = {n: y.clone() for n, y in x.items()}

@@ -9,8 +9,8 @@ Steps = list[tuple[int, int]]
 
 
 def shared(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors surely share elements. Views that lie in each other's gaps do not; of those whose strides have nothing
-    in common it is not known."""
+    """True if two tensors certainly share elements. Views in each other's gaps do not. For views whose strides have no common
+    structure this is not known, and the result is False."""
     if not x.numel() or not y.numel() or x.device != y.device:
         return False
     a, b = x.data_ptr(), y.data_ptr()
@@ -27,7 +27,7 @@ def reach(x: Tensor | None) -> int:
 
 
 def _steps(x: Tensor) -> Steps:
-    """(bytes, how often) of each dim, the largest first; those that lie without gaps as one."""
+    """(stride in bytes, size) of each dim, the largest stride first. Dims without gaps between them are merged."""
     found: Steps = []
     for far, n in sorted(((far, n) for far, n in zip(x.stride(), x.shape, strict=True) if n > 1 and far), reverse=True):
         if found and found[-1][0] == far * n * x.element_size():

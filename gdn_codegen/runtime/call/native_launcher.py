@@ -46,7 +46,7 @@ def compile_to(path: Path, source: Path = SOURCE) -> None:
 def _library(ahead: Path) -> Any:
     """The function that makes launchers, or None.
 
-    Where kernels were compiled ahead of time, nothing is compiled here: the library lies beside them or is not used."""
+    If kernels were compiled ahead of time, nothing is compiled here: the library is beside them, or is not used."""
     import tvm_ffi
     path = ahead / file_name()
     if not path.exists():
@@ -101,7 +101,7 @@ def call_launcher(plan: Plan, ahead: Path, arguments: Sequence[Tensor | None], p
     first, ends_given = arguments[0], arguments[ends] is not None
     assert first is not None
     kin = [x for kind, *_, x in native.sources if kind in made_here]
-    # then nothing, for a result that nobody wants, and ends of equal rows where none are given
+    # then None, for results that the call does not want, and the ends of equal rows if cu_seqlens is not given
     filled: list[Any] = [*arguments, *map(new, kin), None]
     if not ends_given:  # their kind alone is looked at, and filling them would be a kernel of a graph that is being captured
         filled.append(torch.empty(first.shape[0] + 1, dtype=torch.int32, device=first.device))

@@ -17,14 +17,14 @@ from ...schedule import Schedule
 from ..build import CHUNKS, LAYOUTS
 from .aliasing import shared
 
-#: How g and beta come -> the contract's word.
+#: The forms of g and beta, with the contract's names of them.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _INTEGERS = (torch.int32, torch.int64)
-#: Tensors that need not be given, and that nothing else looks at first.
+#: Optional tensors that no other check reads before.
 _OPTIONAL = ("A_log", "dt_bias", "initial_state", "state_indices", "final_state", "out")
-#: By the place in Tensors of what is written: what is accepted beside memory of its own.
+#: What else is accepted for a buffer that shares memory, by the index of the buffer in Tensors.
 _APART = {7: ", where the final state takes its place", 10: ", or inplace_final_state=True", 11: ""}
 
 

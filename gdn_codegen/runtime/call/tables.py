@@ -1,9 +1,9 @@
 """Tables of builds that were measured to be the fastest, and how a call finds its row.
 
-A table is {"device", "kind", "target", "versions", "rows"} in JSON, written by `gdn_codegen tune`: the package's own lie in
-devices/choices, a user's under the cache folder by device and versions. A row says for which inputs and which shape it was
-measured, the build, and its time beside that of the model's choice. It serves its device, and others of its kind: of the same
-architecture, with as many multiprocessors. The table of decoding has "decode" for its target: each of its builds says its own.
+A table is {"device", "kind", "target", "versions", "rows"} in JSON. `gdn_codegen tune` writes it. The package's tables are in
+devices/choices, a user's in the cache folder, by device and versions. A row has the inputs and the shape of a measurement, the
+build, its time, and the time of the model's choice. It serves its device, and devices of the same kind: the same architecture
+and number of multiprocessors. The table of decoding has the target "decode", and each of its builds names its own target.
 """
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Extent:
 
     @property
     def shared(self) -> int:
-        """Value heads of a key head that a kernel may take together: 4, 2 or 1."""
+        """How many value heads of a key head a kernel may batch: 4, 2 or 1."""
         return gcd(self.HV // max(self.H, 1), 4)
 
     @property
     def shape_class(self) -> tuple[int, int, int]:
-        """The nearest powers of two of: value heads a query head, walks over chunks, tokens of a sequence."""
+        """The exponents of the nearest powers of two of: value heads per query head, walks, mean tokens of a sequence."""
         return power(self.HV // max(self.H, 1)), power(self.walks), power(self.tokens // max(self.sequences, 1))
 
 
@@ -62,9 +62,11 @@ def power(n: int) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """A choice that was measured: for which device and inputs (`about`: a build of these, with any schedule) and at what
-    size; ms of a call, and of the model's choice there. source: whose table. kind: of the device. table: a target's, or that of
-    decoding. float16 and bfloat16 take the same time."""
+    """A measured choice.
+
+    about: the build, with the inputs for which it was measured. extent: the size. ms, model_ms: times of a call with this build,
+    and with the model's choice. source: PACKAGE or USER. kind: of the device. table: a target, or DECODE. float16 and bfloat16
+    take the same time."""
 
     device: str
     about: Build
@@ -76,12 +78,12 @@ class Row:
     table: str = ""
 
     def known(self, devices: Sequence[str]) -> int:
-        """The first of a device's names that is the row's; their number where none is."""
+        """The index of the first of a device's names that is the row's; the number of names if none is."""
         return next((i for i, d in enumerate(devices) if d in (self.device, self.kind)), len(devices))
 
     def serves(self, b: Build, contract: Contract) -> bool:
-        """Whether the row was measured for inputs as `b` has them: target, layout, algorithm, bytes of the dtype, K and V; and
-        for this contract."""
+        """True if the row was measured for this contract and the inputs of `b`: target, layout, algorithm, bytes of the dtype, K
+        and V."""
         a = self.about
         return (a.target, a.layout, a.algorithm, BYTES[a.dtype], a.head_dim_k, a.head_dim_v, a.contract) == (
             b.target, b.layout, b.algorithm, BYTES[b.dtype], b.head_dim_k, b.head_dim_v, contract)
@@ -108,7 +110,7 @@ def as_json(r: Row) -> dict[str, Any]:
 
 
 def choice_json(b: Build, table: str = "") -> dict[str, Any]:
-    """What a table keeps of a build that it chose; its schedule is a named one, some fields changed."""
+    """The JSON of a chosen build. Its schedule is a named one with changed fields."""
     target = {"target": b.target} if table == DECODE else {}
     return {**target, "schedule": b.plan.name, "set": changes(b.plan), "chunk": b.chunk, "arch": b.arch}
 
@@ -126,7 +128,7 @@ def chosen(about: dict[str, Any], choice: dict[str, Any], table: str) -> Build:
 def from_json(table: dict[str, Any], source: str) -> tuple[Row, ...]:
     """The rows of a table. source: whose it is, PACKAGE or USER.
 
-    ValueError, KeyError or TypeError where a row lacks a field or a number is not above 0.
+    Raises ValueError, KeyError or TypeError if a row lacks a field or a number is not above 0.
     """
     rows, kind, name = [], table.get("kind", ""), table["target"]
     for r in table["rows"]:
@@ -143,9 +145,9 @@ def _number(row: dict[str, Any], name: str, *kinds: type) -> Any:
     return row[name]
 
 
-# --- where tables lie ------------------------------------------------------------------------------------------------
+# --- files of tables -------------------------------------------------------------------------------------------------
 def versions(target: str) -> dict[str, str]:
-    """What a measurement depends on, beside the device."""
+    """The versions on which a measurement depends."""
     from ... import __version__
     from ...targets import find
     from ...targets.machine import version
@@ -155,17 +157,17 @@ def versions(target: str) -> dict[str, str]:
 
 
 def own_path(device: str, target: str) -> Path:
-    """Where `tune` keeps a user's table of a device, for the versions installed."""
+    """The path of a user's table for a device and the installed versions."""
     name = "_".join(f"{n}-{v}" for n, v in versions(target).items())
     return cache.folder() / "choices" / re.sub(r"\W+", "_", device).strip("_") / f"{target}_{name}.json"
 
 
 def read(path: Path, source: str) -> tuple[Row, ...]:
-    """The rows of a table; none, and a warning, where it cannot be read: a call must not fail for it."""
+    """The rows of a table. If it cannot be read, no rows and a warning, because a call must not fail for it."""
     try:
         return from_json(json.loads(path.read_text(encoding="utf-8")), source)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
-        warnings.warn(f"gdn_codegen: {path} is no table of choices and is left out: {type(e).__name__}: {e}", stacklevel=2)
+        warnings.warn(f"gdn_codegen: {path} is no table of choices and is ignored: {type(e).__name__}: {e}", stacklevel=2)
         return ()
 
 
@@ -177,17 +179,18 @@ def packaged() -> tuple[Row, ...]:
 
 @lru_cache(maxsize=64)
 def rows(devices: Sequence[str], target: str) -> tuple[Row, ...]:
-    """Rows of a target's tables, or those of decoding, for a device that goes by these names: the user's, then the package's."""
+    """Rows for a device with these names, of a target's tables or of the tables of decoding: the user's, then the package's."""
     own = [p for p in (own_path(d, target) for d in devices) if p.is_file()]
     found = (*(r for p in own for r in read(p, USER)), *packaged())
     return tuple(r for r in found if r.table == target and r.known(devices) < len(devices))
 
 
 def nearest(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], chunk: int | None) -> list[Row]:
-    """Rows that may choose for calls of `b`'s inputs and a shape class, the best first: rows for the same contract before
-    those for keys of norm 1, where they are, before rows for plain inputs; of these the user's before the package's; of these
-    the device's own before those of its kind; of these the same class before those one step away; of these the one that gained
-    most over the model."""
+    """Rows that may choose for calls with the inputs of `b` and a shape class, the best first.
+
+    The order is, by descending weight: rows for the same contract, for keys of norm 1 (if the call has such keys), for plain
+    inputs; the user's, then the package's; the device's own, then those of its kind; the same class, then classes one step away;
+    the largest gain over the model."""
     found = []
     unit = [UNIT] if b.contract.input_form("k") in ("unit", "l2norm") else []
     for i, contract in enumerate(dict.fromkeys((b.contract, *unit, Contract()))):
@@ -198,18 +201,19 @@ def nearest(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], chun
 
 
 def steps(devices: Sequence[str], b: Build, shape_class: tuple[int, ...], targets: Sequence[str]) -> list[Row]:
-    """Rows that may choose for decoding steps of `b`'s inputs, the best first: of states that lie alike, since these are what a
-    step reads and writes, whatever its gates and query heads. Ordered as `nearest` orders; what gained most over the model is the
-    fastest, of whichever target: the model's choice is one for all."""
-    def lie(c: Contract) -> tuple[str, int]:
+    """Rows that may choose for decoding steps with the inputs of `b`, the best first.
+
+    Rows have the same layout and size of states, because a step mostly reads and writes states. The order is that of `nearest`.
+    The largest gain over the model is the fastest of all targets, because they share one model's choice."""
+    def state(c: Contract) -> tuple[str, int]:
         return c.state_layout, BYTES[c.state_dtype]
 
     def far(x: Extent) -> int:
         return sum(abs(a - b) for a, b in zip(x.shape_class[1:], shape_class[1:], strict=True))
     found = []
     for r in rows(devices, DECODE):
-        alike = r.serves(replace(b, target=r.about.target), r.about.contract) and lie(r.about.contract) == lie(b.contract)
-        if alike and r.about.target in targets and far(r.extent) <= 1:
+        fits = r.serves(replace(b, target=r.about.target), r.about.contract) and state(r.about.contract) == state(b.contract)
+        if fits and r.about.target in targets and far(r.extent) <= 1:
             found.append((r.about.contract != b.contract, r.source != USER, r.known(devices), far(r.extent),
                           r.ms / (r.model_ms or r.ms), r))
     return [r for *_, r in sorted(found, key=lambda x: x[:-1])]
