@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .host.arguments import _check_number
+from .host.tensors import _fail
 from .runtime.call.dtypes import adapted
 from .runtime.call.foreign_keywords import spelled
 from .runtime.call.launch import DECODE_CHUNK, check_values, eager
-from .runtime.call.normalise import Options, Tensors, check_ends, check_tensor, fail, number, settled
+from .runtime.call.normalise import Options, Tensors, check_ends, check_tensor, settled
 from .runtime.torch_library import compiled
 from .schedule import Schedule
 
@@ -25,7 +27,7 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     """
     if others:
         t, x = spelled(Tensors(*t), Options(*x), others, -1 if few else DECODE_CHUNK if decode else 0)
-    scale = None if scale is None else number("scale", scale)
+    scale = None if scale is None else _check_number("scale", scale)
     # tensors of classes that dispatch ops themselves, as fake ones, and tracers get a torch op
     if not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack():
         results = eager(t, x, scale, decode, few)
@@ -132,13 +134,10 @@ def fused_recurrent_gated_delta_rule(
     """
     check_tensor("v", v)
     check_ends(cu_seqlens)
-    if v.ndim != 4 or (cu_seqlens is not None and cu_seqlens.ndim != 1):
-        fail(*(("v", f"shape {tuple(v.shape)}", "shape [B, T, HV, V]") if v.ndim != 4 or cu_seqlens is None else
-               ("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")))
     if g is None and (use_gate_in_kernel or kwargs.get("gate", "log") != "log"):
-        fail("g", None, "a tensor, which the gate's form needs")
+        _fail("g", None, "a tensor, which the gate's form needs")
     if beta is None and (use_beta_sigmoid_in_kernel or kwargs.get("beta_form", "given") != "given"):
-        fail("beta", None, "a tensor, which beta's form needs")
+        _fail("beta", None, "a tensor, which beta's form needs")
     if g is None or beta is None:
         rows = v.shape[:3]
         g = v.new_zeros(rows, dtype=torch.float32) if g is None else g
@@ -154,8 +153,9 @@ def fused_recurrent_gated_delta_rule(
     t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
     x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    tokens = v.shape[2 if x.head_first is True or x.layout in ("bhtd", "bnsd") else 1]
-    return _call(t, x, scale, others, decode=v.shape[0] * tokens <= DECODE_CHUNK * sequences)
+    tokens = 2 if x.head_first is True or x.layout in ("bhtd", "bnsd") else 1
+    decode = v.ndim == 4 and v.shape[0] * v.shape[tokens] <= DECODE_CHUNK * sequences
+    return _call(t, x, scale, others, decode=decode)
 
 
 def chunk_gated_delta_rule_npu(

@@ -10,21 +10,10 @@ from typing import Any
 
 import torch
 
+from .arguments import _check_ends, _check_slots
 from .plan import Plan
 from .tables import Tables
-from .tensors import (
-    _check_ends,
-    _check_slots,
-    _equal_rows,
-    _fail,
-    _filled,
-    _flat,
-    _full,
-    _is_elsewhere,
-    _new,
-    _picker,
-    _plain,
-)
+from .tensors import _equal_rows, _fail, _filled, _flat, _full, _is_elsewhere, _new, _picker, _plain
 
 
 # --- copied from here on ---

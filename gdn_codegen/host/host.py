@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .arguments import _check_chunks, _check_detached, _check_flag, _check_number
 from .call import caller
 from .parts import _cheapest_span, _needs_summaries
 from .plan import Plan
@@ -60,7 +61,6 @@ class Host:
         self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
         self.plans: dict[Any, Plan] = {}
         self.kind = _kind_and_place if tables.strided else _kind
-        self.largest = torch.finfo(torch.float32).max
         self.outputs, self.checkpoints = tables.place("outputs"), tables.place("checkpoints")
         self.final = tables.place("initial") if tables.in_place else tables.place("final")
         places = range(len(tables.tensors))
@@ -72,18 +72,13 @@ class Host:
         """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
         t = self.tables
         if torch.is_grad_enabled():
-            for x in (*given, *states):
-                if getattr(x, "requires_grad", False):
-                    name = t.tensors[next(n for n, y in enumerate((*given, *states)) if y is x)]
-                    _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+            _check_detached(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
-        if t.checkpoints and (not isinstance(every, int) or every < 1):
-            _fail("checkpoint_chunks", every, "an int of at least 1")
+        if t.checkpoints:
+            _check_chunks("checkpoint_chunks", every, 1)
         wanted = True
         if t.final:
-            if output_final_state is not True and output_final_state is not False:
-                _fail("output_final_state", repr(output_final_state), "True or False")
-            wanted = output_final_state or any(x is not None for x in buffers[:len(t.final)])
+            wanted = _check_flag("output_final_state", output_final_state) or any(x is not None for x in buffers[:len(t.final)])
         return self.results(self.run(given, values, states, outs, cu_seqlens, buffers, wanted, indices, every), wanted)
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
@@ -111,15 +106,10 @@ class Host:
         """The caller's numbers, the page's defaults where None is given."""
         values = []
         for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
+            x = default if x is None else x
             if x is None:
-                x = default
-                if x is None:
-                    _fail(name, None, "a number: the page has no default")
-            elif isinstance(x, bool) or not isinstance(x, (int, float)):
-                _fail(name, type(x).__name__, "a number, or None")
-            elif not abs(x) <= self.largest:
-                _fail(name, x, "a number that float32 holds")
-            values.append(float(x))
+                _fail(name, None, "a number: the page has no default")
+            values.append(_check_number(name, x))
         return tuple(values)
 
     def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:

@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from .parts import _needs_summaries
-from .tables import Tables
-from .tensors import (
-    _FLOATS,
+from .arguments import (
+    _ANY_FLOAT,
     _check_buffers,
     _check_indices,
     _check_inputs,
@@ -23,15 +21,10 @@ from .tensors import (
     _check_pool,
     _check_sequences,
     _check_state,
-    _dense,
-    _equal_rows,
-    _filled,
-    _flat,
-    _is_plain,
-    _kin,
-    _made,
-    _steps,
 )
+from .parts import _needs_summaries
+from .tables import Tables
+from .tensors import _FLOATS, _dense, _equal_rows, _filled, _flat, _is_plain, _kin, _made, _steps
 
 
 # --- copied from here on ---
@@ -116,7 +109,7 @@ class Plan:
             if t.in_place:
                 _check_state(name, x, (self.sequences, *tile), self.device, (self.state,), written=True)
             elif x is not None:
-                dtypes = tuple(_FLOATS.values()) if t.state_dtype == "float32" else (self.state,)
+                dtypes = _ANY_FLOAT if t.state_dtype == "float32" else (self.state,)
                 _check_state(name, x, (self.sequences, *tile), self.device, dtypes)
             absent = _made((0, *tile), self.state, self.device)
             self.expected.append((absent, x is None or _is_plain(x, self.state), 16, self.state))

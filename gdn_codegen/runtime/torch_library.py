@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..host.tensors import _fail
 from .call.aliasing import reach
 from .call.choose import DEFAULT_CHUNK
 from .call.launch import run
-from .call.normalise import Tensors, Words, check_written, fail
+from .call.normalise import Tensors, Words, check_written
 
 
 @torch.library.custom_op("gdn_codegen::gated_delta_rule", mutates_args=())
@@ -94,7 +95,7 @@ gated_delta_rule.register_autograd(_no_gradient)
 def compiled(t: Tensors, x: Words, scale: float | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """What `run` does, as an op that torch.compile takes whole."""
     if x.schedule is not None and not isinstance(x.schedule, str):
-        fail("schedule", f"the Schedule {x.schedule.name} under torch.compile", "a name, or None to choose")
+        _fail("schedule", f"the Schedule {x.schedule.name} under torch.compile", "a name, or None to choose")
     options = (scale, x.output_final_state, x.gate, x.beta_form, x.l2norm, x.unit_keys, x.state_v_first, x.state_dtype,
                x.checkpoint_chunks, x.target, x.chunk_size, x.layout, x.schedule, x.decode)
     final = t.initial_state if x.in_place else t.final_state

@@ -756,152 +756,6 @@ def _fail(argument: str, got: object, accepted: str) -> NoReturn:
     raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
 
 
-# --- checks: each a ValueError that names the argument, what came, and what is accepted ------------------------------
-def _check_tensor(name: str, x: Any, dtype: str, number: bool) -> None:
-    """A tensor of `dtype`. number: one value for each token or head. A 16-bit one is accepted where the module takes float32."""
-    if not isinstance(x, torch.Tensor):
-        _fail(name, type(x).__name__, "a torch.Tensor")
-    if x.dtype != _FLOATS[dtype] and not (number and dtype == "float32" and x.dtype in _FLOATS.values()):
-        _fail(name, x.dtype, f"torch.{dtype} (this module was built for it)")
-
-
-def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[int, ...], str]],
-                  head_inputs: Sequence[tuple[str, float | None, str]], layout: str, compiled: Mapping[str, int],
-                  batched: int) -> tuple[int, int, int, int, torch.device]:
-    """B, T, H, HV and the device of a call's inputs.
-
-    given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV] or None for
-      each row of `head_inputs`. compiled: head counts that the kernels have, by name. batched: value heads of a key head that
-      one kernel instance handles.
-    """
-    seen: dict[str, int] = {}
-    device = getattr(given[0], "device", None)
-    for (name, heads, dims, dtype), x in zip(inputs, given, strict=False):
-        _check_tensor(name, x, dtype, not dims)
-        if x.device != device:
-            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
-        tokens, head = (1, 2) if layout == "bthd" else (2, 1)
-        if x.ndim != 3 + len(dims):
-            _fail(name, f"rank {x.ndim}", f"rank {3 + len(dims)}, layout {layout}")
-        if tuple(x.shape[3:]) != dims:
-            _fail(name, f"shape {tuple(x.shape)}", f"last dim {dims[0]} (this module was built for it)")
-        if compiled and x.shape[head] != compiled[heads]:
-            _fail(name, f"shape {tuple(x.shape)}", f"{heads} = {compiled[heads]} heads (this module was built for them)")
-        for key, size in (("B", x.shape[0]), ("T", x.shape[tokens]), (heads, x.shape[head])):
-            if seen.setdefault(key, size) != size:
-                _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
-    value_heads = seen.get("HV", seen.get("H", 0))
-    key_heads = seen.get("H", value_heads)
-    if min(key_heads, value_heads) < 1 or value_heads % key_heads:
-        _fail("heads", f"H = {key_heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
-    if value_heads // key_heads % batched:
-        _fail("heads", f"H = {key_heads}, HV = {value_heads}",
-              f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
-    for (name, default, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
-        if x is None and default is not None:
-            continue
-        _check_tensor(name, x, dtype, True)
-        if tuple(x.shape) != (value_heads,):
-            _fail(name, f"shape {tuple(x.shape)}", f"shape ({value_heads},), one number for each value head")
-        if x.device != device:
-            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
-    return seen["B"], seen["T"], key_heads, value_heads, given[0].device
-
-
-def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
-    """The number of sequences in cu_seqlens."""
-    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        _fail("cu_seqlens", getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__), "an int32 or int64 tensor")
-    if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
-        _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
-    if cu_seqlens.device != device:
-        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
-    if batch != 1:
-        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1: packed sequences")
-    return cu_seqlens.numel() - 1
-
-
-def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
-    """Check the values of cu_seqlens. On a GPU this waits for the device."""
-    ends = cu_seqlens.tolist()
-    if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in itertools.pairwise(ends)):
-        _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
-              f"values that start at 0, never fall and end at most at T = {tokens}")
-
-
-def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
-                 written: bool = False) -> None:
-    """Check a state [N, HV, ...] or a pool of states. written: True if the call writes to it. Then no two indices may share an
-    element."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
-    if x.dtype not in dtypes:
-        _fail(name, x.dtype, ", ".join(map(str, dtypes)))
-    if x.device != device:
-        _fail(name, f"device {x.device}", f"device {device}")
-    if written and not _is_apart(x):
-        _fail(name, f"strides {x.stride()}", "no element in two places")
-
-
-def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
-    """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
-    aligned to 16 bytes."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
-              f"shape [slots, {', '.join(map(str, tile))}]")
-    _check_state(name, x, tuple(x.shape), device, (dtype,))
-    dense, size = _dense(tile), math.prod(tile)
-    inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
-    stride = size if x.shape[0] < 2 else x.stride(0)
-    if inner != dense or stride < size or stride * x.element_size() % 16:
-        _fail(name, f"strides {x.stride()}", f"strides (n, {', '.join(map(str, dense))}), n at least {size} and "
-                                             "n elements a multiple of 16 bytes")
-    return stride
-
-
-def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
-    """Check state_indices: one slot number for each sequence."""
-    if not isinstance(indices, torch.Tensor) or indices.dtype not in (torch.int32, torch.int64):
-        _fail("state_indices", getattr(indices, "dtype", type(indices).__name__), "an int32 or int64 tensor")
-    if tuple(indices.shape) != (sequences,):
-        _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
-    if indices.device != device:
-        _fail("state_indices", f"device {indices.device}", f"device {device}")
-
-
-def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
-    """Check the values of state_indices. On a GPU this waits for the device. written: True if final states are written to these
-    slots. Sequences run side by side, so two of them would race for one slot. They may share a slot that is only read."""
-    seen = indices.tolist()
-    if any(not -1 <= i < slots for i in seen):
-        _fail("state_indices", seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
-              f"slots from 0 to {slots - 1}, or -1 to skip a sequence")
-    owner: dict[int, int] = {}
-    for n, i in enumerate(seen):
-        if written and i >= 0 and owner.setdefault(i, n) != n:
-            _fail("state_indices", f"slot {i} for sequences {owner[i]} and {n}",
-                  "a different slot for each sequence whose state is written, or -1 to skip a sequence")
-
-
-def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    """Check the caller's memory for an output."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
-    if x.dtype != dtype or x.device != device:
-        _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
-    if x.stride(-1) != 1 or not _is_apart(x):
-        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and no element in two places")
-
-
-def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int, ...], Any]], device: torch.device,
-                   dtype: torch.dtype) -> list[bool]:
-    """Check callers' buffers for results with these names and shapes. Returns, for each, True if kernels can use it directly."""
-    for x, (name, shape, _) in zip(buffers, shapes, strict=True):
-        if x is not None:
-            _check_state(name, x, shape, device, (dtype,), written=True)
-    return [x is None or _is_plain(x, dtype) for x in buffers]
-
-
 # --- strides and copies ----------------------------------------------------------------------------------------------
 def _is_apart(x: torch.Tensor) -> bool:
     """True if no two indices of `x` share an element: the stride of each dim exceeds the reach of all finer dims."""
@@ -1006,6 +860,211 @@ def _full(shape: tuple[int, ...], value: float, dtype: torch.dtype, device: torc
 def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """A function that picks the tensors at these indices, as a tuple. `itemgetter` is faster, but gives a single item bare."""
     return operator.itemgetter(*at) if len(at) > 1 else lambda memory: tuple(memory[i] for i in at)
+
+
+_ANY_FLOAT = tuple(_FLOATS.values())
+_LARGEST = torch.finfo(torch.float32).max
+
+
+# --- one argument ----------------------------------------------------------------------------------------------------
+def _check_tensor(name: str, x: Any) -> None:
+    """A tensor, whatever its dtype."""
+    if not isinstance(x, torch.Tensor):
+        _fail(name, type(x).__name__, "a torch.Tensor")
+
+
+def _check_dtype(name: str, dtype: Any, accepted: Sequence[torch.dtype], why: str = "") -> None:
+    """One of some dtypes. why: what the text adds to them."""
+    if dtype not in accepted:
+        _fail(name, dtype, ", ".join(map(str, accepted)) + why)
+
+
+def _check_built_for(name: str, x: Any, dtype: str, number: bool) -> None:
+    """A tensor of `dtype`. number: one value for each token or head. 16-bit ones are accepted where the module takes float32."""
+    _check_tensor(name, x)
+    widens = number and dtype == "float32"
+    _check_dtype(name, x.dtype, *((_ANY_FLOAT,) if widens else ((_FLOATS[dtype],), " (this module was built for it)")))
+
+
+def _check_integers(name: str, x: Any) -> None:
+    """A tensor of integers."""
+    if not isinstance(x, torch.Tensor) or x.dtype not in (torch.int32, torch.int64):
+        _fail(name, getattr(x, "dtype", type(x).__name__), "an int32 or int64 tensor")
+
+
+def _check_rank(name: str, x: torch.Tensor, rank: int, layout: str) -> None:
+    """A tensor of so many dims."""
+    if x.ndim != rank:
+        _fail(name, f"rank {x.ndim}", f"rank {rank}, layout {layout}")
+
+
+def _check_number(name: str, x: Any) -> float:
+    """`x` as a float. A tensor is refused, because reading it would wait for its device."""
+    if isinstance(x, bool) or not isinstance(x, (int, float)):
+        _fail(name, type(x).__name__, "a number, or None")
+    if not abs(x) <= _LARGEST:
+        _fail(name, x if isinstance(x, float) else f"an int of {len(str(x))} digits", "a number that float32 holds")
+    return float(x)
+
+
+def _check_flag(name: str, x: Any) -> bool:
+    """`x`, which must be True or False."""
+    if x is not True and x is not False:
+        _fail(name, type(x).__name__ if isinstance(x, torch.Tensor) else repr(x), "True or False")
+    return bool(x)
+
+
+def _check_chunks(name: str, x: Any, least: int) -> None:
+    """A number of chunks."""
+    if isinstance(x, bool) or not isinstance(x, int) or not least <= x < 2**31:
+        _fail(name, repr(x), f"a number of chunks from {least} to {2**31 - 1}")
+
+
+def _check_detached(tensors: Iterable[tuple[str, Any]]) -> None:
+    """No tensor that requires grad. tensors: (name, tensor or None)."""
+    for name, x in tensors:
+        if getattr(x, "requires_grad", False):
+            _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+
+
+# --- the arguments of a call -----------------------------------------------------------------------------------------
+def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[int, ...], str]],
+                  head_inputs: Sequence[tuple[str, float | None, str]], layout: str, compiled: Mapping[str, int],
+                  batched: int) -> tuple[int, int, int, int, torch.device]:
+    """B, T, H, HV and the device of a call's inputs.
+
+    given: a tensor for each row of `inputs`, [B, T, heads, ...] or [B, heads, T, ...] by `layout`, then one [HV] or None for
+      each row of `head_inputs`. compiled: head counts that the kernels have, by name. batched: value heads of a key head that
+      one kernel instance handles.
+    """
+    seen: dict[str, int] = {}
+    device = getattr(given[0], "device", None)
+    for (name, heads, dims, dtype), x in zip(inputs, given, strict=False):
+        _check_built_for(name, x, dtype, not dims)
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
+        tokens, head = (1, 2) if layout == "bthd" else (2, 1)
+        _check_rank(name, x, 3 + len(dims), layout)
+        if tuple(x.shape[3:]) != dims:
+            _fail(name, f"shape {tuple(x.shape)}", f"last dim {dims[0]} (this module was built for it)")
+        if compiled and x.shape[head] != compiled[heads]:
+            _fail(name, f"shape {tuple(x.shape)}", f"{heads} = {compiled[heads]} heads (this module was built for them)")
+        for key, size in (("B", x.shape[0]), ("T", x.shape[tokens]), (heads, x.shape[head])):
+            if seen.setdefault(key, size) != size:
+                _fail(name, f"shape {tuple(x.shape)}", f"{key} = {seen[key]}, as the inputs before it have")
+    value_heads = seen.get("HV", seen.get("H", 0))
+    key_heads = seen.get("H", value_heads)
+    if min(key_heads, value_heads) < 1 or value_heads % key_heads:
+        _fail("heads", f"H = {key_heads}, HV = {value_heads}", "HV a multiple of H, both at least 1")
+    if value_heads // key_heads % batched:
+        _fail("heads", f"H = {key_heads}, HV = {value_heads}",
+              f"HV a multiple of {batched} H: an instance of this module has {batched} value heads of one key head")
+    for (name, default, dtype), x in zip(head_inputs, given[len(inputs):], strict=True):
+        if x is None and default is not None:
+            continue
+        _check_built_for(name, x, dtype, True)
+        if tuple(x.shape) != (value_heads,):
+            _fail(name, f"shape {tuple(x.shape)}", f"shape ({value_heads},), one number for each value head")
+        if x.device != device:
+            _fail(name, f"device {x.device}", f"device {device}, that of {inputs[0][0]}")
+    return seen["B"], seen["T"], key_heads, value_heads, given[0].device
+
+
+def _check_packed(cu_seqlens: Any) -> None:
+    """Where packed sequences end."""
+    _check_integers("cu_seqlens", cu_seqlens)
+    if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
+        _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
+
+
+def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """The number of sequences in cu_seqlens."""
+    _check_packed(cu_seqlens)
+    if cu_seqlens.device != device:
+        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    if batch != 1:
+        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1: packed sequences")
+    sequences: int = cu_seqlens.numel() - 1
+    return sequences
+
+
+def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
+    """Check the values of cu_seqlens. On a GPU this waits for the device."""
+    ends = cu_seqlens.tolist()
+    if ends[0] != 0 or ends[-1] > tokens or any(a > b for a, b in itertools.pairwise(ends)):
+        _fail("cu_seqlens", ends if len(ends) < 12 else f"{ends[:5]} ... {ends[-3:]}",
+              f"values that start at 0, never fall and end at most at T = {tokens}")
+
+
+def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
+                 written: bool = False) -> None:
+    """Check a state [N, HV, ...] or a pool of states. written: True if the call writes to it. Then no two indices may share an
+    element."""
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    _check_dtype(name, x.dtype, dtypes)
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+    if written and not _is_apart(x):
+        _fail(name, f"strides {x.stride()}", "no element in two places")
+
+
+def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
+    """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
+    aligned to 16 bytes."""
+    if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
+              f"shape [slots, {', '.join(map(str, tile))}]")
+    _check_state(name, x, tuple(x.shape), device, (dtype,))
+    dense, size = _dense(tile), math.prod(tile)
+    inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
+    stride = size if x.shape[0] < 2 else x.stride(0)
+    if inner != dense or stride < size or stride * x.element_size() % 16:
+        _fail(name, f"strides {x.stride()}", f"strides (n, {', '.join(map(str, dense))}), n at least {size} and "
+                                             "n elements a multiple of 16 bytes")
+    return stride
+
+
+def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
+    """Check state_indices: one slot number for each sequence."""
+    _check_integers("state_indices", indices)
+    if tuple(indices.shape) != (sequences,):
+        _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
+    if indices.device != device:
+        _fail("state_indices", f"device {indices.device}", f"device {device}")
+
+
+def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
+    """Check the values of state_indices. On a GPU this waits for the device. written: True if final states are written to these
+    slots. Sequences run side by side, so two of them would race for one slot. They may share a slot that is only read."""
+    seen = indices.tolist()
+    if any(not -1 <= i < slots for i in seen):
+        _fail("state_indices", seen if len(seen) < 12 else f"{seen[:5]} ... {seen[-3:]}",
+              f"slots from 0 to {slots - 1}, or -1 to skip a sequence")
+    owner: dict[int, int] = {}
+    for n, i in enumerate(seen):
+        if written and i >= 0 and owner.setdefault(i, n) != n:
+            _fail("state_indices", f"slot {i} for sequences {owner[i]} and {n}",
+                  "a different slot for each sequence whose state is written, or -1 to skip a sequence")
+
+
+def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Check the caller's memory for an output."""
+    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    if x.dtype != dtype or x.device != device:
+        _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
+    if x.stride(-1) != 1 or not _is_apart(x):
+        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and no element in two places")
+
+
+def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int, ...], Any]], device: torch.device,
+                   dtype: torch.dtype) -> list[bool]:
+    """Check callers' buffers for results with these names and shapes. Returns, for each, True if kernels can use it directly."""
+    for x, (name, shape, _) in zip(buffers, shapes, strict=True):
+        if x is not None:
+            _check_state(name, x, shape, device, (dtype,), written=True)
+    return [x is None or _is_plain(x, dtype) for x in buffers]
 
 
 def _needs_summaries(chunks: int, span: int, most: int) -> bool:
@@ -1127,7 +1186,7 @@ class Plan:
             if t.in_place:
                 _check_state(name, x, (self.sequences, *tile), self.device, (self.state,), written=True)
             elif x is not None:
-                dtypes = tuple(_FLOATS.values()) if t.state_dtype == "float32" else (self.state,)
+                dtypes = _ANY_FLOAT if t.state_dtype == "float32" else (self.state,)
                 _check_state(name, x, (self.sequences, *tile), self.device, dtypes)
             absent = _made((0, *tile), self.state, self.device)
             self.expected.append((absent, x is None or _is_plain(x, self.state), 16, self.state))
@@ -1421,7 +1480,6 @@ class Host:
         self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
         self.plans: dict[Any, Plan] = {}
         self.kind = _kind_and_place if tables.strided else _kind
-        self.largest = torch.finfo(torch.float32).max
         self.outputs, self.checkpoints = tables.place("outputs"), tables.place("checkpoints")
         self.final = tables.place("initial") if tables.in_place else tables.place("final")
         places = range(len(tables.tensors))
@@ -1433,18 +1491,13 @@ class Host:
         """Outputs, final states or None, checkpoints. Arguments are those of Plan and the caller's numbers."""
         t = self.tables
         if torch.is_grad_enabled():
-            for x in (*given, *states):
-                if getattr(x, "requires_grad", False):
-                    name = t.tensors[next(n for n, y in enumerate((*given, *states)) if y is x)]
-                    _fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+            _check_detached(zip(t.tensors, (*given, *states), strict=False))
         values = self.numbers_of(numbers)
-        if t.checkpoints and (not isinstance(every, int) or every < 1):
-            _fail("checkpoint_chunks", every, "an int of at least 1")
+        if t.checkpoints:
+            _check_chunks("checkpoint_chunks", every, 1)
         wanted = True
         if t.final:
-            if output_final_state is not True and output_final_state is not False:
-                _fail("output_final_state", repr(output_final_state), "True or False")
-            wanted = output_final_state or any(x is not None for x in buffers[:len(t.final)])
+            wanted = _check_flag("output_final_state", output_final_state) or any(x is not None for x in buffers[:len(t.final)])
         return self.results(self.run(given, values, states, outs, cu_seqlens, buffers, wanted, indices, every), wanted)
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
@@ -1472,15 +1525,10 @@ class Host:
         """The caller's numbers, the page's defaults where None is given."""
         values = []
         for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
+            x = default if x is None else x
             if x is None:
-                x = default
-                if x is None:
-                    _fail(name, None, "a number: the page has no default")
-            elif isinstance(x, bool) or not isinstance(x, (int, float)):
-                _fail(name, type(x).__name__, "a number, or None")
-            elif not abs(x) <= self.largest:
-                _fail(name, x, "a number that float32 holds")
-            values.append(float(x))
+                _fail(name, None, "a number: the page has no default")
+            values.append(_check_number(name, x))
         return tuple(values)
 
     def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:

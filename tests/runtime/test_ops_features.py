@@ -1,4 +1,5 @@
 """What the package's ops make of the contract: gates before their activations, slices of a projection, a buffer for o."""
+import functools
 import math
 
 import pytest
@@ -62,18 +63,25 @@ def test_every_call_looks_at_what_it_writes():
     assert o is out and torch.equal(o, want)
 
 
-def test_a_modules_function_makes_the_same_checks():
+def test_a_module_and_the_op_refuse_bad_input_in_the_same_words():
     fn = function(Build(HERE[0], 16, head_dim_k=32, head_dim_v=32))
     x = problem([20], 1, 1, 32, 32)
     given = {n: x[n][None] for n in ("q", "k", "v", "g", "beta")}
     grad = given["k"].clone().requires_grad_()
     for name, bad, why in (("scale", "x", "got str; accepted: a number, or None"), ("scale", torch.tensor(1.0), "got Tensor"),
-                           ("scale", math.nan, "got nan; accepted: a number that float32 holds"), ("scale", 10**400, "got 1000"),
-                           ("output_final_state", 1, "got 1; accepted: True or False"),
-                           ("output_final_state", "no", "got 'no'; accepted"),
+                           ("scale", math.nan, "got nan; accepted: a number that float32 holds"),
+                           ("scale", 10**400, "got an int of 401 digits"), ("output_final_state", 1, "got 1; accepted: True or"),
+                           ("output_final_state", "no", "got 'no'; accepted"), ("v", None, "got NoneType; accepted"),
+                           ("q", given["q"][0], "got rank 3; accepted: rank 4, layout bthd"), ("g", given["g"].double(), "got"),
+                           ("cu_seqlens", torch.zeros(2), "got torch.float32; accepted: an int32 or int64 tensor"),
+                           ("cu_seqlens", torch.tensor([[0, 20]]), "got shape"), ("initial_state", given["q"], "got "),
                            ("k", grad, "got a tensor that requires grad; accepted: inference only")):
-        with pytest.raises(ValueError, match=f"{name}: {why}"):
-            fn(**{**given, name: bad})
+        said = []
+        for op in fn, functools.partial(chunk_gated_delta_rule, target=HERE[0], chunk_size=16):
+            with pytest.raises(ValueError) as error:
+                op(**{**given, name: bad})
+            said.append(str(error.value))
+        assert said[0] == said[1] and said[0].startswith(f"{name}: {why}"), said
     with torch.no_grad():
         assert fn(**{**given, "k": grad})[0].shape == given["v"].shape
 

@@ -246,10 +246,6 @@ def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tupl
 def key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int | None, layout: str,
         schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> tuple[Any, ...]:
     """The facts of a call on which the choice of a build may depend."""
-    for name, x in (("q", q), ("v", v)):
-        if not isinstance(x, torch.Tensor) or x.ndim != 4:
-            raise ValueError(f"{name}: got {tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__}; "
-                             "accepted: a tensor of rank 4")
     return algorithm, q.dtype, q.device, q.shape, v.shape, target, chunk_size, layout, schedule, sequences, contract
 
 

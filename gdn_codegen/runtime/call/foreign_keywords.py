@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ...host.arguments import _check_flag
+from ...host.tensors import _fail
 from .choose import DEFAULT_CHUNK
-from .normalise import Options, Tensors, check_cpu_ends, fail, flag
+from .normalise import Options, Tensors, check_cpu_ends
 
 #: Another library's keyword -> ours.
 ALIASES = {
@@ -63,27 +65,27 @@ def _alias(own: dict[str, Any], name: str, x: Any) -> None:
     if x is None and ours not in _UNSET:
         return
     if own[ours] is not _UNSET.get(ours):
-        fail(name, f"both {name} and {ours}", f"one of them: {ours}")
+        _fail(name, f"both {name} and {ours}", f"one of them: {ours}")
     own[ours] = x
 
 
 def _gate(own: dict[str, Any], x: Any, _: int) -> None:
-    if flag("use_gate_in_kernel", x):
+    if _check_flag("use_gate_in_kernel", x):
         if own["gate"] == "linear":
-            fail("use_gate_in_kernel", "True with gate='linear'", "gate='raw', or use_gate_in_kernel=False")
+            _fail("use_gate_in_kernel", "True with gate='linear'", "gate='raw', or use_gate_in_kernel=False")
         own["gate"] = "raw"
     elif own["gate"] == "raw":
-        fail("use_gate_in_kernel", "False with gate='raw'", "use_gate_in_kernel=True, or another gate")
+        _fail("use_gate_in_kernel", "False with gate='raw'", "use_gate_in_kernel=True, or another gate")
     else:  # as FLA has it: what the kernel would need is not for this call
         own["A_log"] = own["dt_bias"] = None
 
 
 def _beta(own: dict[str, Any], x: Any, _: int) -> None:
     given = own["beta_form"] == "given"
-    if flag("use_beta_sigmoid_in_kernel", x):
+    if _check_flag("use_beta_sigmoid_in_kernel", x):
         own["beta_form"] = "sigmoid" if given else own["beta_form"]
     elif not given:
-        fail("use_beta_sigmoid_in_kernel", f"False with beta_form={own['beta_form']!r}", "True, or beta_form='given'")
+        _fail("use_beta_sigmoid_in_kernel", f"False with beta_form={own['beta_form']!r}", "True, or beta_form='given'")
 
 
 def _state(own: dict[str, Any], x: Any, _: int) -> None:
@@ -91,14 +93,14 @@ def _state(own: dict[str, Any], x: Any, _: int) -> None:
     if x is not None:
         for ours in ("initial_state", "inplace_final_state"):
             if own[ours] is not None:
-                fail("state", f"both state and {ours}", "one of them: state is initial_state with inplace_final_state=True")
+                _fail("state", f"both state and {ours}", "one of them: state is initial_state with inplace_final_state=True")
         own.update(initial_state=x, inplace_final_state=True)
 
 
 def _no_update(own: dict[str, Any], x: Any, _: int) -> None:
-    if flag("disable_state_update", x):
+    if _check_flag("disable_state_update", x):
         if own["inplace_final_state"] is True:
-            fail("disable_state_update", "True with inplace_final_state=True", "one of them")
+            _fail("disable_state_update", "True with inplace_final_state=True", "one of them")
         own["inplace_final_state"] = False
 
 
@@ -107,7 +109,7 @@ def _first_rows(own: dict[str, Any], x: Any, _: int) -> None:
     if x is None:
         return
     if own["out"] is not None:
-        fail("core_attn_out", "both core_attn_out and out", "one of them: out")
+        _fail("core_attn_out", "both core_attn_out and out", "one of them: out")
     v = own["v"]
     if isinstance(x, Tensor) and isinstance(v, Tensor) and x.shape != v.shape and x.is_contiguous() and x.numel() >= v.numel():
         x = x.view(-1)[:v.numel()].view(v.shape)
@@ -116,7 +118,7 @@ def _first_rows(own: dict[str, Any], x: Any, _: int) -> None:
 
 def _same_slots(own: dict[str, Any], x: Any, _: int) -> None:
     if x is not None and x is not own["state_indices"]:
-        fail("output_state_indices", "other indices than state_indices",
+        _fail("output_state_indices", "other indices than state_indices",
              "the same tensor, or None: a state goes back to its slot")
 
 
@@ -128,20 +130,20 @@ def _every(own: dict[str, Any], x: Any, chunk: int) -> None:
     if x is None or (type(x) is int and x == 0):
         return
     if chunk < 0:
-        fail("checkpoint_every_n_tokens", _said(x), "no such argument here: chunk_gated_delta_rule takes it")
+        _fail("checkpoint_every_n_tokens", _said(x), "no such argument here: chunk_gated_delta_rule takes it")
     size = chunk or own["chunk_size"] or DEFAULT_CHUNK
     if own["checkpoint_chunks"] != 0:
-        fail("checkpoint_every_n_tokens", "both checkpoint_every_n_tokens and checkpoint_chunks",
+        _fail("checkpoint_every_n_tokens", "both checkpoint_every_n_tokens and checkpoint_chunks",
              "one of them: checkpoint_chunks")
     if type(x) is not int or type(size) is not int or x < 0 or x % size:
-        fail("checkpoint_every_n_tokens", _said(x), f"a multiple of the chunk, {size} tokens")
+        _fail("checkpoint_every_n_tokens", _said(x), f"a multiple of the chunk, {size} tokens")
     own["checkpoint_chunks"] = x // size
 
 
 def _packed(own: dict[str, Any], x: Any, _: int) -> None:
     """A model's, which says again what cu_seqlens says."""
     if x is not None and own["cu_seqlens"] is None:
-        fail("seq_idx", _said(x), "None without cu_seqlens, which says where sequences end")
+        _fail("seq_idx", _said(x), "None without cu_seqlens, which says where sequences end")
 
 
 #: Keywords that are more than another name.
@@ -152,8 +154,8 @@ MEANT: dict[str, Callable[[dict[str, Any], Any, int], None]] = {
 
 
 def _unknown(name: str, own: dict[str, Any]) -> None:
-    near = get_close_matches(name, [*own, "scale", *ALIASES, *MEANT], n=1)
-    fail(name, "a keyword that this op does not know", f"those of docs/contract.md{f'; did you mean {near[0]}?' if near else ''}")
+    near = "".join(f"; did you mean {n}?" for n in get_close_matches(name, [*own, "scale", *ALIASES, *MEANT], n=1))
+    _fail(name, "a keyword that this op does not know", f"those of docs/contract.md{near}")
 
 
 def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict[str, Any]:
@@ -171,9 +173,9 @@ def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict
         elif name in ONLY:
             accepted, why = ONLY[name]
             if not any(x is y or (type(x) in (int, float) and type(y) is int and x == y) for y in accepted):
-                fail(name, _said(x), f"{' or '.join(map(str, accepted))}: {why}")
+                _fail(name, _said(x), f"{' or '.join(map(str, accepted))}: {why}")
         elif name in own:
-            fail(name, _said(x), "no such argument here: chunk_gated_delta_rule takes it")
+            _fail(name, _said(x), "no such argument here: chunk_gated_delta_rule takes it")
         elif name not in IGNORED:
             _unknown(name, own)
     return own

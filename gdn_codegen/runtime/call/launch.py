@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...host.arguments import _check_detached
 from ...host.host import Host
+from ...host.tensors import _fail
 from ...schedule.contract import Contract
 from ..admit import Refused, admit, captures
 from ..build import Build
@@ -28,9 +30,7 @@ from .normalise import (
     Words,
     check_chunks,
     check_written,
-    fail,
     reads,
-    requires_grad,
     settled,
     transformed,
 )
@@ -110,27 +110,30 @@ def _check_step(t: Tensors, layout: str) -> None:
     if ends is None:
         tokens = t.q.shape[1 if layout == "bthd" else 2]
         if tokens > DECODE_CHUNK:
-            fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
+            _fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
     elif ends.ndim == 1 and ends.numel() > 1 and reads(ends):
         longest = int(ends.diff().max())
         if longest > DECODE_CHUNK:
-            fail("cu_seqlens", f"a sequence of {longest} tokens",
+            _fail("cu_seqlens", f"a sequence of {longest} tokens",
                  f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
+
+
+def _requires_grad(x: Any) -> bool:
+    return x is not None and getattr(x, "requires_grad", False)
 
 
 def _wants_gradients(t: tuple[Any, ...]) -> bool:
     q, k, v, g, beta, a_log, dt_bias, initial, *_ = t
     return (q.requires_grad or k.requires_grad or v.requires_grad or g.requires_grad or beta.requires_grad
-            or requires_grad(initial) or requires_grad(a_log) or requires_grad(dt_bias))
+            or _requires_grad(initial) or _requires_grad(a_log) or _requires_grad(dt_bias))
 
 
 def check_values(t: Tensors, x: Words, few: bool) -> None:
     """Check what shapes and dtypes do not show: gradients, factors below 0, tables of chunks, and tokens of a decoding step."""
     if torch.is_grad_enabled() and _wants_gradients(t):
-        name = next(n for n, y in zip(Tensors._fields, t, strict=True) if requires_grad(y))
-        fail(name, "a tensor that requires grad", "inference only: call under torch.no_grad(), or detach it")
+        _check_detached(zip(Tensors._fields, t, strict=True))
     if x.gate == "linear" and reads(t.g) and bool((t.g < 0).any()):
-        fail("g", f"{t.g.min().item():g} with gate='linear'", "factors of 0 or more")
+        _fail("g", f"{t.g.min().item():g} with gate='linear'", "factors of 0 or more")
     if t.chunk_indices is not None or t.chunk_offsets is not None:
         check_chunks(t.chunk_indices, t.chunk_offsets, t.cu_seqlens, x.chunk_size)
     if few and t.q.ndim == 4:

@@ -1,18 +1,29 @@
 """A call's options in one spelling, with defaults, and errors for contradictions and for tensors that kernels cannot read.
 
-Generated modules check shapes and devices.
+Here is what a generated module cannot know. The module checks shapes and devices (host/arguments.py).
 """
 from __future__ import annotations
 
 import os
 from itertools import pairwise
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
+from ...host.arguments import (
+    _ANY_FLOAT,
+    _check_chunks,
+    _check_dtype,
+    _check_flag,
+    _check_integers,
+    _check_packed,
+    _check_rank,
+    _check_tensor,
+)
+from ...host.tensors import _FLOATS, _fail
 from ...schedule import Schedule
 from ..build import CHUNKS, LAYOUTS
 from .aliasing import shared
@@ -20,8 +31,8 @@ from .aliasing import shared
 #: The forms of g and beta, with the contract's names of them.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
-DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-_INTEGERS = (torch.int32, torch.int64)
+#: The dtypes of kernels, and their names.
+DTYPES = {dtype: name for name, dtype in _FLOATS.items()}
 #: Optional tensors that no other check reads before.
 _OPTIONAL = ("A_log", "dt_bias", "initial_state", "state_indices", "final_state", "out")
 #: What else is accepted for a buffer that shares memory, by the index of the buffer in Tensors.
@@ -86,11 +97,6 @@ class Words(NamedTuple):
     decode: bool
 
 
-def fail(argument: str, got: Any, accepted: Any) -> NoReturn:
-    """Raise the ValueError that all arguments share: its name, what came, what is accepted."""
-    raise ValueError(f"{argument}: got {got}; accepted: {accepted}")
-
-
 def transformed() -> bool:
     """Whether tensors of torch.func's transforms, or dual ones, may be among those of a call."""
     return forward_ad._current_level >= 0 or _functorch.maybe_current_level() is not None
@@ -101,69 +107,48 @@ def _check_memory(name: str, x: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
     if _functorch.is_functorch_wrapped_tensor(x):
-        fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor: inference only, and no transforms")
+        _fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor: inference only, and no transforms")
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
-        fail(name, "a dual tensor of forward-mode differentiation", "inference only: its primal")
+        _fail(name, "a dual tensor of forward-mode differentiation", "inference only: its primal")
     if x.is_neg():
-        fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
+        _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
 
 
 def check_tensor(name: str, x: Any) -> None:
     """ValueError unless `x` is a dense torch.Tensor without a transform. name: the argument's."""
-    if not isinstance(x, Tensor):
-        fail(name, type(x).__name__, "a torch.Tensor")
+    _check_tensor(name, x)
     if x.layout != torch.strided or x.is_nested:
-        fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
+        _fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
     _check_memory(name, x)
     if x.device.type == "meta" and name == "q":
-        fail(name, "device meta", "a tensor with memory")
+        _fail(name, "device meta", "a tensor with memory")
 
 
 def check_ends(x: Any) -> None:
     """ValueError unless `x`, the cu_seqlens of a call, is None or a dense int32 or int64 tensor."""
-    if x is not None and not isinstance(x, Tensor):
-        fail("cu_seqlens", repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
-    if x is not None and (x.dtype not in _INTEGERS or x.layout != torch.strided):
-        fail("cu_seqlens", f"{x.dtype}, {x.layout}", "a dense int32 or int64 tensor")
-    if x is not None:
-        _check_memory("cu_seqlens", x)
+    if x is None:
+        return
+    if not isinstance(x, Tensor):
+        _fail("cu_seqlens", repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
+    check_tensor("cu_seqlens", x)
+    _check_packed(x)
 
 
 def _check_dtypes(t: Tensors) -> None:
     """ValueError unless q, k and v have one dtype, or v has 16 bits and q and k are float32, as after a norm of their rows."""
-    wide = t.v.dtype in DTYPES and t.v.dtype != torch.float32
-    for name, y in (("q", t.q), ("k", t.k), ("v", t.v)):
-        if y.dtype not in DTYPES:
-            fail(name, y.dtype, "torch.float16, torch.bfloat16, torch.float32")
-        if t.v.dtype in DTYPES and y.dtype != t.v.dtype and not (wide and y.dtype == torch.float32):
-            fail(name, y.dtype, f"{t.v.dtype}, that of v{', or torch.float32, which is rounded to it' if wide else ''}")
-    for name in ("g", "beta", "A_log", "dt_bias"):
+    for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias"):
         y = getattr(t, name)
-        if isinstance(y, Tensor) and y.dtype not in DTYPES:  # the module that a call gets says what it was built for alone
-            fail(name, y.dtype, ", ".join(map(str, DTYPES)))
-
-
-def number(name: str, x: Any) -> float | None:
-    """`x` as a float; a tensor is refused, as to read it is to wait for its device."""
-    if x is None:
-        return None
-    if isinstance(x, (Tensor, bool, str)) or not isinstance(x, (int, float)):
-        fail(name, type(x).__name__, "a finite number, or None")
-    if not abs(x) <= torch.finfo(torch.float32).max:
-        fail(name, x if isinstance(x, float) else f"an int of {len(str(x))} digits", "a number that float32 holds")
-    return float(x)
-
-
-def flag(name: str, x: Any) -> bool:
-    """`x`, which must be True or False. name: the argument's."""
-    if x is not True and x is not False:
-        fail(name, type(x).__name__ if isinstance(x, Tensor) else repr(x), "True or False")
-    return bool(x)
+        if isinstance(y, Tensor):
+            _check_dtype(name, y.dtype, _ANY_FLOAT)
+    wide = t.v.dtype != torch.float32
+    for name, y in (("q", t.q), ("k", t.k)):
+        if y.dtype != t.v.dtype and not (wide and y.dtype == torch.float32):
+            _fail(name, y.dtype, f"{t.v.dtype}, that of v{', or torch.float32, which is rounded to it' if wide else ''}")
 
 
 def _word(name: str, x: Any, accepted: dict[str, str]) -> str:
     if not isinstance(x, str) or x not in accepted:
-        fail(name, repr(x), ", ".join(accepted))
+        _fail(name, repr(x), ", ".join(accepted))
     return accepted[x]
 
 
@@ -182,11 +167,11 @@ def check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
     if x is None:
         return
     if not isinstance(x, Tensor) or x.device.type != "cpu":
-        fail("cu_seqlens_cpu", f"a tensor on {x.device}" if isinstance(x, Tensor) else type(x).__name__, "a tensor on the CPU")
+        _fail("cu_seqlens_cpu", f"a tensor on {x.device}" if isinstance(x, Tensor) else type(x).__name__, "a tensor on the CPU")
     if not isinstance(cu_seqlens, Tensor) or x.shape != cu_seqlens.shape:
-        fail("cu_seqlens_cpu", f"shape {tuple(x.shape)}", "a copy of cu_seqlens, which goes with it")
+        _fail("cu_seqlens_cpu", f"shape {tuple(x.shape)}", "a copy of cu_seqlens, which goes with it")
     if reads(cu_seqlens) and x.tolist() != cu_seqlens.tolist():
-        fail("cu_seqlens_cpu", x.tolist(), f"a copy of cu_seqlens: {cu_seqlens.tolist()}")
+        _fail("cu_seqlens_cpu", x.tolist(), f"a copy of cu_seqlens: {cu_seqlens.tolist()}")
 
 
 def check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_size: int | None) -> None:
@@ -194,14 +179,13 @@ def check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_si
     for name, x, rank, form in (("chunk_indices", indices, 2, "[chunks, 2]"), ("chunk_offsets", offsets, 1, "[N + 1]")):
         if x is None:
             continue
-        if not isinstance(x, Tensor) or x.dtype not in _INTEGERS:
-            fail(name, x.dtype if isinstance(x, Tensor) else type(x).__name__, f"an int32 or int64 tensor {form}")
+        _check_integers(name, x)
         if x.ndim != rank or (rank == 2 and x.shape[1] != 2):
-            fail(name, f"shape {tuple(x.shape)}", form)
+            _fail(name, f"shape {tuple(x.shape)}", form)
         if not isinstance(cu_seqlens, Tensor):
-            fail(name, "a tensor without cu_seqlens", "both, or neither")
+            _fail(name, "a tensor without cu_seqlens", "both, or neither")
         if rank == 1 and x.shape != cu_seqlens.shape:
-            fail(name, f"shape {tuple(x.shape)}", f"shape {tuple(cu_seqlens.shape)}, that of cu_seqlens")
+            _fail(name, f"shape {tuple(x.shape)}", f"shape {tuple(cu_seqlens.shape)}, that of cu_seqlens")
         if not reads(x, cu_seqlens):
             continue
         ends = cu_seqlens.tolist()
@@ -214,7 +198,7 @@ def check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_si
             if x.tolist() == table:
                 break
         else:
-            fail(name, x.tolist() if x.numel() < 12 else f"{x.numel()} values",
+            _fail(name, x.tolist() if x.numel() < 12 else f"{x.numel()} values",
                  f"the chunks of cu_seqlens, of {chunk_size or ' or '.join(map(str, CHUNKS))} tokens")
 
 
@@ -223,14 +207,14 @@ def _layout(layout: Any, head_first: bool) -> str:
         return "bhtd" if head_first else "bthd"
     found = _word("layout", layout, LAYOUTS)
     if head_first and found != "bhtd":
-        fail("head_first", f"True with layout={layout!r}", "head_first=True with layout 'bhtd', 'bnsd' or None")
+        _fail("head_first", f"True with layout={layout!r}", "head_first=True with layout 'bhtd', 'bnsd' or None")
     return found
 
 
 def _beta_form(form: Any, twice: bool) -> str:
     found = _word("beta_form", form, BETAS)
     if twice and not found:
-        fail("allow_neg_eigval", "True with beta as given", "use_beta_sigmoid_in_kernel=True beside it: twice the sigmoid")
+        _fail("allow_neg_eigval", "True with beta as given", "use_beta_sigmoid_in_kernel=True beside it: twice the sigmoid")
     return "twice_sigmoid" if twice else found
 
 
@@ -238,9 +222,9 @@ def _gate(gate: Any, a_log: bool, dt_bias: bool) -> str:
     found = _word("gate", gate, GATES)
     for name, given in (("A_log", a_log), ("dt_bias", dt_bias)):
         if given and found != "raw":
-            fail(name, f"a value with gate={gate!r}", "None, or gate='raw' (use_gate_in_kernel=True)")
+            _fail(name, f"a value with gate={gate!r}", "None, or gate='raw' (use_gate_in_kernel=True)")
     if found == "raw" and not a_log:
-        fail("A_log", None, "a tensor [HV], which gate='raw' needs")
+        _fail("A_log", None, "a tensor [HV], which gate='raw' needs")
     return found
 
 
@@ -263,35 +247,34 @@ def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) 
                 continue
             at = y.data_ptr()
             if at < last and first < at + reaches[m] and shared(x, y):
-                fail(Tensors._fields[n], f"memory of {Tensors._fields[m]}", "memory of its own" + _APART[n])
+                _fail(Tensors._fields[n], f"memory of {Tensors._fields[m]}", "memory of its own" + _APART[n])
 
 
 def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices: bool) -> tuple[bool, str]:
     """Whether the final state takes the initial one's place, and the dtype of states. initial, final: dtypes, None where
     there is none."""
     if wish is not None:
-        flag("inplace_final_state", wish)
+        _check_flag("inplace_final_state", wish)
     in_place = wish if wish is not None else final is not None if same else indices and final is None
     if indices and initial is None:
-        fail("state_indices", "indices without initial_state", "both: the indices are slots of initial_state")
+        _fail("state_indices", "indices without initial_state", "both: the indices are slots of initial_state")
     if in_place and initial is None:
-        fail("inplace_final_state", "True without initial_state", "both, or False")
+        _fail("inplace_final_state", "True without initial_state", "both, or False")
     if in_place and final is not None and not same:
-        fail("final_state", "a buffer with inplace_final_state=True", "None, or inplace_final_state=False")
+        _fail("final_state", "a buffer with inplace_final_state=True", "None, or inplace_final_state=False")
     if same and not in_place and final is not None:
-        fail("final_state", "the buffer of initial_state", "a buffer of its own, or inplace_final_state=True")
+        _fail("final_state", "the buffer of initial_state", "a buffer of its own, or inplace_final_state=True")
     dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in DTYPES):
-        fail("state_dtype", repr(dtype), ", ".join(map(str, DTYPES)))
+    if dtype is not None:
+        _check_dtype("state_dtype", dtype, _ANY_FLOAT)
     held = initial if in_place or indices else final
     if held is None:
         return in_place, DTYPES[dtype or torch.float32]
-    if held not in DTYPES:
-        fail("initial_state" if in_place or indices else "final_state", held, ", ".join(map(str, DTYPES)))
+    _check_dtype("initial_state" if in_place or indices else "final_state", held, _ANY_FLOAT)
     if indices and final not in (None, held):
-        fail("final_state", final, f"{held}, that of the pool")
+        _fail("final_state", final, f"{held}, that of the pool")
     if dtype is not None and dtype != held:
-        fail("state_dtype", dtype, f"{held}, that of the buffer for states")
+        _fail("state_dtype", dtype, f"{held}, that of the buffer for states")
     return in_place, DTYPES[held]
 
 
@@ -302,30 +285,23 @@ def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, f
     same: whether initial and final state are the same tensor. ValueError names the option at fault.
     """
     for name in ("output_final_state", "use_qk_l2norm_in_kernel", "head_first", "state_v_first", "allow_neg_eigval", "unit_keys"):
-        flag(name, getattr(x, name))
-    n = x.checkpoint_chunks
-    if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**31:
-        fail("checkpoint_chunks", repr(n), "a number of chunks that int32 holds, 0 for none")
+        _check_flag(name, getattr(x, name))
+    _check_chunks("checkpoint_chunks", x.checkpoint_chunks, 0)
     if x.chunk_size is not None and (type(x.chunk_size) is not int or x.chunk_size not in CHUNKS):
-        fail("chunk_size", repr(x.chunk_size), f"{', '.join(map(str, CHUNKS))}, or None to choose")
+        _fail("chunk_size", repr(x.chunk_size), f"{', '.join(map(str, CHUNKS))}, or None to choose")
     if x.schedule is not None and not isinstance(x.schedule, (str, Schedule)):
-        fail("schedule", type(x.schedule).__name__, "a name, a Schedule, or None to choose")
+        _fail("schedule", type(x.schedule).__name__, "a name, a Schedule, or None to choose")
     if x.schedule == "" or not isinstance(x.target, str):
-        fail(*(("schedule", "''", "a name, a Schedule, or None to choose") if x.schedule == "" else
+        _fail(*(("schedule", "''", "a name, a Schedule, or None to choose") if x.schedule == "" else
                ("target", type(x.target).__name__, "a name")))
     in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, same, indices)
     return Words(x.output_final_state, _gate(x.gate, a_log, dt_bias), _beta_form(x.beta_form, x.allow_neg_eigval),
-                 x.use_qk_l2norm_in_kernel, x.unit_keys, x.state_v_first, state_dtype, in_place, n, x.target, x.chunk_size,
-                 _layout(x.layout, x.head_first), x.schedule, decode)
+                 x.use_qk_l2norm_in_kernel, x.unit_keys, x.state_v_first, state_dtype, in_place, x.checkpoint_chunks, x.target,
+                 x.chunk_size, _layout(x.layout, x.head_first), x.schedule, decode)
 
 
 def _kind(x: Any) -> Any:
     return None if x is None else x.dtype if isinstance(x, Tensor) else type(x).__name__
-
-
-def requires_grad(x: Any) -> bool:
-    """Whether `x` is a tensor that requires grad."""
-    return x is not None and getattr(x, "requires_grad", False)
 
 
 def settled(t: Tensors, x: Options, decode: bool = False) -> Words:
@@ -335,5 +311,8 @@ def settled(t: Tensors, x: Options, decode: bool = False) -> Words:
             check_tensor(name, y)
     _check_dtypes(t)
     check_ends(t.cu_seqlens)
-    return _words(x, decode, t.A_log is not None, t.dt_bias is not None, _kind(t.initial_state), _kind(t.final_state),
-                  t.initial_state is t.final_state, t.state_indices is not None)
+    words = _words(x, decode, t.A_log is not None, t.dt_bias is not None, _kind(t.initial_state), _kind(t.final_state),
+                   t.initial_state is t.final_state, t.state_indices is not None)
+    _check_rank("q", t.q, 4, words.layout)
+    _check_rank("v", t.v, 4, words.layout)
+    return words
