@@ -1,14 +1,21 @@
-"""Finds the values that are zero on padding. An op that sums over a padded dim needs an operand that is zero there."""
+"""Finds the values that are zero on padding. An op that sums over a padded dim needs an operand that is zero there.
+
+Tiles are padded along C, past the sequence's end, and along dims of `Program.extents`, past the caller's tensor. Workspaces keep
+the padding of what kernels store to them, so a load from one is zero where everything stored to it is.
+"""
 from __future__ import annotations
 
 from .core import Op, Program, Stmt, types
 from .ops import OPS
-from .types import Tile
+from .types import Tensor, Tile
 from .zeros import ALL, NONE, Axes, transpose
 
 
 def sums_over_padding(p: Program) -> list[tuple[str, Op, str]]:
-    """The ops that sum over a padded dim although no operand is known to be zero on the padding: (kernel, op, dim)."""
+    """The ops that sum over a padded dim although no operand is known to be zero on the padding: (kernel, op, dim).
+
+    Of sums over C these are `cumsum` only, because a product may leave its padded rows undefined if nothing reads them.
+    """
     stored: dict[str, Axes] = {}
     while True:  # until nothing changes, since a load may come before the store of its workspace, as in values computed ahead
         before, found = dict(stored), []
@@ -50,22 +57,34 @@ class _Walk:
         """Record `o` if it sums along a padded axis on which no operand is known to be zero. sides: (operand, axis) pairs."""
         d = self.type[sides[0][0]].dims[sides[0][1]]
         self.found.pop(o.out, None)
-        if d in dict(self.p.extents) and not any(axis in self.zero[a] for a, axis in sides):
+        if (d in dict(self.p.extents) or o.kind == "cumsum") and not any(axis in self.zero[a] for a, axis in sides):
             self.found[o.out] = o, str(d)
 
     def op(self, o: Op) -> Axes:
         """The axes along which the value of an op is zero on padding. Also records sums over padding that may be nonzero."""
         z = tuple(self.zero[a] for a in o.args)
         if o.kind in ("load", "store"):
-            t, transposed = self.p.tensor(o.attr("tensor")), bool(o.attr("transposed"))
+            t = self.p.tensor(o.attr("tensor"))
             if o.kind == "store":
-                self.stored[t.name] = self.stored.get(t.name, ALL) & transpose(z[0], transposed)
+                self.stored[t.name] = self.stored.get(t.name, ALL) & _in_memory(t, o, z[0])
                 return NONE
-            own = {n for n, x in enumerate(self.p.padded(t)) if x}
-            lies = frozenset(own) if t.role != "workspace" else self.stored.get(t.name, ALL) if t.index != "const" else NONE
-            return transpose(lies, transposed) & (z[1] if o.args[1:] else ALL)
+            if t.role == "workspace":
+                lies = self.stored.get(t.name, ALL) if t.index != "const" else NONE
+            else:
+                lies = frozenset(n for n, padded in enumerate(self.p.padded(t)) if padded or (n == 0 and t.index == "token"))
+            return _in_memory(t, o, lies) & (z[1] if o.args[1:] else ALL)
         if o.kind == "matmul":
             self.sums(o, (o.args[0], 1 - bool(o.attr("ta"))), (o.args[1], int(bool(o.attr("tb")))))
         if o.kind == "row_sum":
             self.sums(o, (o.args[0], 1))
+        if o.kind == "cumsum":
+            self.sums(o, (o.args[0], 0))
         return OPS[o.kind].zero(dict(o.attrs), tuple(self.type[a] for a in o.args), z)
+
+
+def _in_memory(t: Tensor, o: Op, axes: Axes) -> Axes:
+    """Maps zero axes of the value that `o` moves to axes of the tile in memory, and the reverse."""
+    if o.attr("last"):
+        return NONE  # a number
+    swapped = o.attr("transposed") or (o.attr("heads") and t.index != "token")  # of several heads, each is a row
+    return transpose(axes, bool(swapped))

@@ -12,7 +12,6 @@ from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
 from .stages import illegal
 from .types import Tensor, Tile
-from .zeros import NONE, ROWS, Axes, transpose
 
 #: The accepted values of Buffer.layout.
 LAYOUTS = ("", "swizzled", "rows")
@@ -40,9 +39,11 @@ def verify(p: Program) -> Program:
     lost = [t.name for t in p.tensors if t.role == "output" and t.name not in stored]
     if lost:
         raise VerifyError(f"{p.name}: output {', '.join(lost)} is written by no kernel")
-    for name, o, d in sums_over_padding(p) if p.extents else ():
-        raise VerifyError(f"{p.name}, kernel {name}, {o.out} (line {o.line}): {o.kind} sums over {d}, tiles of which are padded "
-                          f"from {p.memory[d]} to {p.sizes[d]}, and no operand is surely zero there")
+    for name, o, d in sums_over_padding(p):
+        why = (f"cumsum runs over the padding, and {o.args[0]} is not zero there; use valid({o.args[0]})" if o.kind == "cumsum"
+               else f"{o.kind} sums over {d}, tiles of which are padded from {p.memory[d]} to {p.sizes[d]}, and no operand is "
+                    "surely zero there")
+        raise VerifyError(f"{p.name}, kernel {name}, {o.out} (line {o.line}): {why}")
     return p
 
 
@@ -78,7 +79,6 @@ class _Kernel:
         self.env: dict[str, Tile] = {}
         self.buffers = {b.name for b in k.buffers}
         self.tensors = {t.name: t for t in p.tensors}
-        self.zero: dict[str, Axes] = {}  # value -> the axes along which its entries past the sequence's end are zero
         self.begun: Loop | None = None  # the loop over the warm-up that hands its carried values to the next loop
 
     def fail(self, o: Op | None, text: str) -> VerifyError:
@@ -132,10 +132,10 @@ class _Kernel:
         if left:
             raise self.fail(first, f"is one of several ops side by side, and {left} of them do not follow")
 
-    def define(self, o: Op | None, name: str, t: Tile, zero: Axes) -> None:
+    def define(self, o: Op | None, name: str, t: Tile) -> None:
         if name in self.env:
             raise self.fail(o, f"{name} is defined twice")
-        self.env[name], self.zero[name] = t, zero
+        self.env[name] = t
 
     def body(self, body: tuple[Stmt, ...], inside: bool) -> None:
         self.beside(body)
@@ -165,18 +165,15 @@ class _Kernel:
         if self.begun is not None:
             self.continues(self.begun, lp)
         self.begun = lp if lp.index == "before" and lp.carried else None
-        loaded = {o.out for o in lp.body if isinstance(o, Op) and o.kind == "load"}
         for c in lp.carried:
             if self.env.get(c.init) != c.type:
                 raise self.fail(None, f"carried {c.name} starts as {c.init}, which is {self.env.get(c.init)}, not {c.type}")
-            self.define(None, c.name, c.type, self.zero[c.init] if c.next in loaded else NONE)
+            self.define(None, c.name, c.type)
         self.body(lp.body, lp.index in ("chunk", "before"))
         for c in lp.carried:
-            if not self.zero[c.name] <= self.zero[c.next]:
-                raise self.fail(None, f"carried {c.name} starts with zeros on the padding, and {c.next} has others there")
             if self.env.get(c.next) != c.type:
                 raise self.fail(None, f"carried {c.name} becomes {c.next}: {self.env.get(c.next)}, not {c.type}")
-            self.define(None, c.result, c.type, self.zero[c.name])
+            self.define(None, c.result, c.type)
 
     def continues(self, before: Loop, lp: Loop) -> None:
         """Check that `lp` continues the walk that `before` begins with a warm-up: it has the same ops in the same order, and
@@ -192,7 +189,7 @@ class _Kernel:
             raise self.fail(None, f"a loop over a warm-up hands {', '.join(c.result for c in before.carried)} to the next loop, "
                                   "which carries the same values over the chunks of the part")
         for name in (*(c.name for c in before.carried), *(o.out for o in before.body if isinstance(o, Op) and o.out)):
-            del self.env[name], self.zero[name]
+            del self.env[name]
 
     def op(self, o: Op, inside: bool) -> None:
         """Check one op: its operands are defined, its type follows from theirs, its tensors exist, and it is legal in this
@@ -247,7 +244,7 @@ class _Kernel:
                                    "they lie in memory")
             if o.type != moved:
                 raise self.fail(o, f"has type {o.type}, but {name} holds {moved}{transposed}")
-            self.define(o, o.out, o.type, transpose(ROWS, bool(transposed)) if t.index == "token" and not last else NONE)
+            self.define(o, o.out, o.type)
             return
         if o.kind == "scalar" and o.attr("tensor") is not None:
             of = self.tensors.get(o.attr("tensor"))
@@ -264,6 +261,4 @@ class _Kernel:
             return
         if o.type != want:
             raise self.fail(o, f"has type {o.type}, its operands give {want}")
-        self.define(o, o.out, want, OPS[o.kind].zero(dict(o.attrs), args, tuple(self.zero[a] for a in o.args)))
-        if o.kind == "cumsum" and not self.zero[o.args[0]]:
-            raise self.fail(o, f"cumsum runs over the padding, and {o.args[0]} is not zero there; use valid({o.args[0]})")
+        self.define(o, o.out, want)

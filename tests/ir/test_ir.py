@@ -11,12 +11,13 @@ from reference import expected, problem, rms_error
 
 from gdn_codegen.algorithms import find, names
 from gdn_codegen.ir import interpret as interpreter
-from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, valid
+from gdn_codegen.ir.builder import Body, algorithm, carried, cumsum, exp, last, valid
+from gdn_codegen.ir.core import Kernel, Program
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.ops import OPS, TypeRuleError, infer
 from gdn_codegen.ir.parser import ParseError, parse_program
 from gdn_codegen.ir.printer import program_text
-from gdn_codegen.ir.types import Tile
+from gdn_codegen.ir.types import Tensor, Tile
 from gdn_codegen.ir.verify import VerifyError, verify
 
 HAS_DELTA = {"gated_delta_rule": True, "simple_gla": False}
@@ -83,6 +84,24 @@ def test_gates_that_are_not_zero_on_padding_need_valid():
     verify(page(True))
     with pytest.raises(VerifyError, match=r"use valid\(g\)"):
         verify(page(False))
+
+
+@pytest.mark.parametrize("clean", [(True,), (False,), (True, False), (True, True)])
+def test_a_workspace_is_zero_on_padding_if_everything_stored_to_it_is(clean):
+    tensors = tuple(Tensor(n, role, index, "HV", ("C",)) for n, role, index in (
+        ("a", "input", "token"), ("w", "workspace", "slot"), ("o", "output", "token")))
+    one, two = (Body({t.name: t for t in tensors}) for _ in range(2))
+    for c in clean:
+        g = one.op("exp", one.op("load", tensor="a"))
+        one.op("store", one.op("valid", g) if c else g, tensor="w")
+    two.op("store", two.op("cumsum", two.op("load", tensor="w", name="g")), tensor="o")
+    kernels = tuple(Kernel(n, "chunks", b.finish()) for n, b in (("one", one), ("two", two)))
+    p = Program("p", "cut", tensors, kernels, dims=(("C", 16),))
+    if all(clean):
+        verify(p)
+    else:
+        with pytest.raises(VerifyError, match=r"kernel two.*use valid\(g\)"):
+            verify(p)
 
 
 def test_round_trip_and_parse_errors():

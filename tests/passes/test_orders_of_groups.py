@@ -1,0 +1,51 @@
+"""A kernel for each role, in any order: every lowering builds it, or says in a ScheduleError why it cannot."""
+
+import pytest
+
+from gdn_codegen import targets
+from gdn_codegen.ir.core import walk
+from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.schedule import Schedule, ScheduleError
+from gdn_codegen.schedule.schedule import ROLES
+
+LOWERINGS = [(t, arch) for t in targets.names() for arch in ("", *targets.find(t).archs)]
+LAST = ((("@output", "@state"),), (("@state",), ("@output",)), (("@state", "@solution"), ("@output",)))
+EARLIER = [r for r in ROLES if r not in ("output", "state")]
+
+
+def schedules(*roles):
+    """Schedules with a kernel for each of these roles, in this order, before the output's and the state's."""
+    for last in LAST[:3 - 2 * len(roles[1:])]:
+        if roles != ("solution",) or last != LAST[2]:
+            yield Schedule("own", (*((f"@{r}",) for r in roles), *last))
+
+
+def build(target, arch, schedule):
+    return lowered(Build(target, 16 if not arch else 64, schedule=schedule, arch=arch, head_dim_k=64, head_dim_v=64))
+
+
+@pytest.mark.parametrize("target, arch", LOWERINGS)
+def test_a_walk_sums_gates_that_another_kernel_stored(target, arch):
+    """The workspace of the gates has zeros past the sequence's end, as everything that is stored to it."""
+    for s in schedules("gate"):
+        if arch:  # a walk of warp groups has no rule for the sum
+            with pytest.raises(ScheduleError, match="cumsum"):
+                build(target, arch, s)
+            continue
+        kernels = [list(walk(k.body)) for k in build(target, arch, s).kernels]
+        assert any(o.kind == "store" and o.attr("tensor") == "g_ws" for o in kernels[0])
+        assert any(o.kind == "load" and o.attr("tensor") == "g_ws" for ops in kernels[1:] for o in ops)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", EARLIER)
+@pytest.mark.parametrize("target, arch", LOWERINGS)
+def test_any_order_of_two_roles(target, arch, first):
+    built = 0
+    for second in EARLIER:
+        for s in schedules(*dict.fromkeys((first, second))):
+            try:
+                built += bool(build(target, arch, s).kernels)
+            except ScheduleError as e:
+                assert arch and "cumsum" in str(e)
+    assert built or (arch and first == "solution")  # a walk comes first, and there is no sum before it
