@@ -107,6 +107,14 @@ def check_pass(name, before, after, context):
         assert not there.any() or (got[n] - want[n])[there].pow(2).mean().sqrt() <= near * scale, f"{name} changed {n}"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """A long test is slow, too, so that `-m "not slow"` is the fast tier."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
+
+
 @pytest.fixture(autouse=True)
 def _every_pass_is_checked():
     pipelines.observers.append(check_pass)

@@ -1,5 +1,7 @@
 """How the package's code is written: rules that a reader relies on and that its linter does not know."""
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -172,3 +174,12 @@ def test_the_package_keeps_the_rule(path, rule):
 def test_a_rule_sees_what_it_forbids_and_nothing_else(rule):
     assert all(map(rule, RULES[rule]))
     assert not any(map(rule, FINE))
+
+
+@pytest.mark.slow
+def test_long_tests_are_slow_too():
+    """Of `-m "not slow"`, the fast tier, none is long."""
+    folder = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "not slow", "passes/test_alike_keys.py"]
+    listed = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert listed.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, listed.stdout + listed.stderr
