@@ -197,8 +197,8 @@ def choices(a: argparse.Namespace) -> list[Choice]:
     given = "schedule" if a.schedule else "kernels" if "kernels" in fields else ""
     out = []
     for t in targets:
-        b = Build(t, a.chunk or CHUNK, a.layout, a.algorithm, named(a.schedule or DEFAULTS.get(arch, DEFAULT_SCHEDULE)), a.dtype,
-                  a.head_dim_k, a.head_dim_v, counts, arch, contract)
+        b = Build(t, a.chunk or CHUNK, a.layout, a.algorithm, named(a.schedule or DEFAULTS.get(arch, DEFAULT_SCHEDULE), arch),
+                  a.dtype, a.head_dim_k, a.head_dim_v, counts, arch, contract)
         if given:
             out.append(Choice(replace(b, schedule=replace(b.plan, **fields)), ((given, ASKED),)))
         else:

@@ -37,7 +37,7 @@ def builds() -> Iterator[tuple[str, Build]]:
         yield f"{key} raw", Build(target, schedule=s, dtype="bfloat16", arch=arch, contract=RAW)
         yield f"{key} simple_gla", Build(target, algorithm="simple_gla", schedule=s, arch=arch)
         for how in ("decay", "exact") if target != "pto" else ():
-            yield f"{key} {how}", Build(target, schedule=varied(s, partition=how), arch=arch, dtype="bfloat16")
+            yield f"{key} {how}", Build(target, schedule=varied(s, arch, partition=how), arch=arch, dtype="bfloat16")
     for r in tables.packaged():
         yield f"{r.about.target} table {r.about.name}", r.about
 

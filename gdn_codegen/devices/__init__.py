@@ -18,8 +18,6 @@ class Device:
     solves: the rows of the blocks that `diag_inverse` inverts, 0 if the device does not have this op.
     solves_whole: the rows of a tile that `diag_inverse` inverts as a whole, in 16 bit and in place; 0 for none.
     async_loads: whether loads of tiles are asynchronous.
-    joined: whether threads read a tile of tokens from shared memory transposed, so that they can subtract from it a product
-    with the state. Otherwise products read the tile in its own layout.
     staged: dtypes whose tiles are stored to global memory through the space "staged", which holds them by rows.
     part_cost: the cost of parts, for chunks of 64 tokens. None if sequences are not split into parts.
     splits_warm_up: whether the warm-up of a walk may be a separate loop, and parts with a long warm-up may start first.
@@ -44,7 +42,6 @@ class Device:
     solves: int = 0
     solves_whole: int = 0
     async_loads: bool = False
-    joined: bool = False
     staged: tuple[str, ...] = ()
     part_cost: PartCost | None = None
     splits_warm_up: bool = False

@@ -5,7 +5,7 @@ from .part_cost import PartCost
 SM_90A = Groups(
     "sm_90a", "tilelang", HOPPER.spaces, operand="shared", product="fragment", loaded="shared", vector="shared",
     tile="fragment", number="local", in_place=True, extents=HOPPER.extents,
-    solves=HOPPER.solves, solves_whole=HOPPER.solves_whole, async_loads=HOPPER.async_loads, joined=True, staged=HOPPER.staged,
+    solves=HOPPER.solves, solves_whole=HOPPER.solves_whole, async_loads=HOPPER.async_loads, staged=HOPPER.staged,
     part_cost=PartCost(chunk_us=2.4, fold_us=4.0, launch_us=3.0, summary_us=10.0, warm_up_chunks=7, longest_warm_up_chunks=16,
                        least_part_chunks=3, resident=1),
     splits_warm_up=True, heads=HOPPER.heads, register_file=HOPPER.register_file,

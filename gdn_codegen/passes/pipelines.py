@@ -194,7 +194,7 @@ def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dt
     lowering = find(target).lowered_for(arch)
     device = lowering.device
     p = verify(memory(p, sizes, device, contract))
-    c = Context(schedule.adapted(p, device.joined), device, p.dims, dtype, contract)
+    c = Context(schedule.adapted(p), device, p.dims, dtype, contract)
     for name, run in lowering.passes:
         before, p = p, run(p, c)
         if p != before:  # many passes leave programs for other targets or schedules as they are

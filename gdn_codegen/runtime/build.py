@@ -71,7 +71,7 @@ class Build:
     @property
     def plan(self) -> Schedule:
         """The schedule itself, where `schedule` may be a name."""
-        return named(self.schedule) if isinstance(self.schedule, str) else self.schedule
+        return named(self.schedule, self.arch) if isinstance(self.schedule, str) else self.schedule
 
     @property
     def of(self) -> Target:
@@ -102,7 +102,7 @@ class Build:
             parts.append(f"k{self.head_dim_k}v{self.head_dim_v}")
         if self.dtype != "float16":
             parts.append({"bfloat16": "bf16", "float32": "f32"}[self.dtype])
-        own = {n: v for n, v in changes(self.plan).items() if n not in ("launch", "partition", "part_chunks")}
+        own = {n: v for n, v in changes(self.plan, self.arch).items() if n not in ("launch", "partition", "part_chunks")}
         if own or self.plan.name != DEFAULTS.get(self.arch, DEFAULT_SCHEDULE):
             numbers = {n: n.replace("_", "") for n, v in own.items() if isinstance(v, int)}
             parts.append(self.plan.name)
@@ -173,7 +173,7 @@ def _command(b: Build) -> str:
             f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"
             + (f" --launch {b.plan.launch}" if b.plan.launch != "kernels" else "")
             + (f" --partition {b.plan.partition}" if b.plan.partition else "")
-            + "".join(f" --set {n}={spelled(v)}" for n, v in changes(b.plan).items() if n not in ("launch", "partition"))
+            + "".join(f" --set {n}={spelled(v)}" for n, v in changes(b.plan, b.arch).items() if n not in ("launch", "partition"))
             + (f" --heads {b.heads[0]}/{b.heads[1]}" if b.heads else "")
             + (f" --accept {b.contract}" if b.contract != PLAIN else "")
             + (f" --arch {b.arch}" if b.arch else ""))

@@ -36,7 +36,7 @@ def planned(about: Build, gpus: Sequence[str], parts: bool, chunk: int | None, f
 
 def words(b: Build) -> str:
     """The options that ask for a build's schedule."""
-    more = [f"--set {n}={spelled(v)}" for n, v in changes(b.plan).items() if n != "partition"]
+    more = [f"--set {n}={spelled(v)}" for n, v in changes(b.plan, b.arch).items() if n != "partition"]
     parts = [f"--partition {b.plan.partition}"] if b.plan.partition else []
     arch = [f"--arch {b.arch}"] if b.arch else []
     return " ".join([f"--schedule {b.plan.name} --chunk {b.chunk}", *parts, *more, *arch])

@@ -144,18 +144,10 @@ class Schedule:
         """Whether a group names a role, so that the schedule serves any page."""
         return any(n.startswith("@") for group in self.kernels for n in group)
 
-    def adapted(self, p: Program, joined: bool = False) -> Schedule:
-        """This schedule for a page and a device. It changes generic schedules only.
-
-        p: the traced page. If it has no inverse, the form becomes "direct". joined: `Device.joined`; such a device takes groups
-        and form from JOINED.
-        """
-        if not self.generic:
-            return self
-        if not any(isinstance(o, Op) and o.kind == "unit_lower_inverse" for o in p.walk.body):
-            return replace(self, form="direct")
-        other = next((x for n, x in JOINED.items() if (SCHEDULES[n].kernels, SCHEDULES[n].form) == (self.kernels, self.form)), {})
-        return replace(self, **other) if joined else self
+    def adapted(self, p: Program) -> Schedule:
+        """This schedule for a page: in a generic schedule the form becomes "direct" if the page has no inverse. p: traced."""
+        inverts = any(isinstance(o, Op) and o.kind == "unit_lower_inverse" for o in p.walk.body)
+        return self if inverts or not self.generic else replace(self, form="direct")
 
 
 PREPARED = (("@gate_sum", "@system"), ("@weight", "@offset"), ("@state", "@solution"), ("@output",))
@@ -171,17 +163,20 @@ SCHEDULES = {s.name: s for s in (
              warm_up="state"),
 )}
 
-#: The groups and form that replace those of form "split" on a device with `Device.joined`.
-JOINED: dict[str, dict[str, Any]] = {
-    "walk": {"form": "unit", "kernels": (("@gate_sum", "@inverse", "@gate"), ("@output", "@state"))},
-    "fused_walk": {"form": "unit"}}
+#: Variants of named schedules for one architecture (`--arch`): (name, architecture) -> schedule. On sm_90a threads read a tile of
+#: tokens from shared memory transposed, so that they can subtract from it a product with the state, and save a product.
+VARIANTS: dict[tuple[str, str], Schedule] = {
+    ("walk", "sm_90a"): replace(SCHEDULES["walk"], form="unit",
+                                kernels=(("@gate_sum", "@inverse", "@gate"), ("@output", "@state"))),
+    ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit")}
 
 
-def named(name: str) -> Schedule:
-    """The schedule called `name`. Raises ScheduleError if there is none."""
+def named(name: str, arch: str = "") -> Schedule:
+    """The schedule called `name`. arch: the architecture to build for, such as "sm_90a", which may have a variant of its own; ""
+    for none. Raises ScheduleError if no schedule has that name."""
     if name not in SCHEDULES:
         raise ScheduleError(f"schedule: got {name!r}; accepted: {', '.join(SCHEDULES)}")
-    return SCHEDULES[name]
+    return VARIANTS.get((name, arch), SCHEDULES[name])
 
 
 def spelled(value: Any) -> str:
@@ -189,12 +184,14 @@ def spelled(value: Any) -> str:
     return "/".join(map(",".join, value)) if isinstance(value, tuple) else f"{value:d}" if isinstance(value, int) else str(value)
 
 
-def varied(name: str, **changes: Any) -> Schedule:
-    """The schedule called `name` with changed fields. changes: field -> value."""
-    return replace(named(name), **changes)
+def varied(name: str, arch: str = "", **changes: Any) -> Schedule:
+    """The schedule called `name` with changed fields. arch: as for `named`. changes: field -> value."""
+    return replace(named(name, arch), **changes)
 
 
-def changes(s: Schedule) -> dict[str, Any]:
-    """The fields in which `s` differs from the named schedule of the same name. Empty if no named schedule has that name."""
-    base = SCHEDULES.get(s.name, s)
+def changes(s: Schedule, arch: str = "") -> dict[str, Any]:
+    """The fields in which `s` differs from the named schedule of the same name. Empty if no named schedule has that name.
+
+    arch: as for `named`."""
+    base = named(s.name, arch) if s.name in SCHEDULES else s
     return {f.name: getattr(s, f.name) for f in fields(s) if getattr(s, f.name) != getattr(base, f.name)}

@@ -73,7 +73,7 @@ def steps(about: Build) -> list[Build]:
                 n = min(n, about.head_dim_v)
                 if w and not A_WARP * w // 8 <= about.head_dim_k * n <= A_WARP * w:
                     continue
-                fields = {"state_layout": layout, "v_block": n, "warps": w}
+                fields: dict[str, Any] = {"state_layout": layout, "v_block": n, "warps": w}
                 plans = [varied("fused", **fields), *([varied("fused", **fields, stages=1)] if target == "triton" else [])]
                 found += [replace(about, target=target, chunk=chunk, schedule=p) for p in plans]
     return list(dict.fromkeys(found))
@@ -89,7 +89,7 @@ def candidates(about: Build, arch: str) -> list[Build]:
                 fields = dict(c["set"])
                 if (about.target, c["schedule"]) == ("triton", "walk"):
                     fields |= choose.described(arch, c["chunk"], "partition" in fields)
-                schedule = varied(c["schedule"], **fields) if fields else c["schedule"]
+                schedule = varied(c["schedule"], c["arch"], **fields) if fields else c["schedule"]
                 found.append((i + steps, replace(about, schedule=schedule, chunk=c["chunk"], arch=c["arch"])))
         if any(choose.fits(b) for _, b in found):
             break

@@ -9,7 +9,7 @@ from ..runtime.build import Build, lowered
 
 def schedule_text(b: Build) -> str:
     """The fields of the schedule as it serves this page, a line each."""
-    s = b.plan.adapted(b.page.trace(), b.device.joined)
+    s = b.plan.adapted(b.page.trace())
     p = lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract, upto="rewrite")
     roles, groups = (" ".join(f"[{' '.join(g)}]" for g in x.kernels) for x in (s, resolved(p, s)))
     return "\n".join([f"schedule {s.name}", f"  kernels        {groups}",

@@ -202,7 +202,7 @@ def table(log: Log, arch: str, units: int) -> dict[str, Any]:
             parts.setdefault(x[2].build.target if name == tables.DECODE else x[2].build.chunk, []).append(x)
 
         def cost(x: tuple[float, str, Job], model: str = model) -> tuple[float, int, str]:
-            return x[0] * (MARGIN if x[1] == model else 1), len(changes(x[2].build.plan)), x[1]
+            return x[0] * (MARGIN if x[1] == model else 1), len(changes(x[2].build.plan, x[2].build.arch)), x[1]
         for _, those in sorted(parts.items()):
             ms, _, best = min(those, key=cost)
             rows.append(tables.as_json(Row(log.head["device"], best.build, best.extent, ms, model_ms, table=name)))

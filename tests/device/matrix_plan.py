@@ -83,7 +83,7 @@ def way(row: Row) -> Way:
     name, _, arch = row["schedule"].partition(" on ")
     fields, parts = PARTS[row["partition"]]
     own = {n: row[n] for n in FIELDS if n != "partition" and row.get(n) is not None}
-    return Way(varied(name, **own, **fields), arch, parts)
+    return Way(varied(name, arch, **own, **fields), arch, parts)
 
 
 def goes(row: Row) -> bool:

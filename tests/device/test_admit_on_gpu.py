@@ -53,7 +53,7 @@ BROKEN = {
 
 def text(target, schedule, fields, options):
     options = {"arch": "sm_90a"} | options if target == "tilelang" else options
-    return render(Build(target, schedule=varied(schedule, **fields), **options))
+    return render(Build(target, schedule=varied(schedule, options.get("arch", ""), **fields), **options))
 
 
 def broken(what):

@@ -13,7 +13,7 @@ from gdn_codegen.runtime.call import tables
 from gdn_codegen.runtime.call.choose import build_for
 from gdn_codegen.runtime.load import function, write
 from gdn_codegen.runtime.targets import runs
-from gdn_codegen.schedule import SCHEDULES, Schedule
+from gdn_codegen.schedule import SCHEDULES, Schedule, named, varied
 from gdn_codegen.targets import OWN
 from gdn_codegen.tools import candidates, compile_ahead, tune
 from gdn_codegen.tools.shapes import Shape
@@ -68,18 +68,18 @@ hopper = pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_devi
                             not runs("tilelang", "cuda"), reason="needs a Hopper GPU and TileLang")
 #: What a schedule of warp groups may be: ring lengths, blocks of V, sizes of 64.
 GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
-          "f16-parts": Build("tilelang", schedule=replace(SCHEDULES["walk"], partition="decay"), arch="sm_90a"),
-          "f16-early": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walkstate", partition="decay",
+          "f16-parts": Build("tilelang", schedule=replace(named("walk", "sm_90a"), partition="decay"), arch="sm_90a"),
+          "f16-early": Build("tilelang", schedule=replace(named("walk", "sm_90a"), name="walkstate", partition="decay",
                                                        warm_up="state"), arch="sm_90a"),
           "bf16-bhtd": Build("tilelang", layout="bhtd", schedule="walk", dtype="bfloat16", arch="sm_90a"),
-          "stages": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk3", stages=3), arch="sm_90a"),
-          "columns": Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk64", v_block=64), arch="sm_90a"),
+          "stages": Build("tilelang", schedule=replace(named("walk", "sm_90a"), name="walk3", stages=3), arch="sm_90a"),
+          "columns": Build("tilelang", schedule=replace(named("walk", "sm_90a"), name="walk64", v_block=64), arch="sm_90a"),
           "k64v64": Build("tilelang", schedule="walk", head_dim_k=64, head_dim_v=64, arch="sm_90a"),
           "fused": Build("tilelang", schedule="fused_walk", arch="sm_90a"),
-          "fused-parts": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], partition="decay"), arch="sm_90a"),
-          "fused-early": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay",
+          "fused-parts": Build("tilelang", schedule=replace(named("fused_walk", "sm_90a"), partition="decay"), arch="sm_90a"),
+          "fused-early": Build("tilelang", schedule=replace(named("fused_walk", "sm_90a"), name="fusedstate", partition="decay",
                                                             warm_up="state"), arch="sm_90a"),
-          "fused-longest": Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], partition="decay", longest_first=True),
+          "fused-longest": Build("tilelang", schedule=varied("fused_walk", "sm_90a", partition="decay", longest_first=True),
                                  arch="sm_90a"),
           "fused-bf16-bhtd": Build("tilelang", layout="bhtd", schedule="fused_walk", dtype="bfloat16", arch="sm_90a"),
           "fused-k64v64": Build("tilelang", schedule="fused_walk", head_dim_k=64, head_dim_v=64, arch="sm_90a"),
@@ -127,7 +127,7 @@ def test_warp_groups_in_parts(name):
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_value_heads_together(dtype, heads):
-    plan = replace(SCHEDULES["walk"], value_heads=heads, partition="decay")
+    plan = replace(named("walk", "sm_90a"), value_heads=heads, partition="decay")
     b = Build("tilelang", schedule=plan, dtype=dtype, arch="sm_90a")
     fn = on_gpu(function(b))
     for n, lengths in enumerate(([1], [65], [1, 63, 0, 130], [447, 64])):

@@ -61,7 +61,7 @@ def test_levels_make_schedules_of_the_package():
         assert {"inverse", "v_block", "partition"} < set(options(target, False)) <= set(options(target, True)) < set(ROW)
     row = {**ROW, "schedule": "walk on sm_90a", "partition": "longest first", "value_heads": 4}
     assert (way(row).plan, way(row).arch, way(row).parts) == (
-        varied("walk", partition="decay", longest_first=True, value_heads=4), "sm_90a", 2)
+        varied("walk", "sm_90a", partition="decay", longest_first=True, value_heads=4), "sm_90a", 2)
     assert way({**ROW, "v_block": 32, "partition": "exact"}).plan == varied("fused", v_block=32, partition="exact")
     assert way({**ROW, "schedule": "auto in parts"}) == type(way(ROW))(parts=2)
 

@@ -43,7 +43,7 @@ BROKEN = {"state does not wait for gates": ("racecheck", r"^ +T\.barrier_wait\(e
 
 def text_of(name, folder):
     schedule, fields, dtype, _ = KERNELS[name]
-    return write(Build("tilelang", schedule=varied(schedule, **fields), dtype=dtype, arch="sm_90a"), folder)
+    return write(Build("tilelang", schedule=varied(schedule, "sm_90a", **fields), dtype=dtype, arch="sm_90a"), folder)
 
 
 def broken(name, folder):

@@ -126,7 +126,7 @@ def test_a_kernel_that_no_pass_gave_threads_is_refused(target):
 
 
 def test_what_launch_passes_say_is_printed_parsed_and_verified():
-    p = lowered(Build("tilelang", arch="sm_90a", schedule=varied("walk", value_heads=4)))
+    p = lowered(Build("tilelang", arch="sm_90a", schedule=varied("walk", "sm_90a", value_heads=4)))
     text = program_text(p)
     assert {"threads=", "registers=", "blocks_per_sm=", "layout='swizzled'", "beside=4", "order='sums'"} <= set(
         re.findall(r"threads=|registers=|blocks_per_sm=|layout='swizzled'|beside=4|order='sums'", text))

@@ -10,7 +10,7 @@ from gdn_codegen.schedule import varied
 
 BUILDS = [Build("triton", schedule="fused"), Build("triton", schedule=varied("walk", partition="decay")),
           Build("tilelang", schedule="staged"), Build("tilelang", arch="sm_90a", schedule="walk"),
-          Build("tilelang", arch="sm_90a", schedule=varied("fused_walk", partition="decay")),
+          Build("tilelang", arch="sm_90a", schedule=varied("fused_walk", "sm_90a", partition="decay")),
           Build("pto", schedule="fused", head_dim_k=32, head_dim_v=32, chunk=32)]
 
 

@@ -316,7 +316,8 @@ def test_hopper_takes_what_servers_pass():
     """Warp groups: what vLLM and SGLang pass, and parts of it."""
     servers = f"beta=sigmoid,g=raw,k=l2norm,q=l2norm,state={ALL}"
     for how, text, kernels in ((None, servers, 1), ("decay", "state=float16/in_place", 0)):
-        b = Build("tilelang", schedule=replace(named("walk"), partition=how), arch="sm_90a", contract=Contract.parse(text))
+        plan = replace(named("walk", "sm_90a"), partition=how)
+        b = Build("tilelang", schedule=plan, arch="sm_90a", contract=Contract.parse(text))
         source = render(b)
         assert source.count("if state_indices_n >= 0") == 2 * kernels
         lines = source[source.index("_kernel("):source.index("# --- host: ")].splitlines()

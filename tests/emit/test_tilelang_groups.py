@@ -12,18 +12,19 @@ from reference import call, problem
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.call import choose
 from gdn_codegen.runtime.load import function
-from gdn_codegen.schedule import SCHEDULES, Schedule
+from gdn_codegen.schedule import Schedule, named
 from gdn_codegen.tools import check_tilelang
 
 pytest.importorskip("tilelang")
 BUILDS = {b.name: b for b in (
     Build("tilelang", schedule="walk", arch="sm_90a"),
     Build("tilelang", layout="bhtd", schedule="walk", dtype="bfloat16", arch="sm_90a"),
-    Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walk64", v_block=64, stages=3), arch="sm_90a"),
-    Build("tilelang", schedule=replace(SCHEDULES["walk"], name="walkstate", partition="decay", warm_up="state"), arch="sm_90a"),
+    Build("tilelang", schedule=replace(named("walk", "sm_90a"), name="walk64", v_block=64, stages=3), arch="sm_90a"),
+    Build("tilelang", schedule=replace(named("walk", "sm_90a"), name="walkstate", partition="decay", warm_up="state"),
+          arch="sm_90a"),
     Build("tilelang", schedule="fused_walk", arch="sm_90a"),
     Build("tilelang", schedule=Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state_layout="vk"), arch="sm_90a"),
-    Build("tilelang", schedule=replace(SCHEDULES["fused_walk"], name="fusedstate", partition="decay", warm_up="state",
+    Build("tilelang", schedule=replace(named("fused_walk", "sm_90a"), name="fusedstate", partition="decay", warm_up="state",
                                        longest_first=True), dtype="bfloat16", arch="sm_90a"),
 )}
 
@@ -61,7 +62,7 @@ def test_text(name):
     assert body.count("T.wgmma_gemm(") == sum(bool(o.attr("asynchronous")) for o in ops_)
 
 
-PARTED = {f"{name}{i}": Build("tilelang", schedule=replace(SCHEDULES[name], name=f"{name}{i}", **fields), arch="sm_90a")
+PARTED = {f"{name}{i}": Build("tilelang", schedule=replace(named(name, "sm_90a"), name=f"{name}{i}", **fields), arch="sm_90a")
           for name in ("walk", "fused_walk") for i, fields in enumerate((
               {"warm_up": "all"}, {"partition": "decay", "warm_up": "all"}, {"partition": "decay", "warm_up": "state"},
               {"partition": "decay", "warm_up": "state", "longest_first": True}))}

@@ -17,7 +17,7 @@ pytest.importorskip("tilelang")
 RAGGED = [33, 0, 64, 1, 0, 70]
 HEADS = [1, 3, 16, 17, 20]
 RAW = "beta=sigmoid/float16,dt_bias=bfloat16,g=raw/float16"
-UNIT = replace(named("fused_walk"), partition="decay")
+UNIT = replace(named("fused_walk", "sm_90a"), partition="decay")
 
 
 def build(layout="bthd", schedule="fused_walk", accept="", **options):

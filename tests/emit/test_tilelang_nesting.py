@@ -30,7 +30,7 @@ def depth(body, blocks=0):
 def test_kernels_nest_no_deeper_than_python_allows(schedule, fields):
     """K and V are padded, and the contract asks for all that adds a condition."""
     sizes = {"head_dim_k": 96, "head_dim_v": 96}
-    text = render(Build("tilelang", schedule=varied(schedule, **fields), arch="sm_90a", contract=ALL, **sizes))
+    text = render(Build("tilelang", schedule=varied(schedule, "sm_90a", **fields), arch="sm_90a", contract=ALL, **sizes))
     functions = [f for f in ast.walk(ast.parse(text)) if isinstance(f, ast.FunctionDef)]
     kernels = [f for f in functions if "T.prim_func" in map(ast.unparse, f.decorator_list)]
     assert kernels

@@ -101,7 +101,7 @@ def test_a_tile_that_no_product_made_lies_as_one_too(kernels, made):
 
 @pytest.mark.parametrize("b", [
     Build("tilelang", schedule=varied("fused", v_block=64), head_dim_k=256, head_dim_v=256),
-    Build("tilelang", schedule=varied("walk", partition="decay", value_heads=2), arch="sm_90a"),
+    Build("tilelang", schedule=varied("walk", "sm_90a", partition="decay", value_heads=2), arch="sm_90a"),
     Build("tilelang", schedule="fused_walk", arch="sm_90a")], ids=lambda b: b.name)
 def test_each_tile_that_a_helper_addresses_is_held_to_its_layout(b):
     """`expect_swizzled` names each tile that an inverse, or a load or store by ldmatrix and stmatrix, addresses."""

@@ -13,7 +13,7 @@ from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.abi.caller_inputs import caller_inputs
 from gdn_codegen.passes.algebra.row_scales import row_scales
 from gdn_codegen.passes.pipelines import lower
-from gdn_codegen.schedule import SCHEDULES, ScheduleError
+from gdn_codegen.schedule import SCHEDULES, ScheduleError, named
 from gdn_codegen.schedule.contract import Contract, ContractError
 
 FULL = "beta=sigmoid,g=raw,k=l2norm,q=l2norm"
@@ -103,7 +103,8 @@ def test_cores_that_share_no_memory(page, schedule):
 @pytest.mark.parametrize("partition", [None, "decay"])
 def test_warp_groups_load_tiles_and_scales(partition):
     sizes = {"C": 64, "K": 64, "V": 64}
-    p = lower(find("gated_delta_rule"), "tilelang", replace(SCHEDULES["walk"], partition=partition), sizes, "float16", "sm_90a",
+    plan = replace(named("walk", "sm_90a"), partition=partition)
+    p = lower(find("gated_delta_rule"), "tilelang", plan, sizes, "float16", "sm_90a",
               Contract.parse(FULL))
     loaded = {o.attr("tensor") for o in walk(p.kernels[-1].body) if o.kind == "load"}
     assert {"q", "k", "rq_ws", "rk_ws"} <= loaded and not {"g", "beta"} & loaded

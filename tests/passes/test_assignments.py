@@ -51,18 +51,18 @@ def test_the_passes_name_no_agent():
 @pytest.mark.parametrize("agents, schedule", [("two", "walk"), ("three", "walk"), ("three", "fused_walk"), ("six", "walk"),
                                               ("six", "fused_walk")])
 def test_assignments_from_outside_mean_the_page(agents, schedule, page):
-    means_the_page(find(page), replace(named(schedule), agents=agents, stages=1), "tilelang", "sm_90a")
+    means_the_page(find(page), replace(named(schedule, "sm_90a"), agents=agents, stages=1), "tilelang", "sm_90a")
 
 
 @pytest.mark.parametrize("page", [ssd, delta_net, dplr])
 @pytest.mark.parametrize("agents", ["three", "six"])
 def test_they_serve_other_members(agents, page):
-    means_the_page(page, replace(named("fused_walk"), agents=agents, stages=1), "tilelang", "sm_90a")
+    means_the_page(page, replace(named("fused_walk", "sm_90a"), agents=agents, stages=1), "tilelang", "sm_90a")
 
 
 @pytest.mark.parametrize("x, plan", [(TWO, "walk"), (THREE, "fused_walk"), (SIX, "fused_walk")])
 def test_agents_have_the_tasks_threads_and_registers_that_they_were_given(x, plan):
-    p = lowered(replace(named(plan), agents=x.name))
+    p = lowered(replace(named(plan, "sm_90a"), agents=x.name))
     k = walker(p)
     assert [(a.name, a.registers, a.slots) for a in k.agents] == [(a.name, a.registers, a.slots) for a in x.agents]
     assert [a.threads for a in k.agents] == [32 * (a.warps or 4) for a in x.agents]
@@ -75,7 +75,7 @@ def test_agents_have_the_tasks_threads_and_registers_that_they_were_given(x, pla
 
 def test_what_an_agent_reads_of_its_own_through_shared_memory_it_waits_for():
     """Its threads run side by side."""
-    p = lowered(replace(named("walk"), agents="two"))
+    p = lowered(replace(named("walk", "sm_90a"), agents="two"))
     own = [o for o in inside(p) if o.kind == "move" and o.agent == "compute"]
     assert own
     signals, waits = ({o.attr("channel") for o in inside(p) if o.kind == kind and o.agent == "compute"}
@@ -84,7 +84,7 @@ def test_what_an_agent_reads_of_its_own_through_shared_memory_it_waits_for():
 
 
 def test_tasks_come_from_the_graph():
-    p = pipelines.lower(find("gated_delta_rule").trace(), "tilelang", named("fused_walk"), SIZES, "float16", "sm_90a",
+    p = pipelines.lower(find("gated_delta_rule").trace(), "tilelang", named("fused_walk", "sm_90a"), SIZES, "float16", "sm_90a",
                         upto="accumulate")
     r = Tasks(p, p.kernels[1], 64)
     of = {o.out or f"{o.kind} {o.attr('tensor')}": task for o, task in r.of.items()}
@@ -97,8 +97,8 @@ def test_tasks_come_from_the_graph():
 
 def test_what_is_computed_from_an_inverse_alone_has_a_place():
     """Form wy: W and the offset of U do not wait for the state."""
-    means_the_page(find("gated_delta_rule"), replace(named("fused_walk"), form="wy"), "tilelang", "sm_90a")
-    p = lowered(replace(named("fused_walk"), form="wy"))
+    means_the_page(find("gated_delta_rule"), replace(named("fused_walk", "sm_90a"), form="wy"), "tilelang", "sm_90a")
+    p = lowered(replace(named("fused_walk", "sm_90a"), form="wy"))
     assert {o.agent for o in inside(p) if o.out == "U_offset"} == {"state"}
 
 
@@ -118,7 +118,7 @@ def _unchecked():
                         "a block has 1024 and 65536; with v_block=64 the state needs one warp group")])
 def test_an_assignment_that_does_not_fit_is_refused_in_words(agents, sizes, message):
     with pytest.raises(ScheduleError, match=message):
-        lowered(replace(named("fused_walk"), agents=agents), sizes={**SIZES, **sizes})
+        lowered(replace(named("fused_walk", "sm_90a"), agents=agents), sizes={**SIZES, **sizes})
 
 
 def test_a_schedule_names_an_assignment_that_is_known():
@@ -154,8 +154,9 @@ def test_what_is_no_assignment(agents, message):
 @pytest.mark.parametrize("value, what", [
     ("v", "a plain copy of a loaded value"), ("S", "a value that no op of the loop computes")])
 def test_a_store_of_what_no_agent_computes_is_refused_in_words(value, what):
-    p = lower(find("gated_delta_rule").trace(), "tilelang", named("fused_walk"), SIZES, "float16", "sm_90a", upto="decompose")
+    p = lower(find("gated_delta_rule").trace(), "tilelang", named("fused_walk", "sm_90a"), SIZES, "float16", "sm_90a",
+              upto="decompose")
     k = p.kernels[-1]
     body = map_ops(k.body, lambda o: [replace(o, args=(value,)) if o.kind == "store" and o.attr("tensor") == "o" else o])
     with pytest.raises(ScheduleError, match=f"o is {what}; warp groups cannot store those; let an earlier kernel store it"):
-        warp_groups(replace(p, kernels=(*p.kernels[:-1], replace(k, body=body))), named("fused_walk"), SM_90A)
+        warp_groups(replace(p, kernels=(*p.kernels[:-1], replace(k, body=body))), named("fused_walk", "sm_90a"), SM_90A)

@@ -9,14 +9,14 @@ from gdn_codegen.algorithms import find
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.passes.pipelines import lower
-from gdn_codegen.schedule import SCHEDULES
+from gdn_codegen.schedule import named
 from gdn_codegen.targets import find as find_target
 
 SIZES = {"C": 16, "K": 32, "V": 16}
 
 
 def lowered(schedule, dtype="float16", target="tilelang", arch=""):
-    return lower(find("gated_delta_rule").trace(), target, replace(SCHEDULES[schedule], partition="decay"), SIZES, dtype, arch)
+    return lower(find("gated_delta_rule").trace(), target, replace(named(schedule, arch), partition="decay"), SIZES, dtype, arch)
 
 
 def kinds(p):

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 from devices import lower_for
-from walks import OWN, PLANS, SIZES, SYNC, inside, lowered, walker
+from walks import OWN, PLANS, SIZES, SYNC, WALK, inside, lowered, walker
 
 from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, strictly_lower, unit_lower_inverse
@@ -162,20 +162,20 @@ def _unchecked():
     ("walk", {"V": 32}, "float16", r"carried values \(S\) have 32 rows; state takes 64, 128"),
     ("walk", {"V": 256}, "float16", "state takes 64, 128"),
     ("walk", {"K": 256}, "float16", "K and V of 64 or 128"), ("walk", {}, "float32", "accepted: float16, bfloat16"),
-    (replace(named("walk"), state_layout="kv"), {"K": 128, "V": 128}, "float16", "float16; .* state_layout='vk' has fewer such"),
+    (replace(WALK, state_layout="kv"), {"K": 128, "V": 128}, "float16", "float16; .* state_layout='vk' has fewer such"),
     (replace(OWN, kernels=(("G",), ("o", "S")), form="gate-free"), {}, "float16", "move D .* in float32; accepted: tiles"),
     (replace(OWN, kernels=(("G", "A"), ("o", "S"))), {"C": 128}, "float16", "aux would move A_f16 .* as 128 x 128 in float16"),
     ("fused", {}, "float16", "no rule for warp groups; let an earlier kernel")])
 def test_what_does_not_fit_says_what_does(plan, sizes, dtype, message):
     with pytest.raises(ScheduleError, match=message):
-        lowered(named(plan) if plan == "fused" else plan, sizes={**SIZES, **sizes}, dtype=dtype)
+        lowered(named(plan, "sm_90a") if plan == "fused" else plan, sizes={**SIZES, **sizes}, dtype=dtype)
 
 
 @pytest.mark.usefixtures("_unchecked")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_the_largest_fits_shared_memory(stages, dtype):
-    p = lowered(replace(named("walk"), stages=stages), sizes={"C": 64, "K": 128, "V": 128}, dtype=dtype)
+    p = lowered(replace(WALK, stages=stages), sizes={"C": 64, "K": 128, "V": 128}, dtype=dtype)
     assert walker(p).agents
 
 

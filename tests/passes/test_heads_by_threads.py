@@ -19,7 +19,8 @@ SIZES = {"C": 64, "K": 64, "V": 64}
 
 def lowered(schedule="staged", target="tilelang", arch="", accept="", **changes):
     contract = Contract.parse(accept) if accept else PLAIN
-    return lower(find("gated_delta_rule").trace(), target, replace(named(schedule), **changes), SIZES, "float16", arch, contract)
+    plan = replace(named(schedule, arch), **changes)
+    return lower(find("gated_delta_rule").trace(), target, plan, SIZES, "float16", arch, contract)
 
 
 def together(p):

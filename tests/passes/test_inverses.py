@@ -33,7 +33,7 @@ def around(schedule, page="gated_delta_rule", target="tilelang", dtype="float16"
     pipelines.observers.append(see)
     try:
         sizes = {**SIZES, "C": chunk, **({"K": 64, "V": 64} if arch else {})}
-        pipelines.lower(find(page).trace(), target, UNIT.get(schedule) or named(schedule), sizes, dtype, arch)
+        pipelines.lower(find(page).trace(), target, UNIT.get(schedule) or named(schedule, arch), sizes, dtype, arch)
     finally:
         pipelines.observers.remove(see)
     (both,) = seen

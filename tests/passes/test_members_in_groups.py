@@ -79,13 +79,13 @@ def skip(q, k, v, d, beta, S):
 @pytest.mark.parametrize("name", ["walk", pytest.param("fused_walk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page", [ssd_y, two_states, skip])
 def test_pages_with_other_names_states_and_paths(page, name):
-    means_the_page(page, replace(named(name), stages=1), "tilelang", "sm_90a")
+    means_the_page(page, replace(named(name, "sm_90a"), stages=1), "tilelang", "sm_90a")
 
 
 @pytest.mark.parametrize("name, changes", [("walk", {}), ("fused_walk", {"stages": 2})])
 @pytest.mark.parametrize("page", [ssd, delta_net, dplr])
 def test_walks_mean_the_page(page, name, changes):
-    means_the_page(page, replace(named(name), **changes), "tilelang", "sm_90a")
+    means_the_page(page, replace(named(name, "sm_90a"), **changes), "tilelang", "sm_90a")
 
 
 def lowered(page, plan, size=128):
@@ -103,17 +103,17 @@ def _unchecked():
 @pytest.mark.parametrize("name", ["walk", pytest.param("fused_walk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page, stages", [(ssd, 2), (delta_net, 2), (dplr, 1)])
 def test_walks_of_128_rows_are_emitted(page, name, stages):
-    p = lowered(page, replace(named(name), stages=stages))
+    p = lowered(page, replace(named(name, "sm_90a"), stages=stages))
     assert [bool(k.agents) for k in p.kernels] == [False, True]
     assert all(x.name in text.body for k, text in zip(p.kernels, tilelang.emit(p, "bthd"), strict=True) for x in k.buffers)
 
 
 @pytest.mark.usefixtures("_unchecked")
 def test_tiles_of_more_rows_than_a_group_holds_go_to_those_who_hold_them():
-    (walk,) = loops(lowered(ssd, named("walk")).kernels[1].body)
+    (walk,) = loops(lowered(ssd, named("walk", "sm_90a")).kernels[1].body)
     tall = [o for o in walk.body if o.kind in ("cast", "mul", "matmul") and o.type.dims[0] == "V"]
     assert tall and {o.agent for o in tall} == {"state"}
-    (walk,) = loops(lowered(ssd, named("walk"), 64).kernels[1].body)
+    (walk,) = loops(lowered(ssd, named("walk", "sm_90a"), 64).kernels[1].body)
     assert {o.agent for o in walk.body if o.kind == "cast" and o.type.dims == ("V", "C")} == {"aux", "state"}
 
 
@@ -122,8 +122,8 @@ def test_tiles_of_more_rows_than_a_group_holds_go_to_those_who_hold_them():
 def test_too_large_a_walk_names_values_and_bytes(name, stages, hint):
     size = stages * 16384
     with pytest.raises(ScheduleError, match=rf"shared has 232448 bytes, \d+ are needed: a {size}, .*b {size}, .*; {hint}"):
-        lowered(dplr, replace(named(name), stages=stages))
-    lowered(dplr, replace(named(name), stages=1))
+        lowered(dplr, replace(named(name, "sm_90a"), stages=stages))
+    lowered(dplr, replace(named(name, "sm_90a"), stages=1))
 
 
 MEMBERS = [ssd, ssd_y, delta_net, dplr, two_states, find("simple_gla"), find("gated_delta_rule")]
@@ -141,7 +141,7 @@ REFUSED = {(64, 128, 256): "carried values .* have 256 rows; state takes 64, 128
 @pytest.mark.parametrize("page", MEMBERS, ids=lambda p: p.name)
 def test_every_size_builds_or_is_refused_in_words(page, name):
     def lower_for(c, k, v, **changes):
-        plan = replace(named(name), stages=1, **changes)
+        plan = replace(named(name, "sm_90a"), stages=1, **changes)
         return pipelines.lower(page.trace(), "tilelang", plan, {"C": c, "K": k, "V": v}, "bfloat16", "sm_90a")
 
     for k in (64, 128):
@@ -157,9 +157,9 @@ def test_every_size_builds_or_is_refused_in_words(page, name):
 @pytest.mark.parametrize("name", ["walk", pytest.param("fused_walk", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page", [x for x in MEMBERS if x is not two_states], ids=lambda p: p.name)
 def test_parts_build_or_are_refused_in_words(page, name):
-    p = lowered(page, replace(named(name), partition="exact", stages=1))
+    p = lowered(page, replace(named(name, "sm_90a"), partition="exact", stages=1))
     assert [k.grid for k in p.kernels if k.agents] == ["parts"]
-    plan = replace(named(name), partition="decay", stages=1)
+    plan = replace(named(name, "sm_90a"), partition="decay", stages=1)
     if page.trace().forgets:
         lowered(page, plan)
     else:

@@ -7,8 +7,6 @@ import torch
 from reference import expected, in_form, problem, rms_error
 
 from gdn_codegen.algorithms import find
-from gdn_codegen.devices import HOPPER
-from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.builder import algorithm, carried, exp
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
@@ -18,8 +16,9 @@ from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.passes.storage import shared_buffers
 from gdn_codegen.passes.storage.stored_values import StoredValues
 from gdn_codegen.prove.storage import OverwrittenError
-from gdn_codegen.schedule import SCHEDULES, Schedule, ScheduleError, named
-from gdn_codegen.schedule.schedule import FORMS
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.schedule import SCHEDULES, Schedule, ScheduleError, changes, named, varied
+from gdn_codegen.schedule.schedule import FORMS, VARIANTS
 from gdn_codegen.targets import OWN
 
 SIZES = {"C": 32, "K": 16, "V": 32}
@@ -193,18 +192,29 @@ def test_a_form_that_does_not_apply_is_an_error(form):
         rewrite(linear.trace(), Schedule("bad", (("S",),), form=form))
 
 
-def test_what_was_loaded_is_multiplied_apart_unless_the_device_has_it_joined():
+def test_a_named_schedule_may_have_a_variant_for_an_architecture():
+    """Elsewhere what was loaded is multiplied apart."""
     p = find("gated_delta_rule").trace()
-    plans = [named("walk").adapted(p, device.joined) for device in (HOPPER, SM_90A)]
+    plans = [named("walk", arch).adapted(p) for arch in ("", "sm_90a")]
     products = [{o.out: o.args for o in walk(rewrite(p, s).kernels[0].body) if o.kind == "matmul"} for s in plans]
     assert products[0]["U_offset"] == ("Tinv_scaled", "v") and "U_offset" not in products[1]
     assert len(products[0]) == len(products[1]) + 1
     assert [s.form for s in plans] == ["split", "unit"] and plans[1].kernels[0] == ("@gate_sum", "@inverse", "@gate")
-    own = replace(named("walk"), kernels=(("G", "Tinv"), ("o", "S")))
-    assert own.adapted(p, True) == own
-    assert replace(named("fused_walk"), form="direct").adapted(p, True).form == "direct"
+    assert [Build("tilelang", schedule="walk", arch=arch).plan for arch in ("", "sm_90a")] == plans
+    assert varied("walk", "sm_90a", stages=3) == replace(plans[1], stages=3) and changes(plans[1], "sm_90a") == {}
+    assert changes(plans[0], "sm_90a") == {"kernels": plans[0].kernels, "form": "split"}
+    assert all(x.name == n for (n, _), x in VARIANTS.items())
+
+
+def test_a_schedule_of_ones_own_is_taken_as_written():
+    """On sm_90a too, where groups and form are those of a named schedule that has a variant there."""
+    own = replace(named("walk"), name="own")
+    p = lower(find("gated_delta_rule").trace(), "tilelang", own, {"C": 64, "K": 64, "V": 64}, "float16", "sm_90a")
+    assert [k.name for k in p.kernels] == ["G_Tinv_scaled", "o_S"]
     gla = find("simple_gla").trace()
-    assert named("walk").adapted(gla, True) == replace(named("walk"), form="direct")
+    assert named("walk").adapted(gla) == replace(named("walk"), form="direct")
+    named_values = replace(own, kernels=(("G",), ("o", "S")))
+    assert named_values.adapted(gla) == named_values
 
 
 @pytest.mark.parametrize("groups, waiting", [((("G", "beta"), ("o", "S")), []), ((("G", "Tinv_below", "beta"), ("o", "S")), []),

@@ -10,12 +10,13 @@ SIZES = {"C": 64, "K": 64, "V": 64}
 SYNC = ("wait", "signal", "fence", "drain")
 OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state_layout="vk")
 #: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
-PLANS = {"walk": named("walk"), "stages": replace(named("walk"), stages=3), "columns": replace(named("walk"), v_block=64),
+WALK, FUSED_WALK = named("walk", "sm_90a"), named("fused_walk", "sm_90a")
+PLANS = {"walk": WALK, "stages": replace(WALK, stages=3), "columns": replace(WALK, v_block=64),
          "own": OWN, "direct": replace(OWN, form="direct"),
          "unit": replace(OWN, form="unit"),
-         "warm_up": replace(named("walk"), partition="decay", warm_up="state"), "fused_walk": named("fused_walk"),
-         "fused_warm_up": replace(named("fused_walk"), partition="decay", warm_up="state"),
-         "longest": replace(named("walk"), partition="decay", warm_up="all", longest_first=True)}
+         "warm_up": replace(WALK, partition="decay", warm_up="state"), "fused_walk": FUSED_WALK,
+         "fused_warm_up": replace(FUSED_WALK, partition="decay", warm_up="state"),
+         "longest": replace(WALK, partition="decay", warm_up="all", longest_first=True)}
 
 
 def lowered(plan="walk", page="gated_delta_rule", sizes=SIZES, dtype="float16", upto=""):

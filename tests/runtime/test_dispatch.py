@@ -16,10 +16,10 @@ from gdn_codegen.schedule.contract import PLAIN, Contract
 
 H200 = ("NVIDIA H200", "sm_90 x 132", "sm_90")
 BASE = Build("tilelang")
-PARTS = Build("tilelang", schedule=varied("walk", partition="decay", part_chunks=32), arch="sm_90a")
+PARTS = Build("tilelang", schedule=varied("walk", "sm_90a", partition="decay", part_chunks=32), arch="sm_90a")
 #: The same of another class: the length of parts was measured for its own.
 ANY_PARTS = replace(PARTS, schedule=replace(PARTS.plan, part_chunks=0))
-STAGES = Build("tilelang", schedule=varied("walk", stages=3), arch="sm_90a")
+STAGES = Build("tilelang", schedule=varied("walk", "sm_90a", stages=3), arch="sm_90a")
 LONG = Extent(16, 16, 1, 32768)
 
 
@@ -294,7 +294,8 @@ def test_a_users_table_serves_the_op_from_its_second_start(tmp_path, monkeypatch
 # --- schedules with changed fields -----------------------------------------------------------------------------------
 def test_names_and_commands_tell_changed_fields_apart(tmp_path):
     from gdn_codegen.cli import main
-    assert changes(PARTS.plan) == {"partition": "decay", "part_chunks": 32} and changes(replace(PARTS.plan, name="mine")) == {}
+    assert changes(PARTS.plan, "sm_90a") == {"partition": "decay", "part_chunks": 32}
+    assert changes(replace(PARTS.plan, name="mine")) == {}
     assert PARTS.name == "gdn_c64_bthd_decay32_sm90a" and STAGES.name == "gdn_c64_bthd_walk_stages3_sm90a"
     assert main(["build", "--target", "triton", "--set", "v_block=32", "--set", "inverse=doubling", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.rglob("*.py")

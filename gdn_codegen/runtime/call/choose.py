@@ -17,7 +17,7 @@ import torch
 from ...devices import HOPPER
 from ...ir.core import Program, loops, walk
 from ...ir.types import BYTES
-from ...schedule import Schedule, ScheduleError, varied
+from ...schedule import Schedule, ScheduleError, named, varied
 from ...schedule.contract import PLAIN, Contract
 from ...targets import find
 from ...targets import names as targets
@@ -170,11 +170,11 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
     if arch in b.of.archs:
         if few and partitions():
             if shared == 1 and shape_class[-1] >= LONG:
-                yield (replace(b, schedule=varied(WHOLE[arch], partition="decay"), arch=arch),
+                yield (replace(b, schedule=varied(WHOLE[arch], arch, partition="decay"), arch=arch),
                        "walks fill at most half of the GPU, and are long")
-            plan = varied(DEFAULTS[arch], partition="decay", value_heads=several(shared))
+            plan = varied(DEFAULTS[arch], arch, partition="decay", value_heads=several(shared))
             yield replace(b, schedule=plan, arch=arch), "walks fill at most half of the GPU"
-        for plan in (varied(WHOLE[arch]), varied(DEFAULTS[arch], value_heads=several(shared))):
+        for plan in (named(WHOLE[arch], arch), varied(DEFAULTS[arch], arch, value_heads=several(shared))):
             yield replace(b, schedule=plan, arch=arch), f"made for {arch}"
     n = chunk or next(iter(INSTANCES))
     if b.target == "triton" and few is not None and max(b.head_dim_k, b.head_dim_v) <= SPLIT and n in INSTANCES:

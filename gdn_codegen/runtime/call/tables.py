@@ -112,7 +112,7 @@ def as_json(r: Row) -> dict[str, Any]:
 def choice_json(b: Build, table: str = "") -> dict[str, Any]:
     """The JSON of a chosen build. Its schedule is a named one with changed fields."""
     target = {"target": b.target} if table == DECODE else {}
-    return {**target, "schedule": b.plan.name, "set": changes(b.plan), "chunk": b.chunk, "arch": b.arch}
+    return {**target, "schedule": b.plan.name, "set": changes(b.plan, b.arch), "chunk": b.chunk, "arch": b.arch}
 
 
 def chosen(about: dict[str, Any], choice: dict[str, Any], table: str) -> Build:
@@ -121,7 +121,7 @@ def chosen(about: dict[str, Any], choice: dict[str, Any], table: str) -> Build:
     fields = dict(choice["set"])
     if "kernels" in fields:  # JSON has lists
         fields["kernels"] = tuple(map(tuple, fields["kernels"]))
-    schedule = varied(choice["schedule"], **fields) if fields else choice["schedule"]
+    schedule = varied(choice["schedule"], choice["arch"], **fields) if fields else choice["schedule"]
     return Build(target, schedule=schedule, chunk=choice["chunk"], arch=choice["arch"], **about)
 
 
