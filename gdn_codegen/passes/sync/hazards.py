@@ -1,72 +1,58 @@
-"""hazards: the memory during a traversal of a kernel's trace. `Memory` tells which earlier op conflicts with an op: both access
-the same bytes, and one of them writes.
+"""hazards: which earlier ops each op of a trace conflicts with: both access the same bytes, and one of them writes.
+
+This follows from the trace alone. Once a write has waited for all ops that it conflicts with, those whose bytes it covers need
+no further attention: an op that conflicts with one of them conflicts with the write, too. So only the accesses since then are
+kept.
 """
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from .accesses import Access, Path
-from .trace import Range, Step
+from .accesses import Access
+
+#: low, high, write, pipe: bytes of a space, whether they are written, and the pipe that accesses them.
+Range = tuple[int, int, bool, int]
 
 
-class Record(NamedTuple):
-    """An access that has happened. number: of the op on its pipe. clock: what is complete after the op. time: the order of all
-    ops, signals and waits."""
+class Use(NamedTuple):
+    """An access of an op. step: the number of the op's step in the trace."""
 
     access: Access
-    step: Step
-    number: int
-    clock: list[int]
-    time: int
+    step: int
+    pipe: int
 
 
 class Memory:
-    """The accesses to each space so far, without those that later writes make unimportant.
-
-    needed: the barriers of unordered pipes that are the only order between two ops.
-    """
+    """The accesses to each space so far that later ops may conflict with. By space and range, since most ranges overlap few
+    others."""
 
     def __init__(self) -> None:
-        #: By space and range. Most ranges overlap few others.
-        self.records: dict[str, dict[Range, list[Record]]] = defaultdict(lambda: defaultdict(list))
-        self.barriers: dict[int, list[tuple[int, Path]]] = {}  # unordered pipe -> number of ops before a barrier, its place
-        self.needed: set[Path] = set()
+        self.uses: dict[str, dict[Range, list[Use]]] = defaultdict(lambda: defaultdict(list))
 
-    def record(self, step: Step, clock: list[int], time: int) -> None:
+    def conflicts(self, accesses: Sequence[Access], pipe: int) -> tuple[tuple[Use, ...], tuple[int, ...]]:
+        """The uses that conflict with an op on `pipe` that has these accesses: the latest use of each pipe, latest first. Its
+        ops complete in order as far as others know them, so the latest stands for all. And the steps of all ops of `pipe`
+        itself that conflict."""
+        latest: dict[int, Use] = {}
+        own: list[int] = []
+        for a in accesses:
+            ranges = self.uses[a.space]
+            for at in [x for x in ranges if x[0] < a.high and a.low < x[1] and (a.write or x[2])]:
+                found = ranges[at]
+                use = found[-1]
+                if use.pipe not in latest or use.step > latest[use.pipe].step:
+                    latest[use.pipe] = use
+                if use.pipe == pipe:
+                    own += [x.step for x in found]
+                if a.write and a.low <= at[0] and at[1] <= a.high:
+                    del ranges[at]
+        return tuple(sorted(latest.values(), key=lambda x: -x.step)), tuple(own)
+
+    def record(self, accesses: Sequence[Access], step: int, pipe: int) -> None:
         """Note the accesses of an op."""
-        for a, at in step.accesses:
-            self.records[a.space][at].append(Record(a, step, clock[step.pipe], clock, time))
-
-    def latest(self, step: Step, known: list[int]) -> Record | None:
-        """The latest access that conflicts with an access of `step` and whose op is not known to be complete. known: the clock
-        of the pipe of `step`."""
-        found: Record | None = None
-        barriers = self.barriers.get(step.pipe, [])
-        if barriers and barriers[-1][1] in self.needed:
-            barriers = []
-        for a, (low, high, write, _) in step.accesses:
-            ranges = self.records[a.space]
-            for at in [x for x in ranges if x[0] < high and low < x[1] and (write or x[2])]:
-                records, pipe = ranges[at], at[3]
-                if pipe == step.pipe and barriers:
-                    self.note(barriers, records)
-                if known[pipe] < records[-1].number and (found is None or records[-1].time > found.time):
-                    found = records[-1]
-                if write and low <= at[0] and at[1] <= high:
-                    # Every later op that conflicts with a completed one conflicts with this write, too.
-                    ranges[at] = [r for r in records if known[pipe] < r.number]
-                    if not ranges[at]:
-                        del ranges[at]
-        return found
-
-    def note(self, barriers: list[tuple[int, Path]], records: list[Record]) -> None:
-        """Add the last of the barriers to `needed` if it alone comes between one of the records and the next op of the pipe."""
-        before, (last, path) = barriers[-2][0] if barriers[1:] else -1, barriers[-1]
-        if any(before < r.number <= last for r in records):
-            self.needed.add(path)
-
-    def last_within(self, path: Path, pipe: int) -> Record:
-        """The last record of a pipe in the statement at `path`."""
-        return max((r for ranges in self.records.values() for records in ranges.values() for r in records
-                    if r.step.pipe == pipe and r.step.path[:len(path)] == path), key=lambda r: r.number)
+        for a in accesses:
+            found = self.uses[a.space][a.low, a.high, a.write, pipe]
+            if not found or found[-1].step != step:  # an op may read a value twice
+                found.append(Use(a, step, pipe))

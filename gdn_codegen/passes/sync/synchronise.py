@@ -75,7 +75,7 @@ def derive(trace: Trace, drains: dict[Place, list[str]]) -> Traversal:
     covered = [x for x in found.waits.pairs if x.wait in trace.loops]
     for x in covered:
         found = _shorter(found, found.waits.without(pair=x))
-    for path in sorted(found.waits.pipe_barriers - found.memory.needed):
+    for path in sorted(found.waits.pipe_barriers - found.needed):
         found = _shorter(found, found.waits.without(barrier=path))
     return found
 

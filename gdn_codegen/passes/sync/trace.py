@@ -1,5 +1,5 @@
-"""trace: a kernel's instructions in program order, with loops unrolled, for `synchronise`. Each step has the bytes that its op
-accesses in that iteration. All traversals share it.
+"""trace: a kernel's instructions in program order, with loops unrolled, for `synchronise`. Each step has the earlier ops that its
+op conflicts with in that iteration. All traversals share it.
 """
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ...devices import Cores
 from ...ir.core import Kernel, Loop, Op, Stmt, loops
 from .accesses import Access, Counts, Path, pipe_of
 from .clocks import Pipes
+from .hazards import Memory, Use
 
 #: For each loop, its numbers of iterations, which are used in turn. They cover all cases: three (the first of two slots is used
 #: again), two (the second slot is used last), none, one.
@@ -16,16 +17,14 @@ NESTED = {"item": [5], "chunk": [3, 2, 2, 0, 1]}
 #: The same for a kernel with at most one loop. With two slots, an op conflicts with ops of the two iterations before.
 FLAT = {"item": [3], "chunk": [3]}
 Iteration = tuple[int, ...]  # the iteration of each loop around a statement, outermost first
-#: low, high, write, pipe: bytes of a space, whether they are written, and the pipe that accesses them.
-Range = tuple[int, int, bool, int]
 
 
 @dataclass(frozen=True)
 class Step:
     """An instruction, or the begin or the end of a loop. kind: "op", "begin" or "end".
 
-    pipe: the number of the pipe that runs the op. accesses: what it accesses in this iteration.
-    times: at the end of a loop, the number of its iterations.
+    pipe: the number of the pipe that runs the op. conflicts: the latest use of each pipe that must come before the op, latest
+    first. own: the steps of all such ops of the op's own pipe. times: at the end of a loop, the number of its iterations.
     """
 
     kind: str
@@ -33,7 +32,8 @@ class Step:
     iteration: Iteration
     op: Op | None = None
     pipe: int = -1
-    accesses: tuple[tuple[Access, Range], ...] = ()
+    conflicts: tuple[Use, ...] = ()
+    own: tuple[int, ...] = ()
     times: int = 0
 
     @property
@@ -49,7 +49,7 @@ class Trace:
         self.kernel, self.device, self.pipes = k, device, Pipes(device)
         self.loops: dict[Path, str] = {}
         self.steps: list[Step] = []
-        self._accesses = accesses
+        self._accesses, self._memory = accesses, Memory()
         self._trips = NESTED if len(list(loops(k.body))) > 1 else FLAT
         self._met: dict[str, int] = {}
         self._counts: Counts = {}
@@ -70,10 +70,10 @@ class Trace:
             if pipe is None:  # no instruction
                 continue
             n = self.pipes.number[pipe]
-            used: dict[tuple[str, Range], Access] = {}  # an op may read a value twice
-            for a in (x.at(self._counts) for x in self._accesses[at]):
-                used.setdefault((a.space, (a.low, a.high, a.write, n)), a)
-            self.steps.append(Step("op", at, iteration, s, n, tuple((a, where) for (_, where), a in used.items())))
+            used = [x.at(self._counts) for x in self._accesses[at]]
+            conflicts, own = self._memory.conflicts(used, n)
+            self._memory.record(used, len(self.steps), n)
+            self.steps.append(Step("op", at, iteration, s, n, conflicts, own))
 
     def _loop(self, s: Loop, at: Path, iteration: Iteration) -> None:
         """Add the steps of a loop."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .accesses import Path
 from .clocks import Clocks
-from .hazards import Memory, Record
+from .hazards import Use
 from .trace import Step, Trace
 from .waits import Pair, Place, Waits
 
@@ -34,11 +34,17 @@ class Wait(NamedTuple):
 
 
 class Traversal:
-    """One traversal of the trace. adds: whether it adds what is missing. If not, it ends there."""
+    """One traversal of the trace. adds: whether it adds what is missing. If not, it ends there.
+
+    needed: the barriers of unordered pipes that are the only order between two ops.
+    """
 
     def __init__(self, trace: Trace, waits: Waits, adds: bool = True) -> None:
         self.trace, self.waits, self.adds = trace, waits, adds
-        self.clocks, self.memory, self.time, self.whole = Clocks(trace.pipes), Memory(), 0, True
+        self.clocks, self.time, self.whole = Clocks(trace.pipes), 0, True
+        self.done: list[list[int]] = []  # for each step so far, what is complete after its op
+        self.barriers: dict[int, list[tuple[int, Path]]] = {}  # unordered pipe -> number of ops before a barrier, its place
+        self.needed: set[Path] = set()
         self.sets: dict[Pair, list[Set]] = {}
         self.taken: dict[Pair, list[Wait]] = {}
         self.queue: dict[Pair, deque[list[int]]] = {}  # what the signals say that no wait has taken yet
@@ -49,12 +55,8 @@ class Traversal:
             if s.kind != "end":
                 self.before(s)
             if s.kind == "begin":
-                self.drain(("before", s.path))
-                for x in self.waits.initial_signals_of_loop.get(s.path, ()):
-                    for n in range(x.distance):
-                        self.signal(x, ("before", s.path), n)
-                continue
-            if s.kind == "end":
+                self.begin(s.path)
+            elif s.kind == "end":
                 for x in self.waits.initial_signals_of_loop.get(s.path, ()):
                     for n in range(x.distance):
                         self.wait(x, s.times + n)
@@ -62,8 +64,18 @@ class Traversal:
                 self.order(s)
                 if not (self.whole or self.adds):
                     return False
-            self.after(s)
+            self.done.append(self.clocks.run(s.pipe) if s.kind == "op" else [])
+            if s.kind != "begin":
+                self.after(s)
         return self.whole
+
+    def begin(self, loop: Path) -> None:
+        """Apply the barriers over agents and the signals before a loop."""
+        place = "before", loop
+        self.drain(place)
+        for x in self.waits.initial_signals_of_loop.get(loop, ()):
+            for n in range(x.distance):
+                self.signal(x, place, n)
 
     def before(self, s: Step) -> None:
         """Apply the waits and the barriers of unordered pipes before a statement."""
@@ -72,7 +84,7 @@ class Traversal:
         if s.path in self.waits.pipe_barriers:
             for i in self.trace.pipes.unordered:
                 self.clocks.barrier(i)
-                self.memory.barriers.setdefault(i, []).append((self.clocks.issued[i], s.path))
+                self.barriers.setdefault(i, []).append((self.clocks.issued[i], s.path))
 
     def after(self, s: Step) -> None:
         """Apply the barriers over agents and the signals after a statement."""
@@ -101,43 +113,57 @@ class Traversal:
         self.taken.setdefault(x, []).append(Wait(self.time, number, self.clocks.run(x.dst)[x.dst]))
 
     def order(self, s: Step) -> None:
-        """Issue the op of `s`, after all earlier ops that conflict with it."""
-        while (r := self.memory.latest(s, self.clocks.start(s.pipe))) is not None:
-            self.whole = False
-            if not self.adds:
-                return
-            self.add(r, s)
-        self.time += 1
-        self.memory.record(s, self.clocks.run(s.pipe), self.time)
+        """Order all earlier ops that conflict with the op of `s` before it."""
+        self.note(s)
+        for use in s.conflicts:
+            if self.clocks.start(s.pipe)[use.pipe] < self.done[use.step][use.pipe]:
+                self.whole = False
+                if not self.adds:
+                    return
+                self.add(use, s)
 
-    def add(self, r: Record, s: Step) -> None:
-        """Order the op of `r` before `s`. Within an unordered pipe, that is a barrier. Otherwise, it is a pair."""
-        if r.step.pipe == s.pipe:
+    def note(self, s: Step) -> None:
+        """Add the last barrier of the pipe of `s` to `needed` if it alone comes between the op and one that it conflicts with."""
+        barriers = self.barriers.get(s.pipe, [])
+        if barriers and barriers[-1][1] not in self.needed:
+            before, (last, path) = barriers[-2][0] if barriers[1:] else -1, barriers[-1]
+            if any(before < self.done[n][s.pipe] <= last for n in s.own):
+                self.needed.add(path)
+
+    def add(self, use: Use, s: Step) -> None:
+        """Order the op of `use` before `s`. Within an unordered pipe, that is a barrier. Otherwise, it is a pair."""
+        if use.pipe == s.pipe:
             self.waits.pipe_barriers.add(s.path)
             self.clocks.barrier(s.pipe)
             return
-        x = pair(self.trace, r, s)
+        x = pair(self.trace, use, s)
         self.waits.add(x)
         # In this traversal the pair had no signal in earlier iterations, so apply now what it would say. The next one has all.
-        last = self.memory.last_within(x.signal, x.src) if len(x.signal) < len(r.step.path) else r
-        self.clocks.learn(x.dst, last.clock)
+        self.clocks.learn(x.dst, self.done[self.last_within(x.signal, x.src)])
+
+    def last_within(self, path: Path, pipe: int) -> int:
+        """The number of the last step so far that ran an op of a pipe in the statement at `path`."""
+        steps = self.trace.steps
+        return next(n for n in reversed(range(len(self.done)))
+                    if steps[n].pipe == pipe and steps[n].path[:len(path)] == path)
 
 
-def pair(trace: Trace, r: Record, s: Step) -> Pair:
-    """The pair that orders the op of `r` before `s`, in the innermost body that contains both."""
+def pair(trace: Trace, use: Use, s: Step) -> Pair:
+    """The pair that orders the op of `use` before `s`, in the innermost body that contains both."""
+    r = trace.steps[use.step]
     iteration: Path | None = None
     depth = distance = 0  # depth: of that body
-    x, y = r.step.path, s.path
+    x, y = r.path, s.path
     while x[depth] == y[depth] and depth < len(x) - 1 and depth < len(y) - 1:
-        distance = s.iteration[depth] - r.step.iteration[depth]
+        distance = s.iteration[depth] - r.iteration[depth]
         depth += 1
         if distance:
             iteration = x[:depth]  # the two ops are in different iterations of this loop
             break
     signal, pipes, o = x[:depth + 1], trace.pipes, s.op
-    crosses = pipes.names[r.step.pipe][0] != pipes.names[s.pipe][0]
+    crosses = pipes.names[r.pipe][0] != pipes.names[s.pipe][0]
     loop = trace.loop(signal)
-    slots = r.access.slots if loop == r.access.loop else 1
-    why = f"{r.access.value} -> {o.out or o.kind}" if o else ""
-    return Pair(r.step.pipe, pipes.issuer[s.pipe] if crosses else s.pipe, signal, y[:depth + 1], iteration, loop, why, crosses,
+    slots = use.access.slots if loop == use.access.loop else 1
+    why = f"{use.access.value} -> {o.out or o.kind}" if o else ""
+    return Pair(r.pipe, pipes.issuer[s.pipe] if crosses else s.pipe, signal, y[:depth + 1], iteration, loop, why, crosses,
                 slots, min(distance, slots))
