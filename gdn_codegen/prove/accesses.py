@@ -11,32 +11,53 @@ passes/sync/accesses.py computes the same for the passes. The two are separate c
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
+from typing import Any, NamedTuple, TypeVar
 
 from ..devices import Cores
 from ..ir.core import Buffer, Kernel, Op, Program, Stmt, loops, rings, walk
 from ..ir.types import BYTES
 
+T = TypeVar("T")
 #: Index of a loop -> its current iteration; after the loop, the number of its iterations.
 Iterations = dict[str, int]
 
 
-@dataclass(frozen=True)
-class Range:
-    """The bytes [low, high) of a memory space, or tiles of a channel, that an op reads or writes. value: the value they belong
-    to."""
+class Bytes(NamedTuple):
+    """The bytes [low, high) of a memory space, or tiles of a channel."""
 
     space: str
     low: int
     high: int
+
+    def overlaps(self, other: Bytes) -> bool:
+        """Whether both have some byte."""
+        return self.space == other.space and self.low < other.high and other.low < self.high
+
+    def covers(self, other: Bytes) -> bool:
+        """Whether these bytes contain the others, which overlap them."""
+        return self.low <= other.low and other.high <= self.high
+
+
+class Range(NamedTuple):
+    """Bytes that an op reads or writes. value: the value they belong to."""
+
+    bytes: Bytes
     write: bool
     value: str
 
-    def covers(self, other: Range) -> bool:
-        """Whether this range contains the other range."""
-        return self.low <= other.low and other.high <= self.high
+
+class Tiles(NamedTuple):
+    """What an op reads or writes in each iteration: `ranges` in rotation, starting `ahead` of the iteration of `loop`."""
+
+    ranges: tuple[Range, ...]
+    loop: str = ""
+    ahead: int = 0
+
+    def used(self, at: Iterations) -> Range:
+        """The range of an iteration."""
+        return self.ranges[(at.get(self.loop, 0) + self.ahead) % len(self.ranges)]
 
 
 def is_instruction(o: Op) -> bool:
@@ -63,27 +84,21 @@ class Memory:
             for c in lp.carried:
                 self.home[c.name] = self.home[c.result] = self.home[c.init]
         self.rotation = rings(k)
-        self.fixed: dict[Op, list[Range]] = {}  # what ops use that use the same in every iteration
 
-    def used(self, o: Op, loop: str, at: Iterations) -> list[Range]:
-        """The ranges that the instruction `o` uses in iteration `at`. loop: its innermost loop."""
-        if o in self.fixed:
-            return self.fixed[o]
-        rotates = o.out in self.rotation or any(x in self.rotation for a in o.args for x in self.parts(a))
-        out = [self.tile(self.buffers[self.home[x]], x, at, False) for a in o.args for x in self.parts(a)]
+    def used(self, o: Op, loop: str) -> list[Tiles]:
+        """What the instruction `o` uses. loop: its innermost loop."""
+        out = [self.tile(self.buffers[self.home[x]], x, False) for a in o.args for x in self.parts(a)]
         if o.buffer:
-            out.append(self.tile(self.buffers[o.buffer], o.out, at, True))
+            out.append(self.tile(self.buffers[o.buffer], o.out, True))
         scratch = self.buffers.get(f"{o.out}_scratch")
         if scratch is not None:
-            out.append(self.tile(scratch, scratch.name, at, True))
+            out.append(self.tile(scratch, scratch.name, True))
         if any(a in self.made and self.made[a].kind == "col" for a in o.args):
-            out.append(Range(*self.column, write=True, value="scratch of a column"))
+            out.append(Tiles((Range(Bytes(*self.column), True, "scratch of a column"),)))
         tensor = o.attr("tensor") if o.kind in ("load", "store") else None
         if tensor in self.channels:
-            slot = (at.get(loop, 0) + o.attr("ahead", 0)) % self.channels[tensor]
-            out.append(Range(tensor, slot, slot + 1, o.kind == "store", tensor))
-        elif not rotates:
-            self.fixed[o] = out
+            tiles = tuple(Range(Bytes(tensor, n, n + 1), o.kind == "store", tensor) for n in range(self.channels[tensor]))
+            out.append(Tiles(tiles, loop, o.attr("ahead", 0)))
         return out
 
     def parts(self, a: str) -> Iterator[str]:
@@ -95,36 +110,45 @@ class Memory:
             for x in self.made[a].args:
                 yield from self.parts(x)
 
-    def tile(self, b: Buffer, value: str, at: Iterations, write: bool) -> Range:
-        """The bytes of a buffer. If it has several slots: the bytes of the slot of `value` in this iteration."""
-        size, low = prod(b.shape) * BYTES[b.dtype], b.offset
-        if b.slots > 1 and value in self.rotation:
-            loop, ahead = self.rotation[value]
-            low += (at.get(loop, 0) + ahead) % b.slots * size
-        return Range(b.space, low, low + size, write, value)
+    def tile(self, b: Buffer, value: str, write: bool) -> Tiles:
+        """The bytes of a buffer. If it has several slots: the bytes of the slot of `value` in each iteration."""
+        size = prod(b.shape) * BYTES[b.dtype]
+        rotates = b.slots > 1 and value in self.rotation
+        ranges = tuple(Range(Bytes(b.space, b.offset + n * size, b.offset + (n + 1) * size), write, value)
+                       for n in range(b.slots if rotates else 1))
+        return Tiles(ranges, *self.rotation[value]) if rotates else Tiles(ranges)
 
 
-def unrolled(k: Kernel, trips: Mapping[str, Sequence[int]]) -> Iterator[tuple[Op, str, Iterations]]:
-    """The ops of `k` in program order, with loops unrolled: (op, innermost loop, iterations).
+def unrolled(k: Kernel, trips: Mapping[str, Sequence[int]], each: Callable[[Op, str], T]) -> Iterator[tuple[T, Iterations]]:
+    """The ops of `k` in program order, with loops unrolled: (what `each` makes of the op, iterations).
 
-    trips: index of a loop -> the number of its iterations for each execution of the loop, used in rotation.
+    trips: index of a loop -> the number of its iterations for each execution of the loop, used in rotation. each: called once
+    for each op, with the op and its innermost loop.
     """
     met: dict[str, int] = {}
     at: Iterations = {}
 
-    def each(body: tuple[Stmt, ...], loop: str) -> Iterator[tuple[Op, str, Iterations]]:
+    def made(body: tuple[Stmt, ...], loop: str) -> list[Any]:
+        """What `each` makes of the ops of a body; for a loop, its index and the same of its body."""
+        return [each(s, loop) if isinstance(s, Op) else _Loop(s.index, made(s.body, s.index)) for s in body]
+
+    def run(body: list[Any]) -> Iterator[tuple[T, Iterations]]:
         """The ops of a body, including those in loops."""
         for s in body:
-            if isinstance(s, Op):
-                yield s, loop, at
+            if not isinstance(s, _Loop):
+                yield s, at
                 continue
-            n = met[s.index] = met.get(s.index, -1) + 1
-            times = trips[s.index][n % len(trips[s.index])]
+            n = met[s.over] = met.get(s.over, -1) + 1
+            times = trips[s.over][n % len(trips[s.over])]
             for t in range(times):
-                at[s.index] = t
-                yield from each(s.body, s.index)
-            at[s.index] = times
-    return each(k.body, "")
+                at[s.over] = t
+                yield from run(s.body)
+            at[s.over] = times
+    return run(made(k.body, ""))
 
 
+class _Loop(NamedTuple):
+    """A loop of which each op has been replaced. over: its index."""
 
+    over: str
+    body: list[Any]

@@ -10,14 +10,16 @@ the pass that made the flags. It refuses:
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import NamedTuple
 
 from ..devices import Cores, Device
 from ..ir.core import Kernel, Op, Program, map_ops, walk
 from ..ir.printer import op_text
-from .accesses import Iterations, Memory, Range, is_instruction, pipe, unrolled
-from .clocks import Clocks
+from .accesses import Bytes, Iterations, Memory, Range, is_instruction, pipe, unrolled
+from .clocks import Clock, Clocks
 
 TRIPS = {"item": [7], "chunk": [5, 4, 0, 1, 0, 2, 3]}
 
@@ -56,8 +58,7 @@ def without_barrier(k: Kernel, n: int) -> Kernel:
     return replace(k, body=map_ops(k.body, lambda o: [o] if o.kind != "barrier" or next(numbers) != n else []))
 
 
-@dataclass
-class _Use:
+class _Use(NamedTuple):
     """The latest op of a pipe that read a range, or that wrote it."""
 
     range: Range
@@ -66,15 +67,21 @@ class _Use:
     op: Op
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Flag:
-    """A flag of the device: an event between two pipes of an agent, or a counter of an agent. setter: the pipe that sets it.
-    waiter: the pipe that waits for it. limit: the most sets for which the wait has not happened."""
+    """A flag of the device: an event between two pipes of an agent, or a counter of an agent. waiter: the pipe that waits for
+    it. limit: the most sets for which the wait has not happened.
+
+    sets: how many there were. raised: the clock that each set without its wait so far carries. waits: the numbers of the waits
+    on the pipe that waits.
+    """
 
     name: tuple[str, ...]
-    setter: int = field(compare=False)
     waiter: int
     limit: int
+    sets: int = 0
+    raised: list[Clock] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
 
 
 class _Check:
@@ -83,65 +90,74 @@ class _Check:
         self.memory = Memory(p, k, device)
         pipes = [(a, x) for a in device.agents for x in dict.fromkeys([device.issuer, *device.pipes[a].values()])]
         self.clocks = Clocks(pipes, {x: (x[0], device.issuer) for x in pipes}, [x for x in pipes if x[1] in device.unordered])
-        self.uses: dict[str, dict[tuple[int, int, int, bool], _Use]] = {}  # by space; then pipe, low, high, write
-        self.raised: dict[_Flag, list[list[int]]] = {}  # sets without their wait so far: the clock that each carries
-        self.sets: dict[_Flag, int] = {}
-        self.waits: dict[_Flag, list[int]] = {}  # the numbers of the waits on the pipe that waits
-        self.flags: dict[tuple[Op, object], _Flag] = {}  # flags so far, by the op and the id that it uses
+        self.uses: dict[Bytes, dict[tuple[int, bool], _Use]] = {}  # by bytes; then pipe, write
+        self.near: dict[Bytes, list[Bytes]] = {}  # bytes that ops use -> those that overlap them
+        self.flags: dict[tuple[str, ...], _Flag] = {}
 
     def error(self, text: str) -> RaceError:
         return RaceError(f"{self.p.name}, kernel {self.k.name}: {text}")
 
     def run(self) -> None:
         """Check the unrolled kernel. RaceError for an access that is not ordered, and for a flag that is still set at the end."""
-        for o, loop, at in unrolled(self.k, TRIPS):
-            if o.kind == "signal":
-                self.signal(o, self.flag(o, at))
-            elif o.kind == "wait":
-                self.wait(o, self.flag(o, at))
-            elif o.kind == "barrier":
-                self.barrier(o)
-            elif is_instruction(o):
-                self.instruction(o, loop, at)
-        left = [flag.name for flag, sets in self.raised.items() if sets]
+        for act, at in unrolled(self.k, TRIPS, self.act):
+            act(at)
+        left = [flag.name for flag in self.flags.values() if flag.raised]
         if left:
             raise self.error(f"flags are left set: {left}")
 
-    def flag(self, o: Op, at: Iterations) -> _Flag:
-        """The flag that a signal sets, or that a wait waits for, in iteration `at`."""
-        n = o.attr("id")
-        if isinstance(n, tuple):
-            n = n[(at[o.attr("loop")] + o.attr("ahead", 0)) % len(n)]
-        if (o, n) not in self.flags:
-            self.flags[o, n] = self.flag_of(o, n)
-        return self.flags[o, n]
+    def act(self, o: Op, loop: str) -> Callable[[Iterations], None]:
+        """The function that executes `o`, of the innermost loop `loop`, in an iteration."""
+        if o.kind == "barrier":
+            return lambda at: self.barrier(o)
+        if o.kind in ("signal", "wait"):
+            return self.flagged(o)
+        if not is_instruction(o):
+            return lambda at: None
+        n, tiles = self.clocks.number[pipe(self.device, o)], self.memory.used(o, loop)
+        return lambda at: self.instruction(o, n, [x.used(at) for x in tiles])
 
-    def flag_of(self, o: Op, n: object) -> _Flag:
+    def flagged(self, o: Op) -> Callable[[Iterations], None]:
+        """The function that executes a signal or a wait. One with several ids uses them in rotation."""
+        ids, index, ahead = o.attr("id"), o.attr("loop"), o.attr("ahead", 0)
+        flags = [self.flag(o, n) for n in (ids if isinstance(ids, tuple) else [ids])]
+        agent, _, name = str(o.attr("src")).rpartition(".")
+        setter = self.clocks.number[agent or o.agent, name] if o.kind == "signal" else -1
+
+        def act(at: Iterations) -> None:
+            flag = flags[(at[index] + ahead) % len(flags)] if isinstance(ids, tuple) else flags[0]
+            if o.kind == "signal":
+                self.signal(o, flag, setter)
+            else:
+                self.wait(o, flag)
+        return act
+
+    def flag(self, o: Op, n: object) -> _Flag:
         """The flag with the id `n` between the pipes of a signal or a wait."""
         src, dst, number = str(o.attr("src")), str(o.attr("dst")), self.clocks.number
         if "." in src:  # from a pipe of one agent to another agent
-            agent, name = src.split(".")
-            return _Flag(("flag", str(n), dst), number[agent, name] if o.kind == "signal" else -1,
-                         number[dst, self.device.issuer], self.device.flag_limit)
-        return _Flag(("event", o.agent, src, dst, str(n)), number[o.agent, src], number[o.agent, dst], 1)
+            flag = _Flag(("flag", str(n), dst), number[dst, self.device.issuer], self.device.flag_limit)
+        else:
+            flag = _Flag(("event", o.agent, src, dst, str(n)), number[o.agent, dst], 1)
+        return self.flags.setdefault(flag.name, flag)
 
-    def signal(self, o: Op, flag: _Flag) -> None:
-        c, n = self.clocks, self.sets.get(flag, 0)
-        known, waits = c.known(flag.setter), self.waits.get(flag, [])
-        due = n - flag.limit  # the number of the set whose wait must be known to be complete
+    def signal(self, o: Op, flag: _Flag, setter: int) -> None:
+        """Set a flag. RaceError if it may have as many sets as it can hold."""
+        known, waits = self.clocks.known(setter), flag.waits
+        due = flag.sets - flag.limit  # the number of the set whose wait must be known to be complete
         if due >= 0 and (len(waits) <= due or known[flag.waiter] < waits[due]):
             late = "the wait of the set before it" if flag.limit == 1 else "its counter is sure to have room"
             raise self.error(f"{op_text(o)}: set again before {late}")
-        self.sets[flag] = n + 1
-        self.raised.setdefault(flag, []).append(c.after(flag.setter))
+        flag.sets += 1
+        flag.raised.append(self.clocks.after(setter))
 
     def wait(self, o: Op, flag: _Flag) -> None:
+        """Wait for a flag, which learns what the set says. RaceError if nothing sets it."""
         c = self.clocks
-        if not self.raised.get(flag):
+        if not flag.raised:
             raise self.error(f"{op_text(o)}: nothing sets it")
         c.known(flag.waiter)
-        c.learn(flag.waiter, self.raised[flag].pop(0))
-        self.waits.setdefault(flag, []).append(c.issue(flag.waiter))
+        c.learn(flag.waiter, flag.raised.pop(0))
+        flag.waits.append(c.issue(flag.waiter))
 
     def barrier(self, o: Op) -> None:
         """A barrier orders the ops of one pipe. With scope "ALL", the agent's issuer waits for all pipes of the agent."""
@@ -154,25 +170,35 @@ class _Check:
             if agent == o.agent:
                 c.learn(issuer, c.after(n))
 
-    def instruction(self, o: Op, loop: str, at: Iterations) -> None:
-        """Check one instruction. RaceError if it conflicts with an earlier op that is not known to be complete."""
-        c, n = self.clocks, self.clocks.number[pipe(self.device, o)]
-        known, mine = c.known(n), self.memory.used(o, loop, at)
+    def instruction(self, o: Op, n: int, mine: list[Range]) -> None:
+        """Check one instruction on pipe n, which uses these ranges. RaceError if it conflicts with an earlier op that is not
+        known to be complete."""
+        known = self.clocks.known(n)
         for a in mine:
-            uses = self.uses.setdefault(a.space, {})
-            for key in [x for x in uses if x[1] < a.high and a.low < x[2] and (x[3] or a.write)]:
-                u = uses[key]
-                if known[u.pipe] < u.number:
-                    raise self.error(self.race(o, n, a, u))
-                if a.write and a.covers(u.range):  # an op that comes after this write comes after the earlier use, too
-                    del uses[key]
-        number = c.issue(n)
+            for other in self.overlapping(a.bytes):
+                uses = self.uses[other]
+                for u in uses.values():
+                    if (u.range.write or a.write) and known[u.pipe] < u.number:
+                        raise self.error(self.race(o, n, a, u))
+                if a.write and a.bytes.covers(other):  # an op that comes after this write comes after the earlier uses, too
+                    uses.clear()
+        number = self.clocks.issue(n)
         for a in mine:
-            self.uses[a.space].pop((n, a.low, a.high, a.write), None)
-            self.uses[a.space][n, a.low, a.high, a.write] = _Use(a, n, number, o)
+            self.uses[a.bytes][n, a.write] = _Use(a, n, number, o)
+
+    def overlapping(self, bytes: Bytes) -> list[Bytes]:
+        """The bytes that ops have used so far and that overlap these, and these themselves."""
+        if bytes not in self.near:
+            found = [x for x in self.near if x.overlaps(bytes)]
+            for x in found:
+                self.near[x].append(bytes)
+            self.near[bytes], self.uses[bytes] = [*found, bytes], {}
+        return self.near[bytes]
 
     def race(self, o: Op, n: int, a: Range, u: _Use) -> str:
+        x, y = a.bytes, u.range.bytes
+
         def said(o: Op, n: int, r: Range) -> str:
             return f"{o.out or o.kind} ({'.'.join(self.clocks.names[n])}, {'writes' if r.write else 'reads'} {r.value})"
         return (f"{said(o, n, a)} does not wait for {said(u.op, u.pipe, u.range)}; both use "
-                f"{a.space}[{max(a.low, u.range.low)}:{min(a.high, u.range.high)}]")
+                f"{x.space}[{max(x.low, y.low)}:{min(x.high, y.high)}]")
