@@ -49,6 +49,16 @@ class Clocks:
             self.known[pipe] = done
         return done
 
+    def wait(self, pipe: int, what: list[int] | None) -> int:
+        """Issue a wait, which learns `what`. Returns its number on its pipe."""
+        self.issued[pipe] += 1
+        known = self.known[pipe]
+        learned = [a if a > b else b for a, b in zip(known, what or known, strict=True)]
+        if pipe not in self.pipes.unordered:
+            learned[pipe] = self.issued[pipe]
+        self.known[pipe] = learned
+        return self.issued[pipe]
+
     def snapshot(self, pipe: int) -> list[int]:
         """The counts of ops that are complete once all ops of `pipe` so far are."""
         known = self.start(pipe)

@@ -6,7 +6,7 @@ limit. Both follow from the clocks of a traversal: the signalling pipe must know
 from __future__ import annotations
 
 from ...schedule.schedule import ScheduleError
-from .traversal import Set, Traversal, Wait
+from .traversal import Signal, Traversal, Wait
 from .waits import Pair, Place
 
 #: The signals of a pair that use one of its ids: the pair, the number of its ids, the index of this one.
@@ -32,7 +32,7 @@ def number(found: Traversal, name: str) -> None:
         if not x.crosses:
             groups.setdefault((x.src, x.dst), []).append(x)
     for pairs in groups.values():
-        _events(found, sorted(pairs, key=lambda x: found.sets[x][0].time))
+        _events(found, sorted(pairs, key=lambda x: found.of[x].signals[0].time))
 
 
 def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
@@ -42,7 +42,7 @@ def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
     shared: dict[tuple[int, int], int] = {}  # (signalling pipe, waiting pipe) -> the counter that pairs share
     for x in pairs:
         n = shared.get((x.src, x.dst), -1) if x.iteration is None else -1
-        if n < 0 or _clash(found, [*counters[n], (x, 1, 0)], x.dst, device.flag_limit):
+        if n < 0 or _clash(found, [*counters[n], (x, 1, 0)], device.flag_limit):
             n = len(counters)
             counters.append([])
         counters[n].append((x, 1, 0))
@@ -60,11 +60,11 @@ def _events(found: Traversal, pairs: list[Pair]) -> None:
     used: list[list[_Part]] = [[] for _ in range(events)]
     for x in pairs:
         x.ids = ()
-        ways = x.slots if _clash(found, [(x, 1, 0)], x.dst) else 1
+        ways = x.slots if _clash(found, [(x, 1, 0)]) else 1
         for way in range(ways):
             part, clash = (x, ways, way), None
             for e in sorted(range(events), key=lambda e: (len(used[e]), e)):
-                clash = _clash(found, [*used[e], part], x.dst)
+                clash = _clash(found, [*used[e], part])
                 if clash is None:
                     used[e].append(part)
                     x.ids = (*x.ids, e)
@@ -73,11 +73,11 @@ def _events(found: Traversal, pairs: list[Pair]) -> None:
                 raise OutOfIds(clash, found.trace.pipes.names[x.src][0])
 
 
-def _clash(found: Traversal, parts: list[_Part], dst: int, limit: int = 1) -> Place | None:
+def _clash(found: Traversal, parts: list[_Part], limit: int = 1) -> Place | None:
     """The place of the first signal that could leave more than `limit` signals of one id without a wait. None if there is
     none."""
-    steps: list[Set | Wait] = [s for x, ways, way in parts for s in found.sets[x] if s.number % ways == way]
-    steps += [w for x, ways, way in parts for w in found.taken[x] if w.number % ways == way]
+    steps: list[Signal | Wait] = [s for x, ways, way in parts for s in found.of[x].signals if s.number % ways == way]
+    steps += [w for x, ways, way in parts for w in found.of[x].waits if w.number % ways == way]
     done: list[int] = []
     sets = 0
     for s in sorted(steps, key=lambda s: s.time):
@@ -85,7 +85,7 @@ def _clash(found: Traversal, parts: list[_Part], dst: int, limit: int = 1) -> Pl
             done.append(s.done)
             continue
         due = sets - limit  # the number of the wait that must be known to be complete
-        if due >= 0 and (len(done) <= due or s.known[dst] < done[due]):
+        if due >= 0 and (len(done) <= due or s.known < done[due]):
             return s.place
         sets += 1
     return None

@@ -10,7 +10,8 @@ guarantee this, the pass adds a signal after the first op and a wait before the 
 
 Of several earlier ops, the pass waits for the latest first, because this wait often covers the others (vector clocks). A wait
 in a loop for an op before the loop may be covered by waits that later iterations need. A barrier may be covered by one that is
-found later. The pass removes such waits and barriers at the end.
+found later. The pass removes such waits and barriers at the end. The first traversal finds nearly all waits in a part of the
+trace. Those after it traverse the whole trace with the waits of the one before, until nothing is missing.
 
 Within an agent, a signal goes from pipe to pipe and has an event id. Between agents, it goes from a pipe to an agent, whose
 issuer waits, and uses a counter. Signals share an id only if each is set after the wait for the one before. If a pair for
@@ -69,7 +70,9 @@ def _kernel(p: Program, k: Kernel, device: Cores) -> Kernel:
 def derive(trace: Trace, drains: dict[Place, list[str]]) -> Traversal:
     """The traversal of a trace with all waits that it needs, and none that others cover. drains: barriers over agents that the
     kernel has in any case."""
-    found = Traversal(trace, Waits(drains))
+    first = Traversal(trace, Waits(drains))
+    first.run(trace.early)
+    found = Traversal(trace, first.waits)
     while not found.run():
         found = Traversal(trace, found.waits)
     covered = [x for x in found.waits.pairs if x.wait in trace.loops]

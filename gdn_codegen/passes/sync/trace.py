@@ -3,7 +3,7 @@ op conflicts with in that iteration. All traversals share it.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...devices import Cores
 from ...ir.core import Kernel, Loop, Op, Stmt, loops
@@ -35,20 +35,21 @@ class Step:
     conflicts: tuple[Use, ...] = ()
     own: tuple[int, ...] = ()
     times: int = 0
+    current: int = field(init=False)  # the current iteration of the innermost loop around the statement
 
-    @property
-    def current(self) -> int:
-        """The current iteration of the innermost loop around the statement."""
-        return self.iteration[-1] if self.iteration else 0
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "current", self.iteration[-1] if self.iteration else 0)
 
 
 class Trace:
-    """The steps of a kernel. loops: the index of each loop, by its place."""
+    """The steps of a kernel. early: how many of them the first two iterations of outer loops have, where nearly all conflicts
+    occur. loops: the index of each loop, by its place."""
 
     def __init__(self, k: Kernel, device: Cores, accesses: dict[Path, list[Access]]) -> None:
         self.kernel, self.device, self.pipes = k, device, Pipes(device)
         self.loops: dict[Path, str] = {}
         self.steps: list[Step] = []
+        self.early = 0
         self._accesses, self._memory = accesses, Memory()
         self._trips = NESTED if len(list(loops(k.body))) > 1 else FLAT
         self._met: dict[str, int] = {}
@@ -84,5 +85,7 @@ class Trace:
         for t in range(times):
             self._counts[s.index] = t
             self._body(s.body, at, (*iteration, t))
+            if not iteration and t < 2:
+                self.early = len(self.steps)
         self._counts[s.index] = times
         self.steps.append(Step("end", at, iteration, times=times))

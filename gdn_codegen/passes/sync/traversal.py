@@ -5,23 +5,24 @@ the traversal adds a pair of a signal and a wait, or a barrier.
 """
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .accesses import Path
 from .clocks import Clocks
 from .hazards import Use
 from .trace import Step, Trace
-from .waits import Pair, Place, Waits
+from .waits import Pair, Place, Waits, pair
 
 
-class Set(NamedTuple):
-    """A signal in a traversal. number: counted from the loop's first signal, including those that prime the loop. known: the
-    clock that the signal carries."""
+class Signal(NamedTuple):
+    """A signal in a traversal. number: counted from the loop's first signal, including those that prime the loop. known: how
+    many ops of the pipe that waits are complete before it."""
 
     time: int
     number: int
-    known: list[int]
+    known: int
     place: Place
 
 
@@ -31,6 +32,15 @@ class Wait(NamedTuple):
     time: int
     number: int
     done: int
+
+
+@dataclass
+class Uses:
+    """The signals and waits of a pair in a traversal. coming: the clocks of signals that no wait has taken yet."""
+
+    signals: list[Signal] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    coming: deque[list[int]] = field(default_factory=deque)
 
 
 class Traversal:
@@ -45,46 +55,48 @@ class Traversal:
         self.done: list[list[int]] = []  # for each step so far, what is complete after its op
         self.barriers: dict[int, list[tuple[int, Path]]] = {}  # unordered pipe -> number of ops before a barrier, its place
         self.needed: set[Path] = set()
-        self.sets: dict[Pair, list[Set]] = {}
-        self.taken: dict[Pair, list[Wait]] = {}
-        self.queue: dict[Pair, deque[list[int]]] = {}  # what the signals say that no wait has taken yet
+        self.of: dict[Pair, Uses] = defaultdict(Uses)
 
-    def run(self) -> bool:
-        """Traverse. True if all accesses are ordered without an addition."""
-        for s in self.trace.steps:
-            if s.kind != "end":
-                self.before(s)
-            if s.kind == "begin":
-                self.begin(s.path)
-            elif s.kind == "end":
-                for x in self.waits.initial_signals_of_loop.get(s.path, ()):
-                    for n in range(x.distance):
-                        self.wait(x, s.times + n)
-            else:
-                self.order(s)
-                if not (self.whole or self.adds):
-                    return False
-            self.done.append(self.clocks.run(s.pipe) if s.kind == "op" else [])
-            if s.kind != "begin":
-                self.after(s)
+    def run(self, end: int | None = None) -> bool:
+        """Traverse the steps up to number `end`. True if all their accesses are ordered without an addition."""
+        each = {"op": self.op, "begin": self.begin, "end": self.end}
+        for s in self.trace.steps[:end]:
+            self.done.append(each[s.kind](s))
+            if not (self.whole or self.adds):
+                break
         return self.whole
 
-    def begin(self, loop: Path) -> None:
-        """Apply the barriers over agents and the signals before a loop."""
-        place = "before", loop
-        self.drain(place)
-        for x in self.waits.initial_signals_of_loop.get(loop, ()):
-            for n in range(x.distance):
-                self.signal(x, place, n)
-
-    def before(self, s: Step) -> None:
-        """Apply the waits and the barriers of unordered pipes before a statement."""
+    def op(self, s: Step) -> list[int]:
+        """Execute an op. Returns what is complete after it."""
         for x in self.waits.before.get(s.path, ()):
             self.wait(x, s.current)
         if s.path in self.waits.pipe_barriers:
             for i in self.trace.pipes.unordered:
                 self.clocks.barrier(i)
                 self.barriers.setdefault(i, []).append((self.clocks.issued[i], s.path))
+        self.order(s)
+        done = self.clocks.run(s.pipe)
+        self.after(s)
+        return done
+
+    def begin(self, s: Step) -> list[int]:
+        """Apply the waits, the barriers over agents and the signals before a loop."""
+        for x in self.waits.before.get(s.path, ()):
+            self.wait(x, s.current)
+        place = "before", s.path
+        self.drain(place)
+        for x in self.waits.initial_signals_of_loop.get(s.path, ()):
+            for n in range(x.distance):
+                self.signal(x, place, n)
+        return []
+
+    def end(self, s: Step) -> list[int]:
+        """Apply the waits, the barriers over agents and the signals after a loop."""
+        for x in self.waits.initial_signals_of_loop.get(s.path, ()):
+            for n in range(x.distance):
+                self.wait(x, s.times + n)
+        self.after(s)
+        return []
 
     def after(self, s: Step) -> None:
         """Apply the barriers over agents and the signals after a statement."""
@@ -101,26 +113,28 @@ class Traversal:
     def signal(self, x: Pair, place: Place, number: int) -> None:
         """Record a signal of a pair, and what it says about completed ops."""
         self.time += 1
-        done = self.clocks.snapshot(x.src)
-        self.sets.setdefault(x, []).append(Set(self.time, number, done, place))
-        self.queue.setdefault(x, deque()).append(done)
+        done, of = self.clocks.snapshot(x.src), self.of[x]
+        of.signals.append(Signal(self.time, number, done[x.dst], place))
+        of.coming.append(done)
 
     def wait(self, x: Pair, number: int) -> None:
         """Record a wait of a pair. The waiting pipe learns what the signal says."""
         self.time += 1
-        if self.queue.get(x):
-            self.clocks.learn(x.dst, self.queue[x].popleft())
-        self.taken.setdefault(x, []).append(Wait(self.time, number, self.clocks.run(x.dst)[x.dst]))
+        of = self.of[x]
+        done = self.clocks.wait(x.dst, of.coming.popleft() if of.coming else None)
+        of.waits.append(Wait(self.time, number, done))
 
     def order(self, s: Step) -> None:
         """Order all earlier ops that conflict with the op of `s` before it."""
         self.note(s)
+        known = self.clocks.start(s.pipe)
         for use in s.conflicts:
-            if self.clocks.start(s.pipe)[use.pipe] < self.done[use.step][use.pipe]:
+            if known[use.pipe] < self.done[use.step][use.pipe]:
                 self.whole = False
                 if not self.adds:
                     return
                 self.add(use, s)
+                known = self.clocks.start(s.pipe)
 
     def note(self, s: Step) -> None:
         """Add the last barrier of the pipe of `s` to `needed` if it alone comes between the op and one that it conflicts with."""
@@ -146,24 +160,3 @@ class Traversal:
         steps = self.trace.steps
         return next(n for n in reversed(range(len(self.done)))
                     if steps[n].pipe == pipe and steps[n].path[:len(path)] == path)
-
-
-def pair(trace: Trace, use: Use, s: Step) -> Pair:
-    """The pair that orders the op of `use` before `s`, in the innermost body that contains both."""
-    r = trace.steps[use.step]
-    iteration: Path | None = None
-    depth = distance = 0  # depth: of that body
-    x, y = r.path, s.path
-    while x[depth] == y[depth] and depth < len(x) - 1 and depth < len(y) - 1:
-        distance = s.iteration[depth] - r.iteration[depth]
-        depth += 1
-        if distance:
-            iteration = x[:depth]  # the two ops are in different iterations of this loop
-            break
-    signal, pipes, o = x[:depth + 1], trace.pipes, s.op
-    crosses = pipes.names[r.pipe][0] != pipes.names[s.pipe][0]
-    loop = trace.loop(signal)
-    slots = use.access.slots if loop == use.access.loop else 1
-    why = f"{use.access.value} -> {o.out or o.kind}" if o else ""
-    return Pair(r.pipe, pipes.issuer[s.pipe] if crosses else s.pipe, signal, y[:depth + 1], iteration, loop, why, crosses,
-                slots, min(distance, slots))

@@ -4,6 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .accesses import Path
+from .hazards import Use
+from .trace import Step, Trace
 
 #: The place of a signal or a barrier: "after" a statement, or "before" a loop.
 Place = tuple[str, Path]
@@ -60,3 +62,24 @@ class Waits:
     def without(self, pair: Pair | None = None, barrier: Path | None = None) -> Waits:
         """A copy without a pair, or without the barrier before an op."""
         return Waits(self.drains, [x for x in self.pairs if x is not pair], self.pipe_barriers - {barrier})
+
+
+def pair(trace: Trace, use: Use, s: Step) -> Pair:
+    """The pair that orders the op of `use` before `s`, in the innermost body that contains both."""
+    r = trace.steps[use.step]
+    iteration: Path | None = None
+    depth = distance = 0  # depth: of that body
+    x, y = r.path, s.path
+    while x[depth] == y[depth] and depth < len(x) - 1 and depth < len(y) - 1:
+        distance = s.iteration[depth] - r.iteration[depth]
+        depth += 1
+        if distance:
+            iteration = x[:depth]  # the two ops are in different iterations of this loop
+            break
+    signal, pipes, o = x[:depth + 1], trace.pipes, s.op
+    crosses = pipes.names[r.pipe][0] != pipes.names[s.pipe][0]
+    loop = trace.loop(signal)
+    slots = use.access.slots if loop == use.access.loop else 1
+    why = f"{use.access.value} -> {o.out or o.kind}" if o else ""
+    return Pair(r.pipe, pipes.issuer[s.pipe] if crosses else s.pipe, signal, y[:depth + 1], iteration, loop, why, crosses,
+                slots, min(distance, slots))
