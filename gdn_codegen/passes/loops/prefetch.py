@@ -45,10 +45,10 @@ def _ahead(p: Program, k: Kernel, loop: Loop, what: str, device: Cores) -> list[
         for o in ops:
             if o.out:
                 names[o.out] = fresh(f"{o.out}_{suffix}")
-            out.append(replace(o.renamed(names), out=names.get(o.out, "")).with_attrs(ahead=1))
+            out.append(replace(o.renamed(names), out=names.get(o.out, "")))
         return out, names
 
-    ops = [chosen.ops[n] for n in sorted(chosen.prefetched)]
+    ops = [chosen.ops[n].with_attrs(ahead=1) for n in sorted(chosen.prefetched)]
     if not ops:
         return [loop]
     first, firsts = copies("first")

@@ -29,29 +29,29 @@ from .room import late_loads, with_copies
 @takes("fed", gives="placed")
 def pack(p: Program, s: Schedule, device: Cores) -> Program:
     """`p` with buffers at byte offsets. Raises ScheduleError if a space is too small."""
-    return p.map_kernels(lambda k: _pack(p, with_copies(k, device), s, device))
+    return p.map_kernels(lambda k: _placed(p, with_copies(k, device), s, device).kernel())
 
 
 def fits(p: Program, k: Kernel, s: Schedule, device: Cores) -> bool:
     """Whether all values of a kernel fit."""
     try:
-        _pack(p, with_copies(k, device), s, device)
+        _placed(p, with_copies(k, device), s, device)
     except ScheduleError:
         return False
     return True
 
 
-def _pack(p: Program, k: Kernel, s: Schedule, device: Cores) -> Kernel:
-    """The kernel with buffers. Loads stay early, so that they overlap with other ops. If that does not fit, each load moves to
-    its first reader."""
+def _placed(p: Program, k: Kernel, s: Schedule, device: Cores) -> _Kernel:
+    """The places of a kernel's values. Loads stay early, so that they overlap with other ops. If that does not fit, each load
+    moves to its first reader. Raises ScheduleError if that does not fit, either."""
     try:
-        return _Kernel(p, k, s, device).run()
+        return _Kernel(p, k, s, device)
     except ScheduleError:
-        return _Kernel(p, replace(k, body=late_loads(k.body)), s, device).run()
+        return _Kernel(p, replace(k, body=late_loads(k.body)), s, device)
 
 
 class _Kernel:
-    """The buffers of one kernel: which values share one, and where it is."""
+    """The buffers of one kernel: which values share one, and where it is. Raises ScheduleError if a space is too small."""
 
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Cores) -> None:
         self.k, self.s, self.device = k, s, device
@@ -63,14 +63,14 @@ class _Kernel:
         defs = self.values.defs
         self.carried = {c.next: c.name for lp in loops(k.body) for c in lp.carried}  # next value -> the carried value
         self.carried |= {defs[n].args[0]: c for n, c in self.carried.items() if n in defs and defs[n].kind == "valid"}
+        self.body(k.body)
+        self.places: list[Place] = [*{x.name: x for x in self.home.values()}.values(), *self.scratch]
+        for space, size in device.spaces.items():
+            self.fit(space, size, sorted((x for x in self.places if x.space == space), key=lambda x: (x.start, x.end)))
 
-    def run(self) -> Kernel:
-        """The kernel with a buffer at a byte offset for each value. Raises ScheduleError if a space is too small."""
-        self.body(self.k.body)
-        places: list[Place] = [*{x.name: x for x in self.home.values()}.values(), *self.scratch]
-        for space, size in self.device.spaces.items():
-            self.fit(space, size, sorted((x for x in places if x.space == space), key=lambda x: (x.start, x.end)))
-        buffers = tuple(Buffer(x.name, x.space, x.shape, x.dtype, x.offset, x.slots, x.agent) for x in places)
+    def kernel(self) -> Kernel:
+        """The kernel with a buffer at a byte offset for each value."""
+        buffers = tuple(Buffer(x.name, x.space, x.shape, x.dtype, x.offset, x.slots, x.agent) for x in self.places)
         return replace(self.k, body=map_ops(self.k.body, lambda o: [self.marked(o)]), buffers=buffers)
 
     def body(self, body: tuple[Stmt, ...]) -> None:
