@@ -13,26 +13,24 @@ from .waits import Pair, Place
 _Part = tuple[Pair, int, int]
 
 
-class OutOfIds(Exception):
-    """No event id is free. place, agent: a barrier over the agent there makes one free."""
-
-    def __init__(self, place: Place, agent: str) -> None:
-        super().__init__(f"no event id is free {place} for {agent}")
-        self.place, self.agent = place, agent
-
-
-def number(found: Traversal, name: str) -> None:
+def number(found: Traversal, name: str) -> dict[str, Place]:
     """Set the ids of all pairs of a complete traversal. name: of the kernel, for errors.
 
-    Raises ScheduleError if the device has too few counters, and OutOfIds if it has too few event ids.
+    Returns nothing if the device has enough event ids. Otherwise: agent -> the place where a barrier over it makes an id free.
+    Raises ScheduleError if the device has too few counters.
     """
     _counters(found, [x for x in found.waits.pairs if x.crosses], name)
     groups: dict[tuple[int, int], list[Pair]] = {}
     for x in found.waits.pairs:
         if not x.crosses:
             groups.setdefault((x.src, x.dst), []).append(x)
-    for pairs in groups.values():
-        _events(found, sorted(pairs, key=lambda x: found.of[x].signals[0].time))
+    full: dict[str, Place] = {}
+    for (src, _), pairs in groups.items():
+        agent = found.trace.pipes.names[src][0]
+        clash = _events(found, sorted(pairs, key=lambda x: found.of[x].signals[0].time)) if agent not in full else None
+        if clash is not None:
+            full[agent] = clash
+    return full
 
 
 def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
@@ -54,8 +52,9 @@ def _counters(found: Traversal, pairs: list[Pair], name: str) -> None:
         raise ScheduleError(f"{name}: it needs {len(counters)} cross-core flags, {device.name} has {device.flags}{fewer}")
 
 
-def _events(found: Traversal, pairs: list[Pair]) -> None:
-    """Give pairs between the same two pipes event ids. The id that the fewest pairs use comes first."""
+def _events(found: Traversal, pairs: list[Pair]) -> Place | None:
+    """Give pairs between the same two pipes event ids. The id that the fewest pairs use comes first. Returns the place of the
+    first signal for which no id is free, None if ids suffice."""
     events = found.trace.device.events
     used: list[list[_Part]] = [[] for _ in range(events)]
     for x in pairs:
@@ -70,7 +69,8 @@ def _events(found: Traversal, pairs: list[Pair]) -> None:
                     x.ids = (*x.ids, e)
                     break
             if clash is not None:
-                raise OutOfIds(clash, found.trace.pipes.names[x.src][0])
+                return clash
+    return None
 
 
 def _clash(found: Traversal, parts: list[_Part], limit: int = 1) -> Place | None:

@@ -31,13 +31,13 @@ from ...ir.core import Kernel, Program
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
 from .accesses import accesses
-from .event_ids import OutOfIds, number
+from .event_ids import number
 from .insert import inserted
 from .trace import Trace
 from .traversal import Traversal
 from .waits import Place, Waits
 
-#: The most barriers over an agent that are added to make event ids free.
+#: How often barriers over agents are added to make event ids free.
 MOST = 63
 
 
@@ -55,14 +55,13 @@ def _kernel(p: Program, k: Kernel, device: Cores) -> Kernel:
     drains: dict[Place, list[str]] = {}
     for _ in range(MOST + 1):
         found = derive(trace, drains)
-        try:
-            number(found, name)
-        except OutOfIds as e:
-            if e.agent in drains.setdefault(e.place, []):
-                break
-            drains[e.place].append(e.agent)
-        else:
+        full = number(found, name)
+        if not full:
             return inserted(trace, found.waits)
+        if any(agent in drains.get(place, []) for agent, place in full.items()):
+            break
+        for agent, place in full.items():
+            drains.setdefault(place, []).append(agent)
     raise ScheduleError(f"{name}: its pipes need more than the {device.events} event ids of a pair of pipes, even with barriers "
                         "that make ids free; cut the values into more kernels")
 
