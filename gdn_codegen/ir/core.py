@@ -31,10 +31,7 @@ class Op:
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The value of an attribute, or `default` if the op does not have the attribute."""
-        for n, value in self.attrs:
-            if n == name:
-                return value
-        return default
+        return dict(self.attrs).get(name, default)
 
     def renamed(self, names: dict[str, str]) -> Op:
         """The op with operands renamed. Operands that `names` does not contain keep their names."""

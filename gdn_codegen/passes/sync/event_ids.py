@@ -6,8 +6,8 @@ limit. Both follow from the clocks of a traversal: the signalling pipe must know
 from __future__ import annotations
 
 from ...schedule.schedule import ScheduleError
-from .traversal import Signal, Traversal, Wait
-from .waits import Pair, Place
+from .traversal import Traversal
+from .waits import Pair, Place, Signal, Wait
 
 #: The signals of a pair that use one of its ids: the pair, the number of its ids, the index of this one.
 _Part = tuple[Pair, int, int]

@@ -5,42 +5,13 @@ the traversal adds a pair of a signal and a wait, or a barrier.
 """
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections import defaultdict
 
 from .accesses import Path
 from .clocks import Clocks
 from .hazards import Use
 from .trace import Step, Trace
-from .waits import Pair, Place, Waits, pair
-
-
-class Signal(NamedTuple):
-    """A signal in a traversal. number: counted from the loop's first signal, including those that prime the loop. known: how
-    many ops of the pipe that waits are complete before it."""
-
-    time: int
-    number: int
-    known: int
-    place: Place
-
-
-class Wait(NamedTuple):
-    """A wait in a traversal. number: of the signal that it takes. done: its own number on the waiting pipe."""
-
-    time: int
-    number: int
-    done: int
-
-
-@dataclass
-class Uses:
-    """The signals and waits of a pair in a traversal. coming: the clocks of signals that no wait has taken yet."""
-
-    signals: list[Signal] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)
-    coming: deque[list[int]] = field(default_factory=deque)
+from .waits import Executed, Pair, Place, Signal, Wait, Waits, pair
 
 
 class Traversal:
@@ -55,7 +26,7 @@ class Traversal:
         self.done: list[list[int]] = []  # for each step so far, what is complete after its op
         self.barriers: dict[int, list[tuple[int, Path]]] = {}  # unordered pipe -> number of ops before a barrier, its place
         self.needed: set[Path] = set()
-        self.of: dict[Pair, Uses] = defaultdict(Uses)
+        self.of: dict[Pair, Executed] = defaultdict(Executed)
 
     def run(self, end: int | None = None) -> bool:
         """Traverse the steps up to number `end`. True if all their accesses are ordered without an addition."""

@@ -1,7 +1,10 @@
-"""waits: what `synchronise` adds to a kernel: pairs of a signal and a wait, and barriers, by their places."""
+"""waits: what `synchronise` adds to a kernel: pairs of a signal and a wait, and barriers, by their places. And the signals and
+waits of a pair that a traversal executes."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .accesses import Path
 from .hazards import Use
@@ -32,6 +35,33 @@ class Pair:
     slots: int
     distance: int
     ids: tuple[int, ...] = ()
+
+
+class Signal(NamedTuple):
+    """A signal in a traversal. number: counted from the loop's first signal, including those that prime the loop. known: how
+    many ops of the pipe that waits are complete before it."""
+
+    time: int
+    number: int
+    known: int
+    place: Place
+
+
+class Wait(NamedTuple):
+    """A wait in a traversal. number: of the signal that it takes. done: its own number on the waiting pipe."""
+
+    time: int
+    number: int
+    done: int
+
+
+@dataclass
+class Executed:
+    """The signals and waits of a pair in a traversal. coming: the clocks of signals that no wait has taken yet."""
+
+    signals: list[Signal] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    coming: deque[list[int]] = field(default_factory=deque)
 
 
 class Waits:
