@@ -45,17 +45,16 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
                 f"if ({part} > 0) {{", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', part, k.cols(t))};",
                 f"    TLOAD({name}, from);", "}"]
     if len(t.dims) == 1:
-        pointer, _ = k.at(o, "0")
-        text = [f"auto from = view({pointer}, 1, {b.shape[0]}, {b.shape[0]});", f"TLOAD({name}, from);"]
+        n = k.cols(t)
+        shape, some, view = f"1, {b.shape[0]}", f"1, {n}", f"view({k.at(o, '0')[0]}, 1, {n}, {n})"
     else:
         row = "0" if b.shape[0] == t.tile.shape(k.sizes)[0] else f"sub * {b.shape[0]}"
         view, (rows, cols) = _mine(k, o, o.out, t, row)
-        text, to = [], name
-        if any(k.p.padded(t)):
-            to = "some"
-            text = [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(o.out)});"]
-        text += [f"auto from = {view};", f"TLOAD({to}, from);"]
-    return braces(text, f"if (has_{t.name}) " if t.optional else "")
+        shape, some = f"{b.shape[0]}, {b.shape[1]}", f"{rows}, {cols}"
+    text, to = [], name
+    if any(k.p.padded(t)):
+        text, to = [f"UbPart<{ctype}, {shape}> some({some});", f"TASSIGN(some, {k.address(o.out)});"], "some"
+    return braces([*text, f"auto from = {view};", f"TLOAD({to}, from);"], f"if (has_{t.name}) " if t.optional else "")
 
 
 @rule("store")
@@ -88,18 +87,25 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
         n = b.shape[0] // 2 if k.whole(value) else b.shape[0]
         address = k.address(value) + (f" + sub * {n * BYTES[b.dtype]}" if k.whole(value) else "")
         pointer, _ = k.at(o, f"sub * {n}")
-        return braces([f"UbTile<{ctype}, 1, {n}> mine;", f"TASSIGN(mine, {address});",
-                       f"auto to = view({pointer}, 1, {n}, {n});", "TSTORE(to, mine);"])
-    when = [f"has_{t.name}"] if t.optional else []
-    if t.index == "checkpoint":
-        when += [f"(c + 1) % {EVERY} == 0", f"rows == {k.p.sizes['C']}"]
+        some = f"part_of({k.cols(t)}, sub, {n})" if any(k.p.padded(t)) else str(n)
+        tile = f"UbPart<{ctype}, 1, {n}> mine(1, {some});" if any(k.p.padded(t)) else f"UbTile<{ctype}, 1, {n}> mine;"
+        return braces([tile, f"TASSIGN(mine, {address});", f"auto to = view({pointer}, 1, {some}, {some});",
+                       "TSTORE(to, mine);"], _when(k, t))
     row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
     view, (rows, cols) = _mine(k, o, value, t, row)
     text, to = [], name
     if any(k.p.padded(t)):
         kind, to = "AccPart" if k.agent == "cube" else "UbPart", "some"
         text = [f"{kind}<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(value)});"]
-    return braces([*text, f"auto to = {view};", f"TSTORE(to, {to});"], f"if ({' && '.join(when)}) " if when else "")
+    return braces([*text, f"auto to = {view};", f"TSTORE(to, {to});"], _when(k, t))
+
+
+def _when(k: KernelWriter, t: Tensor) -> str:
+    """The condition of a store: that the caller wants `t`, and for a checkpoint that it is due. "" for none."""
+    when = [f"has_{t.name}"] if t.optional else []
+    if t.index == "checkpoint":
+        when += [f"(c + 1) % {EVERY} == 0", f"rows == {k.p.sizes['C']}"]
+    return f"if ({' && '.join(when)}) " if when else ""
 
 
 def _mine(k: KernelWriter, o: Op, value: str, t: Tensor, row: str) -> tuple[str, tuple[str, str]]:
@@ -128,8 +134,10 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
             raise EmitError(f"pto reads the optional {o.attr('given')} with vector cores only")
         t = k.p.tensor(o.attr("given"))
         if any(k.p.padded(t)):
-            rows, cols = k.some(o.out, t, bool(k.defs[o.args[0]].attr("columns")))
-            lines = [f"UbPart<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});",
+            columns = bool(k.defs[o.args[0]].attr("columns"))
+            rows, cols = ("1", k.cols(t)) if len(t.dims) == 1 else k.some(o.out, t, columns)
+            shape = ", ".join(map(str, b.shape if len(t.dims) > 1 else (1, *b.shape)))
+            lines = [f"UbPart<{CTYPE[b.dtype]}, {shape}> some({rows}, {cols});",
                      f"TASSIGN(some, {k.address(o.out)});", f"TFILLPAD_INPLACE({name}, some);"]
             if not t.optional:
                 return braces(lines)

@@ -38,7 +38,11 @@ class CoreValues:
         self._token = {t.name for t in p.tensors if t.index == "token"}
         self._columns = by_columns(k)
         read = {a for o in walk(k.body) if o.kind != "store" for a in o.args}
-        self._only_stored = {o.args[0] for o in walk(k.body) if o.kind == "store"} - read
+        stores = [o for o in walk(k.body) if o.kind == "store"]
+        self._only_stored = {o.args[0] for o in stores} - read
+        for t in (p.tensor(o.attr("tensor")) for o in stores):
+            if t.index == "token" and len(t.dims) == 1:  # its numbers lie apart in memory, and side by side on the chip
+                raise self.error(f"output {t.name} has one number a token; accepted: outputs of rows, such as [C, V]")
 
     def error(self, text: str) -> ScheduleError:
         """An error that names the kernel."""
