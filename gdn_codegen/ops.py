@@ -10,8 +10,9 @@ from .host.arguments import _check_number
 from .host.tensors import _fail
 from .runtime.call.dtypes import adapted
 from .runtime.call.foreign_keywords import spelled
-from .runtime.call.launch import DECODE_CHUNK, check_values, eager
+from .runtime.call.launch import check_values, eager
 from .runtime.call.normalise import Options, Tensors, check_ends, check_tensor, settled
+from .runtime.call.request import DECODE_CHUNK
 from .runtime.torch_library import compiled
 from .schedule import Schedule
 
@@ -37,9 +38,9 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
     check_values(tensors, settled(tensors, options, decode), few)
 
     def call(t: Tensors, x: Options) -> tuple[Any, ...]:
-        words = settled(t, x, decode)
-        results = compiled(t, words, scale)
-        return results if words.checkpoint_chunks else results[:2]
+        asked = settled(t, x, decode)
+        results = compiled(t, asked, scale)
+        return results if asked.checkpoint_chunks else results[:2]
 
     return adapted(tensors, options, call)
 

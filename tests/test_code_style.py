@@ -133,8 +133,6 @@ LONG = {
     ("ir/verify.py", "op"): "a condition for each way in which an op may be wrong, with its message",
     ("options.py", ""): "the options of all commands",
     ("options.py", "parser"): "one call for each option",
-    ("runtime/call/launch.py", ""): "a call's way from its kind to the launch",
-    ("runtime/call/normalise.py", ""): "one check for each argument, with its message",
     ("tools/bench_gpu.py", ""): "each time is measured by a function of its own, beside the rows that show it",
     ("tools/tune.py", ""): "jobs, log, table and measurement of one command",
     ("passes/pipelines.py", ""): "the order of all passes, a line for each",

@@ -23,6 +23,7 @@ import torch
 from ..targets import find
 from . import cache
 from .build import Build
+from .call.request import Call
 from .call.tables import versions
 
 
@@ -47,15 +48,14 @@ def captures(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def admit(b: Build, m: Any, device: torch.device, heads: tuple[int, int], call: tuple[bool, bool, bool],
-          prepare: Callable[[], object]) -> None:
+def admit(b: Build, m: Any, call: Call, prepare: Callable[[], object]) -> None:
     """Check the build on the device, or read its verdict, once per process. Raises Refused if its kernels are wrong there.
 
-    heads: H and HV. call: whether sequences are packed, initial states are given, and final states are wanted. Some targets
-    compile for these (Target.per_call). Kernels of the others are the same for all calls; two kinds of calls check them.
-    prepare: refuses a bad call before the check.
+    Some targets compile for the call's head counts, for packed sequences, for given and for wanted states (Target.per_call).
+    Kernels of the others are the same for all calls; two kinds of calls check them. prepare: refuses a bad call before the check.
     """
-    kind = (heads, call) if b.of.per_call else ()
+    device, heads = call.device, (call.extent.H, call.extent.HV)
+    kind = (heads, (call.packed, call.starts, call.wanted)) if b.of.per_call else ()
     key = m, device, kind
     if key in _passed or not wanted(b, device) or captures(device):
         return

@@ -64,6 +64,8 @@ def findings() -> list[Finding]:
 def choose(device: str, target: str = "auto") -> str:
     """The target for tensors of `device`: the caller's, unless it cannot run them here, or the first that does."""
     if target != "auto":
+        if target not in names():
+            raise ValueError(f"target: got {target!r}; accepted: auto, {', '.join(names())}")
         if why := lacks_package(target, device):
             raise ValueError(f"target: got {target!r}, and {why}; accepted: a target that runs {device} tensors here, as "
                              "`gdn_codegen doctor` lists them")

@@ -1,88 +1,93 @@
 """The ops for torch.compile and torch.export: gdn_codegen::gated_delta_rule, and one that writes to its caller's buffers.
 
-Eager calls do not come this way: torch's dispatcher takes 10 to 20 us for an op written in Python.
+Both take the call's tensors, the scale, and what a Request has, in its order. Eager calls do not come this way: torch's
+dispatcher takes 10 to 20 us for an op written in Python.
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
 from ..host.tensors import _fail
 from .call.aliasing import reach
-from .call.choose import DEFAULT_CHUNK
 from .call.launch import run
-from .call.normalise import Tensors, Words, check_written
+from .call.normalise import Tensors, check_written
+from .call.request import DEFAULT_CHUNK, OPTIONS, Request
+
+#: Tensors that both ops read, in the order of Tensors.
+READ = Tensors._fields[:Tensors._fields.index("final_state")]
+#: Types of the options in a schema of torch, where they are not those of Python.
+TYPES = {"int": "SymInt", "int | None": "SymInt?", "Any": "str?"}
 
 
-@torch.library.custom_op("gdn_codegen::gated_delta_rule", mutates_args=())
-def gated_delta_rule(
-        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
-        initial_state: Tensor | None, state_indices: Tensor | None, cu_seqlens: Tensor | None, scale: float | None,
-        output_final_state: bool, gate: str, beta_form: str, l2norm: bool, unit_keys: bool, state_v_first: bool,
-        state_dtype: str, checkpoint_chunks: int, target: str, chunk_size: int | None, layout: str, schedule: str | None,
-        decode: bool) -> list[Tensor]:
+def _schema(more: str, results: str) -> str:
+    """The schema of an op: the tensors that it reads, the scale, the options, and `more`."""
+    tensors = [f"Tensor{'' if get_type_hints(Tensors)[n] is Tensor else '?'} {n}" for n in READ]
+    options = [f"{TYPES.get(t, t)} {n}" for n, t in Request.__annotations__.items()]
+    return f"({', '.join([*tensors, 'float? scale', *options, *filter(None, [more])])}) -> {results}"
+
+
+def _unpacked(given: tuple[Any, ...]) -> tuple[Tensors, float | None, Request, tuple[Any, ...]]:
+    """What an op was given: the tensors that it reads, the scale, the Request, and the rest."""
+    n = len(READ)
+    read: dict[str, Any] = dict(zip(READ, given, strict=False))
+    options = given[n + 1:n + 1 + len(OPTIONS)]
+    return Tensors(**read, final_state=None, out=None), given[n], Request(*options), given[n + 1 + len(OPTIONS):]
+
+
+@torch.library.custom_op("gdn_codegen::gated_delta_rule", mutates_args=(), schema=_schema("", "Tensor[]"))
+def gated_delta_rule(*given: Any) -> list[Tensor]:
     """o, then the final state where it is wanted, then checkpoints where they are."""
-    t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, state_indices, cu_seqlens, None, None)
-    x = Words(output_final_state, gate, beta_form, l2norm, unit_keys, state_v_first, state_dtype, False, checkpoint_chunks,
-              target, chunk_size, layout, schedule, decode)
+    t, scale, x, _ = _unpacked(given)
     return [y for y in run(t, x, scale) if y is not None]
 
 
-@torch.library.custom_op("gdn_codegen::gated_delta_rule_into", mutates_args=("final_state", "out", "checkpoints"))
-def gated_delta_rule_into(
-        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
-        initial_state: Tensor | None, state_indices: Tensor | None, cu_seqlens: Tensor | None, scale: float | None,
-        output_final_state: bool, gate: str, beta_form: str, l2norm: bool, unit_keys: bool, state_v_first: bool,
-        state_dtype: str, checkpoint_chunks: int, target: str, chunk_size: int | None, layout: str, schedule: str | None,
-        decode: bool, final_state: Tensor | None, out: Tensor, checkpoints: Tensor | None, in_place: bool) -> Tensor:
-    """The same, written to buffers. in_place: final_state holds the initial states, too. Gives the final state where it is wanted
-    and has no buffer, else nothing."""
-    t = Tensors(q, k, v, g, beta, A_log, dt_bias, final_state if in_place else initial_state, state_indices, cu_seqlens,
-                None if in_place else final_state, out)
-    x = Words(output_final_state, gate, beta_form, l2norm, unit_keys, state_v_first, state_dtype, in_place, checkpoint_chunks,
-              target, chunk_size, layout, schedule, decode)
-    check_written(t, in_place, tuple(map(reach, t[:12])))
+@torch.library.custom_op(
+    "gdn_codegen::gated_delta_rule_into", mutates_args=("final_state", "out", "checkpoints"),
+    schema=_schema("Tensor(a!)? final_state, Tensor(b!) out, Tensor(c!)? checkpoints", "Tensor"))
+def gated_delta_rule_into(*given: Any) -> Tensor:
+    """The same, written to buffers. With in_place final_state holds the initial states, too. Gives the final state where it is
+    wanted and has no buffer, else nothing."""
+    t, scale, x, (final_state, out, checkpoints) = _unpacked(given)
+    t = t._replace(out=out, **{"initial_state" if x.in_place else "final_state": final_state})
+    check_written(t, x.in_place, tuple(map(reach, t[:12])))
     _, final, _ = run(t, x, scale, checkpoints)
-    return v.new_empty(0) if final is None or final_state is not None else final
+    return t.v.new_empty(0) if final is None or final_state is not None else final
 
 
-def _empty_state(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, layout: str, v_first: bool, dtype: str) -> Tensor:
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    K, V = q.shape[3], v.shape[3]
-    return v.new_empty((sequences, v.shape[2 if layout == "bthd" else 1], *((V, K) if v_first else (K, V))),
-                       dtype=getattr(torch, dtype))
+def _empty_states(t: Tensors, x: Request, rows: Any) -> Tensor:
+    """Memory for so many states."""
+    K, V = t.q.shape[3], t.v.shape[3]
+    shape = (rows, t.v.shape[x.axes[1]], *((V, K) if x.state_v_first else (K, V)))
+    return t.v.new_empty(shape, dtype=getattr(torch, x.state_dtype))
 
 
-def _empty_checkpoints(q: Tensor, v: Tensor, layout: str, v_first: bool, dtype: str, every: int, chunk: int | None) -> Tensor:
-    tokens, heads = (1, 2) if layout == "bthd" else (2, 1)
-    K, V = q.shape[3], v.shape[3]
-    rows = q.shape[0] * q.shape[tokens] // (every * (chunk or DEFAULT_CHUNK))
-    return v.new_empty((rows, v.shape[heads], *((V, K) if v_first else (K, V))), dtype=getattr(torch, dtype))
+def _empty_final(t: Tensors, x: Request) -> Tensor:
+    return _empty_states(t, x, t.q.shape[0] if t.cu_seqlens is None else t.cu_seqlens.shape[0] - 1)
+
+
+def _empty_checkpoints(t: Tensors, x: Request) -> Tensor:
+    tokens = t.q.shape[0] * t.q.shape[x.axes[0]]
+    return _empty_states(t, x, tokens // (x.checkpoint_chunks * (x.chunk_size or DEFAULT_CHUNK)))
 
 
 @gated_delta_rule.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Any, dt_bias: Any, initial_state: Any, state_indices: Any,
-      cu_seqlens: Tensor | None, scale: Any, output_final_state: bool, gate: Any, beta_form: Any, l2norm: Any, unit_keys: Any,
-      state_v_first: bool, state_dtype: str, checkpoint_chunks: int, target: Any, chunk_size: Any, layout: str, schedule: Any,
-      decode: Any) -> list[Tensor]:
-    made = [v.new_empty(v.shape)]
-    if output_final_state:
-        made.append(_empty_state(q, v, cu_seqlens, layout, state_v_first, state_dtype))
-    if checkpoint_chunks:
-        made.append(_empty_checkpoints(q, v, layout, state_v_first, state_dtype, checkpoint_chunks, chunk_size))
+def _(*given: Any) -> list[Tensor]:
+    t, _, x, _ = _unpacked(given)
+    made = [t.v.new_empty(t.v.shape)]
+    if x.output_final_state:
+        made.append(_empty_final(t, x))
+    if x.checkpoint_chunks:
+        made.append(_empty_checkpoints(t, x))
     return made
 
 
 @gated_delta_rule_into.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Any, dt_bias: Any, initial_state: Any, state_indices: Any,
-      cu_seqlens: Tensor | None, scale: Any, output_final_state: bool, gate: Any, beta_form: Any, l2norm: Any, unit_keys: Any,
-      state_v_first: bool, state_dtype: str, checkpoint_chunks: int, target: Any, chunk_size: Any, layout: str, schedule: Any,
-      decode: Any, final_state: Tensor | None, out: Tensor, checkpoints: Any, in_place: bool) -> Tensor:
-    if final_state is not None or not output_final_state:
-        return v.new_empty(0)
-    return _empty_state(q, v, cu_seqlens, layout, state_v_first, state_dtype)
+def _(*given: Any) -> Tensor:
+    t, _, x, (final_state, _, _) = _unpacked(given)
+    return t.v.new_empty(0) if final_state is not None or not x.output_final_state else _empty_final(t, x)
 
 
 def _no_gradient(context: Any, *gradients: Any) -> Any:
@@ -92,23 +97,20 @@ def _no_gradient(context: Any, *gradients: Any) -> Any:
 gated_delta_rule.register_autograd(_no_gradient)
 
 
-def compiled(t: Tensors, x: Words, scale: float | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def compiled(t: Tensors, x: Request, scale: float | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """What `run` does, as an op that torch.compile takes whole."""
     if x.schedule is not None and not isinstance(x.schedule, str):
         _fail("schedule", f"the Schedule {x.schedule.name} under torch.compile", "a name, or None to choose")
-    options = (scale, x.output_final_state, x.gate, x.beta_form, x.l2norm, x.unit_keys, x.state_v_first, x.state_dtype,
-               x.checkpoint_chunks, x.target, x.chunk_size, x.layout, x.schedule, x.decode)
+    options = [getattr(x, n) for n in OPTIONS]
     final = t.initial_state if x.in_place else t.final_state
     wanted = x.output_final_state and final is None
     if final is None and t.out is None:
-        made = gated_delta_rule(*t[:10], *options)
+        made = gated_delta_rule(*t[:len(READ)], scale, *options)
         return made[0], made[1] if wanted else None, made[-1] if x.checkpoint_chunks else None
     out = t.out
     if out is None:  # as for a caller's buffer, kernels leave rows alone that no sequence covers
         out = (t.v.new_empty if t.cu_seqlens is None and t.state_indices is None else t.v.new_zeros)(t.v.shape)
-    checkpoints = None
-    if x.checkpoint_chunks:
-        checkpoints = _empty_checkpoints(t.q, t.v, x.layout, x.state_v_first, x.state_dtype, x.checkpoint_chunks, x.chunk_size)
-    state = gated_delta_rule_into(*t[:7], None if x.in_place else t.initial_state, t.state_indices, t.cu_seqlens, *options, final,
-                                  out, checkpoints, x.in_place)
+    checkpoints = _empty_checkpoints(t, x) if x.checkpoint_chunks else None
+    read = t._replace(initial_state=None if x.in_place else t.initial_state)[:len(READ)]
+    state = gated_delta_rule_into(*read, scale, *options, final, out, checkpoints)
     return out, state if wanted else final, checkpoints

@@ -25,7 +25,9 @@ import torch
 from ..runtime import cache
 from ..runtime.build import LAYOUTS, Build, lowered
 from ..runtime.call import tables
-from ..runtime.call.choose import build_for
+from ..runtime.call.choose import choice
+from ..runtime.call.request import Call, Request
+from ..runtime.call.tables import Extent
 from ..runtime.load import function
 from ..runtime.progress import under_way
 from ..runtime.roofline import Ceilings, Cost, costs
@@ -157,9 +159,10 @@ class Auto:
 
     def build(self, x: Problem) -> Build:
         """What the op runs on these tensors."""
-        q, v = (t if LAYOUTS[self.layout] == "bthd" else t.transpose(1, 2) for t in (x.q, x.v))
-        return build_for("gated_delta_rule", q, v, self.target, self.chunk, self.layout, None, len(x.lengths),
-                         tables.UNIT if self.unit_keys else PLAIN)
+        (rows, tokens, H, K), (HV, V) = x.q.shape, x.v.shape[2:]
+        request = Request(unit_keys=self.unit_keys, target=self.target, chunk_size=self.chunk, layout=LAYOUTS[self.layout])
+        return choice(Call(request, x.q.dtype, x.q.device, (K, V), Extent(H, HV, len(x.lengths), rows * tokens),
+                           tables.UNIT if self.unit_keys else PLAIN)).build
 
     def called(self) -> Callable[..., Any]:
         """The op, with the choice that this row is about."""

@@ -24,6 +24,7 @@ from ..ir import interpret
 from ..runtime import cache
 from ..runtime.build import Build, lowered
 from ..runtime.call import choose, choose_decode, tables
+from ..runtime.call.request import DECODE_CHUNK, DEFAULT_CHUNK
 from ..runtime.call.tables import Extent, Row
 from ..runtime.load import cached, import_path, module
 from ..runtime.progress import under_way
@@ -54,7 +55,7 @@ def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
 
 def step_choice(about: Build, x: Extent, units: int) -> Build:
     """What a decoding step gets that no table serves, where both targets run."""
-    plain = replace(about, chunk=choose_decode.CHUNK, arch="")
+    plain = replace(about, chunk=DECODE_CHUNK, arch="")
     return next((b for b, _ in choose_decode.modelled(plain, x, units, choose_decode.PREFERRED["cuda"]) if choose.fits(b)), plain)
 
 
@@ -213,7 +214,7 @@ def _modelled(j: Job, arch: str, units: int) -> Build:
     """The model's choice for the inputs of a job, at its size."""
     if j.table == tables.DECODE:
         return step_choice(j.build, j.extent, units)
-    plain = replace(j.build, schedule=Build(j.build.target).schedule, chunk=choose.DEFAULT_CHUNK, arch="")
+    plain = replace(j.build, schedule=Build(j.build.target).schedule, chunk=DEFAULT_CHUNK, arch="")
     return model_choice(plain, j.extent, arch, units)
 
 

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from ..host.check import Check
 from ..ir.interpret import TORCH
 from ..runtime.build import Build
-from ..runtime.call import choose_decode, tables
+from ..runtime.call import tables
+from ..runtime.call.request import DECODE_CHUNK
 from ..runtime.load import function
 from ..schedule.contract import Contract
 from . import bench_gpu
@@ -35,7 +36,7 @@ SHAPES = tuple(Shape(f"{n} x {t}, {h}/{hv}", (t,) * n, h, hv)
 #: kernels that have them compiled in serve both.
 CHECKED = Shape("3 x 5, 4/8", (5,) * 3, 4, 8)
 #: The same heads for similar keys, with as many tokens as a step may have, since errors of the inverse grow with them.
-ALIKE = Shape("2 x 16, 4/8", (choose_decode.CHUNK,) * 2, 4, 8)
+ALIKE = Shape("2 x 16, 4/8", (DECODE_CHUNK,) * 2, 4, 8)
 
 
 def jobs(about: Build, contracts: Sequence[Contract], shapes: Sequence[Shape], units: int) -> list[Job]:
@@ -52,9 +53,9 @@ def jobs(about: Build, contracts: Sequence[Contract], shapes: Sequence[Shape], u
 def check_shapes(shapes: Sequence[Shape]) -> None:
     """ValueError for a shape whose sequences differ in length, or have more than 16 tokens."""
     for s in shapes:
-        if len(set(s.lens)) > 1 or max(s.lens) > choose_decode.CHUNK:
+        if len(set(s.lens)) > 1 or max(s.lens) > DECODE_CHUNK:
             raise ValueError(f"shapes: got {s.name} of {sorted(set(s.lens))} tokens; accepted with --decode: as many in each "
-                             f"sequence, {choose_decode.CHUNK} at most")
+                             f"sequence, {DECODE_CHUNK} at most")
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class Steps(Gpu):
 def command(a: argparse.Namespace, shapes: Sequence[Shape]) -> int:
     """`tune --decode`, of parsed words."""
     check_shapes(shapes)
-    about = Build("triton", choose_decode.CHUNK, layout=a.layout, dtype=a.dtype, head_dim_k=a.head_dim_k, head_dim_v=a.head_dim_v)
+    about = Build("triton", DECODE_CHUNK, layout=a.layout, dtype=a.dtype, head_dim_k=a.head_dim_k, head_dim_v=a.head_dim_v)
     names, arch, units = ((), a.compile, 0) if a.compile is not None else here()
     todo = jobs(about, CONTRACTS, shapes, units)
     if a.compile is not None:

@@ -27,8 +27,8 @@ from reference import in_parts, rms_error
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.admit import LEFT, Refused
 from gdn_codegen.runtime.build import Build
-from gdn_codegen.runtime.call import choose_decode, launch
-from gdn_codegen.runtime.call.choose import build, unfit
+from gdn_codegen.runtime.call import launch
+from gdn_codegen.runtime.call.choose import unfit
 from gdn_codegen.runtime.load import module
 from gdn_codegen.schedule import ScheduleError
 
@@ -64,22 +64,20 @@ def _allowed(c: Drawn, device: str, expected: Callable[[Means], Any]) -> float:
 @contextlib.contextmanager
 def _asked(how: Way, used: list[str]) -> Iterator[None]:
     """The op's builds for the architecture and with the parts that a way asks for; their names go to `used`."""
-    def loaded(step: bool, *wanted: Any) -> Any:
-        b = (choose_decode.build(*wanted) if step else None) or build(*wanted)
+    def loaded(b: Build) -> Any:
         b = replace(b, arch=how.arch) if how.arch else b
         m = module(b)
         used.append(m.__name__.removeprefix("gdn_codegen_generated_"))
         if b.plan.partition:
             in_parts(getattr(m, b.function), how.parts)
         return m
-    loaded.cache_clear = lambda: None  # type: ignore[attr-defined]  # dispatch clears what it has, to take another build
-    kept, launch._loaded = launch._loaded, loaded
+    kept, launch.module = launch.module, loaded
     launch._kept.clear()
     launch._last = None
     try:
         yield
     finally:
-        launch._loaded = kept
+        launch.module = kept
 
 
 def called(target: str, row: Row, seed: int, device: str) -> Result:

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from calls import checked, drawn, elsewhere
+from choices import choice_for
 from reference import call, check, in_parts, problem
 
 from gdn_codegen.ops import chunk_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import tables
-from gdn_codegen.runtime.call.choose import build_for
 from gdn_codegen.runtime.load import function, write
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, Schedule, named, varied
@@ -174,8 +174,8 @@ def test_warp_groups_give_the_same_bits_every_time(name):
 @hopper
 def test_the_default_on_hopper_has_warp_groups():
     x = for_groups(GROUPS["f16"], [70])
-    given = "gated_delta_rule", x["q"][None].cuda(), x["v"][None].cuda(), "auto", 64, "bthd", None
-    assert build_for(*given, 1000).arch == build_for(*given).arch == "sm_90a"
+    given = x["q"][None].cuda(), x["v"][None].cuda(), "auto", 64
+    assert choice_for(*given, sequences=1000).build.arch == choice_for(*given).build.arch == "sm_90a"
     check(on_gpu(chunk_gated_delta_rule), x)
 
 

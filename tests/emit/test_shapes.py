@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from choices import choice_for
 from reference import TOLERANCE, expected, module, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule
@@ -289,7 +290,7 @@ def test_views_that_kernels_do_not_take_are_copied(target):
 def test_the_op_takes_the_build_for_views(monkeypatch):
     x = problem([20], 1, 2, 32, 32)
     built = []
-    monkeypatch.setattr(launch, "_loaded", lambda step, *a: (built.append(launch.build(*a)), load.module(built[-1]))[1])
+    monkeypatch.setattr(launch, "module", lambda b: (built.append(b), load.module(b))[1])
     monkeypatch.setattr(launch, "_kept", {})
     views = projections(x, "bthd")
     dense = {n: t.contiguous() for n, t in views.items()}
@@ -350,7 +351,7 @@ def test_addresses_of_tensors_are_in_64_bits(name):
     ("tilelang", 64, 60, 100, "float16", "gdn_c64_bthd_k60v100")])
 def test_where_the_schedule_is_open_one_that_fits_is_taken(target, chunk, K, V, dtype, name):
     q, v = (torch.empty(1, 8, 2, n, dtype=getattr(torch, dtype)) for n in (K, V))
-    assert choose.build_for("gated_delta_rule", q, v, target, chunk, "bthd", None).name == name
+    assert choice_for(q, v, target, chunk).build.name == name
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from math import prod
 
 import pytest
 import torch
+from choices import choice_for
 from reference import call, problem
 
 from gdn_codegen.runtime.build import Build, lowered, render
@@ -128,11 +129,10 @@ def test_an_architecture_of_another_target_is_refused():
     ({}, "walk", "gdn_c64_bthd_walk"), ({"target": "triton"}, None, "gdn_c64_bthd")])
 def test_ops_pick_the_architecture_of_the_gpu_where_it_fits(monkeypatch, changes, schedule, name):
     monkeypatch.setattr(choose, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(choose, "choice", choose.choice.__wrapped__)  # not kept for other tests
+    monkeypatch.setattr(choose, "kept_choice", choose.kept_choice.__wrapped__)  # not kept for other tests
     q = torch.empty(1, 3, 2, changes.get("K", 128), dtype=changes.get("dtype", torch.float16))
-    b = choose.build_for("gated_delta_rule", q, q.new_empty(1, 3, 4, 128), changes.get("target", "tilelang"),
-                      changes.get("chunk_size", 64), "bthd", schedule)
-    assert b.name == name
+    found = choice_for(q, q.new_empty(1, 3, 4, 128), changes.get("target", "tilelang"), changes.get("chunk_size", 64), schedule)
+    assert found.build.name == name
 
 
 @pytest.mark.slow
@@ -140,14 +140,13 @@ def test_few_walks_are_split_into_parts(monkeypatch):
     """Where sequences times value heads fill half of the GPU at most; value heads of one key head come together."""
     monkeypatch.setattr(choose, "architecture", lambda device: "sm_90a")
     monkeypatch.setattr(choose, "units", lambda device: 16)
-    monkeypatch.setattr(choose, "choice", choose.choice.__wrapped__)
+    monkeypatch.setattr(choose, "kept_choice", choose.kept_choice.__wrapped__)
     q, v = torch.empty(2, 3, 2, 128, dtype=torch.float16), torch.empty(2, 3, 4, 128, dtype=torch.float16)
-    names = [choose.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, n).name for n in (None, 2, 3)]
+    names = [choice_for(q, v, "tilelang", 64, sequences=n).build.name for n in (None, 2, 3)]
     two = "gdn_c64_bthd_walk_valueheads2_decay_sm90a"
     assert names == [two, two, "gdn_c64_bthd_fused_walk_sm90a"]
     v = torch.empty(2, 3, 6, 128, dtype=torch.float16)  # three a key head
-    assert choose.build_for("gated_delta_rule", q, v, "tilelang", 64, "bthd", None, 1).name == \
-        "gdn_c64_bthd_decay_sm90a"
+    assert choice_for(q, v, "tilelang", 64, sequences=1).build.name == "gdn_c64_bthd_decay_sm90a"
 
 
 def test_other_gpus_and_the_cpu_take_portable_text():

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from choices import a_call, choice_for
 from reference import expected, module, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule
@@ -19,6 +20,7 @@ from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.runtime import admit, load
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.call import choose, launch
+from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import changes, varied
 from gdn_codegen.schedule.contract import Contract
@@ -161,7 +163,7 @@ def op(monkeypatch, tmp_path):
         admit.forget()
         launch.forget()
         load.module.cache_clear()
-        choose.choice.cache_clear()
+        choose.kept_choice.cache_clear()
         choose._refused.clear()
 
     monkeypatch.setenv("GDN_CODEGEN_CACHE", str(tmp_path))
@@ -243,7 +245,7 @@ def test_a_refused_build_gives_way_to_the_next_which_is_said_once(op):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert right(x, op(*a)[0])
-    choice = choose.explained(*choose.key("gated_delta_rule", a[0], a[2], "tilelang", 16, "bthd", None))
+    choice = choice_for(a[0], a[2], "tilelang", 16)
     assert changes(choice.build.plan) and "not gdn_c16_bthd_k16v16" in str(choice)
 
 
@@ -333,6 +335,10 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setenv("GDN_CODEGEN_ADMIT", "1")
 
 
+def a_kind(H, HV, device="cuda:0", packed=True, wanted=True):
+    return replace(a_call(Extent(H, HV, 1, 64), device=device), packed=packed, wanted=wanted)
+
+
 def test_kernels_that_end_a_process_are_passed_over_by_the_next(monkeypatch, tmp_path):
     """An illegal access leaves no context to go on in: the error says so, and another process refuses the build by its file."""
     class Module:
@@ -345,14 +351,14 @@ def test_kernels_that_end_a_process_are_passed_over_by_the_next(monkeypatch, tmp
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     as_on_a_gpu(monkeypatch)
-    gpu, call = torch.device("cuda", 0), (True, False, True)
+    call = a_kind(2, 4)
     try:
         with pytest.raises(RuntimeError, match="Another process passes this build over") as e:
-            admit.admit(Build("triton"), Module, gpu, (2, 4), call, lambda: None)
+            admit.admit(Build("triton"), Module, call, lambda: None)
         assert not isinstance(e.value, admit.Refused)
         admit.forget()
         with pytest.raises(admit.Refused, match="off are memory by inf"):
-            admit.admit(Build("triton"), Module, gpu, (2, 4), call, lambda: None)
+            admit.admit(Build("triton"), Module, call, lambda: None)
     finally:
         admit.forget()
 
@@ -372,14 +378,14 @@ def test_triton_is_tried_for_heads_and_kinds_of_calls(monkeypatch, tmp_path):
     b, call = Build("triton"), (True, False, True)
     try:
         for heads in ((2, 4), (2, 4), (4, 4)):
-            admit.admit(b, Module, gpu, heads, call, lambda: None)
-        admit.admit(b, Module, gpu, (4, 4), (False, False, False), lambda: None)
+            admit.admit(b, Module, a_kind(*heads), lambda: None)
+        admit.admit(b, Module, a_kind(4, 4, packed=False, wanted=False), lambda: None)
         assert asked == [((2, 4), (call,)), ((4, 4), (call,)), ((4, 4), ((False, False, False),))]
         assert Module.check.done == {(gpu, (2, 4)), (gpu, (4, 4))}
         error[0] = math.nan
         with pytest.raises(admit.Refused, match="off are o by nan"):
-            admit.admit(b, Module, gpu, (8, 8), call, lambda: None)
+            admit.admit(b, Module, a_kind(8, 8), lambda: None)
         assert (gpu, (8, 8)) not in Module.check.done
-        admit.admit(b, Module, torch.device("cpu"), (8, 8), call, lambda: pytest.fail("Triton's interpreter compiles nothing"))
+        admit.admit(b, Module, a_kind(8, 8, "cpu"), lambda: pytest.fail("Triton's interpreter compiles nothing"))
     finally:
         admit.forget()

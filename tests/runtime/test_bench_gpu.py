@@ -9,12 +9,13 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from choices import choice_for
 from reference import expected
 
 from gdn_codegen import ops
 from gdn_codegen.cli import main
 from gdn_codegen.runtime.build import Build, lowered
-from gdn_codegen.runtime.call import choose, tables
+from gdn_codegen.runtime.call import tables
 from gdn_codegen.runtime.roofline import Ceilings, costs
 from gdn_codegen.schedule import SCHEDULES
 from gdn_codegen.schedule.contract import Contract
@@ -353,7 +354,7 @@ def test_auto_is_what_the_op_chooses(gpu, monkeypatch, tmp_path, capsys):
     (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
     x = small(Shape("a", (20,), 1, 1), K=32, V=32)
     q, v = (t.transpose(1, 2) for t in (x.q, x.v))
-    want = choose.build_for("gated_delta_rule", q, v, "triton", None, "bhtd", None, 1, tables.UNIT)
+    want = choice_for(q, v, "triton", sequences=1, contract=tables.UNIT, layout="bhtd").build
     assert (row["who"], row["note"]) == ("triton auto", want.name) and "bhtd" in want.name and "error" not in row
     assert row["kernels"][0]["name"] in [k.name for k in lowered(want).kernels]
     told = {tuple(o[n] for n in ("target", "layout", "chunk_size", "unit_keys")) for o in called}

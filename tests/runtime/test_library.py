@@ -1,11 +1,13 @@
 """The custom ops: what torch checks of them, and torch.compile."""
 import shutil
+from dataclasses import astuple
 
 import pytest
 import torch
 from reference import expected, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
+from gdn_codegen.runtime.call.request import Request
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.runtime.torch_library import gated_delta_rule
 from gdn_codegen.schedule import named
@@ -23,11 +25,9 @@ def given(lengths=(9, 4), heads=(1, 2), batched=False, **options):
     return x, a, None if batched else torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
 
 
-def words(output_final_state=True, gate="", beta_form="", l2norm=False, unit_keys=False, state_v_first=False,
-          state_dtype="float32", checkpoint_chunks=0, chunk_size=16, decode=False):
+def words(output_final_state=True, chunk_size=16, **options):
     """An op's options after its tensors."""
-    return (0.2, output_final_state, gate, beta_form, l2norm, unit_keys, state_v_first, state_dtype, checkpoint_chunks, "triton",
-            chunk_size, "bthd", None, decode)
+    return 0.2, *astuple(Request(output_final_state, target="triton", chunk_size=chunk_size, **options))
 
 
 @pytest.mark.slow

@@ -1,9 +1,12 @@
 """The custom op that writes to its caller's memory: states in place, in pools, in buffers; checkpoints."""
+from dataclasses import astuple
+
 import pytest
 import torch
 from reference import expected, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
+from gdn_codegen.runtime.call.request import Request
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.runtime.torch_library import gated_delta_rule, gated_delta_rule_into
 
@@ -23,9 +26,9 @@ def given():
     return [x[n][None] for n in NAMES], torch.tensor([0, 20, 25, 42]), expected(x), x, slots, pool
 
 
-def words(output_final_state=False, checkpoint_chunks=0, state_v_first=False, state_dtype="float32"):
-    return (None, output_final_state, "", "", False, False, state_v_first, state_dtype, checkpoint_chunks, "triton", 16, "bthd",
-            None, False)
+def words(output_final_state=False, checkpoint_chunks=0, state_v_first=False, state_dtype="float32", in_place=False):
+    return None, *astuple(Request(output_final_state, checkpoint_chunks=checkpoint_chunks, state_v_first=state_v_first,
+                                  state_dtype=state_dtype, in_place=in_place, target="triton", chunk_size=16))
 
 
 def compiled(f):
@@ -100,10 +103,10 @@ def test_opcheck(given):
     out, b = torch.zeros_like(a[2]), torch.cat([a[2], a[2]], -1)  # V = 64, which is not K
     state = x["S"].clone()
     for op, tensors, rest in (
-            (gated_delta_rule_into, (*a, None, None, None, slots, cu), (*words(), pool, out, None, True)),
-            (gated_delta_rule_into, (*a, None, None, x["S"], None, cu), (*words(), state, out, None, False)),
-            (gated_delta_rule_into, (*a, None, None, x["S"], None, cu), (*words(), None, out, None, False)),
-            (gated_delta_rule_into, (*a, None, None, pool, slots, cu), (*words(True), None, out, None, False)),
+            (gated_delta_rule_into, (*a, None, None, None, slots, cu), (*words(in_place=True), pool, out, None)),
+            (gated_delta_rule_into, (*a, None, None, x["S"], None, cu), (*words(), state, out, None)),
+            (gated_delta_rule_into, (*a, None, None, x["S"], None, cu), (*words(), None, out, None)),
+            (gated_delta_rule_into, (*a, None, None, pool, slots, cu), (*words(True), None, out, None)),
             (gated_delta_rule, (*a, None, None, pool, slots, cu), words(True)),
             (gated_delta_rule, (*a, None, None, x["S"], None, cu), words(True, 1)),  # each row is written: others hold anything
             (gated_delta_rule, (*a[:2], b, *a[3:], None, None, None, None, cu), words(True, 0, True, "bfloat16"))):

@@ -30,11 +30,11 @@ def tensors():
 
 @pytest.fixture
 def said(monkeypatch):
-    """What a call comes to, recorded rather than run: tensors, words and scale."""
+    """What a call comes to, recorded rather than run: tensors, Request and scale."""
     seen = []
 
-    def serves(t, words, strided):
-        plan = SimpleNamespace(call=lambda given, numbers, *rest: seen.append((t, words, numbers[0])))
+    def serves(t, call):
+        plan = SimpleNamespace(call=lambda given, numbers, *rest: seen.append((t, call.request, numbers[0])))
         return SimpleNamespace(HOST=SimpleNamespace(prepare=lambda *a: plan, numbers_of=lambda numbers: numbers,
                                                     results=lambda memory, wanted: (t.v, t.initial_state)))
 
@@ -95,9 +95,9 @@ SAME = {
 def test_other_libraries_words_mean_ours(case, tensors, said):
     for options in SAME[case]:
         chunk_gated_delta_rule(*tensors[1], **options)
-    (t, words, scale), (t2, words2, scale2) = said
-    assert words == words2 and scale == scale2 and all(a is b for a, b in zip(t, t2, strict=True))
-    assert SAME[case][0] == {} or words != arguments.settled(
+    (t, asked, scale), (t2, asked2, scale2) = said
+    assert asked == asked2 and scale == scale2 and all(a is b for a, b in zip(t, t2, strict=True))
+    assert SAME[case][0] == {} or asked != arguments.settled(
         arguments.Tensors(*tensors[1], *[None] * 7), arguments.Options(
             False, False, False, None, "log", "given", False, False, None, None, "auto", None))
 

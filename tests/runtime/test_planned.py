@@ -1,12 +1,13 @@
 """What is built where no schedule is named: what the op would choose on the GPUs that are."""
 import pytest
 import torch
+from choices import a_call
 
 from gdn_codegen import options
 from gdn_codegen.cli import main
 from gdn_codegen.runtime.build import DEFAULT_SCHEDULE, Build
 from gdn_codegen.runtime.call import choose
-from gdn_codegen.schedule.contract import PLAIN
+from gdn_codegen.runtime.call.tables import Extent
 
 HOPPER = {"sm_90": "sm_90a", "gfx942": "", "sm_90a": "sm_90a"}
 
@@ -27,10 +28,10 @@ def test_it_is_what_a_call_gets_there(target, gpu, more, monkeypatch):
     monkeypatch.setattr(choose, "_check_fits", lambda *a: None)
     said = dict(zip(more[::2], more[1::2], strict=True))
     wide, dtype = int(said.get("--head-dim-k", 128)), getattr(torch, said.get("--dtype", "float16"))
-    choose.choice.cache_clear()
-    want = choose.choice("gated_delta_rule", dtype, torch.device("cuda"), None, wide, wide, target,
-                           64 if "--chunk" in said else None, "bthd", None, PLAIN, (0, 0, 0), "--partition" in said).build
-    choose.choice.cache_clear()
+    choose.kept_choice.cache_clear()
+    asked = a_call(Extent(1, 1, 1, 1), dtype, "cuda", (wide, wide), chunk_size=64 if "--chunk" in said else None)
+    want = choose.kept_choice(asked, target, choose.Size((0, 0, 0), "--partition" in said)).build
+    choose.kept_choice.cache_clear()
     if target == "tilelang" and not want.arch:  # a module for Hopper alone there is none
         with pytest.raises(ValueError, match=r"arch: got 'sm_90a', for which nothing fits \(.*\); accepted: none, where the op "
                                              f"takes --schedule {want.plan.name} --chunk 64"):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from choices import choice_for
 
 from gdn_codegen import cli
 from gdn_codegen.runtime.build import Build
@@ -132,12 +133,12 @@ def test_calls_choose_from_what_tune_wrote(names, mine, run, monkeypatch):
     monkeypatch.setattr(choose, "names", lambda device: names)
     monkeypatch.setattr(choose, "architecture", lambda device: GPU[1])
     monkeypatch.setattr(choose, "units", lambda device: GPU[2])
-    monkeypatch.setattr(choose, "choice", choose.choice.__wrapped__)
+    monkeypatch.setattr(choose, "kept_choice", choose.kept_choice.__wrapped__)
     monkeypatch.setattr(tables, "own_path", lambda device, target: run.path)
     tables.rows.cache_clear()
     q = torch.empty(1, 16384, 16, 128, dtype=torch.float16, device="meta")
     for chunk, name in ((None, "gdn_c64_bthd_decay32_sm90a"), (32, "gdn_c32_bthd_fused_sm90a")):
-        assert (choose.build_for("gated_delta_rule", q, q, "tilelang", chunk, "bthd", None).name == name) == mine
+        assert (choice_for(q, q, "tilelang", chunk).build.name == name) == mine
     tables.rows.cache_clear()
 
 

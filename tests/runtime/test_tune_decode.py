@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from choices import a_call
 from reference import expected, passed, rms_error
 
 from gdn_codegen import cli
@@ -60,11 +61,11 @@ def test_steps_choose_from_what_tune_wrote(table, monkeypatch):
     monkeypatch.setattr(choose_decode, "names", lambda device: NAMES)
     monkeypatch.setattr(choose_decode, "units", lambda device: 132)
     monkeypatch.setattr(choose_decode, "runs", lambda target, device: True)
-    monkeypatch.setattr(choose_decode, "choice", choose_decode.choice.__wrapped__)
+    monkeypatch.setattr(choose_decode, "kept_choice", choose_decode.kept_choice.__wrapped__)
     tables.rows.cache_clear()
     for x, target in ((Extent(16, 32, 256, 256), "tilelang"), (Extent(4, 8, 1, 4), "triton")):
-        b = replace(ABOUT, contract=tune_decode.CONTRACTS[1])
-        found = choose_decode.choice(b, torch.device("cuda"), x, ("triton", "tilelang"))
+        found = choose_decode.choice(a_call(x, getattr(torch, ABOUT.dtype), "cuda", (ABOUT.head_dim_k, ABOUT.head_dim_v),
+                                            tune_decode.CONTRACTS[1], decode=True))
         assert found.build.target == target and found.build.plan.v_block == 64 and "the user's table" in str(found)
     assert not tables.rows(NAMES, "triton")[0].table == DECODE  # nor do they serve prefill
     tables.rows.cache_clear()

@@ -17,18 +17,13 @@ import torch
 from ...devices import HOPPER
 from ...ir.core import Program, loops, walk
 from ...ir.types import BYTES
-from ...schedule import Schedule, ScheduleError, named, varied
-from ...schedule.contract import PLAIN, Contract
+from ...schedule import ScheduleError, named, varied
 from ...targets import find
-from ...targets import names as targets
-from ..build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, LAYOUTS, Build, lowered
+from ..build import CHUNKS, DEFAULT_SCHEDULE, DEFAULTS, Build, lowered
 from ..targets import choose
 from . import tables
-from .tables import Extent
+from .request import DEFAULT_CHUNK, DTYPES, Call
 
-NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
-#: Tokens of a chunk for calls that leave it open and have no row in a table.
-DEFAULT_CHUNK = 64
 #: The schedule of whole sequences, by architecture.
 WHOLE = {"sm_90a": "fused_walk"}
 #: From this class of tokens (Extent.shape_class) on, that schedule also serves parts if each key head has one value head. A
@@ -106,7 +101,7 @@ def refuse(b: Build, device: torch.device, why: str) -> bool:
     if refused(b, device):
         return False
     _refused[b, device] = why
-    choice.cache_clear()
+    kept_choice.cache_clear()
     return True
 
 
@@ -221,75 +216,45 @@ def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, .
                          f"{', '.join(map(str, chunks)) or 'none for these K and V'} ({against})")
 
 
+@dataclass(frozen=True)
+class Size:
+    """What of a call's extent the choice of a build depends on. Calls of many lengths share it.
+
+    few: whether walks fill at most half of the GPU; None without a GPU. shared: value heads of a key head that one kernel
+    instance may handle. heads: H and HV, for targets that compile them in.
+    """
+
+    shape_class: tuple[int, int, int]
+    few: bool | None
+    shared: int = 1
+    heads: tuple[int, int] | None = None
+
+
 @lru_cache(maxsize=1024)
-def choice(algorithm: str, dtype: torch.dtype, device: torch.device, heads: tuple[int, int] | None, head_dim_k: int,
-           head_dim_v: int, target: str, chunk_size: int | None, layout: str, schedule: str | Schedule | None,
-           contract: Contract, shape_class: tuple[int, int, int], few: bool | None, shared: int = 1) -> Choice:
-    """The build for calls of one kind. heads: H and HV, for targets that compile them in."""
-    b = Build(target, chunk_size or DEFAULT_CHUNK, layout, algorithm, schedule or DEFAULT_SCHEDULE, NAMES[dtype], head_dim_k,
-              head_dim_v, heads, contract=contract)
-    arch = architecture(device)
-    if schedule is not None:
+def kept_choice(call: Call, target: str, size: Size) -> Choice:
+    """The build for calls that differ in extent alone. target: the call's, or what is chosen for "auto"."""
+    x, arch, chunk = call.request, architecture(call.device), call.request.chunk
+    b = Build(target, chunk or DEFAULT_CHUNK, x.layout, x.algorithm, x.schedule or DEFAULT_SCHEDULE, DTYPES[call.dtype],
+              *call.head_dims, size.heads, contract=call.contract)
+    if x.schedule is not None:
         chosen = Choice(b, (("schedule", "asked for"),))
     else:
-        found, why = first(device, ("table", measured(b, arch, names(device), shape_class, chunk_size, shared)),
-                           ("model", modelled(b, arch, few, shape_class, chunk_size, shared)))
+        found, why = first(call.device,
+                           ("table", measured(b, arch, names(call.device), size.shape_class, chunk, size.shared)),
+                           ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared)))
         chosen = found or Choice(b, why)
-    why = (*chosen.why, ("chunk", "asked for" if chunk_size else "left open"))
+    why = (*chosen.why, ("chunk", "asked for" if chunk else "left open"))
     chosen = said(Choice(_served(chosen.build), why))
-    if schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may need half of the estimate for Hopper
-        _check_fits(chosen.build, arch, few, shape_class)
+    if x.schedule is None and arch == "sm_90a":  # on other GPUs Triton's kernels may need half of the estimate for Hopper
+        _check_fits(chosen.build, arch, size.few, size.shape_class)
     return chosen
 
 
-# --- calls -----------------------------------------------------------------------------------------------------------
-def key(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int | None, layout: str,
-        schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> tuple[Any, ...]:
-    """The facts of a call on which the choice of a build may depend."""
-    return algorithm, q.dtype, q.device, q.shape, v.shape, target, chunk_size, layout, schedule, sequences, contract
+def choice(call: Call) -> Choice:
+    """The build for a call: from its schedule if it names one, else from a table, else from the model for its GPU.
 
-
-def check(dtype: torch.dtype, target: str, chunk_size: int | None, layout: str) -> None:
-    """Raise ValueError if an argument of `key` has a value that does not exist."""
-    if dtype not in NAMES:
-        raise ValueError(f"q: got {dtype}; accepted: {', '.join(map(str, NAMES))}")
-    if target != "auto" and target not in targets():
-        raise ValueError(f"target: got {target!r}; accepted: auto, {', '.join(targets())}")
-    if chunk_size not in (None, *CHUNKS):
-        raise ValueError(f"chunk_size: got {chunk_size!r}; accepted: {', '.join(map(str, CHUNKS))}, None for any")
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout: got {layout!r}; accepted: {', '.join(LAYOUTS)}")
-
-
-def extent(q: tuple[int, ...], v: tuple[int, ...], layout: str, sequences: int | None) -> Extent:
-    """The size of a call whose q and v have these shapes."""
-    tokens, head = (1, 2) if LAYOUTS[layout] == "bthd" else (2, 1)
-    return Extent(q[head], v[head], sequences or q[0], q[0] * q[tokens])
-
-
-def explained(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple[int, ...], v: tuple[int, ...], target: str,
-              chunk_size: int | None, layout: str, schedule: str | Schedule | None, sequences: int | None,
-              contract: Contract) -> Choice:
-    """The choice for a key. Raises ValueError naming a bad argument."""
-    check(dtype, target, chunk_size, layout)
-    layout = LAYOUTS[layout]
-    target = choose(device.type, target)
-    x = extent(q, v, layout, sequences)
-    few = 2 * x.walks <= units(device) if units(device) else None
-    heads = (x.H, x.HV) if find(target).head_counts else None
-    return choice(algorithm, dtype, device, heads, q[3], v[3], target, chunk_size, layout, schedule, contract, x.shape_class, few,
-                  x.shared)
-
-
-def build(*wanted: Any) -> Build:
-    """The build of a key."""
-    return explained(*wanted).build
-
-
-def build_for(algorithm: str, q: torch.Tensor, v: torch.Tensor, target: str, chunk_size: int | None, layout: str,
-              schedule: str | Schedule | None, sequences: int | None = None, contract: Contract = PLAIN) -> Build:
-    """The build for these tensors: from `schedule` if given, else from a table, else from the model for their GPU.
-
-    sequences: the number of packed sequences; None for a batch of rows. ValueError names a bad argument.
+    Raises ValueError naming a bad argument.
     """
-    return build(*key(algorithm, q, v, target, chunk_size, layout, schedule, sequences, contract))
+    target, x, n = choose(call.device.type, call.request.target), call.extent, units(call.device)
+    heads = (x.H, x.HV) if find(target).head_counts else None
+    return kept_choice(call, target, Size(x.shape_class, 2 * x.walks <= n if n else None, x.shared, heads))

@@ -13,16 +13,14 @@ from typing import Any
 import torch
 
 from ...schedule import Schedule, named, varied
-from ...schedule.contract import Contract
 from ...targets import find
 from ..build import DEFAULT_SCHEDULE, Build
 from ..targets import choose, runs
 from . import tables
-from .choose import NAMES, Choice, check, extent, first, names, said, units
+from .choose import Choice, first, names, said, units
+from .request import DECODE_CHUNK, DTYPES, Call
 from .tables import Extent
 
-#: Tokens of a chunk, and the most that a sequence may bring.
-CHUNK = 16
 #: The fewest columns of the state that an instance holds, where it may have as many registers as it wants.
 COLUMNS = 32
 #: By device: targets where the call leaves it open, the model's first choice first. On an H200 256 sequences of one token, heads
@@ -90,17 +88,15 @@ def measured(b: Build, x: Extent, devices: tuple[str, ...], wanted: Sequence[str
 
 
 @lru_cache(maxsize=1024)
-def choice(b: Build, device: torch.device, x: Extent, wanted: tuple[str, ...]) -> Choice | None:
-    """The build for steps of one kind; None where no schedule of one kernel fits. b: their inputs, with any target."""
-    found, _ = first(device, ("table", measured(b, x, names(device), wanted)), ("model", modelled(b, x, units(device), wanted)))
+def kept_choice(call: Call, x: Extent, wanted: tuple[str, ...]) -> Choice | None:
+    """The choice for calls of one extent. wanted: targets, the preferred first."""
+    b = Build(wanted[0], DECODE_CHUNK, call.request.layout, call.request.algorithm, DEFAULT_SCHEDULE, DTYPES[call.dtype],
+              *call.head_dims, contract=call.contract.unpromised())
+    found, _ = first(call.device, ("table", measured(b, x, names(call.device), wanted)),
+                     ("model", modelled(b, x, units(call.device), wanted)))
     return None if found is None else said(found)
 
 
-def build(algorithm: str, dtype: torch.dtype, device: torch.device, q: tuple[int, ...], v: tuple[int, ...], target: str,
-          chunk_size: int | None, layout: str, schedule: Any, sequences: int | None, contract: Contract) -> Build | None:
-    """The build of a `dispatch.key`, which names no schedule; None where a step is a call like any other."""
-    check(dtype, target, chunk_size, layout)
-    wanted = targets(target, device)
-    b = Build(wanted[0], CHUNK, layout, algorithm, DEFAULT_SCHEDULE, NAMES[dtype], q[3], v[3], contract=contract.unpromised())
-    found = choice(b, device, extent(q, v, layout, sequences), wanted)
-    return None if found is None else found.build
+def choice(call: Call) -> Choice | None:
+    """The build for a decoding step that names no schedule; None if no schedule of one kernel fits."""
+    return kept_choice(call, call.extent, targets(call.request.target, call.device))

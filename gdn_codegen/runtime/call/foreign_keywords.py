@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...host.arguments import _check_flag
 from ...host.tensors import _fail
-from .choose import DEFAULT_CHUNK
 from .normalise import Options, Tensors, check_cpu_ends
+from .request import DEFAULT_CHUNK
 
 #: Another library's keyword -> ours.
 ALIASES = {

@@ -23,16 +23,15 @@ from ...host.arguments import (
     _check_rank,
     _check_tensor,
 )
-from ...host.tensors import _FLOATS, _fail
+from ...host.tensors import _fail
 from ...schedule import Schedule
 from ..build import CHUNKS, LAYOUTS
 from .aliasing import shared
+from .request import DTYPES, Request
 
 #: The forms of g and beta, with the contract's names of them.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
-#: The dtypes of kernels, and their names.
-DTYPES = {dtype: name for name, dtype in _FLOATS.items()}
 #: Optional tensors that no other check reads before.
 _OPTIONAL = ("A_log", "dt_bias", "initial_state", "state_indices", "final_state", "out")
 #: What else is accepted for a buffer that shares memory, by the index of the buffer in Tensors.
@@ -76,25 +75,6 @@ class Options(NamedTuple):
     chunk_size: int | None = None
     checkpoint_chunks: int = 0
     unit_keys: bool = False
-
-
-class Words(NamedTuple):
-    """Options in one spelling, as torch's ops take them."""
-
-    output_final_state: bool
-    gate: str
-    beta_form: str
-    l2norm: bool
-    unit_keys: bool
-    state_v_first: bool
-    state_dtype: str
-    in_place: bool
-    checkpoint_chunks: int
-    target: str
-    chunk_size: int | None
-    layout: str
-    schedule: Any
-    decode: bool
 
 
 def transformed() -> bool:
@@ -278,7 +258,8 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
     return in_place, DTYPES[held]
 
 
-def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, final: Any, same: bool, indices: bool) -> Words:
+def _request(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, final: Any, same: bool, indices: bool
+             ) -> Request:
     """The options in one spelling.
 
     a_log, dt_bias, indices: whether these tensors are given. initial, final: dtypes of the states, None where they are not given.
@@ -295,7 +276,7 @@ def _words(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, f
         _fail(*(("schedule", "''", "a name, a Schedule, or None to choose") if x.schedule == "" else
                ("target", type(x.target).__name__, "a name")))
     in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, same, indices)
-    return Words(x.output_final_state, _gate(x.gate, a_log, dt_bias), _beta_form(x.beta_form, x.allow_neg_eigval),
+    return Request(x.output_final_state, _gate(x.gate, a_log, dt_bias), _beta_form(x.beta_form, x.allow_neg_eigval),
                  x.use_qk_l2norm_in_kernel, x.unit_keys, x.state_v_first, state_dtype, in_place, x.checkpoint_chunks, x.target,
                  x.chunk_size, _layout(x.layout, x.head_first), x.schedule, decode)
 
@@ -304,15 +285,15 @@ def _kind(x: Any) -> Any:
     return None if x is None else x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
-def settled(t: Tensors, x: Options, decode: bool = False) -> Words:
+def settled(t: Tensors, x: Options, decode: bool = False) -> Request:
     """The options of a call in one spelling, or a ValueError naming the argument at fault."""
     for n, (name, y) in enumerate(t._asdict().items()):
         if n < 5 or (y is not None and name in _OPTIONAL):
             check_tensor(name, y)
     _check_dtypes(t)
     check_ends(t.cu_seqlens)
-    words = _words(x, decode, t.A_log is not None, t.dt_bias is not None, _kind(t.initial_state), _kind(t.final_state),
-                   t.initial_state is t.final_state, t.state_indices is not None)
-    _check_rank("q", t.q, 4, words.layout)
-    _check_rank("v", t.v, 4, words.layout)
-    return words
+    asked = _request(x, decode, t.A_log is not None, t.dt_bias is not None, _kind(t.initial_state), _kind(t.final_state),
+                     t.initial_state is t.final_state, t.state_indices is not None)
+    _check_rank("q", t.q, 4, asked.layout)
+    _check_rank("v", t.v, 4, asked.layout)
+    return asked

@@ -1,0 +1,116 @@
+"""A call after normalisation: what it asks for, a `Request`, and with that what its tensors are, a `Call`.
+
+`normalise.settled` makes a Request of a call's options. `call_of` adds the facts of the tensors, once for all calls of one kind.
+Choice, admission and launch take the Call.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...host.tensors import _FLOATS
+from ...schedule.contract import PLAIN, Contract
+from .tables import Extent
+
+if TYPE_CHECKING:
+    from .normalise import Tensors
+
+#: The dtypes of kernels, and their names.
+DTYPES = {dtype: name for name, dtype in _FLOATS.items()}
+#: Tokens of a chunk for calls that leave it open and have no row in a table.
+DEFAULT_CHUNK = 64
+#: Tokens of a chunk of a decoding step, and the most that a sequence may bring.
+DECODE_CHUNK = 16
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a call asks for, in one spelling. These are also the options of the torch ops (runtime/torch_library.py).
+
+    gate, beta_form: the contract's names of the forms of g and beta, "" for the page's own. l2norm, unit_keys: whether kernels
+    divide rows of q and k by their norms, and whether rows of k have norm 1. in_place: whether the final state overwrites the
+    initial one. checkpoint_chunks: chunks from one checkpoint to the next, 0 for none. target: "auto" leaves it open.
+    chunk_size, schedule: None leaves it open. decode: whether the call is a decoding step.
+    """
+
+    output_final_state: bool = False
+    gate: str = ""
+    beta_form: str = ""
+    l2norm: bool = False
+    unit_keys: bool = False
+    state_v_first: bool = False
+    state_dtype: str = "float32"
+    in_place: bool = False
+    checkpoint_chunks: int = 0
+    target: str = "auto"
+    chunk_size: int | None = None
+    layout: str = "bthd"
+    schedule: Any = None
+    decode: bool = False
+    algorithm: str = "gated_delta_rule"
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens of a chunk, if the call gives them or checkpoints need them; else None."""
+        return DECODE_CHUNK if self.decode else self.chunk_size or (DEFAULT_CHUNK if self.checkpoint_chunks else None)
+
+    @property
+    def axes(self) -> tuple[int, int]:
+        """The axes of tokens and of heads."""
+        return (1, 2) if self.layout == "bthd" else (2, 1)
+
+
+#: Names of what a Request has, in its order.
+OPTIONS = tuple(f.name for f in fields(Request))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as all decisions about it see it. Calls that differ in size alone are equal.
+
+    dtype, device: of the inputs. head_dims: K and V. packed: whether cu_seqlens is given. starts: whether initial states are.
+    wanted: whether final states are computed.
+    """
+
+    request: Request
+    dtype: torch.dtype
+    device: torch.device
+    head_dims: tuple[int, int]
+    extent: Extent = field(compare=False)
+    contract: Contract = PLAIN
+    packed: bool = False
+    starts: bool = False
+    wanted: bool = False
+
+
+@lru_cache(maxsize=1024)
+def _contract(x: Request, given: tuple[tuple[str, torch.dtype], ...], pool: bool, strided: bool) -> Contract:
+    q = "l2norm" if x.l2norm else ""
+    inputs = {"g": x.gate, "beta": x.beta_form, "q": q, "k": q or ("unit" if x.unit_keys else "")}
+    dtypes = {n: DTYPES[d] for n, d in given if d in DTYPES and d != torch.float32}
+    return Contract(tuple(sorted((n, form) for n, form in inputs.items() if form)), tuple(sorted(dtypes.items())),
+                    "vk" if x.state_v_first else "kv", x.state_dtype, pool, x.in_place, x.checkpoint_chunks > 0, strided)
+
+
+def _strided(t: Tensors) -> bool:
+    """True if kernels can read or write some tensor without a copy only if they get its strides."""
+    if t.out is None and (t.q.is_contiguous() and t.k.is_contiguous() and t.v.is_contiguous() and t.g.is_contiguous()
+                          and t.beta.is_contiguous()):
+        return False
+    return any(x is not None and not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1) for x in (*t[:5], t.out))
+
+
+def call_of(t: Tensors, x: Request) -> Call:
+    """The call of a Request on these tensors."""
+    numbers: tuple[tuple[str, Tensor | None], ...] = (("g", t.g), ("beta", t.beta), ("A_log", t.A_log), ("dt_bias", t.dt_bias))
+    given = tuple((n, y.dtype) for n, y in numbers if y is not None)
+    contract = _contract(x, given, t.state_indices is not None, _strided(t))
+    q, v, (tokens, heads) = t.q.shape, t.v.shape, x.axes
+    sequences = q[0] if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
+    return Call(x, t.q.dtype, t.q.device, (q[3], v[3]), Extent(q[heads], v[heads], sequences, q[0] * q[tokens]), contract,
+                t.cu_seqlens is not None, t.initial_state is not None,
+                x.in_place or x.output_final_state or t.final_state is not None)
