@@ -147,6 +147,13 @@ def test_a_chunk_left_open_is_the_rows_or_the_models(gpu):
     assert ask(target="triton").build.chunk == 16 and ask(target="triton", chunk=64).build.chunk == 64
 
 
+def test_lengths_of_one_class_share_a_choice():
+    asked = lambda tokens, **x: choose.choice(a_call(Extent(16, 16, 1, tokens), target="triton", **x))
+    choose.kept_choice.cache_clear()
+    assert asked(1000) is asked(1001) and asked(1000) is not asked(1000, chunk_size=32)
+    assert asked(1000) is not asked(9000) and choose.kept_choice.cache_info().misses == 3
+
+
 def test_no_parts_in_a_process_that_wants_none(gpu, monkeypatch):
     gpu.append(row())
     monkeypatch.setenv("GDN_CODEGEN_PARTITION", "0")
