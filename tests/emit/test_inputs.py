@@ -81,7 +81,7 @@ def test_what_comes_is_checked_and_never_rounded():
              ("A_log", None, "A_log: got NoneType; accepted: a torch.Tensor"),
              ("A_log", a_log[:1], r"A_log: got shape \(1,\); accepted: shape \(2,\)"),
              ("A_log", a_log[None], r"A_log: got shape \(1, 2\)"),
-             ("A_log", a_log.int(), "A_log: got torch.int32; accepted: torch.float32"),
+             ("A_log", a_log.int(), "A_log: got torch.int32; accepted: torch.float16, torch.bfloat16, torch.float32"),
              ("dt_bias", dt_bias.float(), "dt_bias: got torch.float32; accepted: torch.bfloat16"),
              ("dt_bias", dt_bias.to("meta"), "dt_bias: got device meta")]
     for name, value, message in wrong:

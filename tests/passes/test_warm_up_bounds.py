@@ -42,7 +42,7 @@ def ran(p, x, span):
 
 def bounds(p):
     """Kernels that say what chunks before a part forget."""
-    return [k.name for k in p.kernels if any(isinstance(s, Loop) and s.index == "before" for s in k.body)]
+    return [k.name for k in p.kernels if [s.index for s in k.body if isinstance(s, Loop)] == ["before"]]
 
 
 def gates(lengths, heads, *per_token, norm=1.0):

@@ -149,7 +149,7 @@ def test_a_candidate_that_is_off_on_keys_that_are_alike_is_dropped(target, monke
         return tuple(t * (1.1 if near else 1) for t in call(b, x, pool))
     monkeypatch.setattr(tune_decode, "call", worse)
     assert tune_decode.Steps(1, "cpu").wrong(b).startswith("off by")
-    assert tune_decode.Steps(1, "cpu").wrong(b).endswith("on keys that are alike")
+    assert tune_decode.Steps(1, "cpu").wrong(b).endswith("on similar keys")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
