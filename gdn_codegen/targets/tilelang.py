@@ -10,6 +10,7 @@ from ..devices import HOPPER
 from ..devices.sm_90a import SM_90A
 from ..emit import tilelang
 from ..passes.pipelines import GROUPS, ONE_AGENT
+from ..schedule import OF_CORES
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .machine import Finding
 
@@ -45,9 +46,14 @@ def _ahead(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
     return compile_ahead.tilelang(path, arch)
 
 
+#: Fields that serve other targets, whatever the architecture.
+OF_OTHERS = (*OF_CORES, "warps", "descriptors")
+
 TARGET = register(Target(
-    "tilelang", Lowering(ONE_AGENT, HOPPER), tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
-    archs={"sm_90a": Lowering(GROUPS, SM_90A)}, preference=0, stride_units=True, tf32=True,
+    "tilelang",
+    Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents")),
+    tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
+    archs={"sm_90a": Lowering(GROUPS, SM_90A, unused=OF_OTHERS)}, preference=0, stride_units=True, tf32=True,
     toolchain=Toolchain(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
         compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..devices import TRITON
 from ..emit import triton
 from ..passes.pipelines import INSTANCES
+from ..schedule import OF_CORES
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .machine import Finding
 
@@ -35,7 +36,8 @@ def _ahead(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
 
 
 TARGET = register(Target(
-    "triton", Lowering(INSTANCES, TRITON), triton.emit, "triton/module.py.j2", ("cpu", "cuda"), preference=1, per_call=True,
+    "triton", Lowering(INSTANCES, TRITON, unused=(*OF_CORES, "value_heads", "agents")), triton.emit,
+    "triton/module.py.j2", ("cpu", "cuda"), preference=1, per_call=True,
     interprets=("cpu",),
     toolchain=Toolchain(
         package="triton", install=INSTALL, modules=("triton",), findings=_findings, check=_check,
