@@ -32,10 +32,14 @@ Line = tuple[str, "bool | None"]
 
 @dataclass(frozen=True)
 class Lowering:
-    """The passes that lower a program, and the device for which they lower it."""
+    """The passes that lower a program, and the device for which they lower it.
+
+    unused: fields of a schedule that the passes do not read. `--set` refuses them.
+    """
 
     passes: Passes
     device: Device
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from ..emit import triton
 from ..emit.base import KernelText, quoted
 from ..emit.triton import functions
 from ..passes.pipelines import INSTANCES
+from ..schedule import OF_CORES
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .machine import Finding
 
@@ -48,8 +49,9 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
 
 
 TARGET = register(Target(
-    "triton", Lowering(INSTANCES, TRITON), triton.emit, "triton/module.py.j2", ("cpu", "cuda"), facts=_facts, preference=1,
-    per_call=True, interprets=("cpu",),
+    "triton", Lowering(INSTANCES, TRITON, unused=(*OF_CORES, "value_heads", "agents")), triton.emit,
+    "triton/module.py.j2", ("cpu", "cuda"), facts=_facts, preference=1, per_call=True,
+    interprets=("cpu",),
     toolchain=Toolchain(
         package="triton", install=INSTALL, modules=("triton",), findings=_findings, check=_check,
         check_archs=("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950"),

@@ -60,6 +60,12 @@ def test_functions_use_what_modules_have(target):
         assert free(x.text) - {name} <= GIVEN[target] | set(known), name
 
 
+def test_each_function_that_calls_into_a_header_has_it():
+    callers = {n for n, x in definitions(*TILELANG).items() if "HELPERS" in x.names}
+    assert callers == set().union(*tilelang.HEADERS.values())
+    assert set(tilelang.HEADERS) == {x.name for x in tilelang.FOLDER.glob("*.cuh")}
+
+
 def test_forms_of_a_function_take_the_same():
     """A form for CUDA may take more: what kernels with warp groups give, which run nowhere else."""
     known = definitions(*TILELANG)
