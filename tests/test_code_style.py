@@ -126,7 +126,6 @@ MOST = {"file": 300, "pass": 150, "function": 60}
 LONG = {
     ("host/check.py", ""): "copied into modules as one text",
     ("ir/builder.py", ""): "a method or function for each op that a page may write",
-    ("ir/builder.py", "trace"): "each role of a page's parameters in turn, sharing the names",
     ("ir/interpret.py", ""): "the meaning of each op that moves data, one method a kind",
     ("ir/interpret.py", "op"): "a branch for each kind of op",
     ("ir/ops.py", ""): "the op table, with the type rules of its rows",
