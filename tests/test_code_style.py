@@ -127,7 +127,6 @@ LONG = {
     ("host/check.py", ""): "copied into modules as one text",
     ("ir/builder.py", ""): "a method or function for each op that a page may write",
     ("ir/interpret.py", ""): "the meaning of each op that moves data, one method a kind",
-    ("ir/interpret.py", "op"): "a branch for each kind of op",
     ("ir/ops.py", ""): "the op table, with the type rules of its rows",
     ("ir/verify.py", "op"): "a condition for each way in which an op may be wrong, with its message",
     ("options.py", ""): "the options of all commands",
