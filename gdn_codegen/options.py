@@ -195,6 +195,7 @@ def choices(a: argparse.Namespace) -> list[Choice]:
     compiled = getattr(a, "compile", None)  # names a GPU, too
     arch = "" if asked else a.arch
     given = "schedule" if a.schedule else "kernels" if "kernels" in fields else ""
+    _refuse_unused(fields, targets, arch)
     out = []
     for t in targets:
         b = Build(t, a.chunk or CHUNK, a.layout, a.algorithm, named(a.schedule or DEFAULTS.get(arch, DEFAULT_SCHEDULE), arch),
@@ -209,6 +210,17 @@ def choices(a: argparse.Namespace) -> list[Choice]:
                                  f"takes {words(found.build)}")
             out.append(found)
     return out
+
+
+def _refuse_unused(given: Iterable[str], targets: Iterable[str], arch: str) -> None:
+    """ValueError for a field of a schedule that no pass of these targets reads."""
+    unused = set.intersection(*(set(find(t).lowered_for(arch if arch in find(t).archs else "").unused) for t in targets))
+    for name in given:
+        if name in unused:
+            use = [f"{t}{f' --arch {n}' if n else ''}" for t in names() for n in ("", *find(t).archs)
+                   if name not in find(t).lowered_for(n).unused]
+            raise ValueError(f"set: got {name}, which has no effect for {', '.join(targets)}; accepted: {name} with --target "
+                             f"{' or '.join(use)}")
 
 
 def heads(given: str, name: str = "heads") -> tuple[int, int]:

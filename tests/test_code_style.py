@@ -126,11 +126,8 @@ MOST = {"file": 300, "pass": 150, "function": 60}
 LONG = {
     ("host/check.py", ""): "copied into modules as one text",
     ("ir/builder.py", ""): "a method or function for each op that a page may write",
-    ("ir/builder.py", "trace"): "each role of a page's parameters in turn, sharing the names",
     ("ir/interpret.py", ""): "the meaning of each op that moves data, one method a kind",
-    ("ir/interpret.py", "op"): "a branch for each kind of op",
     ("ir/ops.py", ""): "the op table, with the type rules of its rows",
-    ("ir/verify.py", "op"): "a condition for each way in which an op may be wrong, with its message",
     ("options.py", ""): "the options of all commands",
     ("options.py", "parser"): "one call for each option",
     ("tools/bench_gpu.py", ""): "each time is measured by a function of its own, beside the rows that show it",

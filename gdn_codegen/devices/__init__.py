@@ -17,6 +17,7 @@ class Device:
     in_place: whether an accumulator may share its storage with the result, and a carried value with its next value.
     solves: the rows of the blocks that `diag_inverse` inverts, 0 if the device does not have this op.
     solves_whole: the rows of a tile that `diag_inverse` inverts as a whole, in 16 bit and in place; 0 for none.
+    inverts_blocks: whether the diagonal blocks of an inverse are inverted separately (`Schedule.inverse_block`).
     async_loads: whether loads of tiles are asynchronous.
     staged: dtypes whose tiles are stored to global memory through the space "staged", which holds them by rows.
     part_cost: the cost of parts, for chunks of 64 tokens. None if sequences are not split into parts.
@@ -41,6 +42,7 @@ class Device:
     in_place: bool = False
     solves: int = 0
     solves_whole: int = 0
+    inverts_blocks: bool = False
     async_loads: bool = False
     staged: tuple[str, ...] = ()
     part_cost: PartCost | None = None

@@ -6,6 +6,7 @@ ASCEND_A2 = Cores(
     {"UB": 184 * 1024, "L1": 512 * 1024, "L0A": 64 * 1024, "L0B": 64 * 1024, "L0C": 128 * 1024},
     heads={"product": 16, "interleaved": 2},  # a cube core multiplies 16 rows or more
     operand="L1", product="L0C", loaded="UB", vector="UB", tile="UB", number="",
+    inverts_blocks=True,
     agents=("vector", "cube"),
     runs={"matmul": "cube"},
     copies={"vector": 2, "cube": 1},

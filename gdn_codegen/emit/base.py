@@ -135,6 +135,11 @@ def wrapped(text: str, width: int) -> list[str]:
     return [*out, text[best[-1]:]]
 
 
+def quoted(x: Any) -> str:
+    """A value as Python text with double quotes. No string in it has quotes of its own."""
+    return repr(x).replace("'", '"')
+
+
 @dataclass(frozen=True)
 class KernelText:
     """One kernel, as data for a template. tensors, scalars: its parameters, in order. body: its emitted lines. extra: data of the
@@ -263,6 +268,7 @@ __all__ = [
     "is_of_a_part",
     "no_heads",
     "numbers",
+    "quoted",
     "stride_unit",
     "strides",
     "touched",

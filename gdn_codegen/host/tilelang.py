@@ -58,9 +58,10 @@ def _cpu_flags() -> list[str]:
 class TileLangLauncher:
     """Compiles and launches the kernels of one module.
 
-    file: the path of the module. kernels: name -> a function from the prelude to the kernel's program. prelude: (True for a
-    CPU) -> the functions that kernels call. stored: for each kernel, the tensors that it stores to. groups: kernels with warp
-    groups, whose text has all barriers. arch: the one architecture that the module is for; "" if its text runs on any GPU.
+    file: the path of the module. kernels: name -> a function from the namespace of device functions to the kernel's program.
+    functions: these namespaces, for "cuda" and, if kernels run on a CPU, "cpu". stored: for each kernel, the tensors that it
+    stores to. groups: kernels with warp groups, whose text has all barriers. arch: the one architecture that the module is for;
+    "" if its text runs on any GPU.
 
     passes: options of TVM's passes, by kernel.
     """
@@ -68,9 +69,10 @@ class TileLangLauncher:
     #: The emitted text keeps every access in bounds.
     PASSES: ClassVar[dict[str, bool]] = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
 
-    def __init__(self, tables: Tables, file: str, kernels: Mapping[str, Callable[[Any], Any]], prelude: Callable[[bool], Any],
+    def __init__(self, tables: Tables, file: str, kernels: Mapping[str, Callable[[Any], Any]], functions: Mapping[str, Any],
                  stored: Mapping[str, Collection[str]], groups: Collection[str] = (), arch: str = "") -> None:
-        self.tables, self.file, self.kernels, self.prelude, self.stored, self.arch = tables, file, kernels, prelude, stored, arch
+        self.tables, self.file, self.kernels, self.functions, self.stored = tables, file, kernels, functions, stored
+        self.arch = arch
         self.passes = {n: {**self.PASSES, **({"tl.disable_thread_storage_sync": True} if n in groups else {})} for n in kernels}
         self.compiling = threading.Lock()
         self.for_cpu = functools.cache(self._compile_for_cpu)
@@ -104,7 +106,7 @@ class TileLangLauncher:
 
     def program(self, name: str, cpu: bool = False) -> Any:
         """The kernel's program for TileLang."""
-        return self.kernels[name](self.prelude(cpu))
+        return self.kernels[name](self.functions["cpu" if cpu else "cuda"])
 
     def library(self, name: str, arch: str) -> str:
         """The path of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module.

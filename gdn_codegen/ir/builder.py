@@ -234,7 +234,6 @@ def valid(x: Value) -> Value:
     return apply("valid", x)
 
 
-
 class Carried:
     """Marks a parameter of `algorithm` as a state, which each chunk passes to the next."""
 
@@ -310,80 +309,27 @@ class Algorithm:
 
         TypeRuleError for an error in the page, with its line.
         """
-        filename = self.fn.__code__.co_filename
         self._check_names()
-        tr = _Trace(filename)
-        tensors: dict[str, Tensor] = {}
-        values: dict[str, Value] = {}
-        for n, (heads, dims) in self.inputs.items():
-            tensors[n] = tr.body.tensors[n] = Tensor(n, "input", "token", heads, dims)
-            values[n] = Value(tr, tr.body.op("load", name=n, tensor=n))
-        for n, dims in self.states.items():
-            tr.body.types[n] = Tile(dims)
-            tr.body.taken.add(n)
-            values[n] = Value(tr, n)
-        for n in self.scalars:
-            values[n] = Value(tr, _scalar(tr, n))
-        try:
-            result, local = _call_with_locals(self.fn, values)
-        except Exception as e:
-            at = next((f.lineno for f in reversed(traceback.extract_tb(e.__traceback__)) if f.filename == filename), 0)
-            what = str(e) if isinstance(e, TypeRuleError) else (f"got {type(e).__name__}: {_line_of(e)}; accepted: operators and "
-                                                                "functions of gdn_codegen.ir.builder")
-            raise TypeRuleError(f"{self.name} ({Path(filename).name}{f', line {at}' if at else ''}): {what}") from e
-        results = result if isinstance(result, tuple) else (result,)
-        n_out = len(results) - len(self.states)
-        if n_out < 1 or not all(isinstance(r, Value) for r in results):
-            raise TypeRuleError(f"{self.name}: return the outputs, then the next of each state "
-                                f"({', '.join(self.states) or 'none'}); got {len(results)} values")
-        if any(r._transposed for r in results):
-            raise TypeRuleError(f"{self.name}: got x.T among what it returns; accepted: values as they are")
-        # passes assume that each output and each next state is a separate value, which the chunk computes
-        seen, same = {*self.inputs, *self.states, *self.scalars}, {}
-        for i, r in enumerate(results):
-            if r._name in seen:
-                fresh = tr.body.op("mul", r._name, tr.body.op("const", value=1.0), name=tr.body.fresh("same"))
-                same[fresh] = f"same_{r._name}"
-                results = (*results[:i], Value(tr, fresh), *results[i + 1:])
-            seen.add(results[i]._name)
-        names = {v._name: k for k, v in local.items() if isinstance(v, Value) and not v._transposed
-                 and k not in self.states and v._name not in self.inputs}
-        for k in local:
-            if isinstance(local[k], Value) and k not in self.states:
-                names.setdefault(local[k]._name, k)
-        for st, r in zip(self.states, results[n_out:], strict=True):
-            names.setdefault(r._name, f"{st}_next")
-        names = same | names
-        rename, about = {st: st for st in self.states}, _lines(tr.body.stmts, names)
-        fed = {a for o in tr.body.stmts if isinstance(o, Op) and o.kind == "matmul" for a in o.args}
-        taken = set(self.inputs) | set(self.states)
-        for o in tr.body.stmts:
-            assert isinstance(o, Op)
-            if o.out in self.inputs:
-                rename[o.out] = o.out
-                continue
-            want = names.get(o.out) or name_of(o.kind, tuple(rename[a] for a in o.args), dict(o.attrs),
-                                               about.get(o.line, "").removesuffix("_next"), o.out in fed)
-            rename[o.out] = _free(want, taken)
-        forgets = self.forgets
-        if forgets:
-            bound = local.get(forgets)
-            if not isinstance(bound, Value) or bound.type != Tile(("C",)):
-                raise TypeRuleError(f"@algorithm of {self.name}: forgets={forgets!r} is not a value of the page with dims C")
-            forgets = rename[bound._name]
+        tr = _Trace(self.fn.__code__.co_filename)
+        values = self._parameters(tr)
+        results, local = self._called(tr, values)
+        outputs, following, same = self._distinct(tr, results)
+        rename = self._renaming(tr, local, following, same)
+        forgets = self.forgets and self._bound(local, rename)
         body: list[Stmt] = []
         for o in tr.body.stmts:
             assert isinstance(o, Op)
             body.append(Op(o.kind, rename[o.out], tuple(rename[a] for a in o.args), o.attrs, o.type, o.line))
-        for r in results[:n_out]:
+        tensors = dict(tr.body.tensors)
+        for r in outputs:
             out = rename[r._name]
-            tensors[out] = Tensor(out, "output", "token", "HV", tr.body.types[r._name].dims)
+            tensors[out] = Tensor(out, "output", "token", "HV", r.type.dims)
             body.append(Op("store", "", (out,), (("tensor", out),)))
         carries, before, after = [], [], []
-        for s, r in zip(self.states, results[n_out:], strict=True):
+        for s, r in zip(self.states, following, strict=True):
             t = Tile(self.states[s])
-            if tr.body.types[r._name] != t:
-                raise TypeRuleError(f"{self.name}: the next {s} is {tr.body.types[r._name]}, but {s} is {t}")
+            if r.type != t:
+                raise TypeRuleError(f"{self.name}: the next {s} is {r.type}, but {s} is {t}")
             initial, final = _state_tensors(s, len(self.states))
             tensors[initial] = Tensor(initial, "input", "sequence", "HV", t.dims, optional=True)
             tensors[final] = Tensor(final, "output", "sequence", "HV", t.dims, optional=True)
@@ -393,9 +339,87 @@ class Algorithm:
         loop = Loop("chunk", tuple(carries), tuple(body))
         kernel = Kernel("walk", "sequences", (*before, loop, *after))
         lines = sorted({o.line for o in body if isinstance(o, Op) and o.line})
-        source = tuple((n, linecache.getline(filename, n).strip().split("  #")[0].rstrip("\\ \t")) for n in lines)
+        source = tuple((n, linecache.getline(tr.filename, n).strip().split("  #")[0].rstrip("\\ \t")) for n in lines)
         return Program(self.name, "traced", tuple(tensors.values()), (kernel,), tuple(self.scalars), (), source,
                        forgets=forgets)
+
+    def _parameters(self, tr: _Trace) -> dict[str, Value]:
+        """The values that the page's function gets: loads of inputs, states, and numbers of the caller."""
+        values: dict[str, Value] = {}
+        for n, (heads, dims) in self.inputs.items():
+            tr.body.tensors[n] = Tensor(n, "input", "token", heads, dims)
+            values[n] = Value(tr, tr.body.op("load", name=n, tensor=n))
+        for n, dims in self.states.items():
+            tr.body.types[n] = Tile(dims)
+            tr.body.taken.add(n)
+            values[n] = Value(tr, n)
+        for n in self.scalars:
+            values[n] = Value(tr, _scalar(tr, n))
+        return values
+
+    def _called(self, tr: _Trace, values: dict[str, Value]) -> tuple[tuple[Value, ...], dict[str, Any]]:
+        """What the page's function returns, and its local variables. TypeRuleError, with the line, if it fails or returns
+        something else than values."""
+        try:
+            result, local = _call_with_locals(self.fn, values)
+        except Exception as e:
+            at = next((f.lineno for f in reversed(traceback.extract_tb(e.__traceback__)) if f.filename == tr.filename), 0)
+            what = str(e) if isinstance(e, TypeRuleError) else (f"got {type(e).__name__}: {_line_of(e)}; accepted: operators and "
+                                                                "functions of gdn_codegen.ir.builder")
+            raise TypeRuleError(f"{self.name} ({Path(tr.filename).name}{f', line {at}' if at else ''}): {what}") from e
+        results = result if isinstance(result, tuple) else (result,)
+        if len(results) <= len(self.states) or not all(isinstance(r, Value) for r in results):
+            raise TypeRuleError(f"{self.name}: return the outputs, then the next of each state "
+                                f"({', '.join(self.states) or 'none'}); got {len(results)} values")
+        if any(r._transposed for r in results):
+            raise TypeRuleError(f"{self.name}: got x.T among what it returns; accepted: values as they are")
+        return results, local
+
+    def _distinct(self, tr: _Trace, results: tuple[Value, ...]) -> tuple[list[Value], list[Value], dict[str, str]]:
+        """The outputs and the next states, each a value of its own that the chunk computes, because passes assume that.
+
+        A result that is also a parameter or an earlier result becomes a product with 1. The dict has the names of such products.
+        """
+        seen, same, out = {*self.inputs, *self.states, *self.scalars}, {}, []
+        for r in results:
+            name = r._name
+            if name in seen:
+                name = tr.body.op("mul", name, tr.body.op("const", value=1.0), name=tr.body.fresh("same"))
+                same[name] = f"same_{r._name}"
+            seen.add(name)
+            out.append(Value(tr, name))
+        n = len(out) - len(self.states)
+        return out[:n], out[n:], same
+
+    def _renaming(self, tr: _Trace, local: dict[str, Any], following: list[Value], same: dict[str, str]) -> dict[str, str]:
+        """The name of each traced value: that of the page's local variable, or else one made of the op and its operands."""
+        names = {v._name: k for k, v in local.items() if isinstance(v, Value) and not v._transposed
+                 and k not in self.states and v._name not in self.inputs}
+        for k in local:
+            if isinstance(local[k], Value) and k not in self.states:
+                names.setdefault(local[k]._name, k)
+        for s, r in zip(self.states, following, strict=True):
+            names.setdefault(r._name, f"{s}_next")
+        names = same | names
+        rename, about = {s: s for s in self.states}, _lines(tr.body.stmts, names)
+        operands = {a for o in tr.body.stmts if isinstance(o, Op) and o.kind == "matmul" for a in o.args}
+        taken = set(self.inputs) | set(self.states)
+        for o in tr.body.stmts:
+            assert isinstance(o, Op)
+            if o.out in self.inputs:
+                rename[o.out] = o.out
+                continue
+            want = names.get(o.out) or name_of(o.kind, tuple(rename[a] for a in o.args), dict(o.attrs),
+                                               about.get(o.line, "").removesuffix("_next"), o.out in operands)
+            rename[o.out] = _free(want, taken)
+        return rename
+
+    def _bound(self, local: dict[str, Any], rename: dict[str, str]) -> str:
+        """The value that bounds what tokens forget. TypeRuleError if it is no value of the page with one entry for each token."""
+        bound = local.get(self.forgets)
+        if not isinstance(bound, Value) or bound.type != Tile(("C",)):
+            raise TypeRuleError(f"@algorithm of {self.name}: forgets={self.forgets!r} is not a value of the page with dims C")
+        return rename[bound._name]
 
 
 def _lines(stmts: list[Stmt], names: dict[str, str]) -> dict[int, str]:

@@ -259,15 +259,7 @@ class Interpreter:
         elif o.kind == "cast":
             env[o.out] = env[o.args[0]].to(self.dtype(attrs["to"]))
         elif o.kind in ("full", "eye", "expand"):
-            assert o.type is not None
-            shape = o.type.shape(sizes)
-            if o.kind == "eye":
-                ones = torch.arange(shape[0]) < self.p.memory.get(attrs.get("within", ""), shape[0])
-                env[o.out] = torch.diag(ones).to(self.dtype(o.type.dtype))
-            elif o.kind == "full":
-                env[o.out] = torch.full(shape, attrs["value"], dtype=self.dtype(o.type.dtype))
-            else:
-                env[o.out] = env[o.args[0]].expand(shape)
+            env[o.out] = self.of_type(o, env, sizes)
         elif o.kind == "valid" and attrs.get("given"):
             env[o.out] = env[o.args[0]]  # an absent tensor is zero to begin with
         elif o.kind == "valid":
@@ -278,6 +270,16 @@ class Interpreter:
             meaning = OPS[o.kind].evaluate
             assert meaning is not None, o.kind
             env[o.out] = meaning(attrs, *(env[a] for a in o.args))
+
+    def of_type(self, o: Op, env: dict[str, torch.Tensor], sizes: dict[str, int]) -> torch.Tensor:
+        """The value of an op whose shape is that of its type: a constant tile, the identity, or a broadcast operand."""
+        assert o.type is not None
+        shape, dtype = o.type.shape(sizes), self.dtype(o.type.dtype)
+        if o.kind == "expand":
+            return env[o.args[0]].expand(shape)
+        if o.kind == "full":
+            return torch.full(shape, o.attr("value"), dtype=dtype)
+        return torch.diag(torch.arange(shape[0]) < self.p.memory.get(o.attr("within", ""), shape[0])).to(dtype)
 
     def warm_up_length(self, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
         """The warm-up length of a part in chunks: the least number of chunks whose entries of the tensor sum to -`bound` or less.

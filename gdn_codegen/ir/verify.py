@@ -209,48 +209,7 @@ class _Kernel:
         if o.buffer and o.buffer not in self.buffers:
             raise self.fail(o, f"buffer {o.buffer!r} is not one of the kernel's")
         if o.kind in ("load", "store"):
-            name = o.attr("tensor")
-            if name not in self.tensors:
-                raise self.fail(o, f"tensor {name!r} does not exist")
-            t, heads = self.tensors[name], o.attr("heads", 0)
-            if t.index == "head":
-                raise self.fail(o, f"tensor {name} has one number for each value head, which only scalar reads")
-            if heads and (heads != self.k.batch.heads or t.heads != "HV" or len(t.dims) != 1):
-                raise self.fail(o, f"takes {heads} heads at once: a kernel that batches as many does, of one value a token "
-                                   f"and value head; {self.k.name} has {self.k.batch.heads}, and {name} holds {t.tile} a head of "
-                                   f"{t.heads}")
-            if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid != "chunks"):
-                raise self.fail(o, f"tensor {name} has one tile for each chunk, and this op stands outside the chunks")
-            last = o.kind == "load" and o.attr("last", False)
-            if last and len(t.dims) != 1:
-                raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
-            moved, transposed = t.moved(heads, o.attr("transposed", False), last), " transposed" if o.attr("transposed") else ""
-            if t.index == "number" or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
-                raise self.fail(o, f"tensor {name} is of index {t.index}, which no {o.kind} outside a walk's body takes")
-            if t.index == "part" and self.k.grid != "parts":
-                raise self.fail(o, f"tensor {name} has one tile for each part, and the grid is over {self.k.grid}")
-            if o.attr("parts_ahead") and t.index != "part":
-                raise self.fail(o, f"is about a later part, and {name} has one tile for each {t.index}")
-            if o.kind == "load" and (args[:1] not in ((), (Tile(()),)) or args[1:] not in ((), (moved,))):
-                raise self.fail(o, f"loads where a number is negative, else another tile like {moved}; operands are "
-                                   f"{', '.join(map(str, args))}")
-            if o.kind == "store":
-                if args[0] != moved and o.attr("row") is None:
-                    raise self.fail(o, f"stores {args[0]} to {name}, which takes {moved}{transposed}")
-                if t.role == "input":
-                    raise self.fail(o, f"stores to the input {name}")
-                self.stored.add(name)
-                return
-            if t.role == "output":
-                raise self.fail(o, f"loads the output {name}")
-            if t.role == "workspace" and t.index != "const" and name not in self.stored:
-                raise self.fail(o, f"loads {name} before any kernel wrote it")
-            if o.attr("described") and not describes(self.p, self.k, o):
-                raise self.fail(o, f"goes by a descriptor of {name}, which is for tiles of a walk: rows of tokens, whole and as "
-                                   "they lie in memory")
-            if o.type != moved:
-                raise self.fail(o, f"has type {o.type}, but {name} holds {moved}{transposed}")
-            self.define(o, o.out, o.type)
+            self.move(o, args, inside)
             return
         if o.kind == "scalar" and o.attr("tensor") is not None:
             of = self.tensors.get(o.attr("tensor"))
@@ -268,3 +227,56 @@ class _Kernel:
         if o.type != want:
             raise self.fail(o, f"has type {o.type}, its operands give {want}")
         self.define(o, o.out, want)
+
+    def move(self, o: Op, args: tuple[Tile, ...], inside: bool) -> None:
+        """Check a load or a store: that it is legal in this place, and what its tensor holds. args: the types of its operands."""
+        name = o.attr("tensor")
+        if name not in self.tensors:
+            raise self.fail(o, f"tensor {name!r} does not exist")
+        t, heads = self.tensors[name], o.attr("heads", 0)
+        if t.index == "head":
+            raise self.fail(o, f"tensor {name} has one number for each value head, which only scalar reads")
+        if heads and (heads != self.k.batch.heads or t.heads != "HV" or len(t.dims) != 1):
+            raise self.fail(o, f"takes {heads} heads at once: a kernel that batches as many does, of one value a token "
+                               f"and value head; {self.k.name} has {self.k.batch.heads}, and {name} holds {t.tile} a head of "
+                               f"{t.heads}")
+        if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid != "chunks"):
+            raise self.fail(o, f"tensor {name} has one tile for each chunk, and this op stands outside the chunks")
+        last = o.kind == "load" and o.attr("last", False)
+        if last and len(t.dims) != 1:
+            raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
+        moved = t.moved(heads, o.attr("transposed", False), last)
+        if t.index == "number" or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
+            raise self.fail(o, f"tensor {name} is of index {t.index}, which no {o.kind} outside a walk's body takes")
+        if t.index == "part" and self.k.grid != "parts":
+            raise self.fail(o, f"tensor {name} has one tile for each part, and the grid is over {self.k.grid}")
+        if o.attr("parts_ahead") and t.index != "part":
+            raise self.fail(o, f"is about a later part, and {name} has one tile for each {t.index}")
+        if o.kind == "load" and (args[:1] not in ((), (Tile(()),)) or args[1:] not in ((), (moved,))):
+            raise self.fail(o, f"loads where a number is negative, else another tile like {moved}; operands are "
+                               f"{', '.join(map(str, args))}")
+        self.store(o, args[0], moved) if o.kind == "store" else self.load(o, moved)
+
+    def store(self, o: Op, stored: Tile, moved: Tile) -> None:
+        """Check the type and the tensor of a store. moved: the type of what it moves."""
+        name, transposed = o.attr("tensor"), " transposed" if o.attr("transposed") else ""
+        if stored != moved and o.attr("row") is None:
+            raise self.fail(o, f"stores {stored} to {name}, which takes {moved}{transposed}")
+        if self.tensors[name].role == "input":
+            raise self.fail(o, f"stores to the input {name}")
+        self.stored.add(name)
+
+    def load(self, o: Op, moved: Tile) -> None:
+        """Check the type and the tensor of a load, and define its value. moved: the type of what it moves."""
+        name, transposed = o.attr("tensor"), " transposed" if o.attr("transposed") else ""
+        t = self.tensors[name]
+        if t.role == "output":
+            raise self.fail(o, f"loads the output {name}")
+        if t.role == "workspace" and t.index != "const" and name not in self.stored:
+            raise self.fail(o, f"loads {name} before any kernel wrote it")
+        if o.attr("described") and not describes(self.p, self.k, o):
+            raise self.fail(o, f"goes by a descriptor of {name}, which is for tiles of a walk: rows of tokens, whole and as "
+                               "they lie in memory")
+        if o.type != moved:
+            raise self.fail(o, f"has type {o.type}, but {name} holds {moved}{transposed}")
+        self.define(o, o.out, o.type)

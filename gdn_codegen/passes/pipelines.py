@@ -109,7 +109,7 @@ FRONT: Passes = (
     ("masks", lambda p, c: masks(p)),
     ("comments", lambda p, c: comments(p)),
     ("precision", lambda p, c: precision(p, c.schedule, c.dtype, c.contract)),
-    ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device.solves, c.device.solves_whole)),
+    ("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, c.device)),
     ("fold_into_inverse", lambda p, c: fold_into_inverse(p, c.device.solves_whole)),
     ("accumulate", lambda p, c: accumulate(p)),
 )
@@ -166,8 +166,7 @@ GROUPS: Passes = (
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
 CORES: Passes = (
-    *(("decompose", lambda p, c: decompose(p, c.schedule, c.dtype, block=c.schedule.inverse_block)) if name == "decompose" else
-      (name, run) for name, run in FRONT),
+    *FRONT,
     ("batch_heads", lambda p, c: batch_heads(p, c.schedule, c.device)),
     ("vectorise", lambda p, c: vectorise(p)),
     ("assign", lambda p, c: assign(p, c.device)),

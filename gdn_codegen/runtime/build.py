@@ -154,7 +154,7 @@ def render(b: Build) -> str:
     """The generated module's text: ASCII, the same bytes for the same build."""
     p = lowered(b)
     kernels = b.of.emit(p, b.layout, b.heads)
-    text = _template(b.of).render(**_facts(b, p, kernels), kernels=kernels)
+    text = _template(b.of).render(**_facts(b, p, kernels))
     if not text.isascii():
         other = next(x for x in text if not x.isascii())
         raise ValueError(f"algorithm: got {other!a} in a line of {b.page.name} that its modules quote; accepted: ASCII")
@@ -196,13 +196,10 @@ def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
     # the module has it in triple-quoted strings
     doc = b.page.doc
     summary = re.sub(r"(['\"])\1+", r"\1", doc.splitlines()[0].replace("\\", "/")) if doc else b.page.name
-    return {"command": _command(b), "algorithm": b.page.name, "schedule": b.plan.name, "function": b.function,
-            "chunk": b.chunk, "layout": b.layout, "dtype": b.dtype, "name": b.name, "heads": b.heads, "arch": b.arch,
-            "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}}, "padded": bool(p.extents),
-            "strided": b.contract.strided, "summary": summary, "documentation": documentation(b, p, t),
-            "signature": signature(t), "arguments": arguments(t), "tables": literal(t), "page_text": page_text(b.page.trace()),
-            "partition": b.plan.partition or "", "stages": b.plan.stages, "warm_ups": t.warm_ups,
-            "unspecialised": repr(tuple(sorted({n for k in kernels for n in k.extra.get("sizes", ())}))).replace("'", '"')}
+    return {"command": _command(b), "schedule": b.plan.name, "function": b.function, "chunk": b.chunk, "layout": b.layout,
+            "dtype": b.dtype, "arch": b.arch, "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}},
+            "summary": summary, "documentation": documentation(b, p, t), "signature": signature(t), "arguments": arguments(t),
+            "tables": literal(t), "page_text": page_text(b.page.trace()), "kernels": kernels, **b.of.facts(b, kernels)}
 
 
 @cache

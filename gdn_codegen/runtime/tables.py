@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 from ..devices.part_cost import of_chunks
-from ..emit.base import KernelText, stride_unit
+from ..emit.base import KernelText, quoted, stride_unit
 from ..host.tables import Tables
 from ..input_forms import INPUT_FORMS
 from ..ir.core import Kernel, Program, walk
@@ -86,15 +86,10 @@ def literal(t: Tables) -> str:
 def _text(x: Any) -> str:
     """A field's value, with double quotes. Tuples of rows and long mappings take a line for each row."""
     if isinstance(x, tuple) and x and isinstance(x[0], tuple):
-        return "(\n" + "".join(f"        {_quoted(row)},\n" for row in x) + "    )"
+        return "(\n" + "".join(f"        {quoted(row)},\n" for row in x) + "    )"
     if isinstance(x, dict) and len(repr(x)) > WIDTH:
-        return "{\n" + "".join(f"        {_quoted(n)}: {_quoted(row)},\n" for n, row in x.items()) + "    }"
-    return _quoted(x)
-
-
-def _quoted(x: Any) -> str:
-    """As Python, with double quotes: no name holds any."""
-    return repr(x).replace("'", '"')
+        return "{\n" + "".join(f"        {quoted(n)}: {quoted(row)},\n" for n, row in x.items()) + "    }"
+    return quoted(x)
 
 
 # --- the generated function ------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ PREFETCHES = ("no", "operands", "loads", "all")
 WARM_UPS = ("all", "state")
 PARTITIONS = (None, "exact", "decay")
 
+#: Fields for cores that share no memory.
+OF_CORES = ("cache_masks", "inverse_block", "order", "prefetch", "channel_slots", "l0_slots")
 
 #: Fields that accept one of a few values.
 CHOICES: dict[str, tuple[Any, ...]] = {

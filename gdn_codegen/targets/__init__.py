@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..devices import Device
 from ..emit.base import Heads, KernelText
@@ -32,10 +32,14 @@ Line = tuple[str, "bool | None"]
 
 @dataclass(frozen=True)
 class Lowering:
-    """The passes that lower a program, and the device for which they lower it."""
+    """The passes that lower a program, and the device for which they lower it.
+
+    unused: fields of a schedule that the passes do not read. `--set` refuses them.
+    """
 
     passes: Passes
     device: Device
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class Target:
     emit: (lowered program, layout "bthd" or "bhtd", head counts to compile in or None) -> a KernelText for each kernel.
     template: the Jinja file of a module, in the package's templates/, or the path of a file elsewhere. It may include the files
     of templates/common.
+    facts: (build, its kernels) -> further values for the template, by name.
     runs_on: device types of tensors ("cpu", "cuda", "npu") for which modules have kernels.
     toolchain: what modules need, and how their kernels are compiled.
     preference: `target="auto"` prefers the target with the lower number.
@@ -112,6 +117,7 @@ class Target:
     template: str | Path
     runs_on: tuple[str, ...]
     archs: Mapping[str, Lowering] = field(default_factory=dict)
+    facts: Callable[[Build, Sequence[KernelText]], Mapping[str, Any]] = lambda b, kernels: {}
     toolchain: Toolchain = field(default_factory=Toolchain)
     preference: int = 100
     head_counts: bool = False

@@ -5,10 +5,11 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..devices.ascend_a2 import ASCEND_A2
 from ..emit import pto
+from ..emit.base import KernelText
 from ..passes.pipelines import CORES
 from ..runtime import cache, cxx
 from . import Line, Lowering, Target, Toolchain, machine, register
@@ -50,8 +51,19 @@ def _check(b: Build, path: Path, archs: Sequence[str]) -> Sequence[Line]:
     return check_pto.check(b, path)
 
 
+#: By layout: the element of token t of a head in a caller's tensor, and elements from token to token.
+_TOKENS = {"bthd": ("((b * tokens + t) * heads + head) * dim", "heads * dim"),
+           "bhtd": ("((b * heads + head) * tokens + t) * dim", "dim")}
+
+
+def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
+    """Where tokens lie in callers' tensors."""
+    return dict(zip(("token_at", "token_stride"), _TOKENS[b.layout], strict=True))
+
+
 TARGET = register(Target(
-    "pto", Lowering(CORES, ASCEND_A2), pto.emit, "pto/module.py.j2", ("cpu", "npu"), preference=2, head_counts=True,
+    "pto", Lowering(CORES, ASCEND_A2, unused=("stages", "warm_up", "longest_first", "warps", "agents", "descriptors")), pto.emit,
+    "pto/module.py.j2", ("cpu", "npu"), facts=_facts, preference=2, head_counts=True,
     toolchain=Toolchain(
         lacks=_lacks, compiler=lambda device: (cxx.compiler() or "") if device == "cpu" else "bisheng", findings=_findings,
         check_needs=lambda: "" if machine.compiler() else machine.TOOLS["c++"], check=_check,

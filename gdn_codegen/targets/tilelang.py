@@ -4,12 +4,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..devices import HOPPER
 from ..devices.sm_90a import SM_90A
 from ..emit import tilelang
+from ..emit.base import KernelText, quoted
+from ..emit.tilelang import functions
 from ..passes.pipelines import GROUPS, ONE_AGENT
+from ..schedule import OF_CORES
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .machine import Finding
 
@@ -45,9 +48,22 @@ def _ahead(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
     return compile_ahead.tilelang(path, arch)
 
 
+#: Fields that serve other targets, whatever the architecture.
+OF_OTHERS = (*OF_CORES, "warps", "descriptors")
+
+
+def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
+    """The device functions of a module, and the names of kernels with warp groups."""
+    called = {x for k in kernels for x in k.extra["calls"]}
+    return {"device_functions": functions.module_texts(called, ("cuda",) if b.arch else ("cuda", "cpu")),
+            "groups": quoted([k.name for k in kernels if k.extra["agents"]])}
+
+
 TARGET = register(Target(
-    "tilelang", Lowering(ONE_AGENT, HOPPER), tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
-    archs={"sm_90a": Lowering(GROUPS, SM_90A)}, preference=0, stride_units=True, tf32=True,
+    "tilelang",
+    Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents")),
+    tilelang.emit, "tilelang/module.py.j2", ("cpu", "cuda"),
+    facts=_facts, archs={"sm_90a": Lowering(GROUPS, SM_90A, unused=OF_OTHERS)}, preference=0, stride_units=True, tf32=True,
     toolchain=Toolchain(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
         compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,

@@ -3,11 +3,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..devices import TRITON
 from ..emit import triton
+from ..emit.base import KernelText, quoted
+from ..emit.triton import functions
 from ..passes.pipelines import INSTANCES
+from ..schedule import OF_CORES
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .machine import Finding
 
@@ -34,8 +37,20 @@ def _ahead(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
     return compile_ahead.triton(path, arch, heads)
 
 
+def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
+    """The device functions of a module, and tables of its kernels."""
+    def those(key: str) -> list[str]:
+        return [k.name for k in kernels if k.extra[key]]
+    return {"device_functions": functions.module_texts({x for k in kernels for x in k.extra["calls"]}),
+            "blocks": quoted({k.name: k.extra["block"] for k in kernels if k.extra["block"]}),
+            "warps": quoted({k.name: k.extra["warps"] for k in kernels}), "stages": b.plan.stages,
+            "unspecialised": quoted(tuple(sorted({n for k in kernels for n in k.extra["sizes"]}))),
+            "in_shares": quoted(those("halves")), "descriptors": bool(those("described"))}
+
+
 TARGET = register(Target(
-    "triton", Lowering(INSTANCES, TRITON), triton.emit, "triton/module.py.j2", ("cpu", "cuda"), preference=1, per_call=True,
+    "triton", Lowering(INSTANCES, TRITON, unused=(*OF_CORES, "value_heads", "agents")), triton.emit,
+    "triton/module.py.j2", ("cpu", "cuda"), facts=_facts, preference=1, per_call=True,
     interprets=("cpu",),
     toolchain=Toolchain(
         package="triton", install=INSTALL, modules=("triton",), findings=_findings, check=_check,

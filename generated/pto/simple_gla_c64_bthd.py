@@ -145,6 +145,14 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     }
 }
 
+// Zeroes a tile past its first `rows`, and past the columns that memory has.
+template <typename Whole, typename Part>
+AICORE inline void fill_tile(Whole &whole, Part &part, int64_t rows, int64_t address)
+{
+    if (rows > 0) TFILLPAD_INPLACE(whole, part);
+    else fill_rows(whole, part, rows, address);
+}
+
 // Zeroes a vector past its first `rows`.
 template <typename Whole, typename Part>
 AICORE inline void fill_row(Whole &whole, Part &part, int64_t rows)
@@ -2587,7 +2595,7 @@ TABLES = Tables(
     ),
     decays=("g",),
 )
-_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=False)
+_launcher = PtoLauncher(SOURCE, SYMBOLS, CHANNELS, CONSTANTS, heads=bool(TABLES.heads))
 HOST = Host(TABLES, _launcher)
 
 

@@ -26,10 +26,12 @@ import tilelang.language as T
 import tvm_ffi
 from tilelang.contrib import nvcc
 
-# tile sizes
+# sizes of dims in memory; P: in tiles, where these are padded
 C = 64
 K = 128
 V = 128
+
+# --- device functions: kernels call NAME_cuda, NAME_cpu or NAME as t.NAME -----------------------------------------------
 HELPERS = r"""
 // Helpers below address tiles by themselves: rows of 64 16-bit elements, piece p of 16 bytes of row r at p ^ r % 8. TileLang may choose
 // another layout for a tile, whatever it is told. Then the comparison below is not folded away, this function stays in the kernel, and
@@ -287,232 +289,218 @@ template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower
 """
 
 
-# --- prelude: the only place that knows whether a kernel is traced for CUDA or for the CPU ----------------------------
-def _prelude(cpu):
+copy_cuda = T.copy
+start_copy_cuda = T.async_copy
+start_copy_cpu = T.copy
+parallel_cuda = T.Parallel
+blocks_at_least_cuda = T.annotate_min_blocks_per_sm
+shared_cuda = T.alloc_shared
+shared_cpu = T.alloc_local
+fragment_cuda = T.alloc_fragment
+fragment_cpu = T.alloc_local
+staged_cpu = T.alloc_local
 
-    def kernel(*grid, threads):
-        return T.Kernel(*grid) if cpu else T.Kernel(*grid, threads=threads)
 
-    def blocks_at_least(n):
-        return None if cpu else T.annotate_min_blocks_per_sm(n)
+@T.macro
+def copy_cpu(src, dst):
+    """A copy of a tile, element by element."""
+    for i, j in T.grid(dst.shape[0], dst.shape[1]):
+        dst[i, j] = src[i, j]
 
-    def shared(shape, dtype):
-        return T.alloc_local(shape, dtype) if cpu else T.alloc_shared(shape, dtype)
 
-    def fragment(shape, dtype):
-        return T.alloc_local(shape, dtype) if cpu else T.alloc_fragment(shape, dtype)
+@T.macro
+def wait_copies_cuda():
+    """All threads wait for all asynchronous copies."""
+    T.ptx_wait_group(0)
+    T.sync_threads()
 
-    def staged(shape, dtype):
-        if cpu:
-            return T.alloc_local(shape, dtype)
-        x = T.alloc_shared(shape, dtype)
-        T.annotate_layout({x: tilelang.layout.make_swizzled_layout(x)})
-        return x
 
-    def expect_swizzled(x):
-        """The kernel compiles only if a tile, or slots of one, lies as the helpers address it: where rows and columns 1, 2, 4... lie says
-        where all of it does."""
-        if cpu:
-            return
-        T.import_source(HELPERS)
-        slot, (rows, columns) = (0,) * (len(x.shape) - 2), (int(n) for n in x.shape[-2:])
-        for r, c in [(1 << n, 0) for n in range(rows.bit_length() - 1)] + [(0, 1 << n) for n in range(3, columns.bit_length() - 1)]:
-            offset = c // 64 * rows * 64 + r * 64 + (c % 64 // 8 ^ r % 8) * 8
-            T.evaluate(T.call_extern("handle", "expect_element", T.address_of(x[(*slot, 0, 0)]), T.address_of(x[(*slot, r, c)]), offset))
+def wait_copies_cpu():
+    """Nothing: copies are complete where they stand."""
 
-    @T.macro
-    def serial_copy(src, dst):
-        for i, j in T.grid(dst.shape[0], dst.shape[1]):
-            dst[i, j] = src[i, j]
 
-    def copy(src, dst):
-        return serial_copy(src, dst) if cpu else T.copy(src, dst)
+def parallel_cpu(*extents):
+    """A loop over a tile, in order."""
+    return T.serial(extents[0]) if len(extents) == 1 else T.grid(*extents)
 
-    def start_copy(src, dst):
-        return T.copy(src, dst) if cpu else T.async_copy(src, dst)
 
-    @T.macro
-    def wait_copies():
-        if not cpu:
-            T.ptx_wait_group(0)
-            T.sync_threads()
-
-    def parallel(*extents):
-        if not cpu:
-            return T.Parallel(*extents)
-        return T.serial(extents[0]) if len(extents) == 1 else T.grid(*extents)
-
-    @T.macro
-    def find_sequence(cu_seqlens, slot, sequences, size):
-        """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
-        n = T.alloc_var(T.int32, init=0)
-        end = T.alloc_var(T.int32, init=sequences)
-        while end - n > 1:
-            middle = (n + end) // 2
-            if T.truncdiv(cu_seqlens[middle], size) + middle <= slot:
-                n = middle
-            else:
-                end = middle
-        return n
-
-    def bounded(x, least):
-        """What counts of a term; a NaN does as it is."""
-        return x if least is None else T.if_then_else(x < least, least, x)
-
-    @T.macro
-    def serial_cumsum(src, dst, least):
-        dst[0] = bounded(src[0], least)
-        for i in T.serial(1, src.shape[0]):
-            dst[i] = dst[i - 1] + bounded(src[i], least)
-
-    @T.macro
-    def bounded_cumsum(src, dst, least):
-        for i in T.Parallel(src.shape[0]):
-            dst[i] = bounded(src[i], least)
-        T.cumsum(dst, dst)
-
-    def cumsum(src, dst, least=None):
-        if cpu:
-            return serial_cumsum(src, dst, least)
-        return T.cumsum(src, dst) if least is None else bounded_cumsum(src, dst, least)
-
-    @T.macro
-    def sum_row(src, dst, row, tokens, least):
-        loads = min(tokens, 32)
-        x = T.alloc_local((loads,), T.float32)  # as many loads under way at once
-        total = T.alloc_var(T.float32, init=0.0)
-        for n in T.unroll(tokens // loads):
-            for i in T.unroll(loads):
-                x[i] = src[row, n * loads + i]
-            for i in T.unroll(loads):
-                total = total + bounded(x[i], least)
-                x[i] = total
-            for i in T.unroll(loads):
-                dst[row, n * loads + i] = x[i]
-
-    @T.macro
-    def row_cumsum(src, dst, tokens, least=None):
-        """Of each row, by one thread."""
-        if cpu:
-            for row in T.serial(src.shape[0]):
-                sum_row(src, dst, row, tokens, least)
-        else:
-            if T.get_thread_binding() < src.shape[0]:
-                sum_row(src, dst, T.get_thread_binding(), tokens, least)
-
-    @T.macro
-    def serial_row_sum(src, dst):
-        for i in T.serial(src.shape[0]):
-            dst[i] = 0.0
-            for j in T.serial(src.shape[1]):
-                dst[i] = dst[i] + src[i, j]
-
-    @T.macro
-    def block_row_sum(src, dst):
-        total = T.alloc_fragment((src.shape[0],), dst.dtype)
-        T.reduce_sum(src, total, dim=1)
-        for i in T.Parallel(src.shape[0]):
-            dst[i] = total[i]
-
-    def row_sum(src, dst):
-        return serial_row_sum(src, dst) if cpu else block_row_sum(src, dst)
-
-    @T.macro
-    def serial_diag_inverse(A, X, size, scale, strict):
-        x = T.alloc_local((size, size), T.float32)
-        for n in T.serial(X.shape[0] // size):
+@T.macro
+def substituted(A, X, size, scale, strict):
+    """Inverses of the `size` x `size` blocks of A, in X, by forward substitution. scale: a vector that multiplies the columns,
+    or None. strict: without the ones of the diagonal."""
+    x = T.alloc_local((size, size), T.float32)
+    for n in T.serial(X.shape[0] // size):
+        for i in T.serial(size):
+            for j in T.serial(size):
+                x[i, j] = T.if_then_else(i == j, 1.0, 0.0)
+            for r, j in T.grid(i, size):
+                x[i, j] -= T.cast(A[n * size + i, n * size + r], T.float32) * x[r, j]
+        for i, j in T.grid(size, X.shape[1]):
+            X[n * size + i, j] = 0.0
+        for i, j in T.grid(size, size):
+            X[n * size + i, n * size + j] = x[i, j] if scale is None else x[i, j] * scale[n * size + j]
+        if strict:
             for i in T.serial(size):
-                for j in T.serial(size):
-                    x[i, j] = T.if_then_else(i == j, 1.0, 0.0)
-                for r, j in T.grid(i, size):
-                    x[i, j] -= T.cast(A[n * size + i, n * size + r], T.float32) * x[r, j]
-            for i, j in T.grid(size, X.shape[1]):
-                X[n * size + i, j] = 0.0
-            for i, j in T.grid(size, size):
-                X[n * size + i, n * size + j] = x[i, j] if scale is None else x[i, j] * scale[n * size + j]
-            if strict:
-                for i in T.serial(size):
-                    X[n * size + i, n * size + i] = 0.0
+                X[n * size + i, n * size + i] = 0.0
 
-    @T.macro
-    def block_diag_inverse(A, X, size, column):
-        """A thread a column, by forward substitution."""
-        wide = 128 // A.dtype.bits  # elements of A in a load
-        for i, j in T.Parallel(X.shape[0], X.shape[1]):
-            if i // size != j // size:
-                X[i, j] = 0.0
-        if column < X.shape[1]:
-            a = T.alloc_local((wide,), A.dtype)
-            x = T.alloc_local((size,), T.float32)
-            first = column // size * size
-            for i in T.unroll(size):
-                x[i] = T.if_then_else(i == column % size, 1.0, 0.0)
-            for r in T.unroll(size // wide):
-                for i in T.unroll(r * wide + 1, size):
-                    for c in T.vectorized(wide):
-                        a[c] = A[first + i, first + r * wide + c]
-                    for c in T.unroll(T.min(wide, i - r * wide)):
-                        x[i] -= T.cast(a[c], T.float32) * x[r * wide + c]
-            for i in T.unroll(size):
-                X[first + i, column] = x[i]
 
-    def pointer(x, access):
-        """Of a buffer, or of a slot of one."""
-        if not hasattr(x, "region"):
-            return x.access_ptr(access)
-        return x.buffer.access_ptr(access, offset=x.region[0].min * math.prod(int(n) for n in x.buffer.shape[1:]))
+@T.macro
+def inverted_by_warps(tiles, scales, strict, warp):
+    """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here."""
+    T.import_source(HELPERS)
+    dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
+    which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None, strict))
+    each = [x for A, scale in zip(tiles, scales, strict=True)
+            for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
+    T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
 
-    @T.macro
-    def whole_inverses(tiles, scales, strict, warp):
-        """Of as many tiles as scales, each by a warp, that of number 0 and the next; all warps come here."""
-        T.import_source(HELPERS)
-        dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
-        which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None, strict))
-        each = [x for A, scale in zip(tiles, scales)
-                for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
-        T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
 
-    def diag_inverse(A, X, size, scale=None, strict=False, thread=None, warp=0):
-        """scale: a vector that multiplies the columns. strict: without the ones of the diagonal. thread: of those that share the
-        work, of the block where it is not said; warp: of theirs, the one that inverts a whole tile."""
-        if cpu:
-            return serial_diag_inverse(A, X, size, scale, strict)
-        thread = T.get_thread_binding() if thread is None else thread
-        if size == 64:
-            return whole_inverses((A,), (scale,), strict, thread // 32 - warp)
-        return block_diag_inverse(A, X, size, thread)
+def whole_inverses_cuda(tiles, scales, strict=False, thread=None, warp=0):
+    """Inverses of one, two or four tiles of 64 x 64, in place, each by a warp. scales: for each tile, a vector that multiplies
+    the columns, or None. strict: without the ones of the diagonal. thread: of those that share the work, None for those of the
+    block. warp: of theirs, the one that inverts the first tile."""
+    return inverted_by_warps(tiles, scales, strict, (T.get_thread_binding() if thread is None else thread) // 32 - warp)
 
-    @T.macro
-    def widened(src, dst, transpose):
-        # float32 and row-major, which the C compiler vectorises
-        for i, j in T.grid(dst.shape[0], dst.shape[1]):
-            dst[i, j] = T.cast(src[j, i] if transpose else src[i, j], T.float32)
 
-    @T.macro
-    def serial_gemm(A, B, acc, transpose_A, transpose_B, clear_accum):
-        rows, cols, depth = int(acc.shape[0]), int(acc.shape[1]), int(A.shape[0 if transpose_A else 1])
-        step = math.gcd(depth, 8)  # rows of B in one pass over a row of acc
-        a = T.alloc_local((rows, depth), T.float32)
-        b = T.alloc_local((depth, cols), T.float32)
-        widened(A, a, transpose_A)
-        widened(B, b, transpose_B)
-        if clear_accum:
-            for i, j in T.grid(rows, cols):
-                acc[i, j] = 0.0
-        for i, k in T.grid(rows, depth // step):
-            for j in T.serial(cols):
-                acc[i, j] = acc[i, j] + sum(a[i, k * step + r] * b[k * step + r, j] for r in range(step))
+def whole_inverses_cpu(tiles, scales, strict=False):
+    """Inverses of tiles of 64 x 64, in place."""
+    for A, scale in zip(tiles, scales, strict=True):
+        substituted(A, A, 64, scale, strict)
 
-    def gemm(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
-        run = serial_gemm if cpu else T.gemm
-        return run(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=clear_accum)
 
-    # The C backend has no bfloat16: there the host widens such tensors.
-    bfloat16 = T.float32 if cpu else T.bfloat16
-    return SimpleNamespace(kernel=kernel, blocks_at_least=blocks_at_least, shared=shared, staged=staged, expect_swizzled=expect_swizzled, fragment=fragment,
-                           copy=copy, start_copy=start_copy, wait_copies=wait_copies, parallel=parallel, cumsum=cumsum,
-                           gemm=gemm, row_sum=row_sum,
-                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16, row_cumsum=row_cumsum)
+def kernel_cuda(*grid, threads):
+    """The grid of a kernel, with `threads` threads in a block."""
+    return T.Kernel(*grid, threads=threads)
+
+
+def kernel_cpu(*grid, threads):
+    """The grid of a kernel, as loops."""
+    return T.Kernel(*grid)
+
+
+def blocks_at_least_cpu(n):
+    """Nothing: there are no multiprocessors."""
+
+
+def staged_cuda(shape, dtype):
+    """A tile in shared memory, swizzled."""
+    x = T.alloc_shared(shape, dtype)
+    T.annotate_layout({x: tilelang.layout.make_swizzled_layout(x)})
+    return x
+
+
+def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
+    """acc = A @ B, or acc + A @ B, on the matrix units."""
+    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=clear_accum)
+
+
+@T.macro
+def widened(src, dst, transpose):
+    """A copy in float32 and row-major, which the C compiler vectorises."""
+    for i, j in T.grid(dst.shape[0], dst.shape[1]):
+        dst[i, j] = T.cast(src[j, i] if transpose else src[i, j], T.float32)
+
+
+@T.macro
+def gemm_cpu(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
+    """acc = A @ B, or acc + A @ B, in float32."""
+    rows, cols, depth = int(acc.shape[0]), int(acc.shape[1]), int(A.shape[0 if transpose_A else 1])
+    step = math.gcd(depth, 8)  # rows of B in one pass over a row of acc
+    a = T.alloc_local((rows, depth), T.float32)
+    b = T.alloc_local((depth, cols), T.float32)
+    widened(A, a, transpose_A)
+    widened(B, b, transpose_B)
+    if clear_accum:
+        for i, j in T.grid(rows, cols):
+            acc[i, j] = 0.0
+    for i, k in T.grid(rows, depth // step):
+        for j in T.serial(cols):
+            acc[i, j] = acc[i, j] + sum(a[i, k * step + r] * b[k * step + r, j] for r in range(step))
+
+
+@T.macro
+def find_sequence(cu_seqlens, slot, sequences, size):
+    """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
+    n = T.alloc_var(T.int32, init=0)
+    end = T.alloc_var(T.int32, init=sequences)
+    while end - n > 1:
+        middle = (n + end) // 2
+        if T.truncdiv(cu_seqlens[middle], size) + middle <= slot:
+            n = middle
+        else:
+            end = middle
+    return n
+
+
+def bounded(x, least):
+    """What counts of a term; a NaN does as it is."""
+    return x if least is None else T.if_then_else(x < least, least, x)
+
+
+@T.macro
+def sum_row(src, dst, row, tokens, least):
+    """Running sums of the first `tokens` entries of a row, by one thread."""
+    loads = min(tokens, 32)
+    x = T.alloc_local((loads,), T.float32)  # as many loads under way at once
+    total = T.alloc_var(T.float32, init=0.0)
+    for n in T.unroll(tokens // loads):
+        for i in T.unroll(loads):
+            x[i] = src[row, n * loads + i]
+        for i in T.unroll(loads):
+            total = total + bounded(x[i], least)
+            x[i] = total
+        for i in T.unroll(loads):
+            dst[row, n * loads + i] = x[i]
+
+
+@T.macro
+def row_cumsum_cuda(src, dst, tokens, least=None):
+    """Running sums of each row, by one thread."""
+    if T.get_thread_binding() < src.shape[0]:
+        sum_row(src, dst, T.get_thread_binding(), tokens, least)
+
+
+@T.macro
+def row_cumsum_cpu(src, dst, tokens, least=None):
+    """Running sums of each row."""
+    for row in T.serial(src.shape[0]):
+        sum_row(src, dst, row, tokens, least)
+
+
+def expect_swizzled_cuda(x):
+    """The kernel compiles only if a tile, or slots of one, lies as the helpers address it: where rows and columns 1, 2, 4... lie
+    says where all of it does."""
+    T.import_source(HELPERS)
+    slot, (rows, columns) = (0,) * (len(x.shape) - 2), (int(n) for n in x.shape[-2:])
+    for r, c in [(1 << n, 0) for n in range(rows.bit_length() - 1)] + [(0, 1 << n) for n in range(3, columns.bit_length() - 1)]:
+        offset = c // 64 * rows * 64 + r * 64 + (c % 64 // 8 ^ r % 8) * 8
+        first, place = (*slot, 0, 0), (*slot, r, c)
+        T.evaluate(T.call_extern("handle", "expect_element", T.address_of(x[first]), T.address_of(x[place]), offset))
+
+
+def expect_swizzled_cpu(x):
+    """Nothing: there are no helpers that address tiles."""
+
+
+def pointer(x, access):
+    """The address of a buffer, or of a slot of one."""
+    if not hasattr(x, "region"):
+        return x.access_ptr(access)
+    return x.buffer.access_ptr(access, offset=x.region[0].min * math.prod(int(n) for n in x.buffer.shape[1:]))
+
+
+DEVICE_FUNCTIONS = {
+    "cuda": SimpleNamespace(
+        blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, expect_swizzled=expect_swizzled_cuda,
+        find_sequence=find_sequence, fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda, parallel=parallel_cuda,
+        row_cumsum=row_cumsum_cuda, shared=shared_cuda, staged=staged_cuda, start_copy=start_copy_cuda,
+        wait_copies=wait_copies_cuda, whole_inverses=whole_inverses_cuda),
+    "cpu": SimpleNamespace(
+        blocks_at_least=blocks_at_least_cpu, copy=copy_cpu, expect_swizzled=expect_swizzled_cpu,
+        find_sequence=find_sequence, fragment=fragment_cpu, gemm=gemm_cpu, kernel=kernel_cpu, parallel=parallel_cpu,
+        row_cumsum=row_cumsum_cpu, shared=shared_cpu, staged=staged_cpu, start_copy=start_copy_cpu,
+        wait_copies=wait_copies_cpu, whole_inverses=whole_inverses_cpu),
+}
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
@@ -623,7 +611,7 @@ def Tinv_kernel(t):
                 t.copy(A, A_f16)
                 t.copy(A_f16, Tinv_rows_64)
                 t.expect_swizzled(Tinv_rows_64)
-                t.diag_inverse(Tinv_rows_64, Tinv_rows_64, 64)
+                t.whole_inverses((Tinv_rows_64,), (None,))
                 for i, j in t.parallel(C, C):
                     Tinv_ws[slot, hv, i, j] = Tinv_rows_64[i, j]
 
@@ -2150,9 +2138,10 @@ def _cpu_flags() -> list[str]:
 class TileLangLauncher:
     """Compiles and launches the kernels of one module.
 
-    file: the path of the module. kernels: name -> a function from the prelude to the kernel's program. prelude: (True for a
-    CPU) -> the functions that kernels call. stored: for each kernel, the tensors that it stores to. groups: kernels with warp
-    groups, whose text has all barriers. arch: the one architecture that the module is for; "" if its text runs on any GPU.
+    file: the path of the module. kernels: name -> a function from the namespace of device functions to the kernel's program.
+    functions: these namespaces, for "cuda" and, if kernels run on a CPU, "cpu". stored: for each kernel, the tensors that it
+    stores to. groups: kernels with warp groups, whose text has all barriers. arch: the one architecture that the module is for;
+    "" if its text runs on any GPU.
 
     passes: options of TVM's passes, by kernel.
     """
@@ -2160,9 +2149,10 @@ class TileLangLauncher:
     #: The emitted text keeps every access in bounds.
     PASSES: ClassVar[dict[str, bool]] = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
 
-    def __init__(self, tables: Tables, file: str, kernels: Mapping[str, Callable[[Any], Any]], prelude: Callable[[bool], Any],
+    def __init__(self, tables: Tables, file: str, kernels: Mapping[str, Callable[[Any], Any]], functions: Mapping[str, Any],
                  stored: Mapping[str, Collection[str]], groups: Collection[str] = (), arch: str = "") -> None:
-        self.tables, self.file, self.kernels, self.prelude, self.stored, self.arch = tables, file, kernels, prelude, stored, arch
+        self.tables, self.file, self.kernels, self.functions, self.stored = tables, file, kernels, functions, stored
+        self.arch = arch
         self.passes = {n: {**self.PASSES, **({"tl.disable_thread_storage_sync": True} if n in groups else {})} for n in kernels}
         self.compiling = threading.Lock()
         self.for_cpu = functools.cache(self._compile_for_cpu)
@@ -2196,7 +2186,7 @@ class TileLangLauncher:
 
     def program(self, name: str, cpu: bool = False) -> Any:
         """The kernel's program for TileLang."""
-        return self.kernels[name](self.prelude(cpu))
+        return self.kernels[name](self.functions["cpu" if cpu else "cuda"])
 
     def library(self, name: str, arch: str) -> str:
         """The path of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module.
@@ -2305,8 +2295,14 @@ TABLES = Tables(
     decays=("g",),
 )
 _launcher = TileLangLauncher(
-    TABLES, __file__, {"G": G_kernel, "A": A_kernel, "Tinv": Tinv_kernel, "U_weight_U_offset": U_weight_U_offset_kernel, "S_U": S_U_kernel, "o": o_kernel}, _prelude,
-    stored={
+    TABLES, __file__, {
+        "G": G_kernel,
+        "A": A_kernel,
+        "Tinv": Tinv_kernel,
+        "U_weight_U_offset": U_weight_U_offset_kernel,
+        "S_U": S_U_kernel,
+        "o": o_kernel,
+    }, DEVICE_FUNCTIONS, stored={
         "G": ["G_ws"],
         "A": ["A_ws"],
         "Tinv": ["Tinv_ws"],

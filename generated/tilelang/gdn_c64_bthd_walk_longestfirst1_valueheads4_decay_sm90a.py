@@ -26,10 +26,12 @@ import tilelang.language as T
 import tvm_ffi
 from tilelang.contrib import nvcc
 
-# tile sizes
+# sizes of dims in memory; P: in tiles, where these are padded
 C = 64
 K = 128
 V = 128
+
+# --- device functions: kernels call NAME_cuda, NAME_cpu or NAME as t.NAME -----------------------------------------------
 HELPERS = r"""
 // Helpers below address tiles by themselves: rows of 64 16-bit elements, piece p of 16 bytes of row r at p ^ r % 8. TileLang may choose
 // another layout for a tile, whatever it is told. Then the comparison below is not folded away, this function stays in the kernel, and
@@ -341,270 +343,150 @@ template <bool transposed> static __device__ __forceinline__ void store_tile(voi
 """
 
 
-# --- prelude: the only place that knows whether a kernel is traced for CUDA or for the CPU ----------------------------
-def _prelude(cpu):
+copy_cuda = T.copy
+start_copy_cuda = T.async_copy
+parallel_cuda = T.Parallel
+blocks_at_least_cuda = T.annotate_min_blocks_per_sm
+shared_cuda = T.alloc_shared
+fragment_cuda = T.alloc_fragment
 
-    def kernel(*grid, threads):
-        return T.Kernel(*grid) if cpu else T.Kernel(*grid, threads=threads)
 
-    def blocks_at_least(n):
-        return None if cpu else T.annotate_min_blocks_per_sm(n)
+@T.macro
+def wait_copies_cuda():
+    """All threads wait for all asynchronous copies."""
+    T.ptx_wait_group(0)
+    T.sync_threads()
 
-    def shared(shape, dtype):
-        return T.alloc_local(shape, dtype) if cpu else T.alloc_shared(shape, dtype)
 
-    def fragment(shape, dtype):
-        return T.alloc_local(shape, dtype) if cpu else T.alloc_fragment(shape, dtype)
+@T.macro
+def inverted_by_warps(tiles, scales, strict, warp):
+    """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here."""
+    T.import_source(HELPERS)
+    dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
+    which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None, strict))
+    each = [x for A, scale in zip(tiles, scales, strict=True)
+            for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
+    T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
 
-    def staged(shape, dtype):
-        if cpu:
-            return T.alloc_local(shape, dtype)
-        x = T.alloc_shared(shape, dtype)
-        T.annotate_layout({x: tilelang.layout.make_swizzled_layout(x)})
-        return x
 
-    def expect_swizzled(x):
-        """The kernel compiles only if a tile, or slots of one, lies as the helpers address it: where rows and columns 1, 2, 4... lie says
-        where all of it does."""
-        if cpu:
-            return
-        T.import_source(HELPERS)
-        slot, (rows, columns) = (0,) * (len(x.shape) - 2), (int(n) for n in x.shape[-2:])
-        for r, c in [(1 << n, 0) for n in range(rows.bit_length() - 1)] + [(0, 1 << n) for n in range(3, columns.bit_length() - 1)]:
-            offset = c // 64 * rows * 64 + r * 64 + (c % 64 // 8 ^ r % 8) * 8
-            T.evaluate(T.call_extern("handle", "expect_element", T.address_of(x[(*slot, 0, 0)]), T.address_of(x[(*slot, r, c)]), offset))
+def whole_inverses_cuda(tiles, scales, strict=False, thread=None, warp=0):
+    """Inverses of one, two or four tiles of 64 x 64, in place, each by a warp. scales: for each tile, a vector that multiplies
+    the columns, or None. strict: without the ones of the diagonal. thread: of those that share the work, None for those of the
+    block. warp: of theirs, the one that inverts the first tile."""
+    return inverted_by_warps(tiles, scales, strict, (T.get_thread_binding() if thread is None else thread) // 32 - warp)
 
-    @T.macro
-    def serial_copy(src, dst):
-        for i, j in T.grid(dst.shape[0], dst.shape[1]):
-            dst[i, j] = src[i, j]
 
-    def copy(src, dst):
-        return serial_copy(src, dst) if cpu else T.copy(src, dst)
+def kernel_cuda(*grid, threads):
+    """The grid of a kernel, with `threads` threads in a block."""
+    return T.Kernel(*grid, threads=threads)
 
-    def start_copy(src, dst):
-        return T.copy(src, dst) if cpu else T.async_copy(src, dst)
 
-    @T.macro
-    def wait_copies():
-        if not cpu:
-            T.ptx_wait_group(0)
-            T.sync_threads()
+def staged_cuda(shape, dtype):
+    """A tile in shared memory, swizzled."""
+    x = T.alloc_shared(shape, dtype)
+    T.annotate_layout({x: tilelang.layout.make_swizzled_layout(x)})
+    return x
 
-    def parallel(*extents):
-        if not cpu:
-            return T.Parallel(*extents)
-        return T.serial(extents[0]) if len(extents) == 1 else T.grid(*extents)
 
-    @T.macro
-    def find_sequence(cu_seqlens, slot, sequences, size):
-        """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
-        n = T.alloc_var(T.int32, init=0)
-        end = T.alloc_var(T.int32, init=sequences)
-        while end - n > 1:
-            middle = (n + end) // 2
-            if T.truncdiv(cu_seqlens[middle], size) + middle <= slot:
-                n = middle
-            else:
-                end = middle
-        return n
+def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
+    """acc = A @ B, or acc + A @ B, on the matrix units."""
+    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=clear_accum)
 
-    @T.macro
-    def warm_up_length(totals, slot, head, chunks, most, bound):
-        """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
-        is more than `most`. The chunks begin at `slot`."""
-        # variables, since expressions would be repeated, divisions and all
-        every = T.alloc_var(T.int32, init=chunks)
-        limit = T.alloc_var(T.int32, init=T.min(chunks, most))
-        last = T.alloc_var(T.int32, init=slot + chunks - 1)
-        done = T.alloc_var(T.int32, init=0)
-        total = T.alloc_var(T.float32, init=0.0)
-        found = T.alloc_var(T.float32, init=-1.0)
-        ahead = T.alloc_local((32,), T.float32)  # as many loads under way at once
-        while found < 0.0 and done < limit:
-            for i in T.unroll(32):
-                ahead[i] = T.if_then_else(done + i < limit, totals[last - done - i, head], 0)
-            for i in T.unroll(32):
-                total = total + ahead[i]
-                if found < 0.0 and total <= -bound:
-                    found = T.cast(done + i + 1, T.float32)
-            done = done + 32
-        if found < 0.0 and every <= most:
-            found = T.cast(every, T.float32)
-        return found
 
-    def bounded(x, least):
-        """What counts of a term; a NaN does as it is."""
-        return x if least is None else T.if_then_else(x < least, least, x)
+@T.macro
+def find_sequence(cu_seqlens, slot, sequences, size):
+    """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
+    n = T.alloc_var(T.int32, init=0)
+    end = T.alloc_var(T.int32, init=sequences)
+    while end - n > 1:
+        middle = (n + end) // 2
+        if T.truncdiv(cu_seqlens[middle], size) + middle <= slot:
+            n = middle
+        else:
+            end = middle
+    return n
 
-    @T.macro
-    def serial_cumsum(src, dst, least):
-        dst[0] = bounded(src[0], least)
-        for i in T.serial(1, src.shape[0]):
-            dst[i] = dst[i - 1] + bounded(src[i], least)
 
-    @T.macro
-    def bounded_cumsum(src, dst, least):
-        for i in T.Parallel(src.shape[0]):
-            dst[i] = bounded(src[i], least)
-        T.cumsum(dst, dst)
+@T.macro
+def warm_up_length(totals, slot, head, chunks, most, bound):
+    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
+    is more than `most`. The chunks begin at `slot`."""
+    # variables, since expressions would be repeated, divisions and all
+    every = T.alloc_var(T.int32, init=chunks)
+    limit = T.alloc_var(T.int32, init=T.min(chunks, most))
+    last = T.alloc_var(T.int32, init=slot + chunks - 1)
+    done = T.alloc_var(T.int32, init=0)
+    total = T.alloc_var(T.float32, init=0.0)
+    found = T.alloc_var(T.float32, init=-1.0)
+    ahead = T.alloc_local((32,), T.float32)  # as many loads under way at once
+    while found < 0.0 and done < limit:
+        for i in T.unroll(32):
+            ahead[i] = T.if_then_else(done + i < limit, totals[last - done - i, head], 0)
+        for i in T.unroll(32):
+            total = total + ahead[i]
+            if found < 0.0 and total <= -bound:
+                found = T.cast(done + i + 1, T.float32)
+        done = done + 32
+    if found < 0.0 and every <= most:
+        found = T.cast(every, T.float32)
+    return found
 
-    def cumsum(src, dst, least=None):
-        if cpu:
-            return serial_cumsum(src, dst, least)
-        return T.cumsum(src, dst) if least is None else bounded_cumsum(src, dst, least)
 
-    @T.macro
-    def serial_row_sum(src, dst):
-        for i in T.serial(src.shape[0]):
-            dst[i] = 0.0
-            for j in T.serial(src.shape[1]):
-                dst[i] = dst[i] + src[i, j]
+@T.macro
+def cumsums_cuda(sources, sums, least=None):
+    """Running sums of two or four vectors, each by another warp."""
+    T.import_source(HELPERS)
+    each = [x for src, dst in zip(sources, sums, strict=True) for x in (src.access_ptr("r"), dst.access_ptr("w"))]
+    lowest = T.float32(-math.inf if least is None else least)
+    T.call_extern("handle", f"running_sums<{sources[0].shape[0]}>", T.get_thread_binding() // 32, lowest, *each)
 
-    @T.macro
-    def block_row_sum(src, dst):
-        total = T.alloc_fragment((src.shape[0],), dst.dtype)
-        T.reduce_sum(src, total, dim=1)
-        for i in T.Parallel(src.shape[0]):
-            dst[i] = total[i]
 
-    def row_sum(src, dst):
-        return serial_row_sum(src, dst) if cpu else block_row_sum(src, dst)
+def expect_swizzled_cuda(x):
+    """The kernel compiles only if a tile, or slots of one, lies as the helpers address it: where rows and columns 1, 2, 4... lie
+    says where all of it does."""
+    T.import_source(HELPERS)
+    slot, (rows, columns) = (0,) * (len(x.shape) - 2), (int(n) for n in x.shape[-2:])
+    for r, c in [(1 << n, 0) for n in range(rows.bit_length() - 1)] + [(0, 1 << n) for n in range(3, columns.bit_length() - 1)]:
+        offset = c // 64 * rows * 64 + r * 64 + (c % 64 // 8 ^ r % 8) * 8
+        first, place = (*slot, 0, 0), (*slot, r, c)
+        T.evaluate(T.call_extern("handle", "expect_element", T.address_of(x[first]), T.address_of(x[place]), offset))
 
-    @T.macro
-    def serial_diag_inverse(A, X, size, scale, strict):
-        x = T.alloc_local((size, size), T.float32)
-        for n in T.serial(X.shape[0] // size):
-            for i in T.serial(size):
-                for j in T.serial(size):
-                    x[i, j] = T.if_then_else(i == j, 1.0, 0.0)
-                for r, j in T.grid(i, size):
-                    x[i, j] -= T.cast(A[n * size + i, n * size + r], T.float32) * x[r, j]
-            for i, j in T.grid(size, X.shape[1]):
-                X[n * size + i, j] = 0.0
-            for i, j in T.grid(size, size):
-                X[n * size + i, n * size + j] = x[i, j] if scale is None else x[i, j] * scale[n * size + j]
-            if strict:
-                for i in T.serial(size):
-                    X[n * size + i, n * size + i] = 0.0
 
-    @T.macro
-    def block_diag_inverse(A, X, size, column):
-        """A thread a column, by forward substitution."""
-        wide = 128 // A.dtype.bits  # elements of A in a load
-        for i, j in T.Parallel(X.shape[0], X.shape[1]):
-            if i // size != j // size:
-                X[i, j] = 0.0
-        if column < X.shape[1]:
-            a = T.alloc_local((wide,), A.dtype)
-            x = T.alloc_local((size,), T.float32)
-            first = column // size * size
-            for i in T.unroll(size):
-                x[i] = T.if_then_else(i == column % size, 1.0, 0.0)
-            for r in T.unroll(size // wide):
-                for i in T.unroll(r * wide + 1, size):
-                    for c in T.vectorized(wide):
-                        a[c] = A[first + i, first + r * wide + c]
-                    for c in T.unroll(T.min(wide, i - r * wide)):
-                        x[i] -= T.cast(a[c], T.float32) * x[r * wide + c]
-            for i in T.unroll(size):
-                X[first + i, column] = x[i]
+def pointer(x, access):
+    """The address of a buffer, or of a slot of one."""
+    if not hasattr(x, "region"):
+        return x.access_ptr(access)
+    return x.buffer.access_ptr(access, offset=x.region[0].min * math.prod(int(n) for n in x.buffer.shape[1:]))
 
-    def pointer(x, access):
-        """Of a buffer, or of a slot of one."""
-        if not hasattr(x, "region"):
-            return x.access_ptr(access)
-        return x.buffer.access_ptr(access, offset=x.region[0].min * math.prod(int(n) for n in x.buffer.shape[1:]))
 
-    def as_sums(*shape):
-        """A loop over a tile in the order in which sums of wgmma lie, 64 rows a warp group (PTX ISA, wgmma, fragment D)."""
-        return T.Parallel(*shape, loop_layout=tilelang.layout.Fragment(shape, lambda i, j: (
-            i // 64 * 128 + i % 64 // 16 * 32 + i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i % 16 // 8 * 2 + j % 2)))
+def as_sums_cuda(*shape):
+    """A loop over a tile in the order in which sums of wgmma lie, 64 rows a warp group (PTX ISA, wgmma, fragment D)."""
+    return T.Parallel(*shape, loop_layout=tilelang.layout.Fragment(shape, lambda i, j: (
+        i // 64 * 128 + i % 64 // 16 * 32 + i % 8 * 4 + j % 8 // 2, j // 8 * 4 + i % 16 // 8 * 2 + j % 2)))
 
-    @T.macro
-    def load_transposed(tile, to, thread):
-        """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
-        T.import_source(HELPERS)
-        T.call_extern("handle", "load_transposed", to.access_ptr("w"), pointer(tile, "r"), thread)
 
-    @T.macro
-    def store_tile(x, tile, thread, transposed=False):
-        """From a fragment to shared memory, `transposed` its columns as rows."""
-        T.import_source(HELPERS)
-        T.call_extern("handle", f"store_tile<{str(transposed).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
+@T.macro
+def load_transposed_cuda(tile, to, thread):
+    """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
+    T.import_source(HELPERS)
+    T.call_extern("handle", "load_transposed", to.access_ptr("w"), pointer(tile, "r"), thread)
 
-    @T.macro
-    def whole_inverses(tiles, scales, strict, warp):
-        """Of as many tiles as scales, each by a warp, that of number 0 and the next; all warps come here."""
-        T.import_source(HELPERS)
-        dtype = (tiles[0].buffer if hasattr(tiles[0], "region") else tiles[0]).dtype
-        which = ("true" if x else "false" for x in (dtype == "bfloat16", scales[0] is not None, strict))
-        each = [x for A, scale in zip(tiles, scales)
-                for x in (pointer(A, "rw"), T.reinterpret("handle", T.uint64(0)) if scale is None else pointer(scale, "r"))]
-        T.call_extern("handle", f"unit_lower_inverses<{', '.join(which)}>", warp, *each)
 
-    def diag_inverses(tiles, scales, strict=False):
-        """Of two or four whole tiles, each by another warp."""
-        if not cpu:
-            return whole_inverses(tiles, scales, strict, T.get_thread_binding() // 32)
-        for A, scale in zip(tiles, scales):
-            serial_diag_inverse(A, A, 64, scale, strict)
+@T.macro
+def store_tile_cuda(x, tile, thread, transposed=False):
+    """From a fragment to shared memory, `transposed` its columns as rows."""
+    T.import_source(HELPERS)
+    T.call_extern("handle", f"store_tile<{str(transposed).lower()}>", pointer(tile, "w"), x.access_ptr("r"), thread)
 
-    @T.macro
-    def warp_cumsums(sources, sums, least):
-        T.import_source(HELPERS)
-        each = [x for src, dst in zip(sources, sums) for x in (src.access_ptr("r"), dst.access_ptr("w"))]
-        lowest = T.float32(-math.inf if least is None else least)
-        T.call_extern("handle", f"running_sums<{sources[0].shape[0]}>", T.get_thread_binding() // 32, lowest, *each)
 
-    def cumsums(sources, sums, least=None):
-        """Of two or four vectors, each by another warp."""
-        if not cpu:
-            return warp_cumsums(sources, sums, least)
-        for src, dst in zip(sources, sums):
-            serial_cumsum(src, dst, least)
-
-    def diag_inverse(A, X, size, scale=None, strict=False, thread=None, warp=0):
-        """scale: a vector that multiplies the columns. strict: without the ones of the diagonal. thread: of those that share the
-        work, of the block where it is not said; warp: of theirs, the one that inverts a whole tile."""
-        if cpu:
-            return serial_diag_inverse(A, X, size, scale, strict)
-        thread = T.get_thread_binding() if thread is None else thread
-        if size == 64:
-            return whole_inverses((A,), (scale,), strict, thread // 32 - warp)
-        return block_diag_inverse(A, X, size, thread)
-
-    @T.macro
-    def widened(src, dst, transpose):
-        # float32 and row-major, which the C compiler vectorises
-        for i, j in T.grid(dst.shape[0], dst.shape[1]):
-            dst[i, j] = T.cast(src[j, i] if transpose else src[i, j], T.float32)
-
-    @T.macro
-    def serial_gemm(A, B, acc, transpose_A, transpose_B, clear_accum):
-        rows, cols, depth = int(acc.shape[0]), int(acc.shape[1]), int(A.shape[0 if transpose_A else 1])
-        step = math.gcd(depth, 8)  # rows of B in one pass over a row of acc
-        a = T.alloc_local((rows, depth), T.float32)
-        b = T.alloc_local((depth, cols), T.float32)
-        widened(A, a, transpose_A)
-        widened(B, b, transpose_B)
-        if clear_accum:
-            for i, j in T.grid(rows, cols):
-                acc[i, j] = 0.0
-        for i, k in T.grid(rows, depth // step):
-            for j in T.serial(cols):
-                acc[i, j] = acc[i, j] + sum(a[i, k * step + r] * b[k * step + r, j] for r in range(step))
-
-    def gemm(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
-        run = serial_gemm if cpu else T.gemm
-        return run(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=clear_accum)
-
-    # The C backend has no bfloat16: there the host widens such tensors.
-    bfloat16 = T.float32 if cpu else T.bfloat16
-    return SimpleNamespace(kernel=kernel, blocks_at_least=blocks_at_least, shared=shared, staged=staged, expect_swizzled=expect_swizzled, fragment=fragment,
-                           copy=copy, start_copy=start_copy, wait_copies=wait_copies, parallel=parallel, cumsum=cumsum,
-                           gemm=gemm, row_sum=row_sum,
-                           diag_inverse=diag_inverse, find_sequence=find_sequence, bfloat16=bfloat16, diag_inverses=diag_inverses, cumsums=cumsums, warm_up_length=warm_up_length, as_sums=as_sums, load_transposed=load_transposed, store_tile=store_tile)
+DEVICE_FUNCTIONS = {
+    "cuda": SimpleNamespace(
+        as_sums=as_sums_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, cumsums=cumsums_cuda,
+        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence, fragment=fragment_cuda, gemm=gemm_cuda,
+        kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, shared=shared_cuda,
+        staged=staged_cuda, start_copy=start_copy_cuda, store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
+        warm_up_length=warm_up_length, whole_inverses=whole_inverses_cuda),
+}
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
@@ -730,7 +612,7 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                 t.expect_swizzled(Tinv_below_f16_b)
                 t.expect_swizzled(Tinv_below_f16_c)
                 t.expect_swizzled(Tinv_below_f16_d)
-                t.diag_inverses(
+                t.whole_inverses(
                     (Tinv_below_f16, Tinv_below_f16_b, Tinv_below_f16_c, Tinv_below_f16_d),
                     (None, None, None, None),
                     strict=True,
@@ -2729,9 +2611,10 @@ def _cpu_flags() -> list[str]:
 class TileLangLauncher:
     """Compiles and launches the kernels of one module.
 
-    file: the path of the module. kernels: name -> a function from the prelude to the kernel's program. prelude: (True for a
-    CPU) -> the functions that kernels call. stored: for each kernel, the tensors that it stores to. groups: kernels with warp
-    groups, whose text has all barriers. arch: the one architecture that the module is for; "" if its text runs on any GPU.
+    file: the path of the module. kernels: name -> a function from the namespace of device functions to the kernel's program.
+    functions: these namespaces, for "cuda" and, if kernels run on a CPU, "cpu". stored: for each kernel, the tensors that it
+    stores to. groups: kernels with warp groups, whose text has all barriers. arch: the one architecture that the module is for;
+    "" if its text runs on any GPU.
 
     passes: options of TVM's passes, by kernel.
     """
@@ -2739,9 +2622,10 @@ class TileLangLauncher:
     #: The emitted text keeps every access in bounds.
     PASSES: ClassVar[dict[str, bool]] = {"tl.disable_safe_memory_legalize": True, "tl.enable_fast_math": True}
 
-    def __init__(self, tables: Tables, file: str, kernels: Mapping[str, Callable[[Any], Any]], prelude: Callable[[bool], Any],
+    def __init__(self, tables: Tables, file: str, kernels: Mapping[str, Callable[[Any], Any]], functions: Mapping[str, Any],
                  stored: Mapping[str, Collection[str]], groups: Collection[str] = (), arch: str = "") -> None:
-        self.tables, self.file, self.kernels, self.prelude, self.stored, self.arch = tables, file, kernels, prelude, stored, arch
+        self.tables, self.file, self.kernels, self.functions, self.stored = tables, file, kernels, functions, stored
+        self.arch = arch
         self.passes = {n: {**self.PASSES, **({"tl.disable_thread_storage_sync": True} if n in groups else {})} for n in kernels}
         self.compiling = threading.Lock()
         self.for_cpu = functools.cache(self._compile_for_cpu)
@@ -2775,7 +2659,7 @@ class TileLangLauncher:
 
     def program(self, name: str, cpu: bool = False) -> Any:
         """The kernel's program for TileLang."""
-        return self.kernels[name](self.prelude(cpu))
+        return self.kernels[name](self.functions["cpu" if cpu else "cuda"])
 
     def library(self, name: str, arch: str) -> str:
         """The path of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module.
@@ -2891,8 +2775,13 @@ TABLES = Tables(
     check_chunks=10,
 )
 _launcher = TileLangLauncher(
-    TABLES, __file__, {"G_Tinv_below_beta_F_chunk": G_Tinv_below_beta_F_chunk_kernel, "S_offset": S_offset_kernel, "S_factor": S_factor_kernel, "S_start": S_start_kernel, "o_S": o_S_kernel}, _prelude,
-    stored={
+    TABLES, __file__, {
+        "G_Tinv_below_beta_F_chunk": G_Tinv_below_beta_F_chunk_kernel,
+        "S_offset": S_offset_kernel,
+        "S_factor": S_factor_kernel,
+        "S_start": S_start_kernel,
+        "o_S": o_S_kernel,
+    }, DEVICE_FUNCTIONS, stored={
         "G_Tinv_below_beta_F_chunk": ["G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws"],
         "S_offset": ["S_warm_up", "S_offset"],
         "S_factor": ["S_factor"],

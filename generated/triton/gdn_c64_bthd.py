@@ -25,7 +25,7 @@ from triton.runtime import _allocation, interpreter
 from triton.runtime.jit import JITFunction
 
 SCHEDULE = "fused"
-# tile sizes
+# sizes of dims in memory; P: in tiles, where these are padded
 SIZES = {"C": 64, "K": 128, "V": 128}
 # columns a program computes of a split dim, and warps of 32 threads, by kernel; how far ahead loops load
 BLOCKS = {"o_S": {"BV": 64}}
@@ -187,6 +187,7 @@ def o_S_kernel(
         beta = beta_next
     if has_final_state:
         tl.store(final_state_ptr + (n.to(tl.int64) * HV + hv) * (K * V) + i_K[:, None] * V + i_V[None, :], S)
+
 
 # --- host: the same text in every generated module -------------------------------------------------------------------
 @dataclass(frozen=True)
@@ -1593,8 +1594,9 @@ TABLES = Tables(
     decays=("g",),
 )
 _launcher = TritonLauncher(
-    TABLES, {"o_S": o_S_kernel}, SIZES, BLOCKS, NUM_WARPS, NUM_STAGES, UNSPECIALISED,
-    in_shares=[], descriptors=False,
+    TABLES, {
+        "o_S": o_S_kernel,
+    }, SIZES, BLOCKS, NUM_WARPS, NUM_STAGES, UNSPECIALISED, in_shares=[], descriptors=False,
     check=lambda device, heads: check.once(device, heads))
 HOST = Host(TABLES, _launcher)
 

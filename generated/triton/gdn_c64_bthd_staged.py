@@ -25,7 +25,7 @@ from triton.runtime import _allocation, interpreter
 from triton.runtime.jit import JITFunction
 
 SCHEDULE = "staged"
-# tile sizes
+# sizes of dims in memory; P: in tiles, where these are padded
 SIZES = {"C": 64, "K": 128, "V": 128}
 # columns a program computes of a split dim, and warps of 32 threads, by kernel; how far ahead loops load
 BLOCKS = {"S_U": {"BV": 64}}
@@ -364,6 +364,7 @@ def o_kernel(
         (scale * o_sum).to(tl.float16),
         mask=valid[:, None],
     )
+
 
 # --- host: the same text in every generated module -------------------------------------------------------------------
 @dataclass(frozen=True)
@@ -1791,8 +1792,14 @@ TABLES = Tables(
     decays=("g",),
 )
 _launcher = TritonLauncher(
-    TABLES, {"G": G_kernel, "A": A_kernel, "Tinv": Tinv_kernel, "U_weight_U_offset": U_weight_U_offset_kernel, "S_U": S_U_kernel, "o": o_kernel}, SIZES, BLOCKS, NUM_WARPS, NUM_STAGES, UNSPECIALISED,
-    in_shares=[], descriptors=False,
+    TABLES, {
+        "G": G_kernel,
+        "A": A_kernel,
+        "Tinv": Tinv_kernel,
+        "U_weight_U_offset": U_weight_U_offset_kernel,
+        "S_U": S_U_kernel,
+        "o": o_kernel,
+    }, SIZES, BLOCKS, NUM_WARPS, NUM_STAGES, UNSPECIALISED, in_shares=[], descriptors=False,
     check=lambda device, heads: check.once(device, heads))
 HOST = Host(TABLES, _launcher)
 

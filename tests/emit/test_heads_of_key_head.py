@@ -53,7 +53,7 @@ def test_what_is_of_the_key_head_is_loaded_and_multiplied_once():
     one, four = (costs(lowered(x), [256], 1, 4)[k.name] for x in (build("walk", 1), b))
     assert four.bytes == one.bytes and four.flops * 4 == one.flops and four.asked < one.asked
     text = render(b)
-    four_each = r"t\.diag_inverses\(\s*\(\w+(?:, \w+){3}\),\s*\(\w+(?:, \w+){3}\),?\s*\)"
+    four_each = r"t\.whole_inverses\(\s*\(\w+(?:, \w+){3}\),\s*\(\w+(?:, \w+){3}\),?\s*\)"
     assert re.search(four_each, text) and "t.cumsums(" in text
 
 

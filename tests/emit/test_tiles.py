@@ -106,7 +106,7 @@ def test_a_tile_that_no_product_made_lies_as_one_too(kernels, made):
 def test_each_tile_that_a_helper_addresses_is_held_to_its_layout(b):
     """`expect_swizzled` names each tile that an inverse, or a load or store by ldmatrix and stmatrix, addresses."""
     for body in re.split(r"\n    @T\.prim_func", render(b))[1:]:
-        helped = [x for call in re.findall(r"t\.(?:diag_inverses?|load_transposed|store_tile)\(.*", body)
+        helped = [x for call in re.findall(r"t\.(?:whole_inverses|load_transposed|store_tile)\(.*", body)
                   for x in re.findall(r"\b(\w+)\b", call) if re.search(rf"^ +{x} = t\.staged\(", body, re.M)]
         held = re.findall(r"t\.expect_swizzled\((\w+)\)", body)
         assert set(helped) <= set(held), b.name
@@ -116,7 +116,7 @@ def test_each_tile_that_a_helper_addresses_is_held_to_its_layout(b):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_a_tile_that_lies_otherwise_does_not_compile(tmp_path):
     """The comparison of addresses is folded away where a tile lies as it should; else ptxas misses a function."""
-    source = (Path(gdn_codegen.__file__).parents[1] / "templates" / "tilelang" / "layout.cuh").read_text() + """
+    source = (Path(gdn_codegen.__file__).parent / "emit" / "tilelang" / "device" / "layout.cuh").read_text() + """
     extern "C" __global__ void kernel(int *y) {
       extern __shared__ __align__(1024) unsigned char buf[];
       unsigned short *tile = (unsigned short *)buf + 512;

@@ -1,10 +1,11 @@
-"""Templates hold imports, constants and the text of kernels; what launches kernels is copied from host/."""
+"""Templates hold imports and constants; what kernels call and what launches them is copied from emit/ and host/."""
 import ast
 from pathlib import Path
 
 import pytest
 
 import gdn_codegen
+from gdn_codegen.emit.device_functions import definitions
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.schedule import varied
 from gdn_codegen.targets import OWN
@@ -12,7 +13,8 @@ from gdn_codegen.targets import OWN
 PACKAGE = Path(gdn_codegen.__file__).parent
 COPIED = [*sorted((PACKAGE / "host").glob("*.py")), PACKAGE / "devices" / "part_cost.py"]
 #: What kernels are made of beside their own functions: functions that they call.
-CALLED = {"_prelude", "find_sequence", "warm_up_length", "rounded"}
+CALLED = {n for path in [*(PACKAGE / "emit" / "tilelang" / "device").glob("*.py"), PACKAGE / "emit" / "triton" / "device.py"]
+          for n in definitions(path)}
 BUILDS = [*(Build(target, schedule="staged") for target in OWN), Build("tilelang", arch="sm_90a", schedule="walk"),
           Build("triton", dtype="bfloat16", schedule=varied("walk", partition="decay", longest_first=True, descriptors=True))]
 

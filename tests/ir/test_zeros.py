@@ -4,6 +4,7 @@ from itertools import combinations, product
 import pytest
 import torch
 
+from gdn_codegen.devices import Device
 from gdn_codegen.ir.builder import Body
 from gdn_codegen.ir.core import Kernel, Op, Program, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem, _At
@@ -110,7 +111,7 @@ def test_a_decomposed_op_is_zero_where_what_it_becomes_is(kind, solves):
         out = b.op(kind, b.op("load", tensor="x", name="x"), name="y", **attrs)
         b.op("store", out, tensor="y")
         p = Program("p", "typed", tensors, (Kernel("k", "chunks", b.finish()),), (), tuple(SIZES.items()))
-        made = decompose(p, named("fused"), "float32", solves)
+        made = decompose(p, named("fused"), "float32", Device("d", "t", solves=solves))
         ops = list(walk(made.kernels[0].body))
         assert kind not in {o.kind for o in ops}
         for zero in subsets(padded(Tile(dims[0]))):

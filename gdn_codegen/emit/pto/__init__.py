@@ -34,8 +34,10 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
     ints = [f"int64_t {x}" for x in (*sizes, *more)]
     plain = [*ints, *(f"float {parameter(x)}" for x in scalars)]
     bytes_ = [f"uint8_t *{t.name}_bytes" for t in tensors] + ["uint8_t *cu_seqlens_bytes"]
-    pointers = [(f"{t.name}_gm", CTYPE[t.dtype], f"{t.name}_bytes") for t in tensors]
-    pointers.append(("cu_seqlens", "int32_t", "cu_seqlens_bytes"))
+    pointers = [(CTYPE[t.dtype], f"{t.name}_gm", f"{t.name}_bytes") for t in tensors]
+    pointers.append(("int32_t", "cu_seqlens", "cu_seqlens_bytes"))
+    declarations = [f"__gm__ {of} *{n} = reinterpret_cast<__gm__ {of} *>({raw});" for of, n, raw in pointers]
+    declarations += [f"constexpr int64_t H = {heads[0]}, HV = {heads[1]};"] if heads else []
     ops = [o for k in kernels for o in walk(k.body)]
     stored, loaded = ({t.over or t.name for o in ops if o.kind == kind for t in [p.tensor(o.attr("tensor"))]}
                       for kind in ("store", "load"))
@@ -43,7 +45,7 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
     grid = "chunks" if any(k.grid == "chunks" for k in kernels) else "sequences"
     return KernelText(name, grid, max(blocks(p, k) for k in kernels), given, scalars,
                       texts[0] if len(texts) == 1 else "\n".join(map(_block, texts)), {
-        "symbol": symbol, "pointers": pointers,
+        "symbol": symbol, "declarations": declarations,
         "over": "; ".join(f"{k.name} over {k.grid}" for k in kernels),
         "doc": [f"{t.name}: {t.role}, {t.index}, [{', '.join(map(str, t.dims))}] {t.dtype}"
                 + (" (optional)" if t.optional else "") for t in tensors],
@@ -54,7 +56,7 @@ def _launched(p: Program, kernels: tuple[Kernel, ...], layout: str, heads: Heads
                   for t in tensors] + [0],
         "ints": more,
         "own": [t.name for t in own],
-        "channels": [(t.name, ((t.slots,) if t.slots > 1 else ()) + t.tile.shape(p.sizes), t.dtype)
+        "channels": [(t.name, [*((t.slots,) if t.slots > 1 else ()), *t.tile.shape(p.sizes)], t.dtype)
                      for t in own if t.index == "block"],
         "constants": [(t.name, t.fill, t.tile.shape(p.sizes)[0], t.dtype) for t in own if t.index == "const"]})
 

@@ -37,7 +37,7 @@ class Addresses:
 
     def dtype(self, name: str) -> str:
         """The dtype in TileLang."""
-        # On the CPU the module's prelude defines t.bfloat16 as float32.
+        # On the CPU t.bfloat16 is float32 (device/memory.py).
         return "t.bfloat16" if name == "bfloat16" else f"T.{name}"
 
     def address(self, t: Tensor, index: tuple[str, ...], ahead: int = 0) -> str:

@@ -5,7 +5,7 @@ import math
 
 from ..base import Op
 from .groups import GroupsWriter, rule
-from .rules import fill, strict
+from .rules import fill, grouped, in_place, strict
 from .rules import rule as base
 from .tiles import Value
 
@@ -35,9 +35,12 @@ def drain(w: GroupsWriter, o: Op) -> None:
 
 @rule("diag_inverse")
 def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -> None:
-    w.inverts_whole |= o.buffer == x.buffer
-    tiles = [w.whole(x.buffer), w.whole(o.buffer), str(o.attr("size")), *[f"scale={w.whole(y.buffer)}" for y in [scale] if y]]
-    w.line(f"t.diag_inverse({', '.join([*tiles, *strict(o)])}, thread={w.thread}, warp={w.iteration} % {w.agent.threads // 32})")
+    """Inverses of diagonal blocks, by all threads of an agent, or in place of a whole tile, by one of its warps."""
+    if not in_place(o, x):
+        w.line(f"t.diag_inverse({w.whole(x.buffer)}, {w.whole(o.buffer)}, {o.attr('size')}, thread={w.thread})")
+        return
+    given = [grouped([w.whole(x.buffer)]), grouped([w.whole(scale.buffer) if scale else "None"]), *strict(o)]
+    w.line(f"t.whole_inverses({', '.join(given)}, thread={w.thread}, warp={w.iteration} % {w.agent.threads // 32})")
 
 
 @rule("claim_part")

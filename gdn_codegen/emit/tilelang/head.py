@@ -1,8 +1,6 @@
 """The head of a kernel: its parameters, its grid, the indices of an instance, and the rows that it clears."""
 from __future__ import annotations
 
-import re
-
 from ...ir.types import Tensor
 from ..base import (
     CLEAR,
@@ -15,13 +13,12 @@ from ..base import (
     touched,
     written,
 )
+from .functions import called
 from .tiles import Tiles
 
 
 class Head(Tiles):
     """The head of one kernel."""
-
-    inverts_whole = False  # whether a `diag_inverse` inverts a whole tile in place, which needs other helper functions
 
     def head(self) -> None:
         """Print the grid, and the computation of an instance's head, sequence, and chunk or part from its block indices."""
@@ -136,7 +133,5 @@ class Head(Tiles):
             sizes["slots"] = "B * L // C + ends - 1"
         extra = {"params": params, "dynamic": dynamic, "block": sizes,
                  "long": long,
-                 "written": written(self.p, self.k), "agents": self.k.agents, "ints": ints, "whole": self.inverts_whole,
-                 "rows": any(x.layout == "rows" for x in self.k.buffers),
-                 "calls": sorted(set(re.findall(r"\bt\.(\w+)\(", text)))}
+                 "written": written(self.p, self.k), "agents": self.k.agents, "ints": ints, "calls": called(params, text)}
         return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k), text, extra)

@@ -1,6 +1,6 @@
 """Writes one kernel: statements, the loop over chunks, and the whole text. A rule gives the text of each op.
 
-The same text works for CUDA and for the CPU. `t`, the prelude in the module's template, has functions for both.
+The same text works for CUDA and for the CPU: `t` has the device functions for either (device/).
 """
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Rules for ops that are statements. They print lines."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..base import SUMMED, EmitError, Op
 from . import expressions  # noqa: F401  which has the rest of the table
 from .kernel import KernelWriter, rule
@@ -31,6 +33,11 @@ def row_sum(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"t.row_sum({_storage(w, o, x)}, {w.name(o.buffer)})")
 
 
+def grouped(names: Sequence[str]) -> str:
+    """A tuple, as text."""
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
 def least(o: Op) -> list[str]:
     """The keyword argument for a sum whose terms have a lower bound, if it has one."""
     return [f"least={o.attr('least')!r}"] if o.attr("least") is not None else []
@@ -42,9 +49,9 @@ def cumsum(w: KernelWriter, o: Op, x: Value) -> None:
     if len(row) == 1:
         w.line(f"t.cumsum({', '.join([_storage(w, o, x), w.name(o.buffer), *least(o)])})")
     elif row:
-        sources = ", ".join(w.name(w.env[y.args[0]].buffer) for y in row)
-        sums = ", ".join(w.name(y.buffer) for y in row)
-        w.line(f"t.cumsums({', '.join([f'({sources})', f'({sums})', *least(o)])})")
+        sources = [w.name(w.env[y.args[0]].buffer) for y in row]
+        sums = [w.name(y.buffer) for y in row]
+        w.line(f"t.cumsums({', '.join([grouped(sources), grouped(sums), *least(o)])})")
 
 
 @rule("diagonal")
@@ -60,20 +67,25 @@ def strict(o: Op) -> list[str]:
     return ["strict=True"] if o.attr("strict") else []
 
 
+def in_place(o: Op, x: Value) -> bool:
+    """Whether `o` is the inverse of the whole tile `x`, in place. Others have no scale and are not strict: else EmitError."""
+    if o.buffer != x.buffer and (o.attr("strict") or o.args[1:]):
+        raise EmitError(f"tilelang: {o.kind} ({o.out}, line {o.line}) is strict or has a scale, but is not in place; pass place "
+                        f"should have given it the buffer of {o.args[0]}")
+    return o.buffer == x.buffer
+
+
 @rule("diag_inverse")
 def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -> None:
-    """Inverses of diagonal blocks of one tile, or of several tiles in parallel, one for each warp."""
-    row, whole = w.gather(o), o.buffer == x.buffer
-    w.inverts_whole |= whole
-    for y in row if whole else ():
-        w.line(f"t.expect_swizzled({w.name(y.buffer)})")
-    if len(row) == 1:
-        columns = [f"scale={_storage(w, o, scale)}"] if scale else []
-        w.line(f"t.diag_inverse({', '.join([_storage(w, o, x), w.name(o.buffer), str(o.attr('size')), *columns, *strict(o)])})")
-    elif row:
-        tiles = ", ".join(w.name(y.buffer) for y in row)
-        scales = ", ".join(w.name(w.env[y.args[1]].buffer) if scale else "None" for y in row)
-        w.line(f"t.diag_inverses({', '.join([f'({tiles})', f'({scales})', *strict(o)])})")
+    """Inverses of diagonal blocks of one tile, or in place of one or several whole tiles in parallel, one for each warp."""
+    if not in_place(o, x):
+        w.line(f"t.diag_inverse({_storage(w, o, x)}, {w.name(o.buffer)}, {o.attr('size')})")
+    elif row := w.gather(o):
+        for y in row:
+            w.line(f"t.expect_swizzled({w.name(y.buffer)})")
+        tiles = [w.name(y.buffer) for y in row]
+        scales = [_storage(w, y, w.env[y.args[1]]) if scale else "None" for y in row]
+        w.line(f"t.whole_inverses({', '.join([grouped(tiles), grouped(scales), *strict(o)])})")
 
 
 @rule("load")

@@ -35,7 +35,7 @@ class Value:
 
 
 class Tiles(Addresses):
-    """The values of one kernel. order: the loop function of the prelude that assigns elements to threads, for the current op."""
+    """The values of one kernel. order: the device function of loops that assigns elements to threads, for the current op."""
 
     across = "HV", "hv"  # the size of the grid's dim for heads, and the variable with a block's index in it
 

@@ -3,7 +3,7 @@
 One program instance runs one (sequence, part or chunk slot; value head; block of the blocked dim).
 
 In a bfloat16 module, tiles have the dtype OPERAND: bfloat16 on a GPU, and float32 in Triton's interpreter. The interpreter
-multiplies bfloat16 wrongly (it takes the bits as integers), and it truncates instead of rounding. The template's function
+multiplies bfloat16 wrongly (it takes the bits as integers), and it truncates instead of rounding. The device function
 `rounded` gives the same numbers in both.
 """
 from __future__ import annotations

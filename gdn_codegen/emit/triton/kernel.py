@@ -24,9 +24,11 @@ from ..base import (
     halves,
     integers,
     numbers,
+    quoted,
     touched,
     wrapped,
 )
+from .functions import called
 from .head import WIDTH, Head
 
 rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
@@ -185,7 +187,8 @@ class KernelWriter(Head):
         fixed = [*flags, *shape, *(["OPERAND"] if "OPERAND" in self.uses else [])]
         block = {f"B{d}": n for d, n in self.k.dims}
         params = [*plain, *sizes, *far, *(f"{x}: tl.constexpr" for x in fixed)]
-        return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k),
-                          "\n".join([*head.lines, *self.w.lines]),
+        body = "\n".join([*head.lines, *self.w.lines])
+        return KernelText(self.k.name, self.k.grid, blocks(self.p, self.k), tensors, numbers(self.k), body,
                           {"params": params, "sizes": sizes, "block": block, "warps": self.k.threads // WARP, "ints": ints,
-                           "halves": halves(self.k), "rounds": "OPERAND" in self.uses, "described": described(self.k)})
+                           "decorator": f"triton.jit(do_not_specialize={quoted(sizes)})" if sizes else "triton.jit",
+                           "halves": halves(self.k), "calls": called(body), "described": described(self.k)})

@@ -13,9 +13,9 @@ The plain product (I - A)(I + A^2)(I + A^4)... is not offered, neither for a chu
 equal, entries of A^32 reach binomial(62, 31) = 5e17. In a block, entries of A^8 reach 3432 * 2^8 at beta = 2. No correct digit
 remains.
 
-With `block`, a chunk of two blocks is inverted by products of the block's size. T0 and T1 are the inverses of the diagonal
-blocks. The result has the blocks T0, 0, -T1 A10 T0, T1. Its entries are the same, because the other blocks of the products are
-zero.
+A device that inverts blocks separately (`Device.inverts_blocks`) computes a chunk of two blocks by products of the block's size.
+T0 and T1 are the inverses of the diagonal blocks. The result has the blocks T0, 0, -T1 A10 T0, T1. Its entries are the same,
+because the other blocks of the products are zero.
 
 For other ops the op table has the replacement (`OpDef.decompose`).
 """
@@ -25,6 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ...devices import Device
 from ...ir.builder import Body
 from ...ir.core import Op, Program, uses
 from ...ir.ops import OPS
@@ -35,14 +36,14 @@ from ..stage import takes
 
 
 @takes("typed", gives="decomposed")
-def decompose(p: Program, s: Schedule, dtype: str, solves: int = 0, whole: int = 0, block: int = 0) -> Program:
+def decompose(p: Program, s: Schedule, dtype: str, device: Device) -> Program:
     """`p` without `unit_lower_inverse` and the other ops that have a replacement.
 
-    dtype: that of q, and of the operands of the inverse's products. solves: rows of the blocks that the device inverts, 0 for
-    none. whole: rows of the tiles that it inverts whole, 0 for none. block: rows of blocks that are inverted separately, 0 for
-    none.
+    dtype: that of q, and of the operands of the inverse's products. device: says which blocks and tiles it inverts itself, and
+    whether diagonal blocks are inverted separately.
     """
-    size = p.sizes["C"]
+    size, solves, whole = p.sizes["C"], device.solves, device.solves_whole
+    block = s.inverse_block if device.inverts_blocks else 0
     how = "doubling" if s.inverse == "substitution" and not solves else s.inverse
 
     def rule(o: Op, b: Body, count: dict[str, int]) -> str | None:

@@ -6,3 +6,4 @@ extern "C" __device__ void this_tile_needs_rows_of_128_bytes_swizzled();
 template <typename X> static __device__ __forceinline__ void expect_element(const X *first, const X *element, int offset) {
   if (element != first + offset) this_tile_needs_rows_of_128_bytes_swizzled();
 }
+

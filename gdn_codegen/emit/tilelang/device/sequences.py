@@ -1,0 +1,41 @@
+"""Searches: the sequence of an instance, and the length of its warm-up."""
+import tilelang.language as T
+
+
+@T.macro
+def find_sequence(cu_seqlens, slot, sequences, size):
+    """The last sequence whose first slot, of as many tokens as `size`, cu_seqlens[n] // size + n, is not after `slot`."""
+    n = T.alloc_var(T.int32, init=0)
+    end = T.alloc_var(T.int32, init=sequences)
+    while end - n > 1:
+        middle = (n + end) // 2
+        if T.truncdiv(cu_seqlens[middle], size) + middle <= slot:
+            n = middle
+        else:
+            end = middle
+    return n
+
+
+@T.macro
+def warm_up_length(totals, slot, head, chunks, most, bound):
+    """The fewest of the last of `chunks` chunks whose totals sum to -bound or less; all if their sum stays above; -1 if that
+    is more than `most`. The chunks begin at `slot`."""
+    # variables, since expressions would be repeated, divisions and all
+    every = T.alloc_var(T.int32, init=chunks)
+    limit = T.alloc_var(T.int32, init=T.min(chunks, most))
+    last = T.alloc_var(T.int32, init=slot + chunks - 1)
+    done = T.alloc_var(T.int32, init=0)
+    total = T.alloc_var(T.float32, init=0.0)
+    found = T.alloc_var(T.float32, init=-1.0)
+    ahead = T.alloc_local((32,), T.float32)  # as many loads under way at once
+    while found < 0.0 and done < limit:
+        for i in T.unroll(32):
+            ahead[i] = T.if_then_else(done + i < limit, totals[last - done - i, head], 0)
+        for i in T.unroll(32):
+            total = total + ahead[i]
+            if found < 0.0 and total <= -bound:
+                found = T.cast(done + i + 1, T.float32)
+        done = done + 32
+    if found < 0.0 and every <= most:
+        found = T.cast(every, T.float32)
+    return found

@@ -1,0 +1,95 @@
+"""Sums along a dim of a tile, and running sums. `least`: a bound from below on each term, or None."""
+import math
+
+import tilelang.language as T
+
+from .headers import HELPERS
+
+
+def bounded(x, least):
+    """What counts of a term; a NaN does as it is."""
+    return x if least is None else T.if_then_else(x < least, least, x)
+
+
+@T.macro
+def bounded_cumsum(src, dst, least):
+    """Running sums of a vector, by a thread block."""
+    for i in T.Parallel(src.shape[0]):
+        dst[i] = bounded(src[i], least)
+    T.cumsum(dst, dst)
+
+
+def cumsum_cuda(src, dst, least=None):
+    """Running sums of a vector, by a thread block."""
+    return T.cumsum(src, dst) if least is None else bounded_cumsum(src, dst, least)
+
+
+@T.macro
+def cumsum_cpu(src, dst, least=None):
+    """Running sums of a vector."""
+    dst[0] = bounded(src[0], least)
+    for i in T.serial(1, src.shape[0]):
+        dst[i] = dst[i - 1] + bounded(src[i], least)
+
+
+@T.macro
+def cumsums_cuda(sources, sums, least=None):
+    """Running sums of two or four vectors, each by another warp."""
+    T.import_source(HELPERS)
+    each = [x for src, dst in zip(sources, sums, strict=True) for x in (src.access_ptr("r"), dst.access_ptr("w"))]
+    lowest = T.float32(-math.inf if least is None else least)
+    T.call_extern("handle", f"running_sums<{sources[0].shape[0]}>", T.get_thread_binding() // 32, lowest, *each)
+
+
+def cumsums_cpu(sources, sums, least=None):
+    """Running sums of two or four vectors."""
+    for src, dst in zip(sources, sums, strict=True):
+        cumsum_cpu(src, dst, least)
+
+
+@T.macro
+def sum_row(src, dst, row, tokens, least):
+    """Running sums of the first `tokens` entries of a row, by one thread."""
+    loads = min(tokens, 32)
+    x = T.alloc_local((loads,), T.float32)  # as many loads under way at once
+    total = T.alloc_var(T.float32, init=0.0)
+    for n in T.unroll(tokens // loads):
+        for i in T.unroll(loads):
+            x[i] = src[row, n * loads + i]
+        for i in T.unroll(loads):
+            total = total + bounded(x[i], least)
+            x[i] = total
+        for i in T.unroll(loads):
+            dst[row, n * loads + i] = x[i]
+
+
+@T.macro
+def row_cumsum_cuda(src, dst, tokens, least=None):
+    """Running sums of each row, by one thread."""
+    if T.get_thread_binding() < src.shape[0]:
+        sum_row(src, dst, T.get_thread_binding(), tokens, least)
+
+
+@T.macro
+def row_cumsum_cpu(src, dst, tokens, least=None):
+    """Running sums of each row."""
+    for row in T.serial(src.shape[0]):
+        sum_row(src, dst, row, tokens, least)
+
+
+@T.macro
+def row_sum_cuda(src, dst):
+    """The sum of each row, by a thread block."""
+    total = T.alloc_fragment((src.shape[0],), dst.dtype)
+    T.reduce_sum(src, total, dim=1)
+    for i in T.Parallel(src.shape[0]):
+        dst[i] = total[i]
+
+
+@T.macro
+def row_sum_cpu(src, dst):
+    """The sum of each row."""
+    for i in T.serial(src.shape[0]):
+        dst[i] = 0.0
+        for j in T.serial(src.shape[1]):
+            dst[i] = dst[i] + src[i, j]

@@ -1,0 +1,51 @@
+"""What a module has of the device functions (device/): those that its kernels call, by kind of device."""
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from ..base import EmitError
+from ..device_functions import definitions, needed, texts, used
+
+FOLDER = Path(__file__).with_name("device")
+#: CUDA headers, in the order of a module, with the functions that call into them.
+HEADERS = {"layout.cuh": {"expect_swizzled_cuda"}, "inverse.cuh": {"inverted_by_warps"}, "cumsum.cuh": {"cumsums_cuda"},
+           "tiles.cuh": {"load_transposed_cuda", "store_tile_cuda"}}
+_LINES = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 8)
+
+
+def called(parameters: Sequence[str], body: str) -> list[str]:
+    """The device functions that a kernel's text uses, such as "gemm" for `t.gemm(x, y, z)`."""
+    return sorted(x[2:] for x in used(f"def kernel({', '.join(parameters)}):\n{body}") if x.startswith("t."))
+
+
+def module_texts(names: Collection[str], devices: Sequence[str]) -> list[str]:
+    """Texts of a module whose kernels use `names` of `t`: CUDA headers, device functions, and DEVICE_FUNCTIONS.
+
+    devices: "cuda", "cpu". EmitError for a name that no device has.
+    """
+    known = definitions(*sorted(x for x in FOLDER.glob("*.py") if x.name != "headers.py"))
+    spaces = {device: _forms(known, names, device) for device in devices}
+    missing = set(names).difference(*spaces.values())
+    if missing:
+        raise EmitError(f"tilelang has no device function {', '.join(sorted(missing))}; emit/tilelang/device should have it")
+    wanted = [form for forms in spaces.values() for form in forms.values()]
+    headers = [x for x, callers in HEADERS.items() if callers & set(needed(known, wanted))]
+    helpers = "".join((FOLDER / x).read_text(encoding="utf-8") for x in headers)
+    return [*([f'HELPERS = r"""\n{helpers}"""'] if headers else []), *texts(known, wanted), _namespaces(spaces)]
+
+
+def _forms(known: Collection[str], names: Collection[str], device: str) -> dict[str, str]:
+    """The forms that a device has of functions: NAME_DEVICE, or NAME if it serves all devices."""
+    forms = {n: f"{n}_{device}" if f"{n}_{device}" in known else n for n in sorted(names)}
+    return {n: form for n, form in forms.items() if form in known}
+
+
+def _namespaces(spaces: Mapping[str, Mapping[str, str]]) -> str:
+    """The assignment of DEVICE_FUNCTIONS: for each device, the namespace that kernels call `t`."""
+    lines = ["DEVICE_FUNCTIONS = {"]
+    for device, forms in spaces.items():
+        text = ", ".join(f"{n}={form}" for n, form in forms.items())
+        lines += [f'    "{device}": SimpleNamespace(', *_LINES.wrap(f"{text}),")]
+    return "\n".join([*lines, "}"])

@@ -1,0 +1,56 @@
+"""Fields of a schedule that a target's passes do not read: the list is right, and --set refuses them."""
+from dataclasses import replace
+
+import pytest
+
+from gdn_codegen.cli import main
+from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.schedule import named, varied
+from gdn_codegen.schedule.agents import ASSIGNMENTS
+from gdn_codegen.schedule.schedule import CHOICES
+from gdn_codegen.targets import find
+
+#: Fields with the values to try. What concerns the page's values alone, every target reads.
+VALUES = {**{n: v for n, v in CHOICES.items() if n not in ("form", "inverse", "launch", "partition", "state_layout")},
+          "agents": ("", *ASSIGNMENTS)}
+#: For each target a schedule in which each field that it reads makes a difference. Only PTO has no parts.
+PLANS = {("triton", ""): varied("walk", partition="decay", descriptors=False), ("pto", ""): named("staged"),
+         ("tilelang", ""): varied("staged", partition="decay"),
+         ("tilelang", "sm_90a"): varied("walk", "sm_90a", partition="decay")}
+
+
+def module(target, arch, schedule):
+    """The module's lines but those that name its schedule, and the length of its check; None if the schedule is refused."""
+    try:
+        b = Build(target, 64, schedule=schedule, arch=arch, head_dim_v=64)
+        return [x for x in render(b).splitlines() if not any(y in x for y in ("Made by:", b.name, "check_chunks="))]
+    except ValueError:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target, arch", PLANS)
+def test_what_is_unused_changes_nothing_and_all_else_does(target, arch):
+    plan = PLANS[target, arch]
+    before, read = module(target, arch, plan), set()
+    assert before
+    for field, values in VALUES.items():
+        if field != "longest_first" or plan.partition:
+            after = [module(target, arch, replace(plan, **{field: v})) for v in values[:3]]
+            read |= {field} if any(x != before for x in after) else set()
+    assert set(VALUES) - read == set(find(target).lowered_for(arch).unused)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--target", "triton", "--set", "value_heads=2"], "set: got value_heads, which has no effect for triton; accepted: "
+     "value_heads with --target tilelang or tilelang --arch sm_90a or pto"),
+    (["--target", "tilelang", "--arch", "sm_90a", "--set", "warps=4"], "accepted: warps with --target triton"),
+    (["--target", "pto", "--set", "stages=1"], "accepted: stages with --target triton or tilelang --arch sm_90a")])
+def test_set_refuses_what_is_unused(words, said, capsys, tmp_path):
+    assert main(["build", *words, "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_field_that_one_of_several_targets_uses_is_taken(tmp_path):
+    words = ["build", "--target", "all", "--schedule", "fused", "--out", str(tmp_path)]
+    assert main([*words, "--set", "prefetch=no"]) == 0 and len(list(tmp_path.rglob("*.py"))) == 3
