@@ -20,6 +20,7 @@ from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, loops, ma
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
+from .buffer_names import named
 from .core_values import CoreValues
 from .lifetimes import Lifetimes
 from .offsets import Place, in_slots, lowest, round_robin
@@ -71,7 +72,7 @@ class _Kernel:
     def kernel(self) -> Kernel:
         """The kernel with a buffer at a byte offset for each value."""
         buffers = tuple(Buffer(x.name, x.space, x.shape, x.dtype, x.offset, x.slots, x.agent) for x in self.places)
-        return replace(self.k, body=map_ops(self.k.body, lambda o: [self.marked(o)]), buffers=buffers)
+        return named(replace(self.k, body=map_ops(self.k.body, lambda o: [self.marked(o)]), buffers=buffers))
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         """Give each value a place: a new one, or that of a value that it overwrites. A carried value keeps its place through
