@@ -2,9 +2,9 @@
 another.
 
 An operand of a product or of `diag_inverse` moves if it was computed in the products' result space. These are results of
-products, carried values, and values that are computed from values in the operands' space. The last group moves for speed: an op
-that reads and writes the same space waits for each element. An operand that an inverse overwrites moves if it has other
-readers.
+products, carried values, and elementwise results of values in the operands' space. These elementwise ops could write to that
+space, but an op that reads and writes the same space waits for each element. So they write to the other space, and their
+results move. An operand that an inverse overwrites moves if it has other readers.
 
 A tile that is stored in a dtype of `Device.staged` moves too, for speed. It is then stored by whole rows, not by the few
 entries that each thread holds. States are excluded, because they are stored once in many chunks.

@@ -3,7 +3,7 @@
 Loaded values, and values that cross between agents, are in shared memory, in a ring. Each iteration of the walk uses the next
 slot. These values are in fragments: accumulators, computed first operands, tiles that are transposed or have several readers,
 values that a move copies to shared memory, and vectors under a column or row. All other values are expressions inside their
-readers. A vector or a number always is one.
+readers: vectors and numbers that the loop computes, and elementwise ops with one reader.
 """
 from __future__ import annotations
 
