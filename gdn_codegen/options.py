@@ -50,9 +50,9 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     p.add_argument("--algorithm", default="gated_delta_rule", metavar="NAME|FILE.py:FUNCTION",
                    help=f"one of {', '.join(algorithms.names())}, or a page of your own (default: gated_delta_rule)")
     bare: dict[str, Any] = {} if several else {"nargs": "?", "const": ""}
-    p.add_argument("--schedule", default=None, choices=(*SCHEDULES, *([] if several else [""]), *extra),
-                   metavar="NAME",
-                   help=f"one of {', '.join((*SCHEDULES, *extra))} (default: what the op would choose on the GPUs of --arch)"
+    p.add_argument("--schedule", default=None, metavar="NAME|FILE.py:NAME",
+                   help=f"one of {', '.join((*SCHEDULES, *extra))}, or a schedule of your own "
+                   "(default: what the op would choose on the GPUs of --arch)"
                    + ("" if several else "; without a name, print the schedule"), **bare)
     p.add_argument("--launch", default="kernels", choices=LAUNCHES,
                    help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
@@ -181,6 +181,9 @@ def builds(a: argparse.Namespace) -> list[Build]:
 def choices(a: argparse.Namespace) -> list[Choice]:
     """A build a target, and why: as asked for, or what the op would choose on the GPUs that --arch names."""
     algorithms.find(a.algorithm)  # a name that is none is said before torch is imported
+    asked = gpus(a)
+    arch = "" if asked else a.arch
+    plan = schedule(a.schedule or DEFAULTS.get(arch, DEFAULT_SCHEDULE), arch)
     from .runtime.call.choose import Choice
     from .runtime.defaults import planned, words
     targets = names() if a.target == "all" else (a.target,)
@@ -191,15 +194,12 @@ def choices(a: argparse.Namespace) -> list[Choice]:
     for n, form in contract.inputs if a.algorithm in algorithms.names() else ():
         if form not in (fit := COMES.get(n, (form,))):  # what no page has, the build says
             raise ValueError(f"accept: got {n}={form}; accepted for {n}: {', '.join(fit) or 'no form'}")
-    asked = gpus(a)
     compiled = getattr(a, "compile", None)  # names a GPU, too
-    arch = "" if asked else a.arch
     given = "schedule" if a.schedule else "kernels" if "kernels" in fields else ""
     _refuse_unused(fields, targets, arch)
     out = []
     for t in targets:
-        b = Build(t, a.chunk or CHUNK, a.layout, a.algorithm, named(a.schedule or DEFAULTS.get(arch, DEFAULT_SCHEDULE), arch),
-                  a.dtype, a.head_dim_k, a.head_dim_v, counts, arch, contract)
+        b = Build(t, a.chunk or CHUNK, a.layout, a.algorithm, plan, a.dtype, a.head_dim_k, a.head_dim_v, counts, arch, contract)
         if given:
             out.append(Choice(replace(b, schedule=replace(b.plan, **fields)), ((given, ASKED),)))
         else:
@@ -210,6 +210,16 @@ def choices(a: argparse.Namespace) -> list[Choice]:
                                  f"takes {words(found.build)}")
             out.append(found)
     return out
+
+
+def schedule(spec: str, arch: str) -> Schedule:
+    """The schedule that --schedule names: a name of the package, or FILE.py:NAME. ValueError for anything else."""
+    if ":" in spec:
+        found: Schedule = algorithms.load("schedule", spec, Schedule, "Schedule")
+        return found
+    if spec not in SCHEDULES:
+        raise ValueError(f"schedule: got {spec!r}; accepted: {', '.join(SCHEDULES)}, or FILE.py:NAME")
+    return named(spec, arch)
 
 
 def _refuse_unused(given: Iterable[str], targets: Iterable[str], arch: str) -> None:
