@@ -1,11 +1,12 @@
 """The order of all passes: one list for each kind of device. A target names its list.
 
-An entry passes parts of the context to its pass. `lower` runs a list and verifies the program after each pass.
+An entry has the name of its pass, to which it passes parts of the context. `lower` runs a list and verifies the program after
+each pass.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..devices import Cores, Device, Groups
 from ..ir.core import Program
@@ -32,7 +33,6 @@ from .algebra.precision import precision
 from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
 from .algebra.vectorise import vectorise
-from .common import walks
 from .cut.comments import comments
 from .cut.decay_bound import decay_bound
 from .cut.kernels import cut
@@ -86,12 +86,6 @@ class Context:
 Pass = Callable[[Program, Context], Program]
 #: Names and passes, in the order in which they run.
 Passes = tuple[tuple[str, Pass], ...]
-
-
-def _others(p: Program, run: Callable[[Program, Device], Program], device: Device) -> Program:
-    """`p` after `run` has transformed those kernels that are not divided among warp groups."""
-    done = [None if walks(p, k) else run(replace(p, kernels=(k,)), device) for k in p.kernels]
-    return replace(p, kernels=tuple(x.kernels[0] if x else k for x, k in zip(done, p.kernels, strict=True)))
 
 
 FRONT: Passes = (
@@ -152,17 +146,19 @@ INSTANCES: Passes = (
 GROUPS: Passes = (
     *FRONT,
     ("transpose", lambda p, c: transpose(p, c.schedule)),
-    ("assign", lambda p, c: warp_groups(_others(p, assign, c.device), c.schedule, c.groups)),
+    ("assign", lambda p, c: assign(p, c.device)),
+    ("warp_groups", lambda p, c: warp_groups(p, c.schedule, c.groups)),
     ("warm_up", lambda p, c: warm_up(p, c.schedule)),
-    ("operands", lambda p, c: _others(p, operands, c.device)),
+    ("operands", lambda p, c: operands(p, c.device)),
     ("batch_heads", lambda p, c: batch_heads(p, c.schedule, c.device)),
-    ("place", lambda p, c: rings(_others(p, place, c.device), c.schedule, c.groups)),
-    ("async_copies", lambda p, c: _others(p, async_copies, c.device)),
+    ("rings", lambda p, c: rings(p, c.schedule, c.groups)),
+    ("place", lambda p, c: place(p, c.device)),
+    ("async_copies", lambda p, c: async_copies(p, c.device)),
     *BLOCKS,
     ("check_storage", lambda p, c: check_storage(p)),
-    ("synchronise", lambda p, c: mbarriers(p, c.groups)),
+    ("mbarriers", lambda p, c: mbarriers(p, c.groups)),
     ("warm_up_loop", lambda p, c: warm_up_loop(p)),
-    ("check_waits", lambda p, c: check_rings(p, c.groups)),
+    ("check_rings", lambda p, c: check_rings(p, c.groups)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
 CORES: Passes = (
