@@ -39,7 +39,9 @@ from .cut.kernels import cut
 from .cut.partition import partition
 from .cut.warm_up import warm_up
 from .cut.warm_up_bounds import warm_up_bounds
-from .heads.batch_heads import batch_heads
+from .heads.key_head import heads_by_key_head
+from .heads.product import heads_by_product
+from .heads.threads import heads_by_threads
 from .launch.block_threads import block_threads
 from .launch.instance_warps import instance_warps
 from .launch.side_by_side import side_by_side
@@ -118,7 +120,8 @@ ONE_AGENT: Passes = (
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("operands", lambda p, c: operands(p, c.device)),
-    ("batch_heads", lambda p, c: batch_heads(p, c.schedule, c.device)),
+    ("heads_by_threads", lambda p, c: heads_by_threads(p, c.schedule, c.device)),
+    ("heads_by_key_head", lambda p, c: heads_by_key_head(p, c.schedule, c.device)),
     ("place", lambda p, c: place(p, c.device)),
     ("async_copies", lambda p, c: async_copies(p, c.device)),
     *BLOCKS,
@@ -150,7 +153,8 @@ GROUPS: Passes = (
     ("warp_groups", lambda p, c: warp_groups(p, c.schedule, c.groups)),
     ("warm_up", lambda p, c: warm_up(p, c.schedule)),
     ("operands", lambda p, c: operands(p, c.device)),
-    ("batch_heads", lambda p, c: batch_heads(p, c.schedule, c.device)),
+    ("heads_by_threads", lambda p, c: heads_by_threads(p, c.schedule, c.device)),
+    ("heads_by_key_head", lambda p, c: heads_by_key_head(p, c.schedule, c.device)),
     ("rings", lambda p, c: rings(p, c.schedule, c.groups)),
     ("place", lambda p, c: place(p, c.device)),
     ("async_copies", lambda p, c: async_copies(p, c.device)),
@@ -163,7 +167,7 @@ GROUPS: Passes = (
 )
 CORES: Passes = (
     *FRONT,
-    ("batch_heads", lambda p, c: batch_heads(p, c.schedule, c.device)),
+    ("heads_by_product", lambda p, c: heads_by_product(p, c.schedule, c.cores)),
     ("vectorise", lambda p, c: vectorise(p)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("transfer", lambda p, c: transfer(p, c.cores)),
