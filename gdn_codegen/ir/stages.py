@@ -119,7 +119,8 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
             if any(c.slots > 1 for c in lp.carried):
                 yield "Carry.slots", k, None
         for o in walk(k.body):
-            yield from ((f, k, o) for f in _of_op(o))
+            for f in _of_op(o):
+                yield f, k, o
 
 
 def _of_op(o: Op) -> Iterator[str]:

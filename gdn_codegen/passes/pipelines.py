@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..devices import Cores, Device, Groups
 from ..ir.core import Program
-from ..ir.verify import verify
+from ..ir.verify import verify, verify_stage
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.schedule import Schedule
 from ..targets import find
@@ -196,7 +196,11 @@ def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dt
     c = Context(schedule.adapted(p), device, p.dims, dtype, contract)
     for name, run in lowering.passes:
         before, p = p, run(p, c)
-        if p != before:  # many passes leave programs for other targets or schedules as they are
+        if p == before:  # many passes leave programs for other targets or schedules as they are
+            pass
+        elif replace(p, stage=before.stage) == before:
+            verify_stage(p)
+        else:
             verify(p)
         for see in observers:
             see(name, before, p, c)
