@@ -6,7 +6,7 @@ each pass.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..devices import Cores, Device, Groups
 from ..ir.core import Program
