@@ -16,8 +16,8 @@ from ...ir.core import Kernel, Op, Program, walk
 from ...ir.types import BYTES, Tensor
 from ...schedule.schedule import Schedule
 from ..common import with_tensors
-from ..heads.batch_heads import heads
 from ..heads.interleaved import interleaved
+from ..heads.number import heads
 from ..loops.hoist import candidates, hoist
 from ..loops.list_scheduling import list_scheduling
 from ..loops.prefetch import prefetch
