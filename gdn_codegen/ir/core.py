@@ -31,7 +31,10 @@ class Op:
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The value of an attribute, or `default` if the op does not have the attribute."""
-        return dict(self.attrs).get(name, default)
+        for n, value in self.attrs:  # few; no dict, since passes call this most of all
+            if n == name:
+                return value
+        return default
 
     def renamed(self, names: dict[str, str]) -> Op:
         """The op with operands renamed. Operands that `names` does not contain keep their names."""

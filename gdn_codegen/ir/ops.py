@@ -83,7 +83,7 @@ def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
     mismatch."""
     if kind not in OPS:
         raise TypeRuleError(f"op {kind!r} is unknown; the table ir/ops.py has {', '.join(OPS)}")
-    extra = set(attrs) - {*OPS[kind].attrs, *ANY_OP}
+    extra = [n for n in attrs if n not in OPS[kind].attrs and n not in ANY_OP]
     if extra:
         raise TypeRuleError(f"{kind}: attribute {', '.join(sorted(extra))} is unknown; it takes "
                             f"{', '.join(OPS[kind].attrs) or 'none'}")

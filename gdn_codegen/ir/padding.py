@@ -17,19 +17,26 @@ def sums_over_padding(p: Program) -> list[tuple[str, Op, str]]:
     Of sums over C these are `cumsum` only, because a product may leave its padded rows undefined if nothing reads them.
     """
     stored: dict[str, Axes] = {}
-    while True:  # until nothing changes, since a load may come before the store of its workspace, as in values computed ahead
-        before, found = dict(stored), []
+    while True:  # a load may come before the store of its workspace, as in values computed ahead
+        loaded, found = dict[str, Axes](), []
         for k in p.kernels:
-            walk = _Walk(p, types(k.body), stored)
+            walk = _Walk(p, types(k.body), stored, loaded)
             walk.body(k.body)
             found += [(k.name, o, d) for o, d in walk.found.values()]
-        if before == stored:
+        if all(axes == stored.get(name, ALL) for name, axes in loaded.items()):
             return found
 
 
 class _Walk:
-    def __init__(self, p: Program, type_of: dict[str, Tile], stored: dict[str, Axes]) -> None:
-        self.p, self.type, self.stored = p, type_of, stored
+    """A visit to the ops of a kernel.
+
+    stored: workspace -> the axes along which all that was stored so far is zero on padding. They become fewer only. loaded: the
+    same when the workspace was loaded first.
+    """
+
+    def __init__(self, p: Program, type_of: dict[str, Tile], stored: dict[str, Axes], loaded: dict[str, Axes]) -> None:
+        self.p, self.type, self.stored, self.loaded = p, type_of, stored, loaded
+        self.tensors, self.extents = {t.name: t for t in p.tensors}, dict(p.extents)
         self.zero: dict[str, Axes] = {}
         self.found: dict[str, tuple[Op, str]] = {}  # name of the op's value -> op, dim
 
@@ -39,9 +46,10 @@ class _Walk:
         """
         for s in body:
             if isinstance(s, Op):
-                axes = self.op(s)
                 if s.out:
-                    self.zero[s.out] = axes
+                    self.zero[s.out] = self.op(s)
+                elif s.kind == "store":
+                    self.store(s)
                 continue
             now = {c.name: self.zero[c.init] for c in s.carried}
             while True:
@@ -57,19 +65,23 @@ class _Walk:
         """Record `o` if it sums along a padded axis on which no operand is known to be zero. sides: (operand, axis) pairs."""
         d = self.type[sides[0][0]].dims[sides[0][1]]
         self.found.pop(o.out, None)
-        if (d in dict(self.p.extents) or o.kind == "cumsum") and not any(axis in self.zero[a] for a, axis in sides):
+        if (d in self.extents or o.kind == "cumsum") and not any(axis in self.zero[a] for a, axis in sides):
             self.found[o.out] = o, str(d)
+
+    def store(self, o: Op) -> None:
+        """Note along which axes the workspace of a store is still zero on padding."""
+        t = self.tensors[o.attr("tensor")]
+        self.stored[t.name] = self.stored.get(t.name, ALL) & _in_memory(t, o, self.zero[o.args[0]])
 
     def op(self, o: Op) -> Axes:
         """The axes along which the value of an op is zero on padding. Also records sums over padding that may be nonzero."""
         z = tuple(self.zero[a] for a in o.args)
-        if o.kind in ("load", "store"):
-            t = self.p.tensor(o.attr("tensor"))
-            if o.kind == "store":
-                self.stored[t.name] = self.stored.get(t.name, ALL) & _in_memory(t, o, z[0])
-                return NONE
+        if o.kind == "load":
+            t = self.tensors[o.attr("tensor")]
             if t.role == "workspace":
                 lies = self.stored.get(t.name, ALL) if t.index != "const" else NONE
+                if t.index != "const":
+                    self.loaded.setdefault(t.name, lies)
             else:
                 lies = frozenset(n for n, padded in enumerate(self.p.padded(t)) if padded or (n == 0 and t.index == "token"))
             return _in_memory(t, o, lies) & (z[1] if o.args[1:] else ALL)

@@ -49,14 +49,16 @@ LEGAL = {
     "assigned..checked": "Op.agent Kernel.agents",
     "assigned fed..checked": "move transpose load.head store.head scalar.head",
     "assigned placed synchronised": "*.own_part",
-    "assigned placed..checked": "matmul.asynchronous load.described batch key_head; batch threads",
+    "assigned placed..checked": """
+        matmul.asynchronous load.described batch key_head; batch threads
+        Op.buffer Kernel.buffers Buffer.slots Buffer.dims""",
     "transferred..checked": "store.row store.col index block",
     "fed..checked": """
         load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item;
         batch interleaved""",
     "placed..checked": """
-        wait load.channel *.beside *.order Op.buffer Kernel.buffers Kernel.threads Kernel.registers
-        Kernel.blocks_per_sm Buffer.offset Buffer.slots Buffer.agent Buffer.dims Buffer.layout Buffer.pad""",
+        wait load.channel *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
+        Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
     "synchronised..checked": "signal fence drain barrier load.tail Buffer.own",
     "checked": "Program.launch",
 }
@@ -117,7 +119,8 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
             if any(c.slots > 1 for c in lp.carried):
                 yield "Carry.slots", k, None
         for o in walk(k.body):
-            yield from ((f, k, o) for f in _of_op(o))
+            for f in _of_op(o):
+                yield f, k, o
 
 
 def _of_op(o: Op) -> Iterator[str]:

@@ -23,9 +23,7 @@ class VerifyError(ValueError):
 
 def verify(p: Program) -> Program:
     """Returns `p` if it is well-formed. Otherwise raises a VerifyError, which names the kernel and the op."""
-    for text, k, o in illegal(p):
-        at = "".join([f", kernel {k.name}" if k else "", f", {o.out or o.kind} (line {o.line})" if o else ""])
-        raise VerifyError(f"{p.name}{at}: {text}")
+    verify_stage(p)
     names = [t.name for t in p.tensors]
     if len(set(names)) != len(names):
         raise VerifyError(f"{p.name}: several tensors have the same name: {names}")
@@ -45,6 +43,13 @@ def verify(p: Program) -> Program:
                     "surely zero there")
         raise VerifyError(f"{p.name}, kernel {name}, {o.out} (line {o.line}): {why}")
     return p
+
+
+def verify_stage(p: Program) -> None:
+    """VerifyError if a feature of `p` is not legal at its stage. Nothing else that `verify` checks depends on the stage."""
+    for text, k, o in illegal(p):
+        at = "".join([f", kernel {k.name}" if k else "", f", {o.out or o.kind} (line {o.line})" if o else ""])
+        raise VerifyError(f"{p.name}{at}: {text}")
 
 
 def _lies(p: Program, t: Tensor) -> None:
@@ -89,10 +94,11 @@ class _Kernel:
         """Check the kernel. The VerifyError names the op and what is accepted."""
         if self.k.grid not in ("chunks", "sequences", "parts"):
             raise self.fail(None, f"grid {self.k.grid!r} is not chunks, sequences or parts")
-        tiles = [x for x, t in types(self.k.body).items() if t.rank > 1]
-        if self.k.batch.way == "threads" and (self.k.grid != "chunks" or self.k.blocked_dim or tiles or any(loops(self.k.body))):
-            raise self.fail(None, f"has {self.k.batch}: accepted for a kernel over chunks without loops, blocks of a dim and "
-                                  f"tiles; tiles are {', '.join(tiles) or 'none'}")
+        if self.k.batch.way == "threads":
+            tiles = [x for x, t in types(self.k.body).items() if t.rank > 1]
+            if self.k.grid != "chunks" or self.k.blocked_dim or tiles or any(loops(self.k.body)):
+                raise self.fail(None, f"has {self.k.batch}: accepted for a kernel over chunks without loops, blocks of a dim and "
+                                      f"tiles; tiles are {', '.join(tiles) or 'none'}")
         self.launch()
         self.layouts()
         items = any(isinstance(s, Loop) and s.index == "item" for s in self.k.body)

@@ -55,9 +55,9 @@ class Tiles(NamedTuple):
     loop: str = ""
     ahead: int = 0
 
-    def used(self, at: Iterations) -> Range:
-        """The range of an iteration."""
-        return self.ranges[(at.get(self.loop, 0) + self.ahead) % len(self.ranges)]
+    def slot(self, at: Iterations) -> int:
+        """Which of the ranges an iteration uses."""
+        return (at.get(self.loop, 0) + self.ahead) % len(self.ranges)
 
 
 def is_instruction(o: Op) -> bool:

@@ -35,11 +35,11 @@ class Clocks(Generic[Pipe]):
 
     def known(self, pipe: int) -> Clock:
         """The ops that are known to be complete when the next op of `pipe` starts."""
-        issuer = self.clock[self.issuer[pipe]]
-        if self.heard[pipe] is not issuer:
+        own, issuer = self.clock[pipe], self.clock[self.issuer[pipe]]
+        if issuer is not own and issuer is not self.heard[pipe]:
             self.heard[pipe] = issuer
-            self.clock[pipe] = joined(self.clock[pipe], issuer)
-        return self.clock[pipe]
+            own = self.clock[pipe] = joined(own, issuer)
+        return own
 
     def learn(self, pipe: int, what: Clock) -> None:
         """Add the clock `what` to the knowledge of `pipe`."""
@@ -47,16 +47,18 @@ class Clocks(Generic[Pipe]):
 
     def issue(self, pipe: int) -> int:
         """Issue an op on `pipe`. Returns its number on this pipe, from 1."""
-        self.known(pipe)
+        known = self.known(pipe)
         self.count[pipe] += 1
         if pipe not in self.unordered:
-            self.settle(pipe)
+            self.clock[pipe] = own = known.copy()
+            own[pipe] = self.count[pipe]
         return self.count[pipe]
 
     def after(self, pipe: int) -> Clock:
         """The clock once all ops that `pipe` has issued are complete. A signal carries this clock."""
-        known = self.known(pipe)
-        return [*known[:pipe], self.count[pipe], *known[pipe + 1:]]
+        out = self.known(pipe).copy()
+        out[pipe] = self.count[pipe]
+        return out
 
     def settle(self, pipe: int) -> None:
         """Record that all earlier ops of `pipe` are complete before its next op starts (a barrier of the pipe)."""

@@ -10,7 +10,7 @@ the pass that made the flags. It refuses:
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
@@ -67,6 +67,21 @@ class _Use(NamedTuple):
     op: Op
 
 
+class _Region:
+    """Bytes that ops use. reads, writes: their uses that a later op may conflict with, by pipe. near: the regions that overlap
+    these bytes, with this one, and whether these bytes cover each."""
+
+    def __init__(self, bytes: Bytes, others: Iterable[_Region]) -> None:
+        self.bytes = bytes
+        self.reads: dict[int, _Use] = {}
+        self.writes: dict[int, _Use] = {}
+        self.near = [(self, True)]
+        for x in others:
+            if x.bytes.overlaps(bytes):
+                self.near.append((x, bytes.covers(x.bytes)))
+                x.near.append((self, x.bytes.covers(bytes)))
+
+
 @dataclass
 class _Flag:
     """A flag of the device: an event between two pipes of an agent, or a counter of an agent. waiter: the pipe that waits for
@@ -90,8 +105,7 @@ class _Check:
         self.memory = Memory(p, k, device)
         pipes = [(a, x) for a in device.agents for x in dict.fromkeys([device.issuer, *device.pipes[a].values()])]
         self.clocks = Clocks(pipes, {x: (x[0], device.issuer) for x in pipes}, [x for x in pipes if x[1] in device.unordered])
-        self.uses: dict[Bytes, dict[tuple[int, bool], _Use]] = {}  # by bytes; then pipe, write
-        self.near: dict[Bytes, list[Bytes]] = {}  # bytes that ops use -> those that overlap them
+        self.regions: dict[Bytes, _Region] = {}
         self.flags: dict[tuple[str, ...], _Flag] = {}
 
     def error(self, text: str) -> RaceError:
@@ -113,8 +127,15 @@ class _Check:
             return self.flagged(o)
         if not is_instruction(o):
             return lambda at: None
-        n, tiles = self.clocks.number[pipe(self.device, o)], self.memory.used(o, loop)
-        return lambda at: self.instruction(o, n, [x.used(at) for x in tiles])
+        n = self.clocks.number[pipe(self.device, o)]
+        tiles = [(x, [(r, self.region(r.bytes)) for r in x.ranges]) for x in self.memory.used(o, loop)]
+        return lambda at: self.instruction(o, n, [ranges[x.slot(at)] for x, ranges in tiles])
+
+    def region(self, bytes: Bytes) -> _Region:
+        """The region of these bytes."""
+        if bytes not in self.regions:
+            self.regions[bytes] = _Region(bytes, self.regions.values())
+        return self.regions[bytes]
 
     def flagged(self, o: Op) -> Callable[[Iterations], None]:
         """The function that executes a signal or a wait. One with several ids uses them in rotation."""
@@ -170,30 +191,21 @@ class _Check:
             if agent == o.agent:
                 c.learn(issuer, c.after(n))
 
-    def instruction(self, o: Op, n: int, mine: list[Range]) -> None:
+    def instruction(self, o: Op, n: int, mine: list[tuple[Range, _Region]]) -> None:
         """Check one instruction on pipe n, which uses these ranges. RaceError if it conflicts with an earlier op that is not
         known to be complete."""
         known = self.clocks.known(n)
-        for a in mine:
-            for other in self.overlapping(a.bytes):
-                uses = self.uses[other]
-                for u in uses.values():
-                    if (u.range.write or a.write) and known[u.pipe] < u.number:
+        for a, region in mine:
+            for other, covered in region.near:
+                for u in [*other.writes.values(), *other.reads.values()] if a.write else other.writes.values():
+                    if known[u.pipe] < u.number:
                         raise self.error(self.race(o, n, a, u))
-                if a.write and a.bytes.covers(other):  # an op that comes after this write comes after the earlier uses, too
-                    uses.clear()
+                if a.write and covered:  # an op that comes after this write comes after the earlier uses, too
+                    other.writes.clear()
+                    other.reads.clear()
         number = self.clocks.issue(n)
-        for a in mine:
-            self.uses[a.bytes][n, a.write] = _Use(a, n, number, o)
-
-    def overlapping(self, bytes: Bytes) -> list[Bytes]:
-        """The bytes that ops have used so far and that overlap these, and these themselves."""
-        if bytes not in self.near:
-            found = [x for x in self.near if x.overlaps(bytes)]
-            for x in found:
-                self.near[x].append(bytes)
-            self.near[bytes], self.uses[bytes] = [*found, bytes], {}
-        return self.near[bytes]
+        for a, region in mine:
+            (region.writes if a.write else region.reads)[n] = _Use(a, n, number, o)
 
     def race(self, o: Op, n: int, a: Range, u: _Use) -> str:
         x, y = a.bytes, u.range.bytes

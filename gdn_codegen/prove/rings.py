@@ -14,7 +14,7 @@ asynchronous copy is known to be complete only through the barrier at which it a
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ..devices import Groups
@@ -39,10 +39,13 @@ def check_rings(p: Program, device: Groups) -> Program:
     return p
 
 
-def check_ring(p: Program, k: Kernel, device: Groups) -> None:
-    """Raises RaceError if the barriers of `k`, a kernel with several agents, do not order its accesses."""
+def check_ring(p: Program, k: Kernel, device: Groups, warmed_up: bool = True) -> None:
+    """Raises RaceError if the barriers of `k`, a kernel with several agents, do not order its accesses.
+
+    warmed_up: whether to check walks with a warm-up, too.
+    """
     left_out = any(o.attr(OWN_PART) for o in walk(k.body)) or any(lp.index == "before" for lp in loops(k.body))
-    for n in warm_ups(k) if left_out else (0,):
+    for n in warm_ups(k) if left_out and warmed_up else (0,):
         _Check(p, k, device, n).run()
 
 
@@ -116,11 +119,14 @@ class _Check:
     """A run of all agents of a walk, with phases of barriers and vector clocks. warm_up: the number of warm-up iterations."""
     def __init__(self, p: Program, k: Kernel, device: Groups, warm_up: int) -> None:
         self.p, self.k, self.device, self.warm_up = p, k, device, warm_up
-        self.reads, self.buffers = reads(k), {b.name: b for b in k.buffers}
-        self.home = {o.out: o.buffer for o in walk(k.body) if o.buffer}
+        self.buffers = {b.name: b for b in k.buffers}
+        home, read = {o.out: o.buffer for o in walk(k.body) if o.buffer}, reads(k)
         self.holder = {o.buffer: o.agent for o in walk(k.body) if o.buffer}
         *before, self.loop = loops(k.body)
         self.before = next(iter(before), self.loop)  # the loop of the iterations of the warm-up
+        #: op -> the values that it reads, with their buffers
+        self.sources = {o: [(x, self.buffers[home.get(x, x)]) for x in read(o)] for lp in (*before, self.loop)
+                        for o in lp.body if isinstance(o, Op)}
         # A copy is ordered only with copies that arrive at the same barrier.
         copies = dict.fromkeys((o.agent, str(o.attr("channel"))) for o in walk(k.body) if o.kind == "load" and o.attr("channel"))
         pipes = [*((a.name, x) for a in k.agents for x in (THREADS, SHARED)), *copies]
@@ -137,22 +143,27 @@ class _Check:
 
     def run(self) -> None:
         """Run each agent as far as its waits allow, until all are done. RaceError for a deadlock, or for an incomplete phase."""
-        todo = {a: [(i, o) for i in range(self.warm_up + iterations(self.k))
-                    for o in (self.before if i < self.warm_up else self.loop).body
-                    if isinstance(o, Op) and o.agent == a and not (i < self.warm_up and o.attr(OWN_PART))]
-                for a in self.threads}
-        while any(todo.values()):
+        todo = {a: self.steps(a) for a in self.threads}
+        now = {a: next(steps, None) for a, steps in todo.items()}
+        while any(now.values()):
             moved = False
-            for steps in todo.values():
-                while steps and self.step(*steps[0]):
-                    steps.pop(0)
-                    moved = True
+            for a, steps in todo.items():
+                while (step := now[a]) and self.step(*step):
+                    now[a], moved = next(steps, None), True
             if not moved:
-                stuck = next(steps[0] for steps in todo.values() if steps)
-                raise self.error(f"{op_text(stuck[1])} in iteration {stuck[0]}: nothing ends it")
+                i, o = next(filter(None, now.values()))
+                raise self.error(f"{op_text(o)} in iteration {i}: nothing ends it")
         partial = [name for (name, _), x in self.phases.items() if x.arrived]
         if partial:
             raise self.error(f"arrivals do not fill a phase of {', '.join(partial)}")
+
+    def steps(self, agent: str) -> Iterator[tuple[int, Op]]:
+        """The ops that an agent runs, each with its iteration. Its readers run an expression, which is an op without buffer."""
+        part, warm_up = ([o for o in lp.body if isinstance(o, Op) and o.agent == agent and (o.buffer or not o.out)]
+                         for lp in (self.loop, self.before))
+        warm_up = [o for o in warm_up if not o.attr(OWN_PART)]
+        for i in range(self.warm_up + iterations(self.k)):
+            yield from ((i, o) for o in (warm_up if i < self.warm_up else part))
 
     def step(self, i: int, o: Op) -> bool:
         """Run an op. Returns False if it has to wait."""
@@ -233,17 +244,15 @@ class _Check:
         tile = units is not None and is_of_tokens(self.p, o) and o.type is not None and o.type.rank == 2
         if tile and i >= self.warm_up and not o.attr("tail"):
             raise self.error(f"{o.out} of {o.agent} is copied in whole tiles in iteration {i}, where a chunk may have fewer rows")
-        for value in self.reads(o):
-            name = self.home.get(value, value)
-            x = self.buffers[name]
+        for value, x in self.sources[o]:
             if any(b.out == value for b, _ in self.begun.get(o.agent, [])):
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i}, a product that was begun and "
                                  "not drained")
             if x.space != self.device.operand:
-                if self.holder[name] != o.agent:
-                    raise self.error(f"{o.out or o.kind} of {o.agent} reads {value}, a fragment of {self.holder[name]}")
+                if self.holder[x.name] != o.agent:
+                    raise self.error(f"{o.out or o.kind} of {o.agent} reads {value}, a fragment of {self.holder[x.name]}")
                 continue
-            w = self.written.get((name, i % x.slots))
+            w = self.written.get((x.name, i % x.slots))
             if w is None or w.op.out != value or known[w.pipe] < w.number:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i} without waiting for it")
             maker = c.number[w.op.agent, SHARED]
@@ -253,17 +262,14 @@ class _Check:
         c.issue(pipe)
         shared = c.number[o.agent, SHARED]
         number = c.issue(shared)
-        for value in self.reads(o):
-            name = self.home.get(value, value)
-            x = self.buffers[name]
+        for _, x in self.sources[o]:
             if x.space == self.device.operand and o.attr("asynchronous"):
-                self.begun.setdefault(o.agent, []).append((o, (name, i % x.slots)))
+                self.begun.setdefault(o.agent, []).append((o, (x.name, i % x.slots)))
             elif x.space == self.device.operand:
-                self.read.setdefault((name, i % x.slots), []).append((o, shared, number))
-        x = self.buffers.get(o.buffer)  # type: ignore[assignment]
-        if x is None or x.space != self.device.operand:
+                self.read.setdefault((x.name, i % x.slots), []).append((o, shared, number))
+        if not o.buffer or self.buffers[o.buffer].space != self.device.operand:
             return
-        slot = (x.name, i % x.slots)
+        slot = (o.buffer, i % self.buffers[o.buffer].slots)
         begun = [b for agent in self.begun.values() for b, read in agent if read == slot]
         if begun:
             raise self.error(f"{o.out} of {o.agent} is written in iteration {i} while {begun[0].out} of {begun[0].agent} reads "

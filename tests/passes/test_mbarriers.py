@@ -12,7 +12,7 @@ from gdn_codegen.ir.core import Op
 from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.passes.sync.mbarriers import mbarriers
 from gdn_codegen.prove.happens_before import RaceError
-from gdn_codegen.prove.rings import check_rings, iterations, reads, warm_ups
+from gdn_codegen.prove.rings import check_ring, check_rings, iterations, reads, warm_ups
 from gdn_codegen.schedule import Schedule
 
 
@@ -37,6 +37,16 @@ def test_every_wait_arrival_fence_and_drain_is_needed(plan):
         except RaceError:
             pass
     assert not spare
+
+
+def test_the_result_of_a_search_without_warm_ups_is_checked_with_them(monkeypatch):
+    """Let tries without a warm-up drop everything: the search is then repeated with warm-ups."""
+    p = lower(find("gated_delta_rule").trace(), "tilelang", PLANS["fused_warm_up"], SIZES, "float16", "sm_90a",
+              upto="async_copies")
+    want = mbarriers(p, SM_90A)
+    monkeypatch.setattr("gdn_codegen.passes.sync.mbarriers.check_ring",
+                        lambda p, k, device, warmed_up: check_ring(p, k, device) if warmed_up else None)
+    assert mbarriers(p, SM_90A) == want and any(o.kind == "wait" for o in inside(want))
 
 
 def test_what_the_rest_orders_has_no_barrier():

@@ -1,5 +1,5 @@
 """operands: moves operands to the space from which products read. For TileLang, where products read one space and write
-another.
+another. Kernels with several agents stay as they are: `warp_groups` has moved their operands.
 
 An operand of a product or of `diag_inverse` moves if it was computed in the products' result space. These are results of
 products, carried values, and elementwise results of values in the operands' space. These elementwise ops could write to that
@@ -15,7 +15,7 @@ from ...devices import Device
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
 from ...ir.ops import OPS
-from ..common import rebuild_kernels
+from ..common import rebuild_kernel
 from ..stage import takes
 from ..storage.stored_values import OPERANDS, VIEWS, over
 
@@ -25,7 +25,7 @@ def operands(p: Program, device: Device) -> Program:
     """`p` with moves before its products. `p` itself if products read and write the same space."""
     if device.operand == device.product:
         return p
-    return rebuild_kernels(p, lambda k: _Operands(p, k, device))
+    return p.map_kernels(lambda k: k if k.agents else rebuild_kernel(p, k, _Operands(p, k, device)))
 
 
 class _Operands:

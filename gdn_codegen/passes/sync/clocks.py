@@ -35,8 +35,8 @@ class Clocks:
 
     def start(self, pipe: int) -> list[int]:
         """The counts of ops that the next op of `pipe` may rely on."""
-        said = self.known[self.pipes.issuer[pipe]]
-        if self.heard[pipe] is not said:
+        own, said = self.known[pipe], self.known[self.pipes.issuer[pipe]]
+        if said is not own and said is not self.heard[pipe]:
             self.heard[pipe] = said
             self.learn(pipe, said)
         return self.known[pipe]

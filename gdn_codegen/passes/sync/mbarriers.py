@@ -19,35 +19,51 @@ Example, for a ring k of two slots:
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ...devices import Groups
-from ...ir.core import Buffer, Kernel, Op, Program, loops
+from ...ir.core import Buffer, Kernel, Op, Program, loops, map_loops
 from ...ir.ops import OWN_PART
 from ...prove.happens_before import RaceError
 from ...prove.rings import BARRIER, check_ring
 from ..agents.tasks import INVERSE, leads
-from ..common import walks
 from ..stage import takes
-from .needed_barriers import needed, with_walk
+from .needed_barriers import needed
 from .ring_accesses import by_threads, by_units, reads
 
 
 @takes("placed", gives="synchronised")
 def mbarriers(p: Program, device: Groups) -> Program:
-    """`p` with waits, signals and fences in the kernels that walk the chunks."""
-    return p.map_kernels(lambda k: needed(p, _derived(p, k, device), device) if walks(p, k) else k)
+    """`p` with waits, signals and fences in the kernels with several agents."""
+    return p.map_kernels(lambda k: _searched(p, k, device) if k.agents else k)
 
 
-def _derived(p: Program, k: Kernel, device: Groups) -> Kernel:
+def _searched(p: Program, k: Kernel, device: Groups) -> Kernel:
+    """The kernel with the barriers that it needs. Each try is checked without a warm-up, which takes a fraction of the time, and
+    the result with warm-ups. If that fails, each try is checked with warm-ups."""
+    def tried(warmed_up: bool) -> Kernel:
+        def proven(k: Kernel) -> bool:
+            return _proven(p, k, device, warmed_up)
+        return needed(_derived(p, k, device, proven), proven)
+
+    found = tried(warmed_up=False)
+    return found if _proven(p, found, device) else tried(warmed_up=True)
+
+
+def _proven(p: Program, k: Kernel, device: Groups, warmed_up: bool = True) -> bool:
+    """Whether the barriers of `k` order its accesses."""
+    try:
+        check_ring(p, k, device, warmed_up)
+    except RaceError:
+        return False
+    return True
+
+
+def _derived(p: Program, k: Kernel, device: Groups, proven: Callable[[Kernel], bool]) -> Kernel:
     """The kernel with all barriers. Rings share them, unless an agent would then wait for a value that it writes later itself."""
     shared = _kernel(p, k, device, share=True)
-    try:
-        check_ring(p, shared, device)
-        return shared
-    except RaceError:
-        return _kernel(p, k, device, share=False)
+    return shared if proven(shared) else _kernel(p, k, device, share=False)
 
 
 def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
@@ -106,7 +122,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
         for o in ops:
             yield from (*before.get(o, []), o.with_attrs(**copied.get(o, {})), *after.get(o, []))
 
-    return with_walk(replace(k, buffers=(*k.buffers, *barriers)), replace(loop, body=tuple(body())))
+    return replace(k, buffers=(*k.buffers, *barriers), body=map_loops(k.body, lambda s: [replace(loop, body=tuple(body()))]))
 
 
 def _own(ops: list[Op]) -> dict[str, bool]:
