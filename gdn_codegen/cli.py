@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +145,7 @@ def verify(a: argparse.Namespace) -> int:
         good = True
         if builds:
             print(HEAD, flush=True)
-        recurrence = None if a.reference is None else algorithms.load("reference", a.reference)
+        recurrence = None if a.reference is None else algorithms.load("reference", a.reference, Callable, "function")
         for line, ok in lines(builds, CASES[:2] if a.quick else CASES, a.device, recurrence):
             print(line, flush=True)
             good &= ok

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +50,9 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     p.add_argument("--algorithm", default="gated_delta_rule", metavar="NAME|FILE.py:FUNCTION",
                    help=f"one of {', '.join(algorithms.names())}, or a page of your own (default: gated_delta_rule)")
     bare: dict[str, Any] = {} if several else {"nargs": "?", "const": ""}
-    p.add_argument("--schedule", default=None, choices=(*SCHEDULES, *([] if several else [""]), *extra),
-                   metavar="NAME",
-                   help=f"one of {', '.join((*SCHEDULES, *extra))} (default: what the op would choose on the GPUs of --arch)"
+    p.add_argument("--schedule", default=None, metavar="NAME|FILE.py:NAME",
+                   help=f"one of {', '.join((*SCHEDULES, *extra))}, or a schedule of your own "
+                   "(default: what the op would choose on the GPUs of --arch)"
                    + ("" if several else "; without a name, print the schedule"), **bare)
     p.add_argument("--launch", default="kernels", choices=LAUNCHES,
                    help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
@@ -82,15 +82,8 @@ def _heads_option(p: argparse.ArgumentParser) -> None:
     p.add_argument("--heads", metavar="H/HV", help="head counts compiled in (pto) (default: taken at run time)")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands. It imports no torch, so that --help is quick."""
-    from . import __version__
-    from .tools import cache_command
-    from .tools.shapes import SHAPES
-    top = argparse.ArgumentParser(prog="gdn_codegen", description="Gated DeltaNet kernels from one algorithm.")
-    top.add_argument("--version", action="version", version=f"gdn_codegen {__version__}")
-    sub = top.add_subparsers(dest="command", required=True)
-    p = sub.add_parser("build", help="write a module that stands alone")
+def _module_options(p: argparse.ArgumentParser) -> None:
+    """The options of `build`."""
     _build_options(p, several=True, compiles=True)
     _heads_option(p)
     p.add_argument("--out", metavar="DIR", help="folder of DIR/TARGET/NAME.py (default: generated)")
@@ -101,8 +94,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--compile-heads", metavar="H/HV", action="append", default=[],
                    help="head counts to compile for (triton); may be given again")
     p.add_argument("--cached", action="store_true", help="write where the package's own op looks, rather than to --out")
-    sub.add_parser("list", help="algorithms, schedules, targets")
-    p = sub.add_parser("show", help="what a build does")
+
+
+def _show_options(p: argparse.ArgumentParser) -> None:
+    """The options of `show`."""
     _build_options(p, several=False)
     _heads_option(p)
     for flag, text in (("--kernels", "each kernel's grid, reads and writes"),
@@ -110,7 +105,10 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument(flag, action="store_true", help=text)
     p.add_argument("--graph", nargs="?", const="dot", choices=("dot", "svg"), metavar="dot|svg",
                    help="the chunk graph, cut into kernels (default: dot)")
-    p = sub.add_parser("verify", help="run targets against the float64 recurrence")
+
+
+def _verify_options(p: argparse.ArgumentParser) -> None:
+    """The options of `verify`."""
     _build_options(p, several=True)
     p.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the tensors live (default: cpu)")
     p.add_argument("--quick", action="store_true", help="a few short cases only")
@@ -119,7 +117,10 @@ def parser() -> argparse.ArgumentParser:
                    "once a sequence and value head, with the page's parameters by name, [T, dims] each (default: the page in "
                    "chunks of one token)")
     p.add_argument("--report", metavar="DIR", help="instead run many lengths, and write DIR/report.md, report.json and plots")
-    p = sub.add_parser("bench", help="time on a GPU, beside peers; target pto: simulated cycles of a stage and a pipe")
+
+
+def _bench_options(p: argparse.ArgumentParser) -> None:
+    """The options of `bench`."""
     _build_options(p, several=True, extra=("all", "none", "auto"), target="pto",
                    chunk=f"128 for cycles of pto; {OPEN}")
     p.add_argument("--heads", metavar="N|H/HV", help="query and key heads, or these and value heads (pto: compiled in) "
@@ -141,7 +142,11 @@ def parser() -> argparse.ArgumentParser:
                        ("--plot", "PNG: a timeline (pto), or time against length, roofline, where the time goes (GPU)")):
         p.add_argument(flag, metavar="FILE", help=f"write {text}")
     p.add_argument("--detail", action="store_true", help="pto: each stage's instructions; GPU: peers' kernels too")
-    p = sub.add_parser("tune", help="time candidates on this GPU, and write the table from which calls choose")
+
+
+def _tune_options(p: argparse.ArgumentParser) -> None:
+    """The options of `tune`."""
+    from .tools.shapes import SHAPES
     p.add_argument("--target", default="all", choices=("tilelang", "triton", "all"), help="(default: all)")
     _inputs_options(p)
     p.add_argument("--shapes", metavar="FILE", help=f"shapes in JSON, as benchmarks/shapes/serving.json (default: {len(SHAPES)})")
@@ -155,6 +160,28 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", metavar="FILE", help="the table, with its log beside it (default: where calls look for it)")
     p.add_argument("--compile", metavar="ARCH", help="only compile the candidates, for a GPU (sm_90a, ...) that need not be here")
     p.add_argument("--list", action="store_true", help="only say what was measured and what is pending")
+
+
+#: The commands that have options: what `--help` says of each, and the function that adds its options.
+COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "build": ("write a module that stands alone", _module_options),
+    "show": ("what a build does", _show_options),
+    "verify": ("run targets against the float64 recurrence", _verify_options),
+    "bench": ("time on a GPU, beside peers; target pto: simulated cycles of a stage and a pipe", _bench_options),
+    "tune": ("time candidates on this GPU, and write the table from which calls choose", _tune_options),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands. It imports no torch, so that --help is quick."""
+    from . import __version__
+    from .tools import cache_command
+    top = argparse.ArgumentParser(prog="gdn_codegen", description="Gated DeltaNet kernels from one algorithm.")
+    top.add_argument("--version", action="version", version=f"gdn_codegen {__version__}")
+    sub = top.add_subparsers(dest="command", required=True)
+    for name, (text, add_options) in COMMANDS.items():
+        add_options(sub.add_parser(name, help=text))
+    sub.add_parser("list", help="algorithms, schedules, targets")
     sub.add_parser("doctor", help="which targets run here, what is missing for the rest, versions, and the cache")
     cache_command.options(sub.add_parser("cache", help="what the package keeps on disk"))
     return top
@@ -181,6 +208,9 @@ def builds(a: argparse.Namespace) -> list[Build]:
 def choices(a: argparse.Namespace) -> list[Choice]:
     """A build a target, and why: as asked for, or what the op would choose on the GPUs that --arch names."""
     algorithms.find(a.algorithm)  # a name that is none is said before torch is imported
+    asked = gpus(a)
+    arch = "" if asked else a.arch
+    plan = schedule(a.schedule or DEFAULTS.get(arch, DEFAULT_SCHEDULE), arch)
     from .runtime.call.choose import Choice
     from .runtime.defaults import planned, words
     targets = names() if a.target == "all" else (a.target,)
@@ -191,15 +221,12 @@ def choices(a: argparse.Namespace) -> list[Choice]:
     for n, form in contract.inputs if a.algorithm in algorithms.names() else ():
         if form not in (fit := COMES.get(n, (form,))):  # what no page has, the build says
             raise ValueError(f"accept: got {n}={form}; accepted for {n}: {', '.join(fit) or 'no form'}")
-    asked = gpus(a)
     compiled = getattr(a, "compile", None)  # names a GPU, too
-    arch = "" if asked else a.arch
     given = "schedule" if a.schedule else "kernels" if "kernels" in fields else ""
     _refuse_unused(fields, targets, arch)
     out = []
     for t in targets:
-        b = Build(t, a.chunk or CHUNK, a.layout, a.algorithm, named(a.schedule or DEFAULTS.get(arch, DEFAULT_SCHEDULE), arch),
-                  a.dtype, a.head_dim_k, a.head_dim_v, counts, arch, contract)
+        b = Build(t, a.chunk or CHUNK, a.layout, a.algorithm, plan, a.dtype, a.head_dim_k, a.head_dim_v, counts, arch, contract)
         if given:
             out.append(Choice(replace(b, schedule=replace(b.plan, **fields)), ((given, ASKED),)))
         else:
@@ -210,6 +237,16 @@ def choices(a: argparse.Namespace) -> list[Choice]:
                                  f"takes {words(found.build)}")
             out.append(found)
     return out
+
+
+def schedule(spec: str, arch: str) -> Schedule:
+    """The schedule that --schedule names: a name of the package, or FILE.py:NAME. ValueError for anything else."""
+    if ":" in spec:
+        found: Schedule = algorithms.load("schedule", spec, Schedule, "Schedule")
+        return found
+    if spec not in SCHEDULES:
+        raise ValueError(f"schedule: got {spec!r}; accepted: {', '.join(SCHEDULES)}, or FILE.py:NAME")
+    return named(spec, arch)
 
 
 def _refuse_unused(given: Iterable[str], targets: Iterable[str], arch: str) -> None:
