@@ -38,7 +38,7 @@ def verify(p: Program) -> Program:
     if lost:
         raise VerifyError(f"{p.name}: output {', '.join(lost)} is written by no kernel")
     for name, o, d in sums_over_padding(p):
-        why = (f"cumsum runs over the padding, and {o.args[0]} is not zero there; use valid({o.args[0]})" if o.kind == "cumsum"
+        why = (f"{o.kind} runs over the padding, and {o.args[0]} is not zero there; use valid({o.args[0]})" if d == "C"
                else f"{o.kind} sums over {d}, tiles of which are padded from {p.memory[d]} to {p.sizes[d]}, and no operand is "
                     "surely zero there")
         raise VerifyError(f"{p.name}, kernel {name}, {o.out} (line {o.line}): {why}")

@@ -17,7 +17,7 @@ from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
 from ...ir.ops import OPS
 from ..common import rebuild_kernel
 from ..stage import takes
-from ..storage.stored_values import OPERANDS, VIEWS, over
+from ..storage.stored_values import OPERANDS, is_view, over
 
 
 @takes("assigned")
@@ -90,7 +90,7 @@ class _Operands:
             vector, loaded = self.type[a].rank == 1, x is not None and x.kind == "load"
             if (vector and self.device.operand == self.device.vector) or (loaded and self.device.operand == self.device.loaded):
                 return True
-            inside = x is not None and OPS[x.kind].elementwise and (self.count[a] == 1 or x.kind in VIEWS)
+            inside = x is not None and OPS[x.kind].elementwise and (self.count[a] == 1 or is_view(x))
             if x is not None and inside and self.reads_operand_space(x):
                 return True
         return False

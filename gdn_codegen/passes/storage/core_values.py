@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, types, walk
+from ...ir.ops import OPS
 from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 
-#: Ops whose values have no storage.
-VIEWS = ("const", "scalar", "col", "row", "segment", "block", "last")
+
+def is_view(o: Op) -> bool:
+    """Whether cores need no storage for the value of `o`: a number, or a part of its operand."""
+    return "cores" in OPS[o.kind].view
 
 
 def by_columns(k: Kernel) -> set[str]:
@@ -52,7 +55,7 @@ class CoreValues:
         """Whether `o` has no storage: a number, a column or row of a vector, or a cast of a product that only stores read."""
         if o.kind == "cast":
             return o.agent != self.device.agents[0] and o.out in self._only_stored
-        return o.kind in VIEWS or self.type[o.out].rank == 0
+        return is_view(o) or self.type[o.out].rank == 0
 
     def source(self, name: str) -> str:
         """The value under a column, a row or a segment."""

@@ -16,7 +16,7 @@ from ...schedule.schedule import Schedule
 from ..stage import takes
 from ..uses import readers
 from .place import with_buffers
-from .stored_values import VIEWS, over
+from .stored_values import is_view, over
 from .walk_limits import check_limits, moves
 
 
@@ -91,7 +91,7 @@ class _Kernel:
 
     def stored(self, o: Op) -> bool:
         """Whether the value of `o` has a fragment."""
-        if not o.out or o.kind in VIEWS or o.kind == "last":
+        if not o.out or is_view(o) or o.kind == "last":
             return False
         if o.kind in ("matmul", "move", "transpose"):
             return True
