@@ -49,14 +49,16 @@ LEGAL = {
     "assigned..checked": "Op.agent Kernel.agents",
     "assigned fed..checked": "move transpose load.head store.head scalar.head",
     "assigned placed synchronised": "*.own_part",
-    "assigned placed..checked": "matmul.asynchronous load.described batch key_head; batch threads",
+    "assigned placed..checked": """
+        matmul.asynchronous load.described batch key_head; batch threads
+        Op.buffer Kernel.buffers Buffer.slots Buffer.dims""",
     "transferred..checked": "store.row store.col index block",
     "fed..checked": """
         load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item;
         batch interleaved""",
     "placed..checked": """
-        wait load.channel *.beside *.order Op.buffer Kernel.buffers Kernel.threads Kernel.registers
-        Kernel.blocks_per_sm Buffer.offset Buffer.slots Buffer.agent Buffer.dims Buffer.layout Buffer.pad""",
+        wait load.channel *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
+        Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
     "synchronised..checked": "signal fence drain barrier load.tail Buffer.own",
     "checked": "Program.launch",
 }
@@ -155,3 +157,9 @@ def ranges(name: str) -> str:
     if name in RANGES or name not in OPS:
         return RANGES.get(name, "")
     return "traced..typed" if OPS[name].decompose else "traced..checked"
+
+
+def is_decomposed(kind: str) -> bool:
+    """Whether an op is legal only up to "typed", so that the pass `decompose` replaces it on every target."""
+    order, at = list(STAGES), between(ranges(kind))
+    return bool(at) and order.index(at[-1]) < order.index("decomposed")

@@ -1,6 +1,7 @@
 """The order of all passes: one list for each kind of device. A target names its list.
 
-An entry passes parts of the context to its pass. `lower` runs a list and verifies the program after each pass.
+An entry has the name of its pass, to which it passes parts of the context. `lower` runs a list and verifies the program after
+each pass.
 """
 from __future__ import annotations
 
@@ -32,14 +33,15 @@ from .algebra.precision import precision
 from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
 from .algebra.vectorise import vectorise
-from .common import walks
 from .cut.comments import comments
 from .cut.decay_bound import decay_bound
 from .cut.kernels import cut
 from .cut.partition import partition
 from .cut.warm_up import warm_up
 from .cut.warm_up_bounds import warm_up_bounds
-from .heads.batch_heads import batch_heads
+from .heads.key_head import heads_by_key_head
+from .heads.product import heads_by_product
+from .heads.threads import heads_by_threads
 from .launch.block_threads import block_threads
 from .launch.instance_warps import instance_warps
 from .launch.side_by_side import side_by_side
@@ -88,12 +90,6 @@ Pass = Callable[[Program, Context], Program]
 Passes = tuple[tuple[str, Pass], ...]
 
 
-def _others(p: Program, run: Callable[[Program, Device], Program], device: Device) -> Program:
-    """`p` after `run` has transformed those kernels that are not divided among warp groups."""
-    done = [None if walks(p, k) else run(replace(p, kernels=(k,)), device) for k in p.kernels]
-    return replace(p, kernels=tuple(x.kernels[0] if x else k for x, k in zip(done, p.kernels, strict=True)))
-
-
 FRONT: Passes = (
     ("canonical", lambda p, c: canonical(p, c.schedule)),
     ("caller_states", lambda p, c: caller_states(p, c.contract)),
@@ -124,7 +120,8 @@ ONE_AGENT: Passes = (
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("operands", lambda p, c: operands(p, c.device)),
-    ("batch_heads", lambda p, c: batch_heads(p, c.schedule, c.device)),
+    ("heads_by_threads", lambda p, c: heads_by_threads(p, c.schedule, c.device)),
+    ("heads_by_key_head", lambda p, c: heads_by_key_head(p, c.schedule, c.device)),
     ("place", lambda p, c: place(p, c.device)),
     ("async_copies", lambda p, c: async_copies(p, c.device)),
     *BLOCKS,
@@ -152,22 +149,25 @@ INSTANCES: Passes = (
 GROUPS: Passes = (
     *FRONT,
     ("transpose", lambda p, c: transpose(p, c.schedule)),
-    ("assign", lambda p, c: warp_groups(_others(p, assign, c.device), c.schedule, c.groups)),
+    ("assign", lambda p, c: assign(p, c.device)),
+    ("warp_groups", lambda p, c: warp_groups(p, c.schedule, c.groups)),
     ("warm_up", lambda p, c: warm_up(p, c.schedule)),
-    ("operands", lambda p, c: _others(p, operands, c.device)),
-    ("batch_heads", lambda p, c: batch_heads(p, c.schedule, c.device)),
-    ("place", lambda p, c: rings(_others(p, place, c.device), c.schedule, c.groups)),
-    ("async_copies", lambda p, c: _others(p, async_copies, c.device)),
+    ("operands", lambda p, c: operands(p, c.device)),
+    ("heads_by_threads", lambda p, c: heads_by_threads(p, c.schedule, c.device)),
+    ("heads_by_key_head", lambda p, c: heads_by_key_head(p, c.schedule, c.device)),
+    ("rings", lambda p, c: rings(p, c.schedule, c.groups)),
+    ("place", lambda p, c: place(p, c.device)),
+    ("async_copies", lambda p, c: async_copies(p, c.device)),
     *BLOCKS,
     ("check_storage", lambda p, c: check_storage(p)),
-    ("synchronise", lambda p, c: mbarriers(p, c.groups)),
+    ("mbarriers", lambda p, c: mbarriers(p, c.groups)),
     ("warm_up_loop", lambda p, c: warm_up_loop(p)),
-    ("check_waits", lambda p, c: check_rings(p, c.groups)),
+    ("check_rings", lambda p, c: check_rings(p, c.groups)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
 CORES: Passes = (
     *FRONT,
-    ("batch_heads", lambda p, c: batch_heads(p, c.schedule, c.device)),
+    ("heads_by_product", lambda p, c: heads_by_product(p, c.schedule, c.cores)),
     ("vectorise", lambda p, c: vectorise(p)),
     ("assign", lambda p, c: assign(p, c.device)),
     ("transfer", lambda p, c: transfer(p, c.cores)),

@@ -155,7 +155,7 @@ def test_what_is_no_assignment(agents, message):
     ("v", "a plain copy of a loaded value"), ("S", "a value that no op of the loop computes")])
 def test_a_store_of_what_no_agent_computes_is_refused_in_words(value, what):
     p = lower(find("gated_delta_rule").trace(), "tilelang", named("fused_walk", "sm_90a"), SIZES, "float16", "sm_90a",
-              upto="decompose")
+              upto="assign")
     k = p.kernels[-1]
     body = map_ops(k.body, lambda o: [replace(o, args=(value,)) if o.kind == "store" and o.attr("tensor") == "o" else o])
     with pytest.raises(ScheduleError, match=f"o is {what}; warp groups cannot store those; let an earlier kernel store it"):

@@ -11,7 +11,7 @@ from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, sigmoi
 from gdn_codegen.ir.core import Batch, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.heads.batch_heads import batch_heads
+from gdn_codegen.passes.heads.product import heads_by_product
 from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import Schedule, named
 
@@ -62,7 +62,7 @@ def test_a_mask_that_does_not_fit_is_none():
     small = replace(ASCEND_A2, spaces={**ASCEND_A2.spaces, "L0B": 32 * 1024})
     p = lowered(target="triton", sizes={**SIZES, "C": 128})
     p = replace(p, stage="decomposed")
-    assert batch_heads(p, named("staged"), small) is p
+    assert heads_by_product(p, named("staged"), small) is p
 
 
 def test_a_computed_gate_is_summed_head_by_head():

@@ -22,19 +22,19 @@ from gdn_codegen.schedule import ScheduleError, named
 
 
 def test_warm_ups_leave_out_what_leads_to_no_state():
-    marked = inside(lowered("warm_up", upto="synchronise"))
+    marked = inside(lowered("warm_up", upto="mbarriers"))
     own = {o.out or (o.kind, o.attr("channel")) for o in marked if o.attr(OWN_PART)}
     assert {"q", "q_kT", "q_S", "o_sum", "q_kT_D_beta_f16_shared", "o_f16_shared"} <= own
     needed = {"k", "v", "Tinv_below", "beta", "G", "k_S", "v_T", "U_unscaled", "S_next", "exp_G_shared", ("wait", "k_ready"),
               ("signal", "k_free")}
     assert not own & needed
     assert {c for o in own if isinstance(o, tuple) and (c := o[1])} == {"o_f16_shared_ready", "o_f16_shared_free"}
-    assert not any(o.attr(OWN_PART) for o in inside(lowered(replace(PLANS["warm_up"], warm_up="all"), upto="synchronise")))
+    assert not any(o.attr(OWN_PART) for o in inside(lowered(replace(PLANS["warm_up"], warm_up="all"), upto="mbarriers")))
 
 
 def test_a_warm_up_that_leaves_ops_out_is_a_loop_before_the_part():
     """It has the ops that are not marked, without barriers for a ragged tail, and hands the state to the loop over the part."""
-    marked, p = lowered("warm_up", upto="synchronise"), lowered("warm_up")
+    marked, p = lowered("warm_up", upto="mbarriers"), lowered("warm_up")
     before, part = (lp for lp in walker(p).body if isinstance(lp, Loop))
     assert (before.index, before.warm_up, part.index, part.warm_up) == ("before", "warm_up", "chunk", "")
     assert [c.result for c in before.carried] == [c.init for c in part.carried]
@@ -80,7 +80,7 @@ def test_warm_ups_do_not_change_the_results(warm_up):
     given = {**{n: x[n] for n in ("q", "k", "v", "g", "beta")}, "initial_state": x["S"]}
 
     def see(name, before, p, c):
-        if name in ("partition", "warm_up", "synchronise", "warm_up_loop"):
+        if name in ("partition", "warm_up", "mbarriers", "warm_up_loop"):
             i = Interpreter(p, Problem(x["lengths"], 1, 2, 2), {"scale": x["scale"]}, exact=True)
             got = i.run({t.name: given[t.name] for t in p.role("input")})
             seen.append((name, rms_error(got["o"], want[0]), rms_error(got["final_state"], want[1])))
@@ -90,7 +90,7 @@ def test_warm_ups_do_not_change_the_results(warm_up):
         lowered(replace(PLANS["warm_up"], warm_up=warm_up))
     finally:
         pipelines.observers.remove(see)
-    assert [n for n, *_ in seen] == ["partition", "warm_up", "synchronise", "warm_up_loop"]
+    assert [n for n, *_ in seen] == ["partition", "warm_up", "mbarriers", "warm_up_loop"]
     assert all(max(e) < 1e-4 for _, *e in seen), seen
 
 
@@ -129,7 +129,7 @@ def test_longest_first_walks_each_part_once():
                 self.shares.append((at.seq, at.head, at.part, at.half, "S_T" in env))
 
     def see(name, before, p, c):
-        if name in ("partition", "synchronise"):
+        if name in ("partition", "mbarriers"):
             i = Counting(p, Problem(x["lengths"], 1, 2, 2), {"scale": x["scale"]}, exact=True)
             i.shares = []
             got = i.run({t.name: given[t.name] for t in p.role("input")})
@@ -157,7 +157,7 @@ def test_longest_first_is_for_parts_that_have_a_warm_up():
 
 def test_a_value_that_the_state_needs_cannot_be_left_out():
     """The proof knows the warm-up length: a ring filled in iterations of the own part only, read in all of them."""
-    p = lowered("warm_up", upto="synchronise")
+    p = lowered("warm_up", upto="mbarriers")
     for lost in ("k", "exp_G_shared"):
         ops = [replace(o, attrs=(*o.attrs, (OWN_PART, True))) if o.out == lost else o for o in inside(p)]
         with pytest.raises(RaceError, match=lost):
@@ -191,7 +191,7 @@ def test_only_chunks_of_a_warm_up_are_copied_without_a_tail():
 
 
 def test_barriers_of_own_turns_count_those():
-    p = lowered("warm_up", upto="synchronise")
+    p = lowered("warm_up", upto="mbarriers")
     ops = [replace(o, attrs=tuple(a for a in o.attrs if a[0] != OWN_PART)) if o.kind == "wait" else o for o in inside(p)]
     with pytest.raises(RaceError, match="of the warm-up: its barrier counts the others only"):
         check_rings(with_body(p, ops), SM_90A)

@@ -1,4 +1,4 @@
-"""assign: chooses the agent of each op. All targets run it. `warp_groups` does the same for walks on Hopper's warp groups.
+"""assign: chooses the agent of each op. All targets run it. `warp_groups` then divides walks among Hopper's warp groups.
 
 A device with one agent gives it all ops. On a device where only one agent can multiply (`Cores.runs`), that agent gets the
 products, and the first agent gets all other ops, with these exceptions:

@@ -1,7 +1,8 @@
-"""warp_groups: chooses the agent of each op among the warp groups of a block. For walks on Hopper under TileLang (sm_90a).
+"""warp_groups: divides walks among the warp groups of a block. For Hopper under TileLang (sm_90a).
 
-In a kernel that walks the chunks, an assignment (schedule/agents.py) gives each task to an agent (`block_agents`). Ops outside
-the walk belong to the agent of the state. The order of ops is topological (walk_order.py).
+`assign` has given each op to the block. In a kernel that walks the chunks, an assignment (schedule/agents.py) gives each task to
+an agent (`block_agents`) instead. Ops outside the walk belong to the agent of the state. The order of ops is topological
+(walk_order.py).
 
 Values cross between agents through shared memory, by a move or by a transpose. An inverse is in shared memory already. Products
 read their second operand from shared memory, and inverses read theirs there. So a computed operand of these moves even if its
@@ -26,9 +27,10 @@ from .tasks import INVERSE, Tasks, is_transposed
 from .walk_order import by_task, in_order
 
 
-@takes("decomposed", gives="assigned")
+@takes("assigned")
 def warp_groups(p: Program, s: Schedule, device: Groups) -> Program:
-    """`p` with an agent on every op of kernels that walk the chunks, and with the agents of these kernels.
+    """`p` in which each kernel that walks the chunks has several agents, and each of its ops has one of them. Passes for one
+    agent leave such kernels as they are.
 
     Raises ScheduleError if the schedule's assignment does not fit a kernel. The message names the values, or the registers and
     threads.

@@ -5,12 +5,13 @@ also shares what depends on the key head alone with the other value heads of tha
 an instance handles, and how (`ir.types.WAYS`). `Device.heads` has the ways of a device, with a number of heads each. The
 schedule's `value_heads` sets the number where a schedule can choose it.
 
-| way | module | kernels | devices |
+| way | pass | kernels | devices |
 | --- | --- | --- | --- |
-| "product" | product.py | running sums alone | cores (PTO) |
-| "threads" | threads.py | vectors and numbers alone | thread blocks (TileLang) |
-| "key_head" | key_head.py | with products | thread blocks (TileLang) |
-| "interleaved" | interleaved.py | whose ops leave a pipe and return to it | cores (PTO) |
+| "product" | heads_by_product | running sums alone | cores (PTO) |
+| "threads" | heads_by_threads | vectors and numbers alone | thread blocks (TileLang) |
+| "key_head" | heads_by_key_head | with products | thread blocks (TileLang) |
+| "interleaved" | arrange | whose ops leave a pipe and return to it | cores (PTO) |
 
-`batch_heads` is the pass. Interleaved heads need room, so there `storage.arrange` tries how many fit.
+A kernel is batched once, by the first of these passes that it suits. Interleaved heads need room, so `storage.arrange` tries how
+many of them fit.
 """

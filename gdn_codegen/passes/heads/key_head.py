@@ -1,4 +1,4 @@
-"""key_head: batches value heads of one key head. For TileLang.
+"""heads_by_key_head: batches value heads of one key head. For TileLang.
 
 It applies to kernels over chunks that have products. The number of heads must divide HV / H. Ops that depend on the key head
 only are done once. Ops with a long latency (loads, sums, inverses) are done for all heads in a row, so that their waits
@@ -17,13 +17,19 @@ from dataclasses import replace
 from ...devices import Device
 from ...ir.core import Kernel, Op, Program
 from ...ir.types import Batch
+from ...schedule.schedule import Schedule
+from ..stage import takes
 from .copies import copies
+from .number import heads
 
 WAITS = ("load", "cumsum", "row_sum", "diag_inverse")
 
 
-def key_head(p: Program, n: int, device: Device) -> Program:
-    """`p` with `n` value heads of a key head in an instance of such kernels. It needs stage "assigned", and keeps it."""
+@takes("assigned")
+def heads_by_key_head(p: Program, s: Schedule, device: Device) -> Program:
+    """`p` with several value heads of a key head in an instance of such kernels, as many as the schedule or the device says."""
+    n = heads(s, device, "key_head")
+
     def batched(k: Kernel) -> Kernel:
         ops = [o for o in k.body if isinstance(o, Op)]
         if not _fits(k, ops):
@@ -31,7 +37,7 @@ def key_head(p: Program, n: int, device: Device) -> Program:
         body = copies(ops, n, _of_key_head(p, ops), lambda o: o.kind in WAITS)
         return replace(k, batch=Batch(n, "key_head"), body=tuple(body))
 
-    return p.map_kernels(batched)
+    return p.map_kernels(batched) if n > 1 else p
 
 
 def _fits(k: Kernel, ops: Sequence[Op]) -> bool:

@@ -1,6 +1,6 @@
-"""product: batches running sums of value heads by one matrix product. For devices with cores (PTO).
+"""heads_by_product: batches running sums of value heads by one matrix product. For devices with cores (PTO).
 
-It applies to kernels over chunks that do nothing but sum up loaded vectors of one number a token. The vectors of the heads are
+It applies to kernels over chunks that do nothing but sum up loaded vectors of one number per token. The vectors of the heads are
 the columns of a tile X, [C, heads]. Their sums are the rows of X^T L^T, where L is the lower triangle of ones. The cube core
 computes all of them at once. A vector core would sum one head after another.
 
@@ -10,21 +10,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...devices import Cores, Device
+from ...devices import Cores
 from ...ir.builder import Body
 from ...ir.core import Kernel, Op, Program
 from ...ir.types import Batch, Tensor
+from ...schedule.schedule import Schedule
 from ..common import rebuild_kernel, with_tensors
+from ..stage import takes
+from .number import heads
 
 MASK = Tensor("lower_mask", "workspace", "const", "HV", ("C", "C"), fill="lower 1.0 0.0")
 
 
-def product(p: Program, n: int, device: Device) -> Program:
-    """`p` with `n` heads in an instance of such kernels. `p` itself if a chunk is no multiple of `n`, or if L does not fit the
-    operands' space. It needs stage "decomposed", and keeps it."""
-    assert isinstance(device, Cores)
-    side = p.sizes["C"]
-    if side % n or 4 * side * side > device.spaces[device.feeds[1]]:
+@takes("decomposed")
+def heads_by_product(p: Program, s: Schedule, device: Cores) -> Program:
+    """`p` with several heads in an instance of such kernels, as many as the device says. `p` itself if a chunk is no multiple of
+    their number, or if L does not fit the operands' space. It runs before `assign`, as a product needs the cube core."""
+    n, side = heads(s, device, "product"), p.sizes["C"]
+    if n == 1 or side % n or 4 * side * side > device.spaces[device.feeds[1]]:
         return p
     chosen = [k.name for k in p.kernels if _only_sums(p, k)]
     if not chosen:
@@ -38,7 +41,7 @@ def product(p: Program, n: int, device: Device) -> Program:
 
 
 def _only_sums(p: Program, k: Kernel) -> bool:
-    """Whether `k` only loads a caller's tensors of one number a token and value head, sums them and stores the sums."""
+    """Whether `k` only loads a caller's tensors of one number per token and value head, sums them and stores the sums."""
     kind = {o.out: o.kind for o in k.body if isinstance(o, Op) and o.out}
 
     def fits(o: Op) -> bool:

@@ -1,4 +1,4 @@
-"""place: decides which values have buffers. For TileLang and Triton; `rings` does the same for walks on warp groups.
+"""place: decides which values have buffers. For TileLang and Triton; `rings` has done so for kernels with several agents.
 
 A value without a buffer is an expression inside its reader (`stored_values`). Other values get a buffer in the space that the
 device names for their kind. Where the device allows it (`in_place`), values share a buffer if the old value has no later reader
@@ -27,7 +27,7 @@ from .stored_values import StoredValues, over
 @takes("assigned", gives="placed")
 def place(p: Program, device: Device) -> Program:
     """`p` with buffers on its kernels and on the ops that fill them. Raises ScheduleError if a space is too small."""
-    return p.map_kernels(lambda k: _placed(p, k, device))
+    return p.map_kernels(lambda k: k if k.agents else _placed(p, k, device))
 
 
 def with_buffers(body: tuple[Stmt, ...], owner: dict[str, str]) -> tuple[Stmt, ...]:

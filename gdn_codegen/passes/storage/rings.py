@@ -1,9 +1,10 @@
-"""rings: gives buffers to the values of walks that warp groups share. For Hopper under TileLang (sm_90a).
+"""rings: gives buffers to the values of kernels with several agents. For walks on Hopper under TileLang (sm_90a). `place` then
+does so for other kernels.
 
 Loaded values, and values that cross between agents, are in shared memory, in a ring. Each iteration of the walk uses the next
 slot. These values are in fragments: accumulators, computed first operands, tiles that are transposed or have several readers,
 values that a move copies to shared memory, and vectors under a column or row. All other values are expressions inside their
-readers. A vector or a number always is one.
+readers: vectors and numbers that the loop computes, and elementwise ops with one reader.
 """
 from __future__ import annotations
 
@@ -12,19 +13,18 @@ from dataclasses import replace
 from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Op, Program, loops, types, uses, walk
 from ...schedule.schedule import Schedule
-from ..common import walks
 from ..stage import takes
 from ..uses import readers
 from .buffer_names import named
 from .place import with_buffers
-from .stored_values import VIEWS, over
+from .stored_values import is_view, over
 from .walk_limits import check_limits, moves
 
 
-@takes("assigned", gives="placed")
+@takes("assigned")
 def rings(p: Program, s: Schedule, device: Groups) -> Program:
-    """`p` with buffers on the kernels that walk the chunks. Raises ScheduleError if they do not fit (`walk_limits`)."""
-    return p.map_kernels(lambda k: _Kernel(p, k, s, device).run() if walks(p, k) else k)
+    """`p` with buffers on the kernels with several agents. Raises ScheduleError if they do not fit (`walk_limits`)."""
+    return p.map_kernels(lambda k: _Kernel(p, k, s, device).run() if k.agents else k)
 
 
 class _Kernel:
@@ -92,7 +92,7 @@ class _Kernel:
 
     def stored(self, o: Op) -> bool:
         """Whether the value of `o` has a fragment."""
-        if not o.out or o.kind in VIEWS or o.kind == "last":
+        if not o.out or is_view(o) or o.kind == "last":
             return False
         if o.kind in ("matmul", "move", "transpose"):
             return True

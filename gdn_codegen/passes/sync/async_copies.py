@@ -1,4 +1,4 @@
-"""async_copies: marks asynchronous copies, and adds waits for them. For TileLang, except walks on warp groups.
+"""async_copies: marks asynchronous copies, and adds waits for them. For TileLang, in kernels with one agent.
 
 Loads of tiles are asynchronous copies. So are loads of vectors of float32; four bytes are the smallest asynchronous copy. They
 are marked by the attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. It waits for
@@ -25,7 +25,7 @@ def async_copies(p: Program, device: Device) -> Program:
     """`p` with marks and waits. `p` itself if the device has no asynchronous copies."""
     if not device.async_loads:
         return p
-    return p.map_kernels(lambda k: k if k.batch.way == "threads" else replace(k, body=_Arrive(p, k).body(k.body)))
+    return p.map_kernels(lambda k: k if k.agents or k.batch.way == "threads" else replace(k, body=_Arrive(p, k).body(k.body)))
 
 
 class _Arrive:

@@ -28,7 +28,6 @@ from ...ir.ops import OWN_PART
 from ...prove.happens_before import RaceError
 from ...prove.rings import BARRIER, check_ring
 from ..agents.tasks import INVERSE, leads
-from ..common import walks
 from ..stage import takes
 from .needed_barriers import needed
 from .ring_accesses import by_threads, by_units, reads
@@ -36,8 +35,8 @@ from .ring_accesses import by_threads, by_units, reads
 
 @takes("placed", gives="synchronised")
 def mbarriers(p: Program, device: Groups) -> Program:
-    """`p` with waits, signals and fences in the kernels that walk the chunks."""
-    return p.map_kernels(lambda k: _searched(p, k, device) if walks(p, k) else k)
+    """`p` with waits, signals and fences in the kernels with several agents."""
+    return p.map_kernels(lambda k: _searched(p, k, device) if k.agents else k)
 
 
 def _searched(p: Program, k: Kernel, device: Groups) -> Kernel:
