@@ -59,6 +59,7 @@ class _Kernel:
     """The buffers of one kernel: which values share one, and where it is. Raises ScheduleError if a space is too small."""
 
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Cores) -> None:
+        """Gives each value a place, op by op, then each place an offset in its space."""
         self.k, self.s, self.device = k, s, device
         self.values = CoreValues(p, k, device)
         self.live = Lifetimes(k.body, self.values.defs, self.values.view)
@@ -91,8 +92,7 @@ class _Kernel:
                 for c in s.carried:
                     place = self.home[c.name]
                     if self.home.get(c.next) is not place:
-                        raise self.values.error(f"carried {c.name} and its next value {c.next} have no common buffer; `room` "
-                                                "should have added a copy")
+                        raise self.values.error(f"carried {c.name} and its next value {c.next} have no common buffer")
                     place.end = max(place.end, self.at, self.live.last.get(c.result, 0))
                     self.home[c.result] = place
             else:
