@@ -203,7 +203,7 @@ def written(p: Program, k: Kernel) -> tuple[str, ...]:
     return tuple(x.name for x in touched(p, k) if x.name in names)
 
 
-def halves(k: Kernel) -> bool:
+def in_pairs(k: Kernel) -> bool:
     """Whether a kernel has two instances for each part: one runs parts with a long warm-up, the other runs the other parts."""
     return any(o.kind == "claim_part" for o in walk(k.body))
 
@@ -275,9 +275,9 @@ __all__ = [
     "Writer",
     "blocks",
     "described",
-    "halves",
     "heads_tag",
     "in_buffers",
+    "in_pairs",
     "integers",
     "is_of_a_part",
     "no_heads",
