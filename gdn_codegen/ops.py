@@ -136,9 +136,9 @@ def fused_recurrent_gated_delta_rule(
     check_tensor("v", v)
     check_ends(cu_seqlens)
     if g is None and (use_gate_in_kernel or kwargs.get("gate", "log") != "log"):
-        _fail("g", None, "a tensor, which the gate's form needs")
+        _fail("g", None, "a tensor, from which this form computes the gate")
     if beta is None and (use_beta_sigmoid_in_kernel or kwargs.get("beta_form", "given") != "given"):
-        _fail("beta", None, "a tensor, which beta's form needs")
+        _fail("beta", None, "a tensor, from which this form computes beta")
     if g is None or beta is None:
         rows = v.shape[:3]
         g = v.new_zeros(rows, dtype=torch.float32) if g is None else g

@@ -15,9 +15,9 @@ from pathlib import Path
 
 #: How temporary names begin: of folders in which an artefact is made, and of files that are written.
 MAKING, WRITING = ".making.", ".writing."
-#: The pattern of what a killed process leaves.
+#: The pattern of names of files and folders that a killed process leaves.
 LEFT = rf"(?:{re.escape(MAKING)}|{re.escape(WRITING)}).*"
-#: Seconds after which a file that is written, which takes milliseconds, is a killed process's.
+#: Seconds after which an unfinished file counts as left by a killed process. Writing a file takes milliseconds.
 STALE = 3600.0
 
 

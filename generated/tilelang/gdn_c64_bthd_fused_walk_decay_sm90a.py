@@ -1746,7 +1746,7 @@ def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
     if cu_seqlens.device != device:
         _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
     if batch != 1:
-        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1: packed sequences")
+        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1, because cu_seqlens packs the sequences into one row")
     sequences: int = cu_seqlens.numel() - 1
     return sequences
 
@@ -1769,7 +1769,7 @@ def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device
     if x.device != device:
         _fail(name, f"device {x.device}", f"device {device}")
     if written and not _is_apart(x):
-        _fail(name, f"strides {x.stride()}", "no element in two places")
+        _fail(name, f"strides {x.stride()}", "elements that do not overlap")
 
 
 def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
@@ -1818,7 +1818,7 @@ def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, de
     if x.dtype != dtype or x.device != device:
         _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
     if x.stride(-1) != 1 or not _is_apart(x):
-        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and no element in two places")
+        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and elements that do not overlap")
 
 
 def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int, ...], Any]], device: torch.device,
@@ -1896,6 +1896,7 @@ class Plan:
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> None:
+        """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
         self.host, self.tables, self.wanted, self.every = host, t, wanted, every
         self.state = _FLOATS[t.state_dtype]
@@ -2236,6 +2237,7 @@ class Host:
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"

@@ -6,7 +6,7 @@ from math import prod
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, types, walk
 from ...ir.types import BYTES
-from ..storage.core_values import VIEWS
+from ..storage.core_values import is_view
 from ..uses import readers
 from .dependences import Dependences
 from .live_values import Room
@@ -36,7 +36,7 @@ class OpCosts:
 
     def cycles(self, o: Op) -> float:
         """The cycles for which `o` occupies its pipe. 0 for an op without an instruction."""
-        if (o.kind in VIEWS and o.kind != "last") or o.kind == "valid" or o.out in self.rounded:
+        if (is_view(o) and o.kind != "last") or o.kind == "valid" or o.out in self.rounded:
             return 0
         pipe = self.pipe(o)
         if o.kind == "matmul":

@@ -22,7 +22,7 @@ from ..loops.hoist import candidates, hoist
 from ..loops.list_scheduling import list_scheduling
 from ..loops.prefetch import prefetch
 from ..stage import takes
-from .core_values import VIEWS
+from .core_values import is_view
 from .pack import lacking
 
 ROOM = 0.8  # with cached masks, values may fill this fraction of the space; in a full space ops wait for each other
@@ -48,7 +48,7 @@ def _returns(k: Kernel, device: Cores) -> bool:
     left: dict[str, set[str]] = {}  # value or channel -> pipes that the paths to it have left
     made: dict[str, str] = {}
     for o in walk(k.body):
-        if o.kind in VIEWS:
+        if is_view(o):
             if o.args and o.args[0] in made:
                 left[o.out], made[o.out] = left[o.args[0]], made[o.args[0]]
             continue

@@ -57,6 +57,7 @@ class _Kernel:
     """The buffers of one kernel: which values share one, and where it is. Raises ScheduleError if a space is too small."""
 
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Cores) -> None:
+        """Gives each value a place, op by op, then each place an offset in its space."""
         self.k, self.s, self.device = k, s, device
         self.values = CoreValues(p, k, device)
         self.live = Lifetimes(k.body, self.values.defs, self.values.view)
@@ -88,7 +89,7 @@ class _Kernel:
                 for c in s.carried:
                     place = self.home[c.name]
                     if self.home.get(c.next) is not place:
-                        raise self.values.error(f"{c.next} would not be stored where {c.name} is")
+                        raise self.values.error(f"carried {c.name} and its next value {c.next} have no common buffer")
                     place.end = max(place.end, self.at, self.live.last.get(c.result, 0))
                     self.home[c.result] = place
             else:
@@ -99,7 +100,7 @@ class _Kernel:
         """Give a carried value the place of its initial value."""
         place = self.home.get(c.init)
         if place is None or self.live.last[c.init] > self.live.first[c.name]:
-            raise self.values.error(f"{c.name} starts as {c.init}, which is read later")
+            raise self.values.error(f"carried {c.name} would overwrite its first value {c.init}, which is read later")
         place.end, place.slots, place.pinned = max(place.end, self.live.last[c.name]), c.slots, True
         self.home[c.name] = place
         for kind in (self.values.spread, self.values.divided):

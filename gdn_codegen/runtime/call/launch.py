@@ -1,4 +1,4 @@
-"""A settled call: which contract it has, which build serves it, and the run."""
+"""Runs normalised calls: finds the contract and the build of a call, keeps them for calls of the same kind, and launches."""
 from __future__ import annotations
 
 import warnings
@@ -81,12 +81,12 @@ def _check_step(t: Tensors, layout: str) -> None:
     if ends is None:
         tokens = t.q.shape[1 if layout == "bthd" else 2]
         if tokens > DECODE_CHUNK:
-            _fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
+            _fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens per sequence; chunk_gated_delta_rule takes more")
     elif ends.ndim == 1 and ends.numel() > 1 and reads(ends):
         longest = int(ends.diff().max())
         if longest > DECODE_CHUNK:
             _fail("cu_seqlens", f"a sequence of {longest} tokens",
-                 f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
+                 f"1 to {DECODE_CHUNK} tokens per sequence; chunk_gated_delta_rule takes more")
 
 
 def _requires_grad(x: Any) -> bool:

@@ -1,6 +1,6 @@
-"""A call's options in one spelling, with defaults, and errors for contradictions and for tensors that kernels cannot read.
+"""Normalises the options of a call to one spelling, with defaults. Refuses contradictions, and tensors that kernels cannot read.
 
-Here is what a generated module cannot know. The module checks shapes and devices (host/arguments.py).
+These are the checks that a generated module cannot make. The module checks shapes and devices (host/arguments.py).
 """
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from .request import DTYPES, Request
 #: The forms of g and beta, with the contract's names of them.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
-#: Optional tensors that no other check reads before.
+#: Optional tensors, which no earlier check has read.
 _OPTIONAL = ("A_log", "dt_bias", "initial_state", "state_indices", "final_state", "out")
-#: What else is accepted for a buffer that shares memory, by the index of the buffer in Tensors.
-_APART = {7: ", where the final state takes its place", 10: ", or inplace_final_state=True", 11: ""}
+#: How the error for a buffer that shares memory ends, by the index of the buffer in Tensors.
+_APART = {7: ", because the final state overwrites it", 10: ", or inplace_final_state=True", 11: ""}
 
 
 class Tensors(NamedTuple):
@@ -87,9 +87,9 @@ def _check_memory(name: str, x: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
     if _functorch.is_functorch_wrapped_tensor(x):
-        _fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor: inference only, and no transforms")
+        _fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor, because the op supports no transforms")
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
-        _fail(name, "a dual tensor of forward-mode differentiation", "inference only: its primal")
+        _fail(name, "a dual tensor of forward-mode differentiation", "its primal, because the op computes no derivatives")
     if x.is_neg():
         _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
 
@@ -149,7 +149,7 @@ def check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
     if not isinstance(x, Tensor) or x.device.type != "cpu":
         _fail("cu_seqlens_cpu", f"a tensor on {x.device}" if isinstance(x, Tensor) else type(x).__name__, "a tensor on the CPU")
     if not isinstance(cu_seqlens, Tensor) or x.shape != cu_seqlens.shape:
-        _fail("cu_seqlens_cpu", f"shape {tuple(x.shape)}", "a copy of cu_seqlens, which goes with it")
+        _fail("cu_seqlens_cpu", f"shape {tuple(x.shape)}", "cu_seqlens as well, and a copy of it here")
     if reads(cu_seqlens) and x.tolist() != cu_seqlens.tolist():
         _fail("cu_seqlens_cpu", x.tolist(), f"a copy of cu_seqlens: {cu_seqlens.tolist()}")
 
@@ -163,7 +163,7 @@ def check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_si
         if x.ndim != rank or (rank == 2 and x.shape[1] != 2):
             _fail(name, f"shape {tuple(x.shape)}", form)
         if not isinstance(cu_seqlens, Tensor):
-            _fail(name, "a tensor without cu_seqlens", "both, or neither")
+            _fail(name, "a tensor without cu_seqlens", f"cu_seqlens as well, or no {name}")
         if rank == 1 and x.shape != cu_seqlens.shape:
             _fail(name, f"shape {tuple(x.shape)}", f"shape {tuple(cu_seqlens.shape)}, that of cu_seqlens")
         if not reads(x, cu_seqlens):
@@ -194,7 +194,8 @@ def _layout(layout: Any, head_first: bool) -> str:
 def _beta_form(form: Any, twice: bool) -> str:
     found = _word("beta_form", form, BETAS)
     if twice and not found:
-        _fail("allow_neg_eigval", "True with beta as given", "use_beta_sigmoid_in_kernel=True beside it: twice the sigmoid")
+        _fail("allow_neg_eigval", "True with beta as given", "True with use_beta_sigmoid_in_kernel=True: beta is then twice the "
+                                                             "sigmoid")
     return "twice_sigmoid" if twice else found
 
 
@@ -237,9 +238,9 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
         _check_flag("inplace_final_state", wish)
     in_place = wish if wish is not None else final is not None if same else indices and final is None
     if indices and initial is None:
-        _fail("state_indices", "indices without initial_state", "both: the indices are slots of initial_state")
+        _fail("state_indices", "indices without initial_state", "initial_state as well, because the indices are its slots")
     if in_place and initial is None:
-        _fail("inplace_final_state", "True without initial_state", "both, or False")
+        _fail("inplace_final_state", "True without initial_state", "True with an initial_state to overwrite, or False")
     if in_place and final is not None and not same:
         _fail("final_state", "a buffer with inplace_final_state=True", "None, or inplace_final_state=False")
     if same and not in_place and final is not None:
