@@ -65,7 +65,7 @@ def _empty_states(t: Tensors, x: Request, rows: Any) -> Tensor:
 
 
 def _empty_final(t: Tensors, x: Request) -> Tensor:
-    return _empty_states(t, x, t.q.shape[0] if t.cu_seqlens is None else t.cu_seqlens.shape[0] - 1)
+    return _empty_states(t, x, t.q.shape[0] if t.cu_seqlens is None else t.cu_seqlens.numel() - 1)
 
 
 def _empty_checkpoints(t: Tensors, x: Request) -> Tensor:

@@ -22,7 +22,7 @@ from .compiling import DoesNotCompile, compiling
 from .dtypes import adapted, adapts
 from .native_launcher import call_launcher, kernels_ahead
 from .normalise import Options, Tensors, check_chunks, check_written, reads, settled, transformed
-from .request import DECODE_CHUNK, Call, Request, call_of
+from .request import DECODE_CHUNK, DTYPES, Call, Request, call_of
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -82,7 +82,7 @@ def _check_step(t: Tensors, layout: str) -> None:
         tokens = t.q.shape[1 if layout == "bthd" else 2]
         if tokens > DECODE_CHUNK:
             _fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
-    elif ends.ndim == 1 and ends.numel() > 1 and reads(ends):
+    elif ends.ndim == 1 and ends.numel() > 1 and ends.dtype in (torch.int32, torch.int64) and reads(ends):
         longest = int(ends.diff().max())
         if longest > DECODE_CHUNK:
             _fail("cu_seqlens", f"a sequence of {longest} tokens",
@@ -100,10 +100,12 @@ def _wants_gradients(t: tuple[Any, ...]) -> bool:
 
 
 def check_values(t: Tensors, x: Request, few: bool) -> None:
-    """Check what shapes and dtypes do not show: gradients, factors below 0, tables of chunks, and tokens of a decoding step."""
+    """Check what shapes and dtypes do not show: gradients, factors below 0, tables of chunks, and tokens of a decoding step.
+
+    Tensors of a shape or dtype that the module refuses pass."""
     if torch.is_grad_enabled() and _wants_gradients(t):
         _check_detached(zip(Tensors._fields, t, strict=True))
-    if x.gate == "linear" and reads(t.g) and bool((t.g < 0).any()):
+    if x.gate == "linear" and t.g.dtype in DTYPES and reads(t.g) and bool((t.g < 0).any()):
         _fail("g", f"{t.g.min().item():g} with gate='linear'", "factors of 0 or more")
     if t.chunk_indices is not None or t.chunk_offsets is not None:
         check_chunks(t.chunk_indices, t.chunk_offsets, t.cu_seqlens, x.chunk_size)
@@ -181,12 +183,12 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
         return None
     asked, reaches = settled(t, x, decode), tuple(map(reach, t[:12]))
     check_written(t, asked.in_place, reaches)
-    check_values(t, asked, few)
     sorts, given = [*map(type, x)], tuple(n for n, y in enumerate(t[:12]) if n > 4 and y is not None)
     if adapts(t, x):
         kept = Settled(asked, None, None, (), sorts, given, reaches)
         results = _adapted(t, x, scale, decode, few)
     else:
+        check_values(t, asked, few)
         call = call_of(t, asked)
         m = _serves(t, call)
         host: Host = m.HOST
@@ -249,13 +251,13 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         about = found = None
     if found is None or [*map(type, x)] != found.sorts or not _is_memory(t, found.given):  # to a key 1 is True, and 64.0 is 64
         return _settle(about, Tensors(*t), Options(*x), scale, decode, few)
-    if few or tables[0] is not None or tables[1] is not None or found.asked.gate == "linear" or (
-            torch.is_grad_enabled() and _wants_gradients(t)):
-        check_values(Tensors(*t), found.asked, few)
     if out is not None or final is not None or found.asked.in_place:
         check_written(t, found.asked.in_place, found.reaches)
     if found.module is None:
         return _adapted(Tensors(*t), Options(*x), scale, decode, few)
+    if few or tables[0] is not None or tables[1] is not None or found.asked.gate == "linear" or (
+            torch.is_grad_enabled() and _wants_gradients(t)):
+        check_values(Tensors(*t), found.asked, few)
     if not found.came_again:
         found.came_again, found.again = True, _as_one(found, Tensors(*t), x, scale)
     if found.again is not None:

@@ -1,6 +1,7 @@
 """A call's options in one spelling, with defaults, and errors for contradictions and for tensors that kernels cannot read.
 
-Here is what a generated module cannot know. The module checks shapes and devices (host/arguments.py).
+Of tensors this looks at what a generated module cannot know, and at what the choice of a module depends on: the dtypes of q, k, v
+and states, and the ranks of q and v. The module's plan checks all tensors (host/arguments.py).
 """
 from __future__ import annotations
 
@@ -16,10 +17,8 @@ from torch.autograd import forward_ad
 from ...host.arguments import (
     _ANY_FLOAT,
     _check_chunks,
-    _check_dtype,
     _check_flag,
     _check_integers,
-    _check_packed,
     _check_rank,
     _check_tensor,
 )
@@ -32,8 +31,6 @@ from .request import DTYPES, Request
 #: The forms of g and beta, with the contract's names of them.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
-#: Optional tensors that no other check reads before.
-_OPTIONAL = ("A_log", "dt_bias", "initial_state", "state_indices", "final_state", "out")
 #: What else is accepted for a buffer that shares memory, by the index of the buffer in Tensors.
 _APART = {7: ", where the final state takes its place", 10: ", or inplace_final_state=True", 11: ""}
 
@@ -94,9 +91,12 @@ def _check_memory(name: str, x: Tensor) -> None:
         _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
 
 
-def check_tensor(name: str, x: Any) -> None:
+def check_plain(name: str, x: Any) -> None:
     """ValueError unless `x` is a dense torch.Tensor without a transform. name: the argument's."""
-    _check_tensor(name, x)
+    if not isinstance(x, Tensor):
+        if name == "cu_seqlens":
+            _fail(name, repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
+        (_check_integers if name == "state_indices" else _check_tensor)(name, x)
     if x.layout != torch.strided or x.is_nested:
         _fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
     _check_memory(name, x)
@@ -104,22 +104,25 @@ def check_tensor(name: str, x: Any) -> None:
         _fail(name, "device meta", "a tensor with memory")
 
 
-def check_ends(x: Any) -> None:
-    """ValueError unless `x`, the cu_seqlens of a call, is None or a dense int32 or int64 tensor."""
-    if x is None:
-        return
-    if not isinstance(x, Tensor):
-        _fail("cu_seqlens", repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
-    check_tensor("cu_seqlens", x)
-    _check_packed(x)
+def shape_of(name: str, x: Any) -> torch.Size:
+    """The shape of a tensor. ValueError for what has none."""
+    if not isinstance(x, Tensor) or x.is_nested:
+        check_plain(name, x)
+    shape: torch.Size = x.shape
+    return shape
+
+
+def _kernels_dtype(name: str, dtype: Any) -> str:
+    """The name of a dtype that kernels have. ValueError for another. name: the argument's."""
+    if dtype not in DTYPES:
+        _fail(name, dtype, ", ".join(map(str, _ANY_FLOAT)))
+    return DTYPES[dtype]
 
 
 def _check_dtypes(t: Tensors) -> None:
     """ValueError unless q, k and v have one dtype, or v has 16 bits and q and k are float32, as after a norm of their rows."""
-    for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias"):
-        y = getattr(t, name)
-        if isinstance(y, Tensor):
-            _check_dtype(name, y.dtype, _ANY_FLOAT)
+    for name, y in (("q", t.q), ("k", t.k), ("v", t.v)):
+        _kernels_dtype(name, y.dtype)
     wide = t.v.dtype != torch.float32
     for name, y in (("q", t.q), ("k", t.k)):
         if y.dtype != t.v.dtype and not (wide and y.dtype == torch.float32):
@@ -245,17 +248,16 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
     if same and not in_place and final is not None:
         _fail("final_state", "the buffer of initial_state", "a buffer of its own, or inplace_final_state=True")
     dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None:
-        _check_dtype("state_dtype", dtype, _ANY_FLOAT)
+    wanted = "float32" if dtype is None else _kernels_dtype("state_dtype", dtype)
     held = initial if in_place or indices else final
     if held is None:
-        return in_place, DTYPES[dtype or torch.float32]
-    _check_dtype("initial_state" if in_place or indices else "final_state", held, _ANY_FLOAT)
+        return in_place, wanted
+    found = _kernels_dtype("initial_state" if in_place or indices else "final_state", held)
     if indices and final not in (None, held):
         _fail("final_state", final, f"{held}, that of the pool")
     if dtype is not None and dtype != held:
         _fail("state_dtype", dtype, f"{held}, that of the buffer for states")
-    return in_place, DTYPES[held]
+    return in_place, found
 
 
 def _request(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, final: Any, same: bool, indices: bool
@@ -281,19 +283,16 @@ def _request(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any,
                  x.chunk_size, _layout(x.layout, x.head_first), x.schedule, decode)
 
 
-def _kind(x: Any) -> Any:
-    return None if x is None else x.dtype if isinstance(x, Tensor) else type(x).__name__
-
-
 def settled(t: Tensors, x: Options, decode: bool = False) -> Request:
     """The options of a call in one spelling, or a ValueError naming the argument at fault."""
-    for n, (name, y) in enumerate(t._asdict().items()):
-        if n < 5 or (y is not None and name in _OPTIONAL):
-            check_tensor(name, y)
+    for n, (name, y) in enumerate(zip(Tensors._fields[:12], t, strict=False)):
+        if n < 5 or y is not None:
+            check_plain(name, y)
     _check_dtypes(t)
-    check_ends(t.cu_seqlens)
-    asked = _request(x, decode, t.A_log is not None, t.dt_bias is not None, _kind(t.initial_state), _kind(t.final_state),
+    initial, final = (None if y is None else y.dtype for y in (t.initial_state, t.final_state))
+    asked = _request(x, decode, t.A_log is not None, t.dt_bias is not None, initial, final,
                      t.initial_state is t.final_state, t.state_indices is not None)
-    _check_rank("q", t.q, 4, asked.layout)
-    _check_rank("v", t.v, 4, asked.layout)
+    for name, y in (("q", t.q), ("v", t.v)):
+        if y.ndim != 4:  # then K or V is not known
+            _check_rank(name, y, 4, asked.layout)
     return asked

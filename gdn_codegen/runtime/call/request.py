@@ -110,7 +110,7 @@ def call_of(t: Tensors, x: Request) -> Call:
     given = tuple((n, y.dtype) for n, y in numbers if y is not None)
     contract = _contract(x, given, t.state_indices is not None, _strided(t))
     q, v, (tokens, heads) = t.q.shape, t.v.shape, x.axes
-    sequences = q[0] if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
+    sequences = q[0] if t.cu_seqlens is None else max(t.cu_seqlens.numel() - 1, 1)  # the module checks its shape
     return Call(x, t.q.dtype, t.q.device, (q[3], v[3]), Extent(q[heads], v[heads], sequences, q[0] * q[tokens]), contract,
                 t.cu_seqlens is not None, t.initial_state is not None,
                 x.in_place or x.output_final_state or t.final_state is not None)
