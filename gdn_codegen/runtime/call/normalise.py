@@ -31,8 +31,8 @@ from .request import DTYPES, Request
 #: The forms of g and beta, with the contract's names of them.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
-#: What else is accepted for a buffer that shares memory, by the index of the buffer in Tensors.
-_APART = {7: ", where the final state takes its place", 10: ", or inplace_final_state=True", 11: ""}
+#: What else is accepted for a buffer that shares memory.
+_APART = {"initial_state": ", where the final state takes its place", "final_state": ", or inplace_final_state=True", "out": ""}
 
 
 class Tensors(NamedTuple):
@@ -52,6 +52,12 @@ class Tensors(NamedTuple):
     out: Tensor | None
     chunk_indices: Tensor | None = None
     chunk_offsets: Tensor | None = None
+
+
+# Most calls are plain tuples of these tensors, which take a tenth of the time to make. Indices of some fields, and their numbers:
+INITIAL, FINAL, OUT = map(Tensors._fields.index, ("initial_state", "final_state", "out"))
+#: How many inputs every call has; with A_log and dt_bias; tensors that kernels read or write. They are the first in Tensors.
+INPUTS, RAW_INPUTS, IN_KERNELS = map(Tensors._fields.index, ("A_log", "initial_state", "chunk_indices"))
 
 
 class Options(NamedTuple):
@@ -218,19 +224,20 @@ def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) 
     t: the call's Tensors as a tuple. reaches: bytes from each tensor's first element to its last. They depend on its kind alone,
     so most calls compare only addresses.
     """
-    state = 10 if t[10] is not None and t[10] is not t[7] else 7 if in_place else -1
-    for n in (11, state):
-        if n < 0 or t[n] is None:
+    state = FINAL if t[FINAL] is not None and t[FINAL] is not t[INITIAL] else INITIAL if in_place else None
+    for n in (OUT, state):
+        if n is None or t[n] is None:
             continue
         x: Any = t[n]
         first = x.data_ptr()
         last = first + reaches[n]
-        for m, y in enumerate(t[:12]):
-            if y is None or m == n or (n == 7 and m == 10):
+        for m, y in enumerate(t[:IN_KERNELS]):
+            if y is None or m == n or (n == INITIAL and m == FINAL):
                 continue
             at = y.data_ptr()
             if at < last and first < at + reaches[m] and shared(x, y):
-                _fail(Tensors._fields[n], f"memory of {Tensors._fields[m]}", "memory of its own" + _APART[n])
+                name, other = Tensors._fields[n], Tensors._fields[m]
+                _fail(name, f"memory of {other}", f"memory of its own{_APART[name]}")
 
 
 def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices: bool) -> tuple[bool, str]:
@@ -278,15 +285,17 @@ def _request(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any,
         _fail(*(("schedule", "''", "a name, a Schedule, or None to choose") if x.schedule == "" else
                ("target", type(x.target).__name__, "a name")))
     in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, same, indices)
-    return Request(x.output_final_state, _gate(x.gate, a_log, dt_bias), _beta_form(x.beta_form, x.allow_neg_eigval),
-                 x.use_qk_l2norm_in_kernel, x.unit_keys, x.state_v_first, state_dtype, in_place, x.checkpoint_chunks, x.target,
-                 x.chunk_size, _layout(x.layout, x.head_first), x.schedule, decode)
+    return Request(
+        output_final_state=x.output_final_state, gate=_gate(x.gate, a_log, dt_bias),
+        beta_form=_beta_form(x.beta_form, x.allow_neg_eigval), l2norm=x.use_qk_l2norm_in_kernel, unit_keys=x.unit_keys,
+        state_v_first=x.state_v_first, state_dtype=state_dtype, in_place=in_place, checkpoint_chunks=x.checkpoint_chunks,
+        target=x.target, chunk_size=x.chunk_size, layout=_layout(x.layout, x.head_first), schedule=x.schedule, decode=decode)
 
 
 def settled(t: Tensors, x: Options, decode: bool = False) -> Request:
     """The options of a call in one spelling, or a ValueError naming the argument at fault."""
-    for n, (name, y) in enumerate(zip(Tensors._fields[:12], t, strict=False)):
-        if n < 5 or y is not None:
+    for n, (name, y) in enumerate(zip(Tensors._fields[:IN_KERNELS], t, strict=False)):
+        if n < INPUTS or y is not None:
             check_plain(name, y)
     _check_dtypes(t)
     initial, final = (None if y is None else y.dtype for y in (t.initial_state, t.final_state))

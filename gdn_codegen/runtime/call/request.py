@@ -101,7 +101,8 @@ def _strided(t: Tensors) -> bool:
     if t.out is None and (t.q.is_contiguous() and t.k.is_contiguous() and t.v.is_contiguous() and t.g.is_contiguous()
                           and t.beta.is_contiguous()):
         return False
-    return any(x is not None and not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1) for x in (*t[:5], t.out))
+    return any(x is not None and not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1)
+               for x in (t.q, t.k, t.v, t.g, t.beta, t.out))
 
 
 def call_of(t: Tensors, x: Request) -> Call:
