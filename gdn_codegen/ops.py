@@ -8,10 +8,11 @@ from torch import Tensor
 
 from .host.arguments import _check_number
 from .host.tensors import _fail
+from .runtime.call.arguments import Options, Tensors
 from .runtime.call.dtypes import adapted, adapts
 from .runtime.call.foreign_keywords import spelled
 from .runtime.call.launch import check_values, eager
-from .runtime.call.normalise import Options, Tensors, settled, shape_of
+from .runtime.call.normalise import settled, shape_of
 from .runtime.call.request import DECODE_CHUNK
 from .runtime.torch_library import compiled
 from .schedule import Schedule
@@ -137,9 +138,9 @@ def fused_recurrent_gated_delta_rule(
     rows = shape_of("v", v)[:3]
     sequences = rows[:1].numel() if cu_seqlens is None else shape_of("cu_seqlens", cu_seqlens).numel() - 1
     if g is None and (use_gate_in_kernel or kwargs.get("gate", "log") != "log"):
-        _fail("g", None, "a tensor, which the gate's form needs")
+        _fail("g", None, "a tensor, from which this form computes the gate")
     if beta is None and (use_beta_sigmoid_in_kernel or kwargs.get("beta_form", "given") != "given"):
-        _fail("beta", None, "a tensor, which beta's form needs")
+        _fail("beta", None, "a tensor, from which this form computes beta")
     if g is None or beta is None:
         g = v.new_zeros(rows, dtype=torch.float32) if g is None else g
         beta = v.new_ones(rows, dtype=torch.float32) if beta is None else beta

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +17,24 @@ from .targets import find, names
 if TYPE_CHECKING:
     from .runtime.call.choose import Choice
 
-#: Why a build is what it is, where the command line says so.
+#: The reason of a choice that the command line made.
 ASKED = "asked for"
-#: Tokens of a chunk where a schedule is named and nothing said of it.
+#: Tokens of a chunk if the command line names a schedule and no chunk.
 CHUNK = 64
-#: How help describes the default where no schedule is named either.
+#: How the help text describes the default chunk.
 OPEN = f"{CHUNK} with --schedule, else as the op chooses"
 
-#: Numbers that an option may not be below.
+#: The least value of each numeric option.
 LEAST = {"tokens": 1, "value_heads": 1, "blocks": 1, "runs": 1, "budget": 0, "memory": 0}
-#: Defaults of `bench`. The parser gives None for an option that is absent, so that one that would be ignored can be refused.
+#: Defaults of `bench`. The parser gives None for an absent option, so that an option that would have no effect can be refused.
 BENCH: dict[str, Any] = {"heads": "16", "tokens": 2048, "blocks": 24, "seed": 0, "runs": 15, "gates": "layer"}
-#: Ways of `bench`, and the options of some of them alone.
+#: The ways of `bench`, and the options that only some ways have.
 WAYS = {"pto": "with --target pto", "gpu": "with times on a GPU", "errors": "with --errors"}
 MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "interpret": ("errors",), "plot": ("pto", "gpu"),
          "detail": ("pto", "gpu"), **dict.fromkeys(("seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
-#: The input forms that inputs of the package's pages may have. An input of your own page may have any that suits its dims.
+#: The input forms that inputs of the package's pages may have. An input of another page may have any form that suits its dims.
 COMES = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw"), "beta": ("sigmoid", "twice_sigmoid")}
-#: Of `tune`: seconds, bytes and runs of measurements.
+#: Defaults of `tune`: --budget in seconds, --memory in GiB, and --runs of each measurement.
 TUNE = {"budget": None, "memory": 8.0, "runs": 15}
 
 
@@ -50,9 +50,9 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     p.add_argument("--algorithm", default="gated_delta_rule", metavar="NAME|FILE.py:FUNCTION",
                    help=f"one of {', '.join(algorithms.names())}, or a page of your own (default: gated_delta_rule)")
     bare: dict[str, Any] = {} if several else {"nargs": "?", "const": ""}
-    p.add_argument("--schedule", default=None, choices=(*SCHEDULES, *([] if several else [""]), *extra),
-                   metavar="NAME",
-                   help=f"one of {', '.join((*SCHEDULES, *extra))} (default: what the op would choose on the GPUs of --arch)"
+    p.add_argument("--schedule", default=None, metavar="NAME|FILE.py:NAME",
+                   help=f"one of {', '.join((*SCHEDULES, *extra))}, or a schedule of your own "
+                   "(default: what the op would choose on the GPUs of --arch)"
                    + ("" if several else "; without a name, print the schedule"), **bare)
     p.add_argument("--launch", default="kernels", choices=LAUNCHES,
                    help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
@@ -82,15 +82,8 @@ def _heads_option(p: argparse.ArgumentParser) -> None:
     p.add_argument("--heads", metavar="H/HV", help="head counts compiled in (pto) (default: taken at run time)")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands. It imports no torch, so that --help is quick."""
-    from . import __version__
-    from .tools import cache_command
-    from .tools.shapes import SHAPES
-    top = argparse.ArgumentParser(prog="gdn_codegen", description="Gated DeltaNet kernels from one algorithm.")
-    top.add_argument("--version", action="version", version=f"gdn_codegen {__version__}")
-    sub = top.add_subparsers(dest="command", required=True)
-    p = sub.add_parser("build", help="write a module that stands alone")
+def _module_options(p: argparse.ArgumentParser) -> None:
+    """The options of `build`."""
     _build_options(p, several=True, compiles=True)
     _heads_option(p)
     p.add_argument("--out", metavar="DIR", help="folder of DIR/TARGET/NAME.py (default: generated)")
@@ -101,8 +94,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--compile-heads", metavar="H/HV", action="append", default=[],
                    help="head counts to compile for (triton); may be given again")
     p.add_argument("--cached", action="store_true", help="write where the package's own op looks, rather than to --out")
-    sub.add_parser("list", help="algorithms, schedules, targets")
-    p = sub.add_parser("show", help="what a build does")
+
+
+def _show_options(p: argparse.ArgumentParser) -> None:
+    """The options of `show`."""
     _build_options(p, several=False)
     _heads_option(p)
     for flag, text in (("--kernels", "each kernel's grid, reads and writes"),
@@ -110,7 +105,10 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument(flag, action="store_true", help=text)
     p.add_argument("--graph", nargs="?", const="dot", choices=("dot", "svg"), metavar="dot|svg",
                    help="the chunk graph, cut into kernels (default: dot)")
-    p = sub.add_parser("verify", help="run targets against the float64 recurrence")
+
+
+def _verify_options(p: argparse.ArgumentParser) -> None:
+    """The options of `verify`."""
     _build_options(p, several=True)
     p.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the tensors live (default: cpu)")
     p.add_argument("--quick", action="store_true", help="a few short cases only")
@@ -119,7 +117,10 @@ def parser() -> argparse.ArgumentParser:
                    "once a sequence and value head, with the page's parameters by name, [T, dims] each (default: the page in "
                    "chunks of one token)")
     p.add_argument("--report", metavar="DIR", help="instead run many lengths, and write DIR/report.md, report.json and plots")
-    p = sub.add_parser("bench", help="time on a GPU, beside peers; target pto: simulated cycles of a stage and a pipe")
+
+
+def _bench_options(p: argparse.ArgumentParser) -> None:
+    """The options of `bench`."""
     _build_options(p, several=True, extra=("all", "none", "auto"), target="pto",
                    chunk=f"128 for cycles of pto; {OPEN}")
     p.add_argument("--heads", metavar="N|H/HV", help="query and key heads, or these and value heads (pto: compiled in) "
@@ -141,7 +142,11 @@ def parser() -> argparse.ArgumentParser:
                        ("--plot", "PNG: a timeline (pto), or time against length, roofline, where the time goes (GPU)")):
         p.add_argument(flag, metavar="FILE", help=f"write {text}")
     p.add_argument("--detail", action="store_true", help="pto: each stage's instructions; GPU: peers' kernels too")
-    p = sub.add_parser("tune", help="time candidates on this GPU, and write the table from which calls choose")
+
+
+def _tune_options(p: argparse.ArgumentParser) -> None:
+    """The options of `tune`."""
+    from .tools.shapes import SHAPES
     p.add_argument("--target", default="all", choices=("tilelang", "triton", "all"), help="(default: all)")
     _inputs_options(p)
     p.add_argument("--shapes", metavar="FILE", help=f"shapes in JSON, as benchmarks/shapes/serving.json (default: {len(SHAPES)})")
@@ -155,6 +160,28 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", metavar="FILE", help="the table, with its log beside it (default: where calls look for it)")
     p.add_argument("--compile", metavar="ARCH", help="only compile the candidates, for a GPU (sm_90a, ...) that need not be here")
     p.add_argument("--list", action="store_true", help="only say what was measured and what is pending")
+
+
+#: The commands that have options: what `--help` says of each, and the function that adds its options.
+COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "build": ("write a module that stands alone", _module_options),
+    "show": ("what a build does", _show_options),
+    "verify": ("run targets against the float64 recurrence", _verify_options),
+    "bench": ("time on a GPU, beside peers; target pto: simulated cycles of a stage and a pipe", _bench_options),
+    "tune": ("time candidates on this GPU, and write the table from which calls choose", _tune_options),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands. It imports no torch, so that --help is quick."""
+    from . import __version__
+    from .tools import cache_command
+    top = argparse.ArgumentParser(prog="gdn_codegen", description="Gated DeltaNet kernels from one algorithm.")
+    top.add_argument("--version", action="version", version=f"gdn_codegen {__version__}")
+    sub = top.add_subparsers(dest="command", required=True)
+    for name, (text, add_options) in COMMANDS.items():
+        add_options(sub.add_parser(name, help=text))
+    sub.add_parser("list", help="algorithms, schedules, targets")
     sub.add_parser("doctor", help="which targets run here, what is missing for the rest, versions, and the cache")
     cache_command.options(sub.add_parser("cache", help="what the package keeps on disk"))
     return top
@@ -168,8 +195,8 @@ def gpus(a: argparse.Namespace) -> tuple[str, ...]:
     if set(gpus) - set(known):
         raise ValueError(f"arch: got {a.arch!r}; accepted for {a.target}: any of {', '.join(known)}, joined by commas")
     if gpus and a.schedule and not getattr(a, "check", False):
-        raise ValueError(f"arch: got {a.arch!r} with --schedule {a.schedule}; accepted for {a.target}: without it, where it says "
-                         "for which GPUs to choose, or with --check")
+        raise ValueError(f"arch: got {a.arch!r} with --schedule {a.schedule}; accepted for {a.target}: --arch without "
+                         "--schedule, to choose a schedule for these GPUs, or with --check, to compile for them")
     return gpus
 
 
@@ -181,6 +208,9 @@ def builds(a: argparse.Namespace) -> list[Build]:
 def choices(a: argparse.Namespace) -> list[Choice]:
     """A build a target, and why: as asked for, or what the op would choose on the GPUs that --arch names."""
     algorithms.find(a.algorithm)  # a name that is none is said before torch is imported
+    asked = gpus(a)
+    arch = "" if asked else a.arch
+    plan = schedule(a.schedule or DEFAULTS.get(arch, DEFAULT_SCHEDULE), arch)
     from .runtime.call.choose import Choice
     from .runtime.defaults import planned, words
     targets = names() if a.target == "all" else (a.target,)
@@ -191,25 +221,32 @@ def choices(a: argparse.Namespace) -> list[Choice]:
     for n, form in contract.inputs if a.algorithm in algorithms.names() else ():
         if form not in (fit := COMES.get(n, (form,))):  # what no page has, the build says
             raise ValueError(f"accept: got {n}={form}; accepted for {n}: {', '.join(fit) or 'no form'}")
-    asked = gpus(a)
     compiled = getattr(a, "compile", None)  # names a GPU, too
-    arch = "" if asked else a.arch
     given = "schedule" if a.schedule else "kernels" if "kernels" in fields else ""
     _refuse_unused(fields, targets, arch)
     out = []
     for t in targets:
-        b = Build(t, a.chunk or CHUNK, a.layout, a.algorithm, named(a.schedule or DEFAULTS.get(arch, DEFAULT_SCHEDULE), arch),
-                  a.dtype, a.head_dim_k, a.head_dim_v, counts, arch, contract)
+        b = Build(t, a.chunk or CHUNK, a.layout, a.algorithm, plan, a.dtype, a.head_dim_k, a.head_dim_v, counts, arch, contract)
         if given:
             out.append(Choice(replace(b, schedule=replace(b.plan, **fields)), ((given, ASKED),)))
         else:
             on = asked or ((arch,) if arch else (compiled,) if compiled and find(t).toolchain.check_archs else ())
             found = planned(replace(b, arch=""), on, bool(a.partition), a.chunk, fields)
             if arch != found.build.arch:
-                raise ValueError(f"arch: got {arch!r}, for which nothing fits ({found.why[0][1]}); accepted: none, where the op "
-                                 f"takes {words(found.build)}")
+                raise ValueError(f"arch: got {arch!r}, for which nothing fits ({found.why[0][1]}); accepted: no --arch; the op "
+                                 f"then takes {words(found.build)}")
             out.append(found)
     return out
+
+
+def schedule(spec: str, arch: str) -> Schedule:
+    """The schedule that --schedule names: a name of the package, or FILE.py:NAME. ValueError for anything else."""
+    if ":" in spec:
+        found: Schedule = algorithms.load("schedule", spec, Schedule, "Schedule")
+        return found
+    if spec not in SCHEDULES:
+        raise ValueError(f"schedule: got {spec!r}; accepted: {', '.join(SCHEDULES)}, or FILE.py:NAME")
+    return named(spec, arch)
 
 
 def _refuse_unused(given: Iterable[str], targets: Iterable[str], arch: str) -> None:
@@ -236,7 +273,7 @@ def bench_heads(a: argparse.Namespace) -> tuple[int, int]:
     if not a.heads.isdecimal():
         found = heads(a.heads)
         if a.value_heads not in (None, found[1]):
-            raise ValueError(f"value_heads: got {a.value_heads}; accepted: none beside --heads {a.heads}")
+            raise ValueError(f"value_heads: got {a.value_heads}; accepted: no --value-heads beside --heads {a.heads}")
         return found
     h, hv = int(a.heads), a.value_heads or int(a.heads)
     if not h or hv % h:
@@ -295,7 +332,7 @@ def check_bench(a: argparse.Namespace) -> str:
         if way not in ways:
             refuse(a, [name], WAYS[way], " or ".join(WAYS[w] for w in ways))
     if a.shapes is not None:
-        refuse(a, ("heads", "value_heads", "tokens"), "with --shapes", "without, where there is one shape")
+        refuse(a, ("heads", "value_heads", "tokens"), "with --shapes", "without --shapes, for a single shape")
     for name, value in BENCH.items():
         if getattr(a, name) is None:
             setattr(a, name, value)
@@ -305,15 +342,17 @@ def check_bench(a: argparse.Namespace) -> str:
 def check_tune(a: argparse.Namespace) -> None:
     """Refuses what nothing is measured for; what is not given then has its default."""
     if a.decode:
-        refuse(a, ("unit_keys", "memory"), "with --decode", "without: callers normalise keys in the kernel, and there is one")
+        refuse(a, ("unit_keys", "memory"), "with --decode",
+               "without --decode, whose callers normalise keys in its only kernel")
         if a.target != "all":
-            raise ValueError(f"target: got {a.target!r} with --decode; accepted: all, which have one table")
+            raise ValueError(f"target: got {a.target!r} with --decode; accepted: all, because Triton and TileLang share the "
+                             "table")
         if LAYOUTS[a.layout] != "bthd":
             raise ValueError(f"layout: got {a.layout!r} with --decode; accepted: bthd")
     if a.compile is not None:
-        refuse(a, ("list", "out", *TUNE), "with --compile", "without, where candidates are timed")
+        refuse(a, ("list", "out", *TUNE), "with --compile", "without --compile, which times no candidates")
     if a.list:
-        refuse(a, TUNE, "with --list", "without, where candidates are timed")
+        refuse(a, TUNE, "with --list", "without --list, which times no candidates")
     for name, value in TUNE.items():
         if getattr(a, name) is None:
             setattr(a, name, value)
@@ -324,7 +363,7 @@ def check_build(a: argparse.Namespace) -> None:
     if not a.check:
         refuse(a, ["strict"], "without --check", "with --check")
     if a.cached:
-        refuse(a, ["out"], "with --cached", "one of both")
+        refuse(a, ["out"], "with --cached", "one of --out and --cached")
     if a.compile is None:
         refuse(a, ["compile_heads"], "without --compile", "with --compile, for triton")
     elif a.target != "triton":

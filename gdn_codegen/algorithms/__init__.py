@@ -1,4 +1,4 @@
-"""A page a family member. `find` takes a name of this package or FILE.py:FUNCTION."""
+"""The pages of the package, one for each algorithm. `find` takes the name of one of them, or FILE.py:FUNCTION."""
 from __future__ import annotations
 
 import importlib
@@ -24,13 +24,11 @@ def find(spec: str | Algorithm) -> Algorithm:
     if isinstance(spec, Algorithm):
         return _own(spec, spec.name)
     if ":" in spec:
-        found = load("algorithm", spec)
-        if not isinstance(found, Algorithm):
-            raise ValueError(f"algorithm: got {spec!r}, a {type(found).__name__}; accepted: a function under @algorithm")
-        return _own(found, spec)
+        page: Algorithm = load("algorithm", spec, Algorithm, "function under @algorithm")
+        return _own(page, spec)
     if spec not in names():
         raise ValueError(f"algorithm: got {spec!r}; accepted are {', '.join(names())} and FILE.py:FUNCTION")
-    page: Algorithm = getattr(importlib.import_module(f"{__name__}.{spec}"), spec)
+    page = getattr(importlib.import_module(f"{__name__}.{spec}"), spec)
     return page
 
 
@@ -38,17 +36,20 @@ def _own(page: Algorithm, spec: str) -> Algorithm:
     """A page of the user's own, whose modules must not bear the names of the package's."""
     packaged = page.fn.__module__ == f"{__name__}.{page.name}"
     if not packaged and page.name in (*names(), *SHORT.values()):
-        raise ValueError(f"algorithm: got {spec!r}, whose modules would take the names of the package's; accepted: a "
+        raise ValueError(f"algorithm: got {spec!r}, whose modules would have the names of the package's own; accepted: a "
                          f"function that is not called {', '.join((*names(), *SHORT.values()))}: rename it")
     return page
 
 
-def load(argument: str, spec: str) -> Any:
-    """What FILE.py:NAME names. ValueError naming the argument where the file, or the name in it, is none."""
+def load(argument: str, spec: str, kind: Any, what: str) -> Any:
+    """The object that FILE.py:NAME names. ValueError if there is no such file, or no object of this kind in it.
+
+    argument: the argument that the error names. kind: a class, for `isinstance`. what: how the error names such an object.
+    """
     file, _, name = spec.rpartition(":")
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
-        raise ValueError(f"{argument}: got {spec!r}; {file} is not a Python file; accepted: FILE.py:FUNCTION")
+        raise ValueError(f"{argument}: got {spec!r}; {file} is not a Python file; accepted: FILE.py:NAME")
     loader = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert loader is not None and loader.loader is not None
     module = importlib.util.module_from_spec(loader)
@@ -57,12 +58,15 @@ def load(argument: str, spec: str) -> Any:
     except (Exception, SystemExit) as e:
         inner = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path.resolve())]
         line = e.lineno if isinstance(e, SyntaxError) else inner[-1] if inner else None
-        what = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())
+        said = e.msg if isinstance(e, SyntaxError) else " ".join(str(e).split())
         where = f" in line {line}" if line else ""
-        raise ValueError(f"{argument}: got {spec!r}, whose file fails{where} ({type(e).__name__}: {what}); accepted: a Python "
+        raise ValueError(f"{argument}: got {spec!r}, whose file fails{where} ({type(e).__name__}: {said}); accepted: a Python "
                          "file that imports") from e
-    found = getattr(module, name, None)
-    if not callable(found) and not isinstance(found, Algorithm):
-        have = sorted(n for n, v in vars(module).items() if isinstance(v, Algorithm))
-        raise ValueError(f"{argument}: got {spec!r}; {file} has {', '.join(have) or 'no function under @algorithm'}")
+    if name not in vars(module):
+        own = (path.stem, kind.__module__)  # functions of the file itself, and objects of the kind
+        have = sorted(n for n, v in vars(module).items() if isinstance(v, kind) and getattr(v, "__module__", "") in own)
+        raise ValueError(f"{argument}: got {spec!r}; {file} has {', '.join(have) or f'no {what}'}")
+    found = getattr(module, name)
+    if not isinstance(found, kind):
+        raise ValueError(f"{argument}: got {spec!r}, of type {type(found).__name__}; accepted: a {what}")
     return found

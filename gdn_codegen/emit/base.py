@@ -10,6 +10,7 @@ from typing import Any
 
 from ..ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..ir.ops import OPS
+from ..ir.stages import is_decomposed
 from ..ir.types import Tensor
 
 #: (H, HV) if head counts are compiled into the kernels. None if kernels take them at run time.
@@ -23,21 +24,34 @@ class EmitError(ValueError):
 class Rules:
     """The rules of one target. The decorator @rule("matmul") registers a function that gives the text of an op of this kind.
 
-    unsupported: kind of op -> the pass that removes such ops before the emitter runs. base: a table whose rules apply to the
-    ops that this table has no rule for.
+    removed: kind of op -> the pass that removes such ops before the emitter runs, for ops that not all targets remove. base: a
+    table whose rules apply to the ops that this table has no rule for. statements: the ops whose rules print lines.
     """
 
-    def __init__(self, target: str, unsupported: dict[str, str], base: Rules | None = None) -> None:
-        self.target, self.unsupported, self.base = target, unsupported, base
+    def __init__(self, target: str, removed: dict[str, str] | None = None, base: Rules | None = None) -> None:
+        self.target, self.removed, self.base = target, removed or {}, base
         self.table: dict[str, Callable[..., Any]] = {}
+        self.statements: set[str] = set()
 
-    def __call__(self, *kinds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def __call__(self, *kinds: str, statement: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A decorator that adds a function as the rule of some kinds of op. statement: it prints lines, and returns no text."""
         def add(fn: Callable[..., Any]) -> Callable[..., Any]:
             for kind in kinds:
                 assert kind in OPS and kind not in self.table, kind
                 self.table[kind] = fn
+            self.statements |= {*kinds} if statement else set()
             return fn
         return add
+
+    def is_statement(self, op: Op) -> bool:
+        """Whether the rule of an op prints lines."""
+        if op.kind in self.table or self.base is None:
+            return op.kind in self.statements
+        return self.base.is_statement(op)
+
+    def removed_by(self, kind: str) -> str:
+        """The pass that removes such ops before the emitter runs, "" if none does."""
+        return "decompose" if is_decomposed(kind) else self.removed.get(kind, "")
 
     def of(self, op: Op) -> Callable[..., Any]:
         """The rule of an op, from this table or from the base.
@@ -48,9 +62,9 @@ class Rules:
             return self.table[op.kind]
         if self.base is not None:
             return self.base.of(op)
-        made_by = self.unsupported.get(op.kind)
+        by = self.removed_by(op.kind)
         raise EmitError(f"{self.target} has no rule for {op.kind} ({op.out or 'effect'}, line {op.line})"
-                        + (f"; pass {made_by} should have removed it" if made_by else ""))
+                        + (f"; pass {by} should have removed it" if by else ""))
 
 
 #: The parameter with the number of chunks between two checkpoints.

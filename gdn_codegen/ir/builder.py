@@ -122,7 +122,7 @@ class Value:
     def __matmul__(self, other: Value) -> Value:
         t = self._trace
         if not isinstance(other, Value):
-            raise TypeRuleError(f"@ takes two tiles, {other!r} came")
+            raise TypeRuleError(f"@ takes two tiles; got {other!r}")
         return Value(t, t.body.op("matmul", self._name, other._name, line=t.line(), ta=self._transposed,
                                   tb=other._transposed))
 
@@ -301,7 +301,8 @@ class Algorithm:
         words = sorted({*RESERVED, *own})
         for n in (*self.inputs, *self.states, *self.scalars):
             if n in words or n.startswith(("out_", "_")):
-                raise TypeRuleError(f"{n}: got it as a parameter of {self.name}; accepted: names that do not begin with _ or "
+                raise TypeRuleError(f"{n}: got a parameter of this name in {self.name}; accepted: names that do not begin with _ "
+                                    "or "
                                     f"out_, other than {', '.join(words)}")
 
     def trace(self) -> Program:
@@ -372,7 +373,7 @@ class Algorithm:
             raise TypeRuleError(f"{self.name}: return the outputs, then the next of each state "
                                 f"({', '.join(self.states) or 'none'}); got {len(results)} values")
         if any(r._transposed for r in results):
-            raise TypeRuleError(f"{self.name}: got x.T among what it returns; accepted: values as they are")
+            raise TypeRuleError(f"{self.name}: got x.T among what it returns; accepted: values without .T")
         return results, local
 
     def _distinct(self, tr: _Trace, results: tuple[Value, ...]) -> tuple[list[Value], list[Value], dict[str, str]]:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import decompositions, zeros
+from . import decompositions, texts, zeros
+from .texts import TextRule
 from .types import FLOATS, Tile
 from .zeros import ZeroRule
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:  # `evaluate` functions import torch when they run, so that bu
     from .core import Op
 
 Attrs = dict[str, Any]
+#: (attributes of an op) -> the axes over which it sums, as pairs (operand, axis). The axes of a product are summed together.
+Sums = Callable[[Attrs], "tuple[tuple[int, int], ...]"]
 
 
 class TypeRuleError(ValueError):
@@ -40,7 +43,9 @@ class OpDef:
     decompose: (op, body) -> the name of the result, which the function makes of other ops. None if emitters have a rule for the
     op, or a separate pass removes it.
     text: (op, texts of operands) -> an expression in torch, for the reference that generated modules check their kernels
-    against. Operands may have leading dims. None if emit/page.py has the expression, or no page may use the op.
+    against (ir/texts.py). Operands may have leading dims. None if no page may use the op.
+    sums: the axes over which the op sums. An operand has to be zero on their padding. None if it sums nothing.
+    view: who needs no storage for the result, as each reader makes it of the operands: the "threads" of a block, "cores".
     """
 
     name: str
@@ -52,7 +57,9 @@ class OpDef:
     attrs: tuple[str, ...] = ()
     zero: ZeroRule = zeros.nowhere
     decompose: Callable[[Op, Body], str] | None = None
-    text: Callable[[Op, list[str]], str] | None = None
+    text: TextRule | None = None
+    sums: Sums | None = None
+    view: tuple[str, ...] = ()
 
 
 OPS: dict[str, OpDef] = {}
@@ -70,12 +77,13 @@ ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
 
 def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
        effect: str = "pure", elementwise: bool = False, attrs: tuple[str, ...] = (), zero: ZeroRule = zeros.nowhere,
-       decompose: Callable[[Op, Body], str] | None = None, text: Callable[[Op, list[str]], str] | None = None) -> None:
+       decompose: Callable[[Op, Body], str] | None = None, text: TextRule | None = None, sums: Sums | None = None,
+       view: tuple[str, ...] = ()) -> None:
     """Add an op to the table. Other packages may call it, too. The arguments are the fields of OpDef. ValueError if the name is
     taken."""
     if name in OPS:
         raise ValueError(f"name: got {name!r}, an op that is in the table; accepted: a name that is not")
-    OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs, zero, decompose, text)
+    OPS[name] = OpDef(name, doc, infer, evaluate, effect, elementwise, attrs, zero, decompose, text, sums, view)
 
 
 def infer(kind: str, args: tuple[Tile, ...], attrs: Attrs) -> Tile:
@@ -98,7 +106,7 @@ def _need(cond: bool, text: Callable[[], str]) -> None:
 
 
 def _arity(kind: str, n: int, args: tuple[Tile, ...]) -> None:
-    _need(len(args) == n, lambda: f"{kind} takes {n} operand{'' if n == 1 else 's'}, {len(args)} came")
+    _need(len(args) == n, lambda: f"{kind} takes {n} operand{'' if n == 1 else 's'}; got {len(args)}")
 
 
 def _broadcast(kind: str) -> Callable[..., Tile]:
@@ -131,7 +139,7 @@ def _square(kind: str) -> Callable[..., Tile]:
     def rule(attrs: Attrs, *args: Tile) -> Tile:
         _arity(kind, 1, args)
         x = args[0]
-        _need(x.rank == 2 and x.dims[0] == x.dims[1], lambda: f"{kind} takes a square tile, {x} came")
+        _need(x.rank == 2 and x.dims[0] == x.dims[1], lambda: f"{kind} takes a square tile; got {x}")
         return x
     return rule
 
@@ -141,9 +149,9 @@ def _matmul(attrs: Attrs, *args: Tile) -> Tile:
 
     The optional third operand is an accumulator, which must have the type of the result.
     """
-    _need(len(args) in (2, 3), lambda: f"matmul takes two operands and an optional accumulator, {len(args)} came")
+    _need(len(args) in (2, 3), lambda: f"matmul takes two operands and an optional accumulator; got {len(args)}")
     a, b = args[:2]
-    _need(a.rank == 2 and b.rank == 2, lambda: f"matmul takes two tiles of rank 2, {a} and {b} came")
+    _need(a.rank == 2 and b.rank == 2, lambda: f"matmul takes two tiles of rank 2; got {a} and {b}")
     _need(a.dtype == b.dtype, lambda: f"matmul: operands have dtypes {a.dtype} and {b.dtype}; cast one of them")
     m, k = a.dims[::-1] if attrs.get("ta") else a.dims
     k2, n = b.dims[::-1] if attrs.get("tb") else b.dims
@@ -155,38 +163,38 @@ def _matmul(attrs: Attrs, *args: Tile) -> Tile:
 
 def _transpose(attrs: Attrs, *args: Tile) -> Tile:
     _arity("transpose", 1, args)
-    _need(args[0].rank == 2, lambda: f"transpose takes a tile of rank 2, {args[0]} came")
+    _need(args[0].rank == 2, lambda: f"transpose takes a tile of rank 2; got {args[0]}")
     return args[0].transposed
 
 
 def _col(attrs: Attrs, *args: Tile) -> Tile:
     _arity("col", 1, args)
-    _need(args[0].rank == 1, lambda: f"x[:, None] takes a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"x[:, None] takes a vector; got {args[0]}")
     return Tile((args[0].dims[0], 1), args[0].dtype)
 
 
 def _row(attrs: Attrs, *args: Tile) -> Tile:
     _arity("row", 1, args)
-    _need(args[0].rank == 1, lambda: f"x[None, :] takes a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"x[None, :] takes a vector; got {args[0]}")
     return Tile((1, args[0].dims[0]), args[0].dtype)
 
 
 def _cumsum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("cumsum", 1, args)
-    _need(args[0].rank == 1, lambda: f"cumsum takes one value a token, a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"cumsum takes a vector, with one value for each token; got {args[0]}")
     return args[0]
 
 
 def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
     _arity("last", 1, args)
-    _need(args[0].rank >= 1, lambda: "last takes a tile with rows, a scalar came")
+    _need(args[0].rank >= 1, lambda: "last takes a tile with rows; got a number")
     x = args[0]
     return Tile(() if x.rank == 1 else (1, *x.dims[1:]), x.dtype)
 
 
 def _row_sum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("row_sum", 1, args)
-    _need(args[0].rank == 2, lambda: f"row_sum takes a tile of rank 2, {args[0]} came")
+    _need(args[0].rank == 2, lambda: f"row_sum takes a tile of rank 2; got {args[0]}")
     return Tile((args[0].dims[0],), args[0].dtype)
 
 
@@ -197,14 +205,14 @@ def _diagonal(attrs: Attrs, *args: Tile) -> Tile:
 def _inverted(attrs: Attrs, *args: Tile) -> Tile:
     x = _square("diag_inverse")(attrs, *args[:1])
     _need(len(args) == 1 or [y.dims for y in args[1:]] == [x.dims[:1]],
-          lambda: f"diag_inverse scales columns by one vector of {x.dims[:1]}, {', '.join(map(str, args[1:]))} came")
+          lambda: f"diag_inverse scales columns by one vector of {x.dims[:1]}; got {', '.join(map(str, args[1:]))}")
     return x
 
 
 def _matrix(kind: str) -> Callable[..., Tile]:
     def rule(attrs: Attrs, *args: Tile) -> Tile:
         _arity(kind, 1, args)
-        _need(args[0].rank == 2, lambda: f"{kind} takes a tile of rank 2, {args[0]} came")
+        _need(args[0].rank == 2, lambda: f"{kind} takes a tile of rank 2; got {args[0]}")
         return args[0]
     return rule
 
@@ -235,7 +243,7 @@ def _expand(attrs: Attrs, *args: Tile) -> Tile:
 
 def _segment(attrs: Attrs, *args: Tile) -> Tile:
     _arity("segment", 1, args)
-    _need(args[0].rank == 1, lambda: f"segment takes a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"segment takes a vector; got {args[0]}")
     return Tile((attrs["size"],), args[0].dtype)
 
 
@@ -246,13 +254,14 @@ def _join(attrs: Attrs, *args: Tile) -> Tile:
 
 def _block(attrs: Attrs, *args: Tile) -> Tile:
     _arity("block", 1, args)
-    _need(args[0].rank == 2, lambda: f"block takes a tile of rank 2, {args[0]} came")
+    _need(args[0].rank == 2, lambda: f"block takes a tile of rank 2; got {args[0]}")
     return Tile((attrs["size"], attrs["size"]), args[0].dtype)
 
 
 def _from_quarters(attrs: Attrs, *args: Tile) -> Tile:
     _arity("from_quarters", 4, args)
-    _need(len(set(args)) == 1 and args[0].rank == 2, lambda: "quad takes four tiles of one type")
+    _need(len(set(args)) == 1 and args[0].rank == 2,
+          lambda: f"from_quarters takes four tiles of one type; got {', '.join(map(str, args))}")
     return Tile(tuple(attrs["dims"]), args[0].dtype)
 
 
@@ -261,12 +270,12 @@ def _effect(attrs: Attrs, *args: Tile) -> Tile:
 
 
 def _loaded(attrs: Attrs, *args: Tile) -> Tile:
-    raise TypeRuleError("load: its type is that of the tensor it names")
+    raise TypeRuleError("load has no type rule: its type is that of the tensor that it names")
 
 
 def _takes_a_number(attrs: Attrs, *args: Tile) -> Tile:
     _arity("return_unless_negative", 1, args)
-    _need(not args[0].dims, lambda: f"the op takes a number, {args[0]} came")
+    _need(not args[0].dims, lambda: f"the op takes a number; got {args[0]}")
     return Tile(())
 
 
@@ -346,59 +355,73 @@ def _of_four(attrs: Attrs, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d:
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
-op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",))
+ALL_AGENTS = ("threads", "cores")
+_CALLS = {"softplus": texts.softplus, "neg": lambda o, x: f"-{x[0]}"}
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+
+op("const", "a literal number", lambda attrs: Tile(()), attrs=("value",), text=texts.const, view=ALL_AGENTS)
 op("scalar", "a number from the caller: the parameter `param`, or the entry of `tensor`, of dtype `dtype`, for the value "
    "head", _scalar,
-   attrs=("param", "tensor", "dtype", "head"))
-op("full", "a tile in which every entry is `value`", _filled, attrs=("dims", "value", "dtype"), zero=zeros.full)
+   attrs=("param", "tensor", "dtype", "head"), view=ALL_AGENTS)
+op("full", "a tile in which every entry is `value`", _filled, attrs=("dims", "value", "dtype"), zero=zeros.full,
+   view=("threads",))
 for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
     op(_n, f"elementwise {_n}, with row, column and scalar broadcast", _broadcast(_n), _of_torch(_n), elementwise=True,
-       zero={"mul": zeros.any_operand, "div": zeros.quotient}.get(_n, zeros.all_operands))
+       zero={"mul": zeros.any_operand, "div": zeros.quotient}.get(_n, zeros.all_operands),
+       text=texts.infix(_INFIX[_n]) if _n in _INFIX else texts.call(f"torch.{_n}"))
 for _n in ("neg", "exp", "log", "rsqrt", "sigmoid", "softplus"):
     op(_n, f"elementwise {_n}", _same(_n), _softplus if _n == "softplus" else _of_torch(_n), elementwise=True,
        zero=zeros.same if _n == "neg" else zeros.nowhere,
-       decompose=decompositions.softplus if _n == "softplus" else None)
-op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",), zero=zeros.same)
-op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True, zero=zeros.same)
-op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True, zero=zeros.transposed)
-op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",), zero=zeros.all_operands)
+       decompose=decompositions.softplus if _n == "softplus" else None, text=_CALLS.get(_n, texts.call(f"torch.{_n}")))
+op("cast", "rounding to another dtype", _cast, elementwise=True, attrs=("to",), zero=zeros.same, text=texts.after(""))
+op("col", "a vector as a column, [C, 1]", _col, lambda attrs, x: x[:, None], elementwise=True, zero=zeros.same,
+   text=texts.after("[..., :, None]"), view=ALL_AGENTS)
+op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elementwise=True, zero=zeros.transposed,
+   text=texts.after("[..., None, :]"), view=ALL_AGENTS)
+op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",), zero=zeros.all_operands, view=("threads",))
 op("matmul", "a @ b (+ accumulator), summed in float32. `ta`, `tb`: a or b is transposed. `asynchronous`: the op only starts "
    "the product, which is complete after the agent's next drain",
-   _matmul, _mm, attrs=("ta", "tb", "asynchronous"), zero=zeros.product)
+   _matmul, _mm, attrs=("ta", "tb", "asynchronous"), zero=zeros.product, text=texts.matmul,
+   sums=lambda attrs: ((0, int(not attrs.get("ta"))), (1, int(bool(attrs.get("tb"))))))
 op("cumsum", "running sum along tokens. Terms below `least` are replaced by `least`; NaN is kept", _cumsum,
-   lambda attrs, x: (x.clamp(min=attrs["least"]) if "least" in attrs else x).cumsum(0), attrs=("least",))
+   lambda attrs, x: (x.clamp(min=attrs["least"]) if "least" in attrs else x).cumsum(0), attrs=("least",),
+   text=texts.after(".cumsum(-1)"), sums=lambda attrs: ((0, 0),))
 op("segment", "`size` entries of a vector, beginning at `start`", _segment, lambda attrs, x: x[attrs["start"]:][: attrs["size"]],
-   attrs=("start", "size"))
+   attrs=("start", "size"), view=ALL_AGENTS)
 op("join", "the concatenation of vectors, with dim `dim`", _join, _joined, attrs=("dim",))
 op("block", "a size x size block of a tile, beginning at `row` and `col`", _block,
-   lambda attrs, x: x[attrs["row"]:, attrs["col"]:][:attrs["size"], :attrs["size"]], attrs=("row", "col", "size"))
+   lambda attrs, x: x[attrs["row"]:, attrs["col"]:][:attrs["size"], :attrs["size"]], attrs=("row", "col", "size"),
+   view=ALL_AGENTS)
 op("from_quarters", "a tile made of its four quarters: upper left, upper right, lower left, lower right", _from_quarters,
    _of_four, attrs=("dims",))
 op("last", "the last row of a tile, or the last entry of a vector",
    _drop_first, lambda attrs, x: x[-1] if x.ndim == 1 else x[-1:],
-   zero=zeros.columns)
-op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1), zero=zeros.rows)
-op("diagonal", "the entries on the diagonal, as a vector", _diagonal, lambda attrs, x: x.diagonal(), zero=zeros.diagonal)
+   zero=zeros.columns, text=texts.last, view=("cores",))
+op("row_sum", "sum over the columns of each row", _row_sum, lambda attrs, x: x.sum(1), zero=zeros.rows,
+   text=texts.after(".sum(-1)"), sums=lambda attrs: ((0, 1),))
+op("diagonal", "the entries on the diagonal, as a vector", _diagonal, lambda attrs, x: x.diagonal(), zero=zeros.diagonal,
+   text=texts.after(".diagonal(dim1=-2, dim2=-1)"))
 op("lower", "entries on and below the diagonal; the others become `fill`", _square("lower"), _masked("lower"),
-   elementwise=True, attrs=("fill",), zero=zeros.lower)
+   elementwise=True, attrs=("fill",), zero=zeros.lower, text=texts.kept(0))
 op("strictly_lower", "entries below the diagonal; the others become `fill`", _square("strictly_lower"),
-   _masked("strictly_lower"), elementwise=True, attrs=("fill",), zero=zeros.lower)
+   _masked("strictly_lower"), elementwise=True, attrs=("fill",), zero=zeros.lower, text=texts.kept(-1))
 op("pairs", "keeps the lower left size x size block of each 2 size x 2 size block on the diagonal; other entries become `fill`",
    _square("pairs"),
    _masked("pairs"), elementwise=True, attrs=("size", "fill"), zero=zeros.lower)
 op("eye", "the identity matrix. `within`: a dim; rows past the dim's size in memory are zero",
-   lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"), zero=zeros.identity)
-op("unit_lower_inverse", "(I + x)^-1 for a strictly lower x", _square("unit_lower_inverse"), _inverse)
+   lambda attrs: Tile(tuple(attrs["dims"])), attrs=("dims", "within"), zero=zeros.identity, view=("threads",))
+op("unit_lower_inverse", "(I + x)^-1 for a strictly lower x", _square("unit_lower_inverse"), _inverse,
+   text=texts.call("_unit_lower_inverse"))
 op("diag_inverse", "the inverse (I + x)^-1 of each size x size block on the diagonal, x being the block's strictly lower "
    "part; entries outside of the blocks are 0. An optional vector multiplies the columns. `strict`: the ones on the diagonal "
    "are left out",
    _inverted, _diag_inverse,
    attrs=("size", "strict"), zero=zeros.inverted)
 op("row_norm", "rows divided by sqrt(their sum of squares + eps)", _matrix("row_norm"), _row_norm, attrs=("eps",),
-   zero=zeros.same, decompose=decompositions.row_norm)
+   zero=zeros.same, decompose=decompositions.row_norm, text=texts.row_norm)
 op("valid", "rows past the sequence's end become zero. `given`: instead, all rows become zero if this optional tensor is "
    "absent",
-   lambda attrs, x: x, attrs=("given",), zero=zeros.valid)
+   lambda attrs, x: x, attrs=("given",), zero=zeros.valid, text=texts.after(""))
 op("transpose", "the transpose, in memory space `space`. `columns`: the result is distributed over an agent's cores by "
    "columns, not by rows", _transpose, lambda attrs, x: x.T, attrs=("columns", "space"), zero=zeros.transposed)
 op("load", "a tile from global memory. An asynchronous copy arrives at the barrier `channel`, or at `tail` for a ragged "

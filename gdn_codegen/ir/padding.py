@@ -14,7 +14,7 @@ from .zeros import ALL, NONE, Axes, transpose
 def sums_over_padding(p: Program) -> list[tuple[str, Op, str]]:
     """The ops that sum over a padded dim although no operand is known to be zero on the padding: (kernel, op, dim).
 
-    Of sums over C these are `cumsum` only, because a product may leave its padded rows undefined if nothing reads them.
+    Products over C are none of these, because a product may leave its padded rows undefined if nothing reads them.
     """
     stored: dict[str, Axes] = {}
     while True:  # a load may come before the store of its workspace, as in values computed ahead
@@ -61,11 +61,13 @@ class _Walk:
                 now = after
             self.zero |= {c.result: now[c.name] for c in s.carried}
 
-    def sums(self, o: Op, *sides: tuple[str, int]) -> None:
-        """Record `o` if it sums along a padded axis on which no operand is known to be zero. sides: (operand, axis) pairs."""
+    def sums(self, o: Op, axes: tuple[tuple[int, int], ...]) -> None:
+        """Record `o` if it sums along a padded axis on which no operand is known to be zero. axes: pairs (operand, axis)."""
+        sides = [(o.args[n], axis) for n, axis in axes]
         d = self.type[sides[0][0]].dims[sides[0][1]]
         self.found.pop(o.out, None)
-        if (d in self.extents or o.kind == "cumsum") and not any(axis in self.zero[a] for a, axis in sides):
+        padded = d in self.extents or (d == "C" and len(sides) == 1)
+        if padded and not any(axis in self.zero[a] for a, axis in sides):
             self.found[o.out] = o, str(d)
 
     def store(self, o: Op) -> None:
@@ -85,13 +87,10 @@ class _Walk:
             else:
                 lies = frozenset(n for n, padded in enumerate(self.p.padded(t)) if padded or (n == 0 and t.index == "token"))
             return _in_memory(t, o, lies) & (z[1] if o.args[1:] else ALL)
-        if o.kind == "matmul":
-            self.sums(o, (o.args[0], 1 - bool(o.attr("ta"))), (o.args[1], int(bool(o.attr("tb")))))
-        if o.kind == "row_sum":
-            self.sums(o, (o.args[0], 1))
-        if o.kind == "cumsum":
-            self.sums(o, (o.args[0], 0))
-        return OPS[o.kind].zero(dict(o.attrs), tuple(self.type[a] for a in o.args), z)
+        d, attrs = OPS[o.kind], dict(o.attrs)
+        if d.sums is not None:
+            self.sums(o, d.sums(attrs))
+        return d.zero(attrs, tuple(self.type[a] for a in o.args), z)
 
 
 def _in_memory(t: Tensor, o: Op, axes: Axes) -> Axes:

@@ -157,3 +157,9 @@ def ranges(name: str) -> str:
     if name in RANGES or name not in OPS:
         return RANGES.get(name, "")
     return "traced..typed" if OPS[name].decompose else "traced..checked"
+
+
+def is_decomposed(kind: str) -> bool:
+    """Whether an op is legal only up to "typed", so that the pass `decompose` replaces it on every target."""
+    order, at = list(STAGES), between(ranges(kind))
+    return bool(at) and order.index(at[-1]) < order.index("decomposed")

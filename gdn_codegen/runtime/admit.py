@@ -103,7 +103,7 @@ def _verdict(b: Build, m: Any, device: torch.device, kind: Any) -> dict[str, Any
     return {**found, "path": str(path)}
 
 
-#: What callers are told whose process cannot go on.
+#: The error text if the process cannot use the device any more.
 LEFT = ("The small problem of the check ended this process's use of the GPU: the kernels reach memory that is not theirs. "
         "Another process passes this build over")
 

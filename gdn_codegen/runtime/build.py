@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import jinja2
 
 CHUNKS = (16, 32, 64, 128)
-#: Names of layouts, others' too -> ours.
+#: Names of layouts, also those of other libraries -> our names.
 LAYOUTS = {"bthd": "bthd", "bsnd": "bthd", "bhtd": "bhtd", "bnsd": "bhtd"}
 DTYPES = ("float16", "bfloat16", "float32")
 HEAD_DIMS = (16, *range(32, 257, 4))
 DEFAULT_SCHEDULE = "fused"
-#: Of builds for one architecture.
+#: Default schedules of builds for one architecture.
 DEFAULTS = {"sm_90a": "walk"}
 
 

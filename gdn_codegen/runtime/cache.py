@@ -15,7 +15,7 @@ lock, lock_of, whole, sum_of, made = artefact._lock, artefact._lock_of, artefact
 naming = artefact._naming
 #: How temporary names begin: of folders in which an artefact is made, and of files that are written.
 MAKING, WRITING = artefact._MAKING, artefact._WRITING
-#: The pattern of what a killed process leaves.
+#: The pattern of names of files and folders that a killed process leaves.
 LEFT = rf"(?:{re.escape(MAKING)}|{re.escape(WRITING)}).*"
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..host.tensors import _fail
 from .call.aliasing import reach
+from .call.arguments import IN_KERNELS, Tensors
 from .call.launch import run
-from .call.normalise import IN_KERNELS, Tensors, check_written
+from .call.normalise import check_written
 from .call.request import DEFAULT_CHUNK, OPTIONS, Request
 
 #: Tensors that both ops read, in the order of Tensors.

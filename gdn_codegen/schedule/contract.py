@@ -64,7 +64,7 @@ class Contract:
         return replace(self, inputs=tuple(x for x in self.inputs if x[1] != "unit"))
 
     def dtype(self, name: str) -> str:
-        """The dtype in which callers pass an input of one number a token or head."""
+        """The dtype in which callers pass an input of one number per token or head."""
         return dict(self.dtypes).get(name, "float32")
 
     def __str__(self) -> str:

@@ -615,7 +615,7 @@ def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
         _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
     _check_device("cu_seqlens", cu_seqlens, device)
     if batch != 1:
-        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1: packed sequences")
+        _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1, because cu_seqlens packs the sequences into one row")
     sequences: int = cu_seqlens.numel() - 1
     return sequences
 
@@ -637,7 +637,7 @@ def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device
     _check_dtype(name, x.dtype, dtypes)
     _check_device(name, x, device)
     if written and not _is_apart(x):
-        _fail(name, f"strides {x.stride()}", "no element in two places")
+        _fail(name, f"strides {x.stride()}", "elements that do not overlap")
 
 
 def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
@@ -687,7 +687,7 @@ def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, de
     if x.dtype != dtype or x.device != device:
         _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
     if x.stride(-1) != 1 or not _is_apart(x):
-        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and no element in two places")
+        _fail(name, f"strides {x.stride()}", "a last dim that is dense, and elements that do not overlap")
 
 
 def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int, ...], Any]], device: torch.device,

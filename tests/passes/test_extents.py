@@ -8,10 +8,13 @@ from reference import expected, problem, rms_error
 from gdn_codegen import algorithms
 from gdn_codegen.devices import HOPPER, TRITON
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
-from gdn_codegen.ir.builder import algorithm, carried, exp, row_sum
+from gdn_codegen.ir.builder import algorithm, apply, carried, exp, row_sum
 from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.ir.ops import OPS, op
+from gdn_codegen.ir.padding import sums_over_padding
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
+from gdn_codegen.ir.types import Tile
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.abi.memory import memory, tile_extent
 from gdn_codegen.passes.pipelines import lower
@@ -84,3 +87,21 @@ def test_a_sum_over_padding_that_is_not_zero_is_refused(name, kind):
     with pytest.raises(VerifyError, match=f"{kind} sums over K, tiles of which are padded from 36 to 64"):
         verify(memory(spoiled(name).trace(), SIZES, TRITON, PLAIN))
     verify(memory(spoiled(name).trace(), {"C": 16, "K": 32, "V": 32}, TRITON, PLAIN))
+
+
+@pytest.mark.parametrize("page_of, refused", [(lambda v: exp(v), True), (lambda v: v, False)])
+def test_a_sum_of_an_op_from_outside_is_checked_like_others(page_of, refused):
+    """Over tokens, which no op of the table but cumsum sums."""
+    op("column_sum", "sums of columns", lambda attrs, x: Tile(x.dims[1:], x.dtype), lambda attrs, x: x.sum(0),
+       zero=lambda attrs, types, zero: frozenset(n - 1 for n in zero[0] if n), sums=lambda attrs: ((0, 0),))
+    try:
+        @algorithm(q="C K", k="C K", v="C V", S=carried("K V"))
+        def of_columns(q, k, v, S):
+            o = q @ S
+            S = S + apply("column_sum", page_of(v))[None, :]
+            return o, S
+
+        found = sums_over_padding(of_columns.trace())
+        assert [(o.kind, d) for _, o, d in found] == ([("column_sum", "C")] if refused else [])
+    finally:
+        del OPS["column_sum"]

@@ -11,10 +11,9 @@ from .addresses import Addresses
 from .values import CTYPE, agents, counted, heads_together
 
 rule = Rules("pto", {
-    "unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose", "diag_inverse": "decompose",
-    "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise",
-    "eye": "vectorise", "from_quarters": "transfer", "neg": "vectorise", "sigmoid": "vectorise", "fence": "mbarriers",
-    "drain": "mbarriers",
+    "diag_inverse": "decompose",
+    "cumsum": "vectorise", "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "eye": "vectorise",
+    "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer", "fence": "mbarriers", "drain": "mbarriers",
     "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
     "diagonal": "norms_from_products"})
 

@@ -12,20 +12,20 @@ from .tiles import Value
 __all__ = ["rule"]
 
 
-@rule("wait")
+@rule("wait", statement=True)
 def wait(w: GroupsWriter, o: Op) -> None:
     x = w.buffers[o.attr("channel")]
     iterations = f"{w.counted(x)} // {x.slots}" if x.slots > 1 else w.counted(x)
     w.line(f"T.barrier_wait({x.name}[{w.slot(x)}], {f'({iterations} + 1)' if o.attr('back') else iterations} % 2)")
 
 
-@rule("signal")
+@rule("signal", statement=True)
 def signal(w: GroupsWriter, o: Op) -> None:
     x = w.buffers[o.attr("channel")]
     w.line(f"T.barrier_arrive({x.name}[{w.slot(x)}])")
 
 
-@rule("drain")
+@rule("drain", statement=True)
 def drain(w: GroupsWriter, o: Op) -> None:
     w.line("T.wait_wgmma(0)")
     for x in w.begun:  # so that nvcc does not move a read of it before the wait
@@ -33,7 +33,7 @@ def drain(w: GroupsWriter, o: Op) -> None:
     w.begun.clear()
 
 
-@rule("diag_inverse")
+@rule("diag_inverse", statement=True)
 def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -> None:
     """Inverses of diagonal blocks, by all threads of an agent, or in place of a whole tile, by one of its warps."""
     if not in_place(o, x):
@@ -43,18 +43,18 @@ def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -
     w.line(f"t.whole_inverses({', '.join(given)}, thread={w.thread}, warp={w.iteration} % {w.agent.threads // 32})")
 
 
-@rule("claim_part")
+@rule("claim_part", statement=True)
 def claim_part(w: GroupsWriter, o: Op, warm_up: Value) -> None:
     w.line(f"if ({warm_up.at()} * 2 > span) == (half == 0):")
     w.w.indent += 1  # to the kernel's end
 
 
-@rule("fence")
+@rule("fence", statement=True)
 def fence(w: GroupsWriter, o: Op) -> None:
     w.line("T.fence_proxy_async()")
 
 
-@rule("matmul")
+@rule("matmul", statement=True)
 def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None) -> None:
     assert o.type is not None
     if acc is not None and acc.buffer != o.buffer:
@@ -67,7 +67,7 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
     w.line(f"{run}({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})")
 
 
-@rule("load")
+@rule("load", statement=True)
 def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
     """A load by one agent: an asynchronous copy that arrives at the ring's barrier. With a `tail` barrier, a ragged tail is
     copied likewise, and its rows past the sequence's end are set to zero. Numbers of tokens are copied element by element.
@@ -91,7 +91,7 @@ def load(w: GroupsWriter, o: Op, *operands: Value) -> None:
             f"        {w.stored(t.dims, o.buffer).at('rows + i', 'j')} = 0")
 
 
-@rule("store")
+@rule("store", statement=True)
 def store(w: GroupsWriter, o: Op, x: Value) -> None:
     """A store. A tile of tokens is stored by a bulk copy if its chunk is whole, and element by element for a ragged tail."""
     t = w.p.tensor(o.attr("tensor"))
@@ -114,7 +114,7 @@ def store(w: GroupsWriter, o: Op, x: Value) -> None:
     w.w.indent -= len(when)
 
 
-@rule("move")
+@rule("move", statement=True)
 def move(w: GroupsWriter, o: Op, x: Value) -> None:
     """A copy into another memory space. A copy to a swizzled tile uses stmatrix. Other tiles use TileLang's copy or a loop."""
     assert o.type is not None
@@ -131,7 +131,7 @@ def move(w: GroupsWriter, o: Op, x: Value) -> None:
         w.w.indent -= 1
 
 
-@rule("transpose")
+@rule("transpose", statement=True)
 def transpose(w: GroupsWriter, o: Op, x: Value) -> None:
     if w.buffers[o.buffer].layout == "swizzled":
         _store_tile(w, o, x)

@@ -6,18 +6,17 @@ from itertools import groupby
 from ...ir.core import Agent, Buffer
 from ...ir.types import GROUP, Dim, Tensor
 from ..base import KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
-from .kernel import STATEMENTS, KernelWriter
+from .kernel import KernelWriter
 from .rules import rule as base
 from .tiles import Value
 
-rule = Rules("tilelang", {}, base)
+rule = Rules("tilelang", base=base)
 
 
 class GroupsWriter(KernelWriter):
     """Writes one kernel. A buffer in shared memory is a ring. Each iteration of the walk uses its next slot."""
 
     rules = rule
-    statements = (*STATEMENTS, "move", "transpose", "wait", "signal", "fence", "drain", "claim_part")
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from .rules import least
 from .rules import rule as base
 from .tiles import Value
 
-rule = Rules("tilelang", {}, base)
+rule = Rules("tilelang", base=base)
 
 
 class HeadsWriter(KernelWriter):
@@ -59,14 +59,14 @@ class HeadsWriter(KernelWriter):
         return f"{self.name(x.name)} = t.{x.space}(({', '.join(dims)}{',' if len(dims) == 1 else ''}), {self.dtype(x.dtype)})"
 
 
-@rule("load")
+@rule("load", statement=True)
 def load(w: HeadsWriter, o: Op) -> None:
     w.by_token = w.layout == "bthd"  # in the order of memory
     base.of(o)(w, o)
     w.by_token = False
 
 
-@rule("cumsum")
+@rule("cumsum", statement=True)
 def cumsum(w: HeadsWriter, o: Op, x: Value) -> None:
     w.line(f"t.row_cumsum({', '.join([w.name(x.buffer), w.name(o.buffer), w.dim(x.dims[0]), *least(o)])})")
 

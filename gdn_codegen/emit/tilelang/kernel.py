@@ -9,21 +9,15 @@ from ..base import EVERY, EmitError, KernelText, Loop, Op, Rules, Stmt, Writer
 from .head import Head
 from .tiles import Value
 
-rule = Rules("tilelang", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
-                          "segment": "vectorise", "join": "vectorise", "block": "decompose", "from_quarters": "decompose",
+rule = Rules("tilelang", {"segment": "vectorise", "join": "vectorise", "block": "decompose", "from_quarters": "decompose",
                           "signal": "synchronise", "barrier": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
                           "transpose": "warp_groups", "claim_part": "partition"})
-
-#: Ops whose rules print lines. The rules of other ops return an expression.
-STATEMENTS = ("matmul", "diag_inverse", "cumsum", "row_sum", "diagonal", "move", "load", "store", "wait", "warm_up_length",
-              "return_unless_negative")
 
 
 class KernelWriter(Head):
     """Writes one kernel."""
 
     rules = rule
-    statements: tuple[str, ...] = STATEMENTS
     gathered: tuple[Op, ...] = ()  # ops of an incomplete group that one statement runs in parallel
 
     # --- statements ---
@@ -44,7 +38,7 @@ class KernelWriter(Head):
             write = self.rules.of(s)
             args = [self.env[a] for a in s.args]
             self.about(s)
-            if s.kind in self.statements:
+            if self.rules.is_statement(s):
                 self.w.at(s)
                 write(self, s, *args)
                 if s.out:

@@ -18,7 +18,7 @@ def _storage(w: KernelWriter, o: Op, x: Value) -> str:
     return w.name(x.buffer)
 
 
-@rule("matmul")
+@rule("matmul", statement=True)
 def matmul(w: KernelWriter, o: Op, a: Value, b: Value, acc: Value | None = None) -> None:
     assert o.type is not None
     if acc is not None and acc.buffer != o.buffer:
@@ -28,7 +28,7 @@ def matmul(w: KernelWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
     w.line(f"t.gemm({', '.join([_storage(w, o, a), _storage(w, o, b), w.name(o.buffer), *options])})")
 
 
-@rule("row_sum")
+@rule("row_sum", statement=True)
 def row_sum(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"t.row_sum({_storage(w, o, x)}, {w.name(o.buffer)})")
 
@@ -43,7 +43,7 @@ def least(o: Op) -> list[str]:
     return [f"least={o.attr('least')!r}"] if o.attr("least") is not None else []
 
 
-@rule("cumsum")
+@rule("cumsum", statement=True)
 def cumsum(w: KernelWriter, o: Op, x: Value) -> None:
     row = w.gather(o)
     if len(row) == 1:
@@ -54,7 +54,7 @@ def cumsum(w: KernelWriter, o: Op, x: Value) -> None:
         w.line(f"t.cumsums({', '.join([grouped(sources), grouped(sums), *least(o)])})")
 
 
-@rule("diagonal")
+@rule("diagonal", statement=True)
 def diagonal(w: KernelWriter, o: Op, x: Value) -> None:
     i, j = w.loop(x.dims)
     w.line(f"if {i} == {j}:")
@@ -75,7 +75,7 @@ def in_place(o: Op, x: Value) -> bool:
     return o.buffer == x.buffer
 
 
-@rule("diag_inverse")
+@rule("diag_inverse", statement=True)
 def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -> None:
     """Inverses of diagonal blocks of one tile, or in place of one or several whole tiles in parallel, one for each warp."""
     if not in_place(o, x):
@@ -88,7 +88,7 @@ def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -
         w.line(f"t.whole_inverses({', '.join([grouped(tiles), grouped(scales), *strict(o)])})")
 
 
-@rule("load")
+@rule("load", statement=True)
 def load(w: KernelWriter, o: Op, *operands: Value) -> None:
     """A load: an asynchronous copy for a whole chunk, and a loop over the elements otherwise."""
     if not o.attr("channel"):
@@ -135,17 +135,17 @@ def fill(w: KernelWriter, o: Op, *operands: Value) -> None:
     w.w.indent -= bool(operands[1:])
 
 
-@rule("wait")
+@rule("wait", statement=True)
 def wait(w: KernelWriter, o: Op) -> None:
     w.line("t.wait_copies()")
 
 
-@rule("move")
+@rule("move", statement=True)
 def move(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"t.copy({_storage(w, o, x)}, {w.name(o.buffer)})")
 
 
-@rule("store")
+@rule("store", statement=True)
 def store(w: KernelWriter, o: Op, x: Value) -> None:
     """A store by a loop over the elements. It leaves out rows past the sequence's end, and padding."""
     t = w.p.tensor(o.attr("tensor"))
@@ -164,7 +164,7 @@ def store(w: KernelWriter, o: Op, x: Value) -> None:
     w.end(x.dims)
 
 
-@rule("warm_up_length")
+@rule("warm_up_length", statement=True)
 def warm_up_length(w: KernelWriter, o: Op) -> None:
     """The number of chunks before its part at which a walk begins. -1 if the part starts from the state that the fold computes.
 
@@ -187,7 +187,7 @@ def warm_up_length(w: KernelWriter, o: Op) -> None:
     w.w.indent -= bool(o.attr("kept"))
 
 
-@rule("return_unless_negative")
+@rule("return_unless_negative", statement=True)
 def return_unless_negative(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"if {x.at()} < 0:")
     w.w.indent += 1  # until the end of the kernel

@@ -31,12 +31,10 @@ from ..base import (
 from .functions import called
 from .head import WIDTH, Head
 
-rule = Rules("triton", {"unit_lower_inverse": "decompose", "row_norm": "decompose", "softplus": "decompose",
-                        "diag_inverse": "decompose", "move": "place", "segment": "vectorise", "join": "vectorise",
+rule = Rules("triton", {"diag_inverse": "decompose", "move": "place", "segment": "vectorise", "join": "vectorise",
                         "block": "decompose", "from_quarters": "decompose",
                         "signal": "synchronise", "wait": "synchronise", "barrier": "synchronise",
                         "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups"})
-
 
 
 class KernelWriter(Head):

@@ -6,7 +6,7 @@
   optional tensor that is not given, it sets all entries to zero.
 - A tensor that is transposed in memory is loaded and stored by columns. Each core of an agent has its own columns, and
   transposes them on the chip.
-- A vector of one number a token is loaded as a strided column: one number in each row of `align` bytes. A move then makes it
+- A vector of one number per token is loaded as a strided column: one number in each row of `align` bytes. A move then makes it
   dense.
 
 Example:

@@ -2,9 +2,9 @@
 another. Kernels with several agents stay as they are: `warp_groups` has moved their operands.
 
 An operand of a product or of `diag_inverse` moves if it was computed in the products' result space. These are results of
-products, carried values, and values that are computed from values in the operands' space. The last group moves for speed: an op
-that reads and writes the same space waits for each element. An operand that an inverse overwrites moves if it has other
-readers.
+products, carried values, and elementwise results of values in the operands' space. These elementwise ops could write to that
+space, but an op that reads and writes the same space waits for each element. So they write to the other space, and their
+results move. An operand that an inverse overwrites moves if it has other readers.
 
 A tile that is stored in a dtype of `Device.staged` moves too, for speed. It is then stored by whole rows, not by the few
 entries that each thread holds. States are excluded, because they are stored once in many chunks.
@@ -17,7 +17,7 @@ from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
 from ...ir.ops import OPS
 from ..common import rebuild_kernel
 from ..stage import takes
-from ..storage.stored_values import OPERANDS, VIEWS, over
+from ..storage.stored_values import OPERANDS, is_view, over
 
 
 @takes("assigned")
@@ -90,7 +90,7 @@ class _Operands:
             vector, loaded = self.type[a].rank == 1, x is not None and x.kind == "load"
             if (vector and self.device.operand == self.device.vector) or (loaded and self.device.operand == self.device.loaded):
                 return True
-            inside = x is not None and OPS[x.kind].elementwise and (self.count[a] == 1 or x.kind in VIEWS)
+            inside = x is not None and OPS[x.kind].elementwise and (self.count[a] == 1 or is_view(x))
             if x is not None and inside and self.reads_operand_space(x):
                 return True
         return False

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from ...ir.core import Loop, Op
 from ...ir.ops import OPS
-from ..storage.stored_values import VIEWS
+from ..storage.stored_values import is_view
 
 
 class Cycle(ValueError):
@@ -60,7 +60,7 @@ def needs_in_place(loop: Loop) -> Callable[[Op], set[Op]]:
         """The op that computes `a`. If `a` is a view, also the ops that compute the values under it, as each reader makes its
         own view."""
         o = defs.get(a)
-        return set() if o is None else {o} | ({x for y in o.args for x in makers(y)} if o.kind in VIEWS else set())
+        return set() if o is None else {o} | ({x for y in o.args for x in makers(y)} if is_view(o) else set())
 
     def readers(name: str, new: str) -> set[Op]:
         """The ops that read the carried value `name`, directly or through expressions in them."""
@@ -68,7 +68,7 @@ def needs_in_place(loop: Loop) -> Callable[[Op], set[Op]]:
         for o in ops:
             if o.out != new and old & set(o.args):
                 out.add(o)
-                if o.kind in VIEWS or (o.out and OPS[o.kind].elementwise and count.get(o.out) == 1 and o.out not in operands):
+                if is_view(o) or (o.out and OPS[o.kind].elementwise and count.get(o.out) == 1 and o.out not in operands):
                     old.add(o.out)
         return out
 

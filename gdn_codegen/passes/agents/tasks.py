@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from ...ir.core import Kernel, Loop, Op, Program, loops, walk
 from ...ir.ops import OPS
-from ..storage.stored_values import VIEWS
+from ..storage.stored_values import is_view
 
 INVERSE = "diag_inverse"
 STATES = ("state", "output")
@@ -54,7 +54,7 @@ class Tasks:
 
     def view(self, o: Op) -> bool:
         """Whether each reader of `o` makes its own copy."""
-        return o.kind in VIEWS or (o.kind == "cast" and is_transposed(self.defs.get(o.args[0])))
+        return is_view(o) or (o.kind == "cast" and is_transposed(self.defs.get(o.args[0])))
 
     def tall(self, o: Op) -> bool:
         """Whether `o` computes a tile with as many rows as a carried value, and more than one warp group holds."""

@@ -1,4 +1,4 @@
-"""scaled: values that are held without the scales of their rows and columns. `row_scales` is made of it."""
+"""scaled: values that are held without the scales of their rows and columns. `row_scales` uses it."""
 from __future__ import annotations
 
 from typing import Any

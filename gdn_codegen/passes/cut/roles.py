@@ -2,7 +2,7 @@
 
 A role is a property of the graph, so a schedule of roles serves any page. An output or a state of the page has only the role
 `output` or `state`. Other roles are given to values on which an output or a state depends:
-- gate: an input of one number a token, as the page reads it.
+- gate: an input of one number per token, as the page reads it.
 - gate_sum: a running sum.
 - system: the x of an inverse (I + x)^-1.
 - inverse: an inverse as products read it. The schedule's form may have scaled it or removed its diagonal.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ...ir.core import Op
-from ..storage.core_values import VIEWS
+from ..storage.core_values import is_view
 
 
 class Dependences:
@@ -38,7 +38,7 @@ class Dependences:
             target = o.args[0] if o.kind == "valid" else o.args[2] if grown else next_of.get(o.out, "")
             if target:
                 self.after[n] |= self.readers.get(self.storage(target), set()) - {n}
-            if o.out and o.args and (o.kind in VIEWS or o.kind == "valid" or o.out in rounded or grown):
+            if o.out and o.args and (is_view(o) or o.kind == "valid" or o.out in rounded or grown):
                 self._root[o.out] = self.storage(o.args[2 if grown else 0])
             for a in o.args:
                 self.readers.setdefault(self.storage(a), set()).add(n)

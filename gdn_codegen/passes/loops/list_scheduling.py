@@ -7,6 +7,7 @@ nor on another core do not wait behind a chain of ops that do. The pass fills a 
 """
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from ...devices import Cores
@@ -44,9 +45,9 @@ class _List:
     def __init__(self, costs: OpCosts, ops: list[Op], next_of: dict[str, str]) -> None:
         self.costs, self.ops = costs, ops
         self.d = d = Dependences(ops, next_of, costs.rounded, costs.device.feeds)
-        made, mine = {o.out for o in ops}, set(ops)
-        earlier = {a: costs.from_before(a) for a in sorted({a for o in ops for a in o.args} - made) if costs.type[a].rank}
-        outside = {a for a, readers in costs.readers.items() if any(r not in mine for r in readers)} | set(next_of)
+        made, read = {o.out for o in ops}, Counter(a for o in ops for a in o.args)
+        earlier = {a: costs.from_before(a) for a in sorted(read.keys() - made) if costs.type[a].rank}
+        outside = {a for a in (*read, *made) if costs.reads.get(a, 0) > read[a]} | set(next_of)
         self.live = LiveValues(ops, d, [costs.need(o, d) for o in ops], earlier, {*map(d.storage, outside), *earlier},
                                costs.device.spaces)
         self.pipe, self.cost = [costs.pipe(o) for o in ops], [costs.cycles(o) for o in ops]

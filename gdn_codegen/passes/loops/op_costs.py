@@ -6,7 +6,7 @@ from math import prod
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, types, walk
 from ...ir.types import BYTES
-from ..storage.core_values import VIEWS
+from ..storage.core_values import is_view
 from ..uses import readers
 from .dependences import Dependences
 from .live_values import Room
@@ -17,11 +17,12 @@ class OpCosts:
 
     def __init__(self, p: Program, k: Kernel, device: Cores) -> None:
         self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
-        self.readers = {a: [o for o, _ in found] for a, found in readers(k.body).items()}
+        read_by = readers(k.body)
+        self.reads = {a: len(found) for a, found in read_by.items()}
         self.loaded_by = {o.out: o.agent for o in walk(k.body) if o.kind == "load"}
         #: Casts that the copy to global memory does, without storage.
         self.rounded = {o.out for o in walk(k.body) if o.kind == "cast" and o.agent != device.agents[0]
-                        and all(r.kind == "store" for r in self.readers.get(o.out, ()))}
+                        and all(r.kind == "store" for r, _ in read_by.get(o.out, ()))}
 
     def pipe(self, o: Op) -> tuple[str, str]:
         """The agent and the pipe that run `o`."""
@@ -35,7 +36,7 @@ class OpCosts:
 
     def cycles(self, o: Op) -> float:
         """The cycles for which `o` occupies its pipe. 0 for an op without an instruction."""
-        if (o.kind in VIEWS and o.kind != "last") or o.kind == "valid" or o.out in self.rounded:
+        if (is_view(o) and o.kind != "last") or o.kind == "valid" or o.out in self.rounded:
             return 0
         pipe = self.pipe(o)
         if o.kind == "matmul":

@@ -11,7 +11,7 @@ from ...devices import Cores
 from ...ir.core import Kernel, Loop, Op, Program, types
 from ...ir.ops import OPS
 from ...ir.types import BYTES
-from ..storage.core_values import VIEWS
+from ..storage.core_values import is_view
 
 
 class PrefetchedOps:
@@ -84,7 +84,7 @@ class PrefetchedOps:
 
     def _light(self, o: Op) -> bool:
         """Whether `o` is so cheap that it may run twice: it has no storage, or is a number."""
-        return o.kind in VIEWS or self.type[o.out].rank == 0
+        return is_view(o) or self.type[o.out].rank == 0
 
     def _read_now(self) -> set[str]:
         """The values that ops of the current iteration read, directly or through light ops."""

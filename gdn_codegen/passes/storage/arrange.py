@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, walk
-from ...ir.types import Tensor
+from ...ir.types import BYTES, Tensor
 from ...schedule.schedule import Schedule
 from ..common import with_tensors
 from ..heads.interleaved import interleaved
@@ -21,8 +22,8 @@ from ..loops.hoist import candidates, hoist
 from ..loops.list_scheduling import list_scheduling
 from ..loops.prefetch import prefetch
 from ..stage import takes
-from .core_values import VIEWS
-from .pack import fits
+from .core_values import is_view
+from .pack import lacking
 
 ROOM = 0.8  # with cached masks, values may fill this fraction of the space; in a full space ops wait for each other
 
@@ -47,7 +48,7 @@ def _returns(k: Kernel, device: Cores) -> bool:
     left: dict[str, set[str]] = {}  # value or channel -> pipes that the paths to it have left
     made: dict[str, str] = {}
     for o in walk(k.body):
-        if o.kind in VIEWS:
+        if is_view(o):
             if o.args and o.args[0] in made:
                 left[o.out], made[o.out] = left[o.args[0]], made[o.args[0]]
             continue
@@ -72,29 +73,38 @@ def _best(p: Program, k: Kernel, s: Schedule, device: Cores) -> tuple[Kernel, li
         wide, made = interleaved(p, k, n)
         whole = with_tensors(p, *made)
         masks = candidates(whole, wide) if s.cache_masks else []
+        sizes = [prod(t.tile.shape(p.sizes)) * BYTES[t.dtype] // device.copies[device.agents[0]]
+                 for t in map(whole.tensor, masks)]
 
-        def variant(what: str, kept: int, wide: Kernel = wide, whole: Program = whole, masks: list[str] = masks) -> Kernel | None:
-            """The variant with the first `kept` masks cached. None if it does not fit."""
+        def variant(what: str, kept: int, wide: Kernel = wide, whole: Program = whole,
+                    masks: list[str] = masks) -> tuple[Kernel, float]:
+            """The variant with the first `kept` masks cached, and how many bytes it lacks."""
             done = prefetch(whole, hoist(wide, set(masks[:kept])), what, device)
             done = list_scheduling(whole, done, device) if s.order == "list" else done
-            return done if fits(whole, done, s, roomy if kept else device) else None
+            return done, lacking(whole, done, s, roomy if kept else device)
 
         for what in ahead:
-            found = _most(partial(variant, what), len(masks))
+            found = _most(partial(variant, what), sizes)
             if found is not None:
                 return found, made
     return k, []  # `pack` raises the error that names the values
 
 
-def _most(variant: Callable[[int], Kernel | None], limit: int) -> Kernel | None:
-    """The variant with the most masks, at most `limit`. None if not even the variant without masks fits. A variant fits if one
-    with more masks does. Therefore few variants are tried."""
-    found = variant(limit)
-    if found is not None or not limit:
-        return found
-    found, low, high = variant(0), 0, limit  # low fits, high does not
-    while found is not None and high - low > 1:
-        middle = (low + high) // 2
-        tried = variant(middle)
-        found, low, high = (found, low, middle) if tried is None else (tried, middle, high)
+def _most(variant: Callable[[int], tuple[Kernel, float]], sizes: list[int]) -> Kernel | None:
+    """The variant with the most masks. None if not even the variant without masks fits. A variant fits if one with more masks
+    does. Therefore few variants are tried.
+
+    variant: a number of masks -> the variant with them, and how many bytes it lacks. sizes: the bytes of each mask. Where the
+    variant with all masks lacks bytes, the one without so many bytes of masks is the first guess.
+    """
+    most = len(sizes)
+    k, lacks = variant(most)
+    if not lacks:
+        return k
+    found, low, high = None, -1, most  # low fits, high does not
+    n = guess = max((n for n in range(most) if sum(sizes[n:]) >= lacks), default=0)
+    while high - low > 1:
+        k, lacks = variant(n)
+        found, low, high = (found, low, n) if lacks else (k, n, high)
+        n = n + 1 if n == guess == low else (low + high) // 2
     return found

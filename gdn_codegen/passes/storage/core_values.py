@@ -1,17 +1,20 @@
 """core_values: how one core of an agent holds a value: its space and its shape. `pack` uses it.
 
 A core holds its part of a tile's rows, or of its columns. A vector is whole on each core, except sums along rows, of which each
-core has a part. A vector that was just loaded has one number in each row of `Device.align` bytes.
+core has a part. A vector that was just loaded has one number in each row of `Cores.align` bytes.
 """
 from __future__ import annotations
 
 from ...devices import Cores
 from ...ir.core import Kernel, Op, Program, types, walk
+from ...ir.ops import OPS
 from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 
-#: Ops whose values have no storage.
-VIEWS = ("const", "scalar", "col", "row", "segment", "block", "last")
+
+def is_view(o: Op) -> bool:
+    """Whether cores need no storage for the value of `o`: a number, or a part of its operand."""
+    return "cores" in OPS[o.kind].view
 
 
 def by_columns(k: Kernel) -> set[str]:
@@ -26,7 +29,7 @@ def by_columns(k: Kernel) -> set[str]:
 class CoreValues:
     """The values of a kernel on one core. `hold` is called for each op in program order.
 
-    spread: vectors with one number in each row of `Device.align` bytes. divided: vectors of which each core has a part.
+    spread: vectors with one number in each row of `Cores.align` bytes. divided: vectors of which each core has a part.
     """
 
     def __init__(self, p: Program, k: Kernel, device: Cores) -> None:
@@ -42,7 +45,7 @@ class CoreValues:
         self._only_stored = {o.args[0] for o in stores} - read
         for t in (p.tensor(o.attr("tensor")) for o in stores):
             if t.index == "token" and len(t.dims) == 1:  # its numbers lie apart in memory, and side by side on the chip
-                raise self.error(f"output {t.name} has one number a token; accepted: outputs of rows, such as [C, V]")
+                raise self.error(f"output {t.name} has one number per token; accepted: outputs of rows, such as [C, V]")
 
     def error(self, text: str) -> ScheduleError:
         """An error that names the kernel."""
@@ -52,7 +55,7 @@ class CoreValues:
         """Whether `o` has no storage: a number, a column or row of a vector, or a cast of a product that only stores read."""
         if o.kind == "cast":
             return o.agent != self.device.agents[0] and o.out in self._only_stored
-        return o.kind in VIEWS or self.type[o.out].rank == 0
+        return is_view(o) or self.type[o.out].rank == 0
 
     def source(self, name: str) -> str:
         """The value under a column, a row or a segment."""
@@ -68,7 +71,8 @@ class CoreValues:
             if isinstance(self.type[o.out].dims[0], str) and (o.kind == "row_sum" or divided):
                 self.divided.add(o.out)
         if o.kind == "expand" and any(self.type[a].dims[0] == 1 for a in divided):
-            raise self.error(f"{o.out} needs all entries of {o.args[0]}, and each core has only those of its rows")
+            raise self.error(f"{o.out} needs all entries of {o.args[0]}, and each core has only those of its rows; let an "
+                             f"earlier kernel compute {o.args[0]}")
 
     def space(self, o: Op) -> str:
         """The space that `o` fills."""
@@ -79,7 +83,7 @@ class CoreValues:
     def shape(self, o: Op) -> tuple[int, ...]:
         """The shape of a value on one core, in elements.
 
-        Raises ScheduleError if rows do not divide among cores, or are not a multiple of `Device.align` bytes.
+        Raises ScheduleError if rows do not divide among cores, or are not a multiple of `Cores.align` bytes.
         """
         t = self.type[o.out]
         shape, parts = t.shape(self.sizes), self.device.copies[o.agent]

@@ -54,5 +54,6 @@ class Lifetimes:
         """Extend the lifetime of a value, and of values under it if it is a view, to this statement."""
         self.last[name] = self._at
         o = self._defs.get(name)
-        if o is not None and o.kind in ("col", "row", "segment", "block", "cast") and self._view(o):
-            self._read(o.args[0])
+        if o is not None and o.type is not None and o.type.rank and self._view(o):  # a number has been computed
+            for a in o.args:
+                self._read(a)

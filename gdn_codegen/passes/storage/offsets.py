@@ -6,8 +6,10 @@ room.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from ...ir.types import BYTES
+from ...schedule.schedule import ScheduleError
 
 
 @dataclass
@@ -46,6 +48,32 @@ def _free(x: Place, others: list[Place], size: int, align: int, start: int) -> i
             break
         at = -(-(y.offset + y.bytes) // align) * align
     return at if at + need <= size else None
+
+
+class NoRoom(ScheduleError):
+    """A space is too small. lacking: how many bytes it lacks at least."""
+
+    def __init__(self, where: str, space: str, size: int, live: list[Place]) -> None:
+        """where: the kernel and the device. size: the bytes of the space. live: the buffers at the fullest point."""
+        total = sum(x.bytes for x in live)
+        names = ", ".join(f"{x.name} {x.bytes}" for x in sorted(live, key=lambda x: -x.bytes))
+        super().__init__(f"{where}: {space} has {size} bytes, and at the fullest point {total} are live: {names}; "
+                         "use a smaller chunk, or cut the values into more kernels")
+        self.lacking = max(total - size, 1)
+
+
+def fullest(places: list[Place]) -> list[Place]:
+    """The buffers that are live at the first op at which most bytes are. places: in order of their first op."""
+    most, at, total = 0, 0, 0
+    ends: list[tuple[int, int]] = []  # the last op and the bytes of each live buffer
+    for x in places:
+        while ends and ends[0][0] < x.start:
+            total -= heappop(ends)[1]
+        heappush(ends, (x.end, x.bytes))
+        total += x.bytes
+        if total > most:
+            most, at = total, x.start
+    return [x for x in places if x.start <= at <= x.end]
 
 
 def in_slots(places: list[Place], size: int, slots: int) -> bool:

@@ -14,6 +14,7 @@ values do not fit, a ScheduleError names them.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from ...devices import Cores
 from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, loops, map_ops
@@ -22,7 +23,7 @@ from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
 from .core_values import CoreValues
 from .lifetimes import Lifetimes
-from .offsets import Place, in_slots, lowest, round_robin
+from .offsets import NoRoom, Place, fullest, in_slots, lowest, round_robin
 from .room import late_loads, with_copies
 
 
@@ -32,13 +33,15 @@ def pack(p: Program, s: Schedule, device: Cores) -> Program:
     return p.map_kernels(lambda k: _placed(p, with_copies(k, device), s, device).kernel())
 
 
-def fits(p: Program, k: Kernel, s: Schedule, device: Cores) -> bool:
-    """Whether all values of a kernel fit."""
+def lacking(p: Program, k: Kernel, s: Schedule, device: Cores) -> float:
+    """How many bytes a space lacks for the values of a kernel, at least. 0 if all fit, inf if a core cannot hold one."""
     try:
         _placed(p, with_copies(k, device), s, device)
+    except NoRoom as e:
+        return e.lacking
     except ScheduleError:
-        return False
-    return True
+        return inf
+    return 0
 
 
 def _placed(p: Program, k: Kernel, s: Schedule, device: Cores) -> _Kernel:
@@ -85,7 +88,8 @@ class _Kernel:
                 for c in s.carried:
                     place = self.home[c.name]
                     if self.home.get(c.next) is not place:
-                        raise self.values.error(f"{c.next} would not be stored where {c.name} is")
+                        raise self.values.error(f"carried {c.name} and its next value {c.next} have no common buffer; `room` "
+                                                "should have added a copy")
                     place.end = max(place.end, self.at, self.live.last.get(c.result, 0))
                     self.home[c.result] = place
             else:
@@ -96,7 +100,7 @@ class _Kernel:
         """Give a carried value the place of its initial value."""
         place = self.home.get(c.init)
         if place is None or self.live.last[c.init] > self.live.first[c.name]:
-            raise self.values.error(f"{c.name} starts as {c.init}, which is read later")
+            raise self.values.error(f"carried {c.name} would overwrite its first value {c.init}, which is read later")
         place.end, place.slots, place.pinned = max(place.end, self.live.last[c.name]), c.slots, True
         self.home[c.name] = place
         for kind in (self.values.spread, self.values.divided):
@@ -136,13 +140,10 @@ class _Kernel:
         """Set the offsets of all places of a space. Raises ScheduleError if they do not fit."""
         if space in self.device.feeds and in_slots(places, size, self.s.l0_slots):
             return
-        if round_robin(places, size, self.device.align) or lowest(places, size, self.device.align):
-            return
-        peak = max((x.start for x in places), key=lambda t: sum(x.bytes for x in places if x.start <= t <= x.end))
-        live = sorted((x for x in places if x.start <= peak <= x.end), key=lambda x: -x.bytes)
-        names = ", ".join(f"{x.name} {x.bytes}" for x in live)
-        raise self.values.error(f"{space} has {size} bytes, and at the fullest point {sum(x.bytes for x in live)} are live: "
-                         f"{names}; use a smaller chunk, or cut the values into more kernels")
+        live = fullest(places)
+        if sum(x.bytes for x in live) > size or not (round_robin(places, size, self.device.align)
+                                                     or lowest(places, size, self.device.align)):
+            raise NoRoom(self.values.where, space, size, live)
 
     def marked(self, o: Op) -> Op:
         """The op with the name of its buffer."""

@@ -4,7 +4,7 @@ does so for other kernels.
 Loaded values, and values that cross between agents, are in shared memory, in a ring. Each iteration of the walk uses the next
 slot. These values are in fragments: accumulators, computed first operands, tiles that are transposed or have several readers,
 values that a move copies to shared memory, and vectors under a column or row. All other values are expressions inside their
-readers. A vector or a number always is one.
+readers: vectors and numbers that the loop computes, and elementwise ops with one reader.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...schedule.schedule import Schedule
 from ..stage import takes
 from ..uses import readers
 from .place import with_buffers
-from .stored_values import VIEWS, over
+from .stored_values import is_view, over
 from .walk_limits import check_limits, moves
 
 
@@ -91,7 +91,7 @@ class _Kernel:
 
     def stored(self, o: Op) -> bool:
         """Whether the value of `o` has a fragment."""
-        if not o.out or o.kind in VIEWS or o.kind == "last":
+        if not o.out or is_view(o) or o.kind == "last":
             return False
         if o.kind in ("matmul", "move", "transpose"):
             return True

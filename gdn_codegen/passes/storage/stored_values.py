@@ -10,9 +10,13 @@ from ...ir.core import Kernel, Op, Program, loops, types, uses, walk
 from ...ir.ops import OPS
 from ..uses import readers
 
-VIEWS = ("const", "scalar", "col", "row", "eye", "full", "expand")
 #: Ops that read operands from the space of products' operands, and how many of their first operands.
 OPERANDS = {"matmul": 2, "diag_inverse": 1}
+
+
+def is_view(o: Op) -> bool:
+    """Whether threads need no storage for the value of `o`: a number, or entries that each reader computes."""
+    return "threads" in OPS[o.kind].view
 
 
 def over(o: Op, device: Device) -> bool:
@@ -38,7 +42,7 @@ class StoredValues:
         """Whether the value of `o` has storage. Otherwise it is an expression in its reader."""
         if o.out in self.carried | self.begins:
             return True
-        if o.kind in VIEWS and o.out not in self.operands():
+        if is_view(o) and o.out not in self.operands():
             return False
         if not OPS[o.kind].elementwise:
             return True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...devices import Cores
 from ...ir.core import Kernel, Loop, Op, Program, Stmt, rings, walk
+from ...ir.ops import OPS
 from ...ir.types import BYTES
 
 Pipe = tuple[str, str]
@@ -16,11 +17,9 @@ Counts = dict[str, int]  # index of a loop -> its current iteration, or after it
 
 def pipe_of(device: Cores, o: Op) -> Pipe | None:
     """The pipe that runs `o`. None if `o` is no instruction."""
-    if o.kind in ("const", "scalar", "col", "row", "segment", "signal", "wait", "barrier"):
+    if OPS[o.kind].effect == "sync" or (o.out and not o.buffer and o.kind != "last"):
         return None
     table = device.pipes[o.agent]
-    if o.out and not o.buffer and o.kind != "last":
-        return None
     return o.agent, table.get(o.kind, table.get("*", ""))
 
 

@@ -1,4 +1,4 @@
-"""A settled call: which contract it has, which build serves it, and the run."""
+"""Runs normalised calls: finds the contract and the build of a call, keeps them for calls of the same kind, and launches."""
 from __future__ import annotations
 
 import warnings
@@ -17,25 +17,12 @@ from ..build import Build
 from ..load import module
 from . import choose_decode
 from .aliasing import reach
+from .arguments import FINAL, IN_KERNELS, INITIAL, INPUTS, OUT, RAW_INPUTS, Options, Tensors
 from .choose import choice, refuse
 from .compiling import DoesNotCompile, compiling
 from .dtypes import adapted, adapts
 from .native_launcher import call_launcher, kernels_ahead
-from .normalise import (
-    FINAL,
-    IN_KERNELS,
-    INITIAL,
-    INPUTS,
-    OUT,
-    RAW_INPUTS,
-    Options,
-    Tensors,
-    check_chunks,
-    check_written,
-    reads,
-    settled,
-    transformed,
-)
+from .normalise import check_chunks, check_written, reads, settled, transformed
 from .request import DECODE_CHUNK, DTYPES, Call, Request, call_of
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
@@ -95,12 +82,12 @@ def _check_step(t: Tensors, layout: str) -> None:
     if ends is None:
         tokens = t.q.shape[1 if layout == "bthd" else 2]
         if tokens > DECODE_CHUNK:
-            _fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
+            _fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens per sequence; chunk_gated_delta_rule takes more")
     elif ends.ndim == 1 and ends.numel() > 1 and ends.dtype in (torch.int32, torch.int64) and reads(ends):
         longest = int(ends.diff().max())
         if longest > DECODE_CHUNK:
             _fail("cu_seqlens", f"a sequence of {longest} tokens",
-                 f"1 to {DECODE_CHUNK} tokens a sequence; chunk_gated_delta_rule takes more")
+                 f"1 to {DECODE_CHUNK} tokens per sequence; chunk_gated_delta_rule takes more")
 
 
 def _requires_grad(x: Any) -> bool:

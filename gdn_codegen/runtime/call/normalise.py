@@ -1,4 +1,4 @@
-"""A call's options in one spelling, with defaults, and errors for contradictions and for tensors that kernels cannot read.
+"""Normalises the options of a call to one spelling, with defaults. Refuses contradictions, and tensors that kernels cannot read.
 
 Of tensors this looks at what a generated module cannot know, and at what the choice of a module depends on: the dtypes of q, k, v
 and states, and the ranks of q and v. The module's plan checks all tensors (host/arguments.py).
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,58 +26,14 @@ from ...host.tensors import _fail
 from ...schedule import Schedule
 from ..build import CHUNKS, LAYOUTS
 from .aliasing import shared
+from .arguments import FINAL, IN_KERNELS, INITIAL, INPUTS, OUT, Options, Tensors
 from .request import DTYPES, Request
 
 #: The forms of g and beta, with the contract's names of them.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
-#: What else is accepted for a buffer that shares memory.
-_APART = {"initial_state": ", where the final state takes its place", "final_state": ", or inplace_final_state=True", "out": ""}
-
-
-class Tensors(NamedTuple):
-    """The tensors of a call."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    beta: Tensor
-    A_log: Tensor | None
-    dt_bias: Tensor | None
-    initial_state: Tensor | None
-    state_indices: Tensor | None
-    cu_seqlens: Tensor | None
-    final_state: Tensor | None
-    out: Tensor | None
-    chunk_indices: Tensor | None = None
-    chunk_offsets: Tensor | None = None
-
-
-# Most calls are plain tuples of these tensors, which take a tenth of the time to make. Indices of some fields, and their numbers:
-INITIAL, FINAL, OUT = map(Tensors._fields.index, ("initial_state", "final_state", "out"))
-#: How many inputs every call has; with A_log and dt_bias; tensors that kernels read or write. They are the first in Tensors.
-INPUTS, RAW_INPUTS, IN_KERNELS = map(Tensors._fields.index, ("A_log", "initial_state", "chunk_indices"))
-
-
-class Options(NamedTuple):
-    """What else a call says."""
-
-    output_final_state: bool
-    use_qk_l2norm_in_kernel: bool
-    head_first: bool
-    layout: str | None
-    gate: str
-    beta_form: str
-    allow_neg_eigval: bool
-    state_v_first: bool
-    state_dtype: torch.dtype | None
-    inplace_final_state: bool | None
-    target: str
-    schedule: Any
-    chunk_size: int | None = None
-    checkpoint_chunks: int = 0
-    unit_keys: bool = False
+#: How the error for a buffer that shares memory ends.
+_APART = {"initial_state": ", because the final state overwrites it", "final_state": ", or inplace_final_state=True", "out": ""}
 
 
 def transformed() -> bool:
@@ -90,9 +46,9 @@ def _check_memory(name: str, x: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
     if _functorch.is_functorch_wrapped_tensor(x):
-        _fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor: inference only, and no transforms")
+        _fail(name, "a tensor of vmap, grad, jvp or another transform", "a plain tensor, because the op supports no transforms")
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
-        _fail(name, "a dual tensor of forward-mode differentiation", "inference only: its primal")
+        _fail(name, "a dual tensor of forward-mode differentiation", "its primal, because the op computes no derivatives")
     if x.is_neg():
         _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
 
@@ -158,7 +114,7 @@ def check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
     if not isinstance(x, Tensor) or x.device.type != "cpu":
         _fail("cu_seqlens_cpu", f"a tensor on {x.device}" if isinstance(x, Tensor) else type(x).__name__, "a tensor on the CPU")
     if not isinstance(cu_seqlens, Tensor) or x.shape != cu_seqlens.shape:
-        _fail("cu_seqlens_cpu", f"shape {tuple(x.shape)}", "a copy of cu_seqlens, which goes with it")
+        _fail("cu_seqlens_cpu", f"shape {tuple(x.shape)}", "cu_seqlens as well, and a copy of it here")
     if reads(cu_seqlens) and x.tolist() != cu_seqlens.tolist():
         _fail("cu_seqlens_cpu", x.tolist(), f"a copy of cu_seqlens: {cu_seqlens.tolist()}")
 
@@ -172,7 +128,7 @@ def check_chunks(indices: Any, offsets: Any, cu_seqlens: Tensor | None, chunk_si
         if x.ndim != rank or (rank == 2 and x.shape[1] != 2):
             _fail(name, f"shape {tuple(x.shape)}", form)
         if not isinstance(cu_seqlens, Tensor):
-            _fail(name, "a tensor without cu_seqlens", "both, or neither")
+            _fail(name, "a tensor without cu_seqlens", f"cu_seqlens as well, or no {name}")
         if rank == 1 and x.shape != cu_seqlens.shape:
             _fail(name, f"shape {tuple(x.shape)}", f"shape {tuple(cu_seqlens.shape)}, that of cu_seqlens")
         if not reads(x, cu_seqlens):
@@ -203,7 +159,8 @@ def _layout(layout: Any, head_first: bool) -> str:
 def _beta_form(form: Any, twice: bool) -> str:
     found = _word("beta_form", form, BETAS)
     if twice and not found:
-        _fail("allow_neg_eigval", "True with beta as given", "use_beta_sigmoid_in_kernel=True beside it: twice the sigmoid")
+        _fail("allow_neg_eigval", "True with beta as given", "True with use_beta_sigmoid_in_kernel=True: beta is then twice the "
+                                                             "sigmoid")
     return "twice_sigmoid" if twice else found
 
 
@@ -247,9 +204,9 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
         _check_flag("inplace_final_state", wish)
     in_place = wish if wish is not None else final is not None if same else indices and final is None
     if indices and initial is None:
-        _fail("state_indices", "indices without initial_state", "both: the indices are slots of initial_state")
+        _fail("state_indices", "indices without initial_state", "initial_state as well, because the indices are its slots")
     if in_place and initial is None:
-        _fail("inplace_final_state", "True without initial_state", "both, or False")
+        _fail("inplace_final_state", "True without initial_state", "True with an initial_state to overwrite, or False")
     if in_place and final is not None and not same:
         _fail("final_state", "a buffer with inplace_final_state=True", "None, or inplace_final_state=False")
     if same and not in_place and final is not None:

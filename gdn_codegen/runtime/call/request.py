@@ -17,7 +17,7 @@ from ...schedule.contract import PLAIN, Contract
 from .tables import Extent
 
 if TYPE_CHECKING:
-    from .normalise import Tensors
+    from .arguments import Tensors
 
 #: The dtypes of kernels, and their names.
 DTYPES = {dtype: name for name, dtype in _FLOATS.items()}

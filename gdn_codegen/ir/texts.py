@@ -1,0 +1,63 @@
+"""Ops as expressions in torch, for `OpDef.text`: (op, texts of its operands) -> an expression.
+
+Operands may have leading dims, such as heads, so axes count from the last. A number that meets a tile has been broadcast.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .core import Op
+
+TextRule = Callable[["Op", list[str]], str]
+
+
+def infix(sign: str) -> TextRule:
+    """x sign y."""
+    return lambda o, x: f"{x[0]} {sign} {x[1]}"
+
+
+def call(name: str) -> TextRule:
+    """A call of a function."""
+    return lambda o, x: f"{name}({', '.join(x)})"
+
+
+def after(suffix: str) -> TextRule:
+    """The operand, and then a method or an index of it."""
+    return lambda o, x: f"{x[0]}{suffix}"
+
+
+def const(o: Op, x: list[str]) -> str:
+    """A number in float64."""
+    return f"torch.tensor({o.attr('value')!r}, dtype=torch.float64)"
+
+
+def last(o: Op, x: list[str]) -> str:
+    """The last entry of a vector, or the last row of a tile."""
+    return f"{x[0]}[..., -1]" if o.type is not None and not o.type.dims else f"{x[0]}[..., -1:, :]"
+
+
+def matmul(o: Op, x: list[str]) -> str:
+    """A product of two tiles."""
+    return f"{x[0]}{'.mT' if o.attr('ta') else ''} @ {x[1]}{'.mT' if o.attr('tb') else ''}"
+
+
+def row_norm(o: Op, x: list[str]) -> str:
+    """Rows divided by their length."""
+    return f"{x[0]} * torch.rsqrt({x[0]}.square().sum(-1, keepdim=True) + {o.attr('eps', 1e-6)!r})"
+
+
+def softplus(o: Op, x: list[str]) -> str:
+    """log(1 + exp(x))."""
+    return f"torch.logaddexp({x[0]}, torch.zeros_like({x[0]}))"
+
+
+def kept(diagonal: int) -> TextRule:
+    """The entries on and below a diagonal; the others become `fill`."""
+    def text(o: Op, x: list[str]) -> str:
+        fill = o.attr("fill", 0.0)
+        if not fill:
+            return f"{x[0]}.tril({diagonal})"
+        return f'torch.where(torch.ones_like({x[0]}).tril({diagonal}) > 0, {x[0]}, float("{fill}"))'
+    return text
