@@ -54,6 +54,7 @@ class Host:
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"

@@ -260,6 +260,8 @@ class Algorithm:
     """A page: its function, the dims of its inputs and states, and the numbers that it takes."""
 
     def __init__(self, fn: Callable[..., Any], dims: dict[str, str | Carried]) -> None:
+        """Reads the signature of `fn`. dims: the dims of each positional parameter. TypeRuleError for a name that is not
+        ASCII, for wrong dims, and for parameters and dims that differ."""
         self.fn, self.name, self.doc = fn, fn.__name__, inspect.getdoc(fn) or ""
         sig = inspect.signature(fn).parameters
         self.scalars = {p.name: p.default for p in sig.values() if p.kind is p.KEYWORD_ONLY}

@@ -52,6 +52,7 @@ class Build:
     contract: Contract = PLAIN
 
     def __post_init__(self) -> None:
+        """Replaces the layout by our name of it. ValueError for an option that no target, or not this one, accepts."""
         target = find(self.target)
         for field, value, accepted in (("chunk", self.chunk, CHUNKS), ("layout", self.layout, LAYOUTS),
                                        ("dtype", self.dtype, DTYPES)):

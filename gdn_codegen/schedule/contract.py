@@ -44,6 +44,7 @@ class Contract:
     strided: bool = False
 
     def __post_init__(self) -> None:
+        """ContractError for an unknown form, dtype or state layout, and for inputs out of order or given twice."""
         for field, pairs, accepted in (("inputs", self.inputs, INPUT_FORMS), ("dtypes", self.dtypes, DTYPES)):
             for name, value in pairs:
                 if value not in accepted:

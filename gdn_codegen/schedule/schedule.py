@@ -106,6 +106,7 @@ class Schedule:
     descriptors: bool = False
 
     def __post_init__(self) -> None:
+        """Makes `kernels` a tuple of tuples. ScheduleError for a wrong value, and for fields that contradict each other."""
         if not (isinstance(self.name, str) and re.fullmatch("[A-Za-z0-9_]+", self.name)):
             raise ScheduleError(f"schedule: got the name {self.name!r}; accepted: letters, digits and _ of ASCII")
         groups = self.kernels

@@ -501,16 +501,16 @@ def o_S_kernel(t):
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             S = t.fragment((K, V), T.float32)
-            q = t.shared((C, K), T.float16)
+            tile_C_K = t.shared((C, K), T.float16)
             k = t.shared((C, K), T.float16)
-            v = t.shared((C, V), T.float16)
-            g = t.shared((C,), T.float32)
+            v_then_U_operand = t.shared((C, V), T.float16)
+            vector_C = t.shared((C,), T.float32)
             beta = t.shared((C,), T.float32)
             G = t.shared((C,), T.float32)
             D = t.fragment((C, C), T.float32)
             k_kT = t.fragment((C, C), T.float32)
             beta_k_kT_D_f16 = t.fragment((C, C), T.float16)
-            Tinv_rows_64 = t.staged((C, C), T.float16)
+            Tinv_rows_64_then_q_kT_D = t.staged((C, C), T.float16)
             S_f16 = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
             U_operand_f16 = t.fragment((C, V), T.float16)
@@ -539,25 +539,25 @@ def o_S_kernel(t):
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
                 if rows >= C:
-                    t.start_copy(q_in[b, row:row + C, h, 0:K], q)
+                    t.start_copy(q_in[b, row:row + C, h, 0:K], tile_C_K)
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
-                    t.start_copy(g_in[b, row:row + C, hv], g)
+                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v_then_U_operand)
+                    t.start_copy(g_in[b, row:row + C, hv], vector_C)
                     t.start_copy(beta_in[b, row:row + C, hv], beta)
                 else:
                     for i, j in t.parallel(C, K):
-                        q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
+                        tile_C_K[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, V):
-                        v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
+                        v_then_U_operand[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i in t.parallel(C):
-                        g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                        vector_C[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 t.wait_copies()
                 # G = cumsum(g)
-                t.cumsum(g, G, least=-105.0)
+                t.cumsum(vector_C, G, least=-105.0)
                 # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
                 for i, j in t.parallel(C, C):
                     D[i, j] = T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
@@ -566,38 +566,40 @@ def o_S_kernel(t):
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
                     beta_k_kT_D_f16[i, j] = beta[i] * k_kT[i, j] * D[i, j]
-                t.copy(beta_k_kT_D_f16, Tinv_rows_64)
-                t.expect_swizzled(Tinv_rows_64)
-                t.whole_inverses((Tinv_rows_64,), (None,))
+                t.copy(beta_k_kT_D_f16, Tinv_rows_64_then_q_kT_D)
+                t.expect_swizzled(Tinv_rows_64_then_q_kT_D)
+                t.whole_inverses((Tinv_rows_64_then_q_kT_D,), (None,))
                 # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                 for i in t.parallel(C):
-                    g[i] = T.exp(G[i])
+                    vector_C[i] = T.exp(G[i])
                 t.copy(S, S_f16)
                 t.gemm(k, S_f16, k_S)
                 for i, j in t.parallel(C, V):
-                    U_operand_f16[i, j] = beta[i] * (T.cast(v[i, j], T.float32) - g[i] * k_S[i, j])
-                t.copy(U_operand_f16, v)
-                t.gemm(Tinv_rows_64, v, U)
+                    U_operand_f16[i, j] = beta[i] * (
+                        T.cast(v_then_U_operand[i, j], T.float32) - vector_C[i] * k_S[i, j]
+                    )
+                t.copy(U_operand_f16, v_then_U_operand)
+                t.gemm(Tinv_rows_64_then_q_kT_D, v_then_U_operand, U)
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                t.gemm(q, S_f16, q_S)
-                t.gemm(q, k, q_kT, transpose_B=True)
+                t.gemm(tile_C_K, S_f16, q_S)
+                t.gemm(tile_C_K, k, q_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    Tinv_rows_64[i, j] = q_kT[i, j] * D[i, j]
-                t.copy(U, q)
+                    Tinv_rows_64_then_q_kT_D[i, j] = q_kT[i, j] * D[i, j]
+                t.copy(U, tile_C_K)
                 for i, j in t.parallel(C, V):
-                    o_sum[i, j] = g[i] * q_S[i, j]
-                t.gemm(Tinv_rows_64, q, o_sum, clear_accum=False)
+                    o_sum[i, j] = vector_C[i] * q_S[i, j]
+                t.gemm(Tinv_rows_64_then_q_kT_D, tile_C_K, o_sum, clear_accum=False)
                 # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                 last_G = G[C - 1]
                 exp_last_G = T.exp(last_G)
                 for i in t.parallel(C):
-                    g[i] = T.exp(last_G - G[i])
+                    vector_C[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
-                    S_operand_f16[i, j] = g[i] * U[i, j]
-                t.copy(S_operand_f16, q)
+                    S_operand_f16[i, j] = vector_C[i] * U[i, j]
+                t.copy(S_operand_f16, tile_C_K)
                 for i, j in t.parallel(K, V):
                     S[i, j] = exp_last_G * S[i, j]
-                t.gemm(k, q, S, transpose_A=True, clear_accum=False)
+                t.gemm(k, tile_C_K, S, transpose_A=True, clear_accum=False)
                 for i, j in t.parallel(C, V):
                     o_f16[i, j] = scale * o_sum[i, j]
                 t.copy(o_f16, o_f16_out)
@@ -1115,6 +1117,7 @@ class Plan:
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> None:
+        """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
         self.host, self.tables, self.wanted, self.every = host, t, wanted, every
         self.state = _FLOATS[t.state_dtype]
@@ -1455,6 +1458,7 @@ class Host:
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"

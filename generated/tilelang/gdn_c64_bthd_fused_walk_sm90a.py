@@ -466,7 +466,7 @@ def G_beta_kernel(t):
             chunk = slot - (start // C + n)
             hv = block * 16
             g = t.shared((16, C + 4), T.float32)
-            beta = t.shared((16, C + 4), T.float32)
+            beta_then_G = t.shared((16, C + 4), T.float32)
             t.blocks_at_least(8)
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -474,19 +474,19 @@ def G_beta_kernel(t):
                 for i, j in t.parallel(C, 16):
                     g[j, i] = T.if_then_else(i < rows, T.if_then_else(hv + j < HV, g_in[b, row + i, hv + j], 0), 0)
                 for i, j in t.parallel(C, 16):
-                    beta[j, i] = T.if_then_else(
+                    beta_then_G[j, i] = T.if_then_else(
                         i < rows,
                         T.if_then_else(hv + j < HV, beta_in[b, row + i, hv + j], 0),
                         0,
                     )
                 for j, i in t.parallel(16, C):
                     if hv + j < HV:
-                        beta_ws[slot, hv + j, i] = beta[j, i]
+                        beta_ws[slot, hv + j, i] = beta_then_G[j, i]
                 # G = cumsum(g)
-                t.row_cumsum(g, beta, C, least=-105.0)
+                t.row_cumsum(g, beta_then_G, C, least=-105.0)
                 for j, i in t.parallel(16, C):
                     if hv + j < HV:
-                        G_ws[slot, hv + j, i] = beta[j, i]
+                        G_ws[slot, hv + j, i] = beta_then_G[j, i]
 
     return G_beta_kernel
 
@@ -529,14 +529,14 @@ def o_S_kernel(t):
             beta_row = t.fragment((C,), T.float32)
             D_beta = t.fragment((C, C), T.float32)
             k_kT_D_beta_f16 = t.fragment((C, C), T.float16)
-            k_kT_D_beta_f16_shared = t.staged((3, C, C), T.float16)
+            Tinv_below_f16 = t.staged((3, C, C), T.float16)
             q_kT = t.fragment((C, C), T.float32)
             S_f16 = t.fragment((V, K), T.float16)
             k_S = t.fragment((V, C), T.float32)
             exp_G_shared = T.alloc_shared((3, C), T.float32)
             exp_G_row = t.fragment((C,), T.float32)
             v_T = t.fragment((V, C), T.float16)
-            v_minus_exp_G_k_S = t.fragment((V, C), T.float32)
+            U_unscaled = t.fragment((V, C), T.float32)
             v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
             exp_last_G_shared = T.alloc_shared((3, 1), T.float32)
             beta_scaled_shared = T.alloc_shared((3, C), T.float32)
@@ -565,7 +565,7 @@ def o_S_kernel(t):
             o_f16_shared_ready = T.alloc_barrier(arrive_count=[256] * 1)
             o_f16_shared_free = T.alloc_barrier(arrive_count=[32] * 1)
             t.expect_swizzled(v)
-            t.expect_swizzled(k_kT_D_beta_f16_shared)
+            t.expect_swizzled(Tinv_below_f16)
             t.expect_swizzled(q_kT_D_beta_f16_shared)
             t.expect_swizzled(o_f16_shared)
             if clear_o != 0:
@@ -601,14 +601,14 @@ def o_S_kernel(t):
                     T.barrier_wait(v_ready[chunk % 3], chunk // 3 % 2)
                     t.load_transposed(v[chunk % 3, :, :], v_T, tx)
                     for i, j in t.as_sums(V, C):
-                        v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                        U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     for i, j in t.as_sums(V, C):
-                        v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                        v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                     T.barrier_wait(Tinv_below_f16_ready[chunk % 3], chunk // 3 % 2)
                     T.gemm(
                         v_minus_exp_G_k_S_f16,
-                        k_kT_D_beta_f16_shared[chunk % 3, :, :],
-                        v_minus_exp_G_k_S,
+                        Tinv_below_f16[chunk % 3, :, :],
+                        U_unscaled,
                         transpose_B=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
@@ -616,7 +616,7 @@ def o_S_kernel(t):
                     # last_G = last(G)
                     # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i, j in t.as_sums(V, C):
-                        S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
+                        S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
                     for i, j in t.parallel(V, K):
                         S[i, j] = exp_last_G_shared[chunk % 3, 0] * S[i, j]
                     T.gemm(S_operand_f16, k[chunk % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
@@ -632,7 +632,7 @@ def o_S_kernel(t):
                     )
                     T.barrier_arrive(q_free[chunk % 3])
                     for i, j in t.as_sums(V, C):
-                        U_unscaled_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                        U_unscaled_f16[i, j] = U_unscaled[i, j]
                     for i, j in t.as_sums(V, C):
                         o_sum[i, j] = exp_G_row[j] * q_S[i, j]
                     T.gemm(
@@ -677,7 +677,7 @@ def o_S_kernel(t):
                     # Tinv = unit_lower_inverse(A)
                     for i, j in t.as_sums(C, C):
                         k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
-                    t.store_tile(k_kT_D_beta_f16, k_kT_D_beta_f16_shared[chunk % 3, :, :], tx - 256)
+                    t.store_tile(k_kT_D_beta_f16, Tinv_below_f16[chunk % 3, :, :], tx - 256)
                     T.barrier_arrive(k_kT_D_beta_f16_shared_ready[chunk % 3])
                     T.barrier_wait(q_ready[chunk % 3], chunk // 3 % 2)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
@@ -771,7 +771,7 @@ def o_S_kernel(t):
                         T.barrier_wait(k_kT_D_beta_f16_shared_ready[chunk % 3], chunk // 3 % 2)
                         # Tinv = unit_lower_inverse(A)
                         t.whole_inverses(
-                            (k_kT_D_beta_f16_shared[chunk % 3, :, :],),
+                            (Tinv_below_f16[chunk % 3, :, :],),
                             (None,),
                             strict=True,
                             thread=tx - 448,
@@ -1287,6 +1287,7 @@ class Plan:
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> None:
+        """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
         self.host, self.tables, self.wanted, self.every = host, t, wanted, every
         self.state = _FLOATS[t.state_dtype]
@@ -1627,6 +1628,7 @@ class Host:
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"

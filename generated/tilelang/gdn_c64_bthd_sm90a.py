@@ -559,7 +559,7 @@ def o_S_kernel(t):
             exp_G_shared = T.alloc_shared((2, C), T.float32)
             exp_G_row = t.fragment((C,), T.float32)
             v_T = t.fragment((V, C), T.float16)
-            v_minus_exp_G_k_S = t.fragment((V, C), T.float32)
+            U_unscaled = t.fragment((V, C), T.float32)
             v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
             exp_last_G_shared = T.alloc_shared((2, 1), T.float32)
             beta_scaled_shared = T.alloc_shared((2, C), T.float32)
@@ -618,13 +618,13 @@ def o_S_kernel(t):
                     T.barrier_wait(v_ready[chunk % 2], chunk // 2 % 2)
                     t.load_transposed(v[chunk % 2, :, :], v_T, tx)
                     for i, j in t.as_sums(V, C):
-                        v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                        U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     for i, j in t.as_sums(V, C):
-                        v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                        v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                     T.gemm(
                         v_minus_exp_G_k_S_f16,
                         Tinv_below[chunk % 2, :, :],
-                        v_minus_exp_G_k_S,
+                        U_unscaled,
                         transpose_B=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
@@ -632,7 +632,7 @@ def o_S_kernel(t):
                     # last_G = last(G)
                     # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i, j in t.as_sums(V, C):
-                        S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
+                        S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
                     for i, j in t.parallel(V, K):
                         S[i, j] = exp_last_G_shared[chunk % 2, 0] * S[i, j]
                     T.gemm(S_operand_f16, k[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
@@ -647,7 +647,7 @@ def o_S_kernel(t):
                     )
                     T.barrier_arrive(k_free[chunk % 2])
                     for i, j in t.as_sums(V, C):
-                        U_unscaled_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                        U_unscaled_f16[i, j] = U_unscaled[i, j]
                     for i, j in t.as_sums(V, C):
                         o_sum[i, j] = exp_G_row[j] * q_S[i, j]
                     T.gemm(
@@ -1271,6 +1271,7 @@ class Plan:
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> None:
+        """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
         self.host, self.tables, self.wanted, self.every = host, t, wanted, every
         self.state = _FLOATS[t.state_dtype]
@@ -1611,6 +1612,7 @@ class Host:
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"

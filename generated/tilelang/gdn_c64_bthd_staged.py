@@ -642,8 +642,8 @@ def U_weight_U_offset_kernel(t):
             chunk = slot - (start // C + n)
             G = t.shared((C,), T.float32)
             Tinv = t.shared((C, C), T.float16)
-            k = t.shared((C, K), T.float16)
-            v = t.shared((C, V), T.float16)
+            k_then_beta_exp_G_k = t.shared((C, K), T.float16)
+            v_then_beta_v = t.shared((C, V), T.float16)
             beta = t.shared((C,), T.float32)
             exp_G = t.shared((C,), T.float32)
             beta_v_f16 = t.fragment((C, V), T.float16)
@@ -659,14 +659,14 @@ def U_weight_U_offset_kernel(t):
                     G[i] = G_ws[slot, hv, i]
                 t.start_copy(Tinv_ws[slot, hv, 0:C, 0:C], Tinv)
                 if rows >= C:
-                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
+                    t.start_copy(k_in[b, row:row + C, h, 0:K], k_then_beta_exp_G_k)
+                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v_then_beta_v)
                     t.start_copy(beta_in[b, row:row + C, hv], beta)
                 else:
                     for i, j in t.parallel(C, K):
-                        k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
+                        k_then_beta_exp_G_k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, V):
-                        v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
+                        v_then_beta_v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 # U_offset = Tinv @ (beta[:, None] * v)
@@ -675,15 +675,15 @@ def U_weight_U_offset_kernel(t):
                     exp_G[i] = T.exp(G[i])
                 t.wait_copies()
                 for i, j in t.parallel(C, V):
-                    beta_v_f16[i, j] = beta[i] * T.cast(v[i, j], T.float32)
-                t.copy(beta_v_f16, v)
-                t.gemm(Tinv, v, U_offset)
+                    beta_v_f16[i, j] = beta[i] * T.cast(v_then_beta_v[i, j], T.float32)
+                t.copy(beta_v_f16, v_then_beta_v)
+                t.gemm(Tinv, v_then_beta_v, U_offset)
                 for i, j in t.parallel(C, V):
                     U_offset_ws[slot, hv, i, j] = U_offset[i, j]
                 for i, j in t.parallel(C, K):
-                    beta_exp_G_k_f16[i, j] = beta[i] * (exp_G[i] * T.cast(k[i, j], T.float32))
-                t.copy(beta_exp_G_k_f16, k)
-                t.gemm(Tinv, k, U_weight)
+                    beta_exp_G_k_f16[i, j] = beta[i] * (exp_G[i] * T.cast(k_then_beta_exp_G_k[i, j], T.float32))
+                t.copy(beta_exp_G_k_f16, k_then_beta_exp_G_k)
+                t.gemm(Tinv, k_then_beta_exp_G_k, U_weight)
                 t.copy(U_weight, U_weight_f16)
                 t.copy(U_weight_f16, U_weight_f16_out)
                 for i, j in t.parallel(C, K):
@@ -719,7 +719,7 @@ def S_U_kernel(t):
             S = t.fragment((K, V), T.float32)
             G = t.shared((C,), T.float32)
             U_offset = t.shared((C, V), T.float32)
-            U_weight = t.shared((C, K), T.float16)
+            U_weight_then_S_operand = t.shared((C, K), T.float16)
             S_f16 = t.shared((K, V), T.float16)
             k = t.shared((C, K), T.float16)
             U_weight_S = t.fragment((C, V), T.float32)
@@ -739,7 +739,7 @@ def S_U_kernel(t):
                 for i in t.parallel(C):
                     G[i] = G_ws[slot, hv, i]
                 t.start_copy(U_offset_ws[slot, hv, 0:C, 0:V], U_offset)
-                t.start_copy(U_weight_ws[slot, hv, 0:C, 0:K], U_weight)
+                t.start_copy(U_weight_ws[slot, hv, 0:C, 0:K], U_weight_then_S_operand)
                 t.copy(S, S_f16)
                 for i, j in t.parallel(K, V):
                     S_ws[slot, hv, i, j] = S_f16[i, j]
@@ -750,7 +750,7 @@ def S_U_kernel(t):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                 t.wait_copies()
                 # U = U_offset - U_weight @ S
-                t.gemm(U_weight, S_f16, U_weight_S)
+                t.gemm(U_weight_then_S_operand, S_f16, U_weight_S)
                 for i, j in t.parallel(C, V):
                     U[i, j] = U_offset[i, j] - U_weight_S[i, j]
                 t.copy(U, U_f16)
@@ -764,10 +764,10 @@ def S_U_kernel(t):
                     exp_last_G_minus_G[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
                     S_operand_f16[i, j] = exp_last_G_minus_G[i] * U[i, j]
-                t.copy(S_operand_f16, U_weight)
+                t.copy(S_operand_f16, U_weight_then_S_operand)
                 for i, j in t.parallel(K, V):
                     S[i, j] = exp_last_G * S[i, j]
-                t.gemm(k, U_weight, S, transpose_A=True, clear_accum=False)
+                t.gemm(k, U_weight_then_S_operand, S, transpose_A=True, clear_accum=False)
             if has_final_state != 0:
                 for i, j in t.parallel(K, V):
                     final_state_out[n, hv, i, j] = S[i, j]
@@ -1363,6 +1363,7 @@ class Plan:
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> None:
+        """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
         self.host, self.tables, self.wanted, self.every = host, t, wanted, every
         self.state = _FLOATS[t.state_dtype]
@@ -1703,6 +1704,7 @@ class Host:
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"

@@ -177,10 +177,10 @@ def o_S_kernel(t):
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             S = t.fragment((K, V), T.float32)
-            q = t.shared((C, K), T.float16)
+            q_then_S_operand = t.shared((C, K), T.float16)
             k = t.shared((C, K), T.float16)
             v = t.shared((C, V), T.float16)
-            g = t.shared((C,), T.float32)
+            vector_C = t.shared((C,), T.float32)
             G = t.shared((C,), T.float32)
             S_f16 = t.shared((K, V), T.float16)
             q_S = t.fragment((C, V), T.float32)
@@ -209,45 +209,45 @@ def o_S_kernel(t):
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
                 if rows >= C:
-                    t.start_copy(q_in[b, row:row + C, h, 0:K], q)
+                    t.start_copy(q_in[b, row:row + C, h, 0:K], q_then_S_operand)
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
                     t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
-                    t.start_copy(g_in[b, row:row + C, hv], g)
+                    t.start_copy(g_in[b, row:row + C, hv], vector_C)
                 else:
                     for i, j in t.parallel(C, K):
-                        q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
+                        q_then_S_operand[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, V):
                         v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i in t.parallel(C):
-                        g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                        vector_C[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
                 t.wait_copies()
                 # G = cumsum(g)
-                t.cumsum(g, G, least=-105.0)
+                t.cumsum(vector_C, G, least=-105.0)
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
                 for i in t.parallel(C):
-                    g[i] = T.exp(G[i])
+                    vector_C[i] = T.exp(G[i])
                 t.copy(S, S_f16)
-                t.gemm(q, S_f16, q_S)
-                t.gemm(q, k, q_kT, transpose_B=True)
+                t.gemm(q_then_S_operand, S_f16, q_S)
+                t.gemm(q_then_S_operand, k, q_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
                     q_kT_D_f16[i, j] = q_kT[i, j] * T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
                 t.copy(q_kT_D_f16, q_kT_D_f16_shared)
                 for i, j in t.parallel(C, V):
-                    o_sum[i, j] = g[i] * q_S[i, j]
+                    o_sum[i, j] = vector_C[i] * q_S[i, j]
                 t.gemm(q_kT_D_f16_shared, v, o_sum, clear_accum=False)
                 # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
                 last_G = G[C - 1]
                 exp_last_G = T.exp(last_G)
                 for i in t.parallel(C):
-                    g[i] = T.exp(last_G - G[i])
+                    vector_C[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
-                    S_operand_f16[i, j] = g[i] * T.cast(v[i, j], T.float32)
-                t.copy(S_operand_f16, q)
+                    S_operand_f16[i, j] = vector_C[i] * T.cast(v[i, j], T.float32)
+                t.copy(S_operand_f16, q_then_S_operand)
                 for i, j in t.parallel(K, V):
                     S[i, j] = exp_last_G * S[i, j]
-                t.gemm(k, q, S, transpose_A=True, clear_accum=False)
+                t.gemm(k, q_then_S_operand, S, transpose_A=True, clear_accum=False)
                 for i, j in t.parallel(C, V):
                     o_f16[i, j] = scale * o_sum[i, j]
                 t.copy(o_f16, o_f16_out)
@@ -765,6 +765,7 @@ class Plan:
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> None:
+        """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
         self.host, self.tables, self.wanted, self.every = host, t, wanted, every
         self.state = _FLOATS[t.state_dtype]
@@ -1105,6 +1106,7 @@ class Host:
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"

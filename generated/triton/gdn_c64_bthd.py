@@ -693,6 +693,7 @@ class Plan:
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> None:
+        """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
         self.host, self.tables, self.wanted, self.every = host, t, wanted, every
         self.state = _FLOATS[t.state_dtype]
@@ -1033,6 +1034,7 @@ class Host:
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
                  accepts_view: Callable[[str, torch.Tensor], bool] = lambda name, x: True) -> None:
+        """Reads the environment variables once, and works out which results a call returns. It plans nothing yet."""
         self.tables, self.launcher, self.accepts_view = tables, launcher, accepts_view
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"

@@ -122,4 +122,4 @@ def test_a_term_of_the_glossary_is_defined_once():
     text = (ROOT / "docs" / "glossary.md").read_text()
     lines = [x for x in text.splitlines() if x.startswith("- **")]
     terms = [t for x in lines for t in re.findall(r"\*\*([^*]+)\*\*", x)]
-    assert len(terms) > 40 and {t for t in terms if terms.count(t) > 1} == {"slot"}  # of a workspace, a pool and a ring
+    assert len(terms) > 40 and {t for t in terms if terms.count(t) > 1} == {"slot", "view"}  # with what each is of

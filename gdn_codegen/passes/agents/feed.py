@@ -47,6 +47,7 @@ class _Feed:
         return t.optional or any(self.p.padded(t))
 
     def __call__(self, o: Op, b: Body) -> str | None:
+        """Puts `o` into `b`, with the ops that its loads, stores and operands need on this device (the module's list)."""
         def op(kind: str, *args: str, name: str = "", **attrs: Any) -> str:
             return b.op(kind, *args, name=name, line=o.line, agent=o.agent, **attrs)
 

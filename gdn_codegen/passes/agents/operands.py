@@ -42,6 +42,7 @@ class _Operands:
         self.moved: dict[str, str] = {}
 
     def __call__(self, o: Op, b: Body) -> str | None:
+        """Puts `o` into `b` with operands in the operands' space. A store of a tile in a `staged` dtype gets a move before it."""
         if o.kind == "store" and self.staged(o.args[0]) and o.attr("tensor") not in self.rare:
             x = b.op("move", o.args[0], name=b.fresh(f"{o.args[0]}_out"), line=o.line, agent=o.agent, space="staged")
             b.op("store", x, line=o.line, agent=o.agent, **dict(o.attrs))

@@ -22,6 +22,7 @@ class KernelGroups:
     Raises ScheduleError if a group names an unknown value, or if no group writes an output or a state.
     """
     def __init__(self, p: Program, s: Schedule) -> None:
+        """Finds the outputs and states of the walk. ScheduleError for an unknown name, and for a result that no group has."""
         (self.whole,), self.loop = p.kernels, p.walk
         self.p, self.s, loop = p, s, self.loop
         self.defs = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}

@@ -44,6 +44,7 @@ def roles(p: Program) -> dict[str, tuple[str, ...]]:
 class _Roles:
     """The graph of a walk's values, with those that depend on a state and those on which a result depends."""
     def __init__(self, p: Program) -> None:
+        """Finds what depends on a state (`waits`), and on what an output or a next state depends (`wanted`)."""
         self.p, loop = p, p.walk
         self.ops = [o for o in loop.body if isinstance(o, Op)]
         self.defs, self.type, self.count = {o.out: o for o in self.ops if o.out}, types(loop.body), uses(loop.body)

@@ -33,6 +33,7 @@ class CoreValues:
     """
 
     def __init__(self, p: Program, k: Kernel, device: Cores) -> None:
+        """No value is held yet. ScheduleError for an output of one number per token, which cores cannot store."""
         self.where = f"{p.name}, kernel {k.name} on {device.name}"
         self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
         self.defs = {o.out: o for o in walk(k.body) if o.out}
