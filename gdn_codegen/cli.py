@@ -122,9 +122,9 @@ def verify(a: argparse.Namespace) -> int:
     """
     from .runtime.targets import lacks, serves
     if a.target != "all" and not serves(a.target, a.device):
-        raise ValueError(f"device: got {a.device!r}; accepted for {a.target}: cpu, for it has no kernels for {a.device} tensors")
+        raise ValueError(f"device: got {a.device!r}; accepted for {a.target}: cpu, the tensors that it has kernels for")
     if a.report is not None and a.reference is not None:
-        raise ValueError("reference: got it with --report; accepted: without, a report compares with the page itself")
+        raise ValueError("reference: got --reference with --report; accepted: one, as a report compares with the page")
     if a.report is not None:
         from .tools.report import check_report
         check_report(Path(a.report))
@@ -199,10 +199,10 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
         for name, accepted in plain.items():
             if (value := getattr(a, name)) not in accepted:
                 raise ValueError(f"{name}: got {value!r} with --schedule auto; accepted: "
-                                 + ("k=unit, or none" if name == "accept" else "none, the op chooses"))
+                                 + ("k=unit, or nothing" if name == "accept" else "nothing, because the op chooses"))
         builds = [bench_gpu.Auto(chunk_gated_delta_rule, t, a.chunk, a.layout, a.accept == "k=unit") for t in targets]
     if a.interpret and (a.schedule == "auto" or a.peers not in (None, "none")):
-        raise ValueError("interpret: got it with --schedule auto or with peers; accepted: with builds that are named")
+        raise ValueError("interpret: got --interpret with --schedule auto or peers; accepted: a named schedule, no peers")
     peers = bench_gpu.rivals(("none" if a.interpret else "all") if a.peers is None else a.peers)
     if not builds and not peers:
         raise ValueError("schedule: got 'none' without peers; accepted: auto, all, one by name, or none beside peers")
@@ -228,7 +228,7 @@ def tune(a: argparse.Namespace) -> int:
         return tune_decode.command(a, _only(a, tune_decode.SHAPES))
     targets = t.TARGETS if a.target == "all" else (a.target,)
     if a.out is not None and len(targets) > 1:
-        raise ValueError("out: got a file for several targets; accepted: one --target")
+        raise ValueError("out: got one file for several targets; accepted: one --target, as each has its own table")
     shapes, out, failed = _only(a, SHAPES), None if a.out is None else Path(a.out), False
     if a.compile is not None:
         from .tools.compile_ahead import check_ahead

@@ -17,24 +17,24 @@ from .targets import find, names
 if TYPE_CHECKING:
     from .runtime.call.choose import Choice
 
-#: Why a build is what it is, where the command line says so.
+#: The reason of a choice that the command line made.
 ASKED = "asked for"
-#: Tokens of a chunk where a schedule is named and nothing said of it.
+#: Tokens of a chunk if the command line names a schedule and no chunk.
 CHUNK = 64
-#: How help describes the default where no schedule is named either.
+#: How the help text describes the default chunk.
 OPEN = f"{CHUNK} with --schedule, else as the op chooses"
 
-#: Numbers that an option may not be below.
+#: The least value of each numeric option.
 LEAST = {"tokens": 1, "value_heads": 1, "blocks": 1, "runs": 1, "budget": 0, "memory": 0}
-#: Defaults of `bench`. The parser gives None for an option that is absent, so that one that would be ignored can be refused.
+#: Defaults of `bench`. The parser gives None for an absent option, so that an option that would have no effect can be refused.
 BENCH: dict[str, Any] = {"heads": "16", "tokens": 2048, "blocks": 24, "seed": 0, "runs": 15, "gates": "layer"}
-#: Ways of `bench`, and the options of some of them alone.
+#: The ways of `bench`, and the options that only some ways have.
 WAYS = {"pto": "with --target pto", "gpu": "with times on a GPU", "errors": "with --errors"}
 MEANT = {"blocks": ("pto",), "trace": ("pto",), "runs": ("gpu",), "interpret": ("errors",), "plot": ("pto", "gpu"),
          "detail": ("pto", "gpu"), **dict.fromkeys(("seed", "gates", "peers", "shapes", "only"), ("gpu", "errors"))}
-#: The input forms that inputs of the package's pages may have. An input of your own page may have any that suits its dims.
+#: The input forms that inputs of the package's pages may have. An input of another page may have any form that suits its dims.
 COMES = {"q": ("l2norm",), "k": ("l2norm", "unit"), "v": (), "g": ("linear", "raw"), "beta": ("sigmoid", "twice_sigmoid")}
-#: Of `tune`: seconds, bytes and runs of measurements.
+#: Defaults of `tune`: --budget in seconds, --memory in GiB, and --runs of each measurement.
 TUNE = {"budget": None, "memory": 8.0, "runs": 15}
 
 
@@ -195,8 +195,8 @@ def gpus(a: argparse.Namespace) -> tuple[str, ...]:
     if set(gpus) - set(known):
         raise ValueError(f"arch: got {a.arch!r}; accepted for {a.target}: any of {', '.join(known)}, joined by commas")
     if gpus and a.schedule and not getattr(a, "check", False):
-        raise ValueError(f"arch: got {a.arch!r} with --schedule {a.schedule}; accepted for {a.target}: without it, where it says "
-                         "for which GPUs to choose, or with --check")
+        raise ValueError(f"arch: got {a.arch!r} with --schedule {a.schedule}; accepted for {a.target}: --arch without "
+                         "--schedule, to choose a schedule for these GPUs, or with --check, to compile for them")
     return gpus
 
 
@@ -233,8 +233,8 @@ def choices(a: argparse.Namespace) -> list[Choice]:
             on = asked or ((arch,) if arch else (compiled,) if compiled and find(t).toolchain.check_archs else ())
             found = planned(replace(b, arch=""), on, bool(a.partition), a.chunk, fields)
             if arch != found.build.arch:
-                raise ValueError(f"arch: got {arch!r}, for which nothing fits ({found.why[0][1]}); accepted: none, where the op "
-                                 f"takes {words(found.build)}")
+                raise ValueError(f"arch: got {arch!r}, for which nothing fits ({found.why[0][1]}); accepted: no --arch; the op "
+                                 f"then takes {words(found.build)}")
             out.append(found)
     return out
 
@@ -273,7 +273,7 @@ def bench_heads(a: argparse.Namespace) -> tuple[int, int]:
     if not a.heads.isdecimal():
         found = heads(a.heads)
         if a.value_heads not in (None, found[1]):
-            raise ValueError(f"value_heads: got {a.value_heads}; accepted: none beside --heads {a.heads}")
+            raise ValueError(f"value_heads: got {a.value_heads}; accepted: no --value-heads beside --heads {a.heads}")
         return found
     h, hv = int(a.heads), a.value_heads or int(a.heads)
     if not h or hv % h:
@@ -332,7 +332,7 @@ def check_bench(a: argparse.Namespace) -> str:
         if way not in ways:
             refuse(a, [name], WAYS[way], " or ".join(WAYS[w] for w in ways))
     if a.shapes is not None:
-        refuse(a, ("heads", "value_heads", "tokens"), "with --shapes", "without, where there is one shape")
+        refuse(a, ("heads", "value_heads", "tokens"), "with --shapes", "without --shapes, for a single shape")
     for name, value in BENCH.items():
         if getattr(a, name) is None:
             setattr(a, name, value)
@@ -342,15 +342,17 @@ def check_bench(a: argparse.Namespace) -> str:
 def check_tune(a: argparse.Namespace) -> None:
     """Refuses what nothing is measured for; what is not given then has its default."""
     if a.decode:
-        refuse(a, ("unit_keys", "memory"), "with --decode", "without: callers normalise keys in the kernel, and there is one")
+        refuse(a, ("unit_keys", "memory"), "with --decode",
+               "without --decode, whose callers normalise keys in its only kernel")
         if a.target != "all":
-            raise ValueError(f"target: got {a.target!r} with --decode; accepted: all, which have one table")
+            raise ValueError(f"target: got {a.target!r} with --decode; accepted: all, because Triton and TileLang share the "
+                             "table")
         if LAYOUTS[a.layout] != "bthd":
             raise ValueError(f"layout: got {a.layout!r} with --decode; accepted: bthd")
     if a.compile is not None:
-        refuse(a, ("list", "out", *TUNE), "with --compile", "without, where candidates are timed")
+        refuse(a, ("list", "out", *TUNE), "with --compile", "without --compile, which times no candidates")
     if a.list:
-        refuse(a, TUNE, "with --list", "without, where candidates are timed")
+        refuse(a, TUNE, "with --list", "without --list, which times no candidates")
     for name, value in TUNE.items():
         if getattr(a, name) is None:
             setattr(a, name, value)
@@ -361,7 +363,7 @@ def check_build(a: argparse.Namespace) -> None:
     if not a.check:
         refuse(a, ["strict"], "without --check", "with --check")
     if a.cached:
-        refuse(a, ["out"], "with --cached", "one of both")
+        refuse(a, ["out"], "with --cached", "one of --out and --cached")
     if a.compile is None:
         refuse(a, ["compile_heads"], "without --compile", "with --compile, for triton")
     elif a.target != "triton":

@@ -61,7 +61,8 @@ FINE = ("'  ' * depth", "['-'] * (len(x) - 3)", "[0] * n", "3 * (a != b)", "[y] 
 
 
 # --- docstrings and sizes --------------------------------------------------------------------------------------------
-TREES = {path: ast.parse(path.read_text()) for path in FILES}
+SCRIPTS = sorted(p for n in ("benchmarks", "examples") for p in (PACKAGE.parent / n).rglob("*.py"))
+TREES = {path: ast.parse(path.read_text()) for path in [*FILES, *SCRIPTS]}
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -91,12 +92,11 @@ def is_rule(f):
 
 
 def undocumented(node, of=None, public=True, name=""):
-    """Functions over ten lines and public functions that have no docstring. A class's docstring covers its __methods__, and a
-    base's method that of its subclasses."""
+    """Functions over ten lines and public functions that have no docstring. The docstring of a base's method covers that of its
+    subclasses."""
     for x in ast.iter_child_nodes(node):
         if isinstance(x, FUNCTION):
-            said = ast.get_docstring(x) or (of and inherits(of.name, x.name)) or (
-                of and x.name.startswith("__") and ast.get_docstring(of))
+            said = ast.get_docstring(x) or (of and inherits(of.name, x.name))
             open_ = public and not x.name.startswith("_") and not is_rule(x)
             if not said and (lines(x) > 10 or open_):
                 yield name + x.name
@@ -107,17 +107,20 @@ def undocumented(node, of=None, public=True, name=""):
             yield from undocumented(x, of, public, name)
 
 
-@pytest.mark.parametrize("path", FILES, ids=NAMES)
+@pytest.mark.parametrize("path", [*FILES, *SCRIPTS], ids=lambda p: str(p.relative_to(PACKAGE.parent)))
 def test_functions_say_what_they_do(path):
-    found = list(undocumented(TREES[path]))
-    assert not found, f"{NAMES(path)}: without a docstring: {', '.join(found)}"
+    """In scripts only those of more than ten lines."""
+    found = list(undocumented(TREES[path], public=path in FILES))
+    assert not found, f"{path}: without a docstring: {', '.join(found)}"
 
 
 def test_what_has_no_docstring_is_found():
     methods = ("def public(self): pass", "def _short(self): pass", "def _long(self):" + "\n        0" * 10,
                "def __init__(self):" + "\n        0" * 10)
     assert list(undocumented(ast.parse("\n    ".join(["class A:", *methods])))) == ["A.public", "A._long", "A.__init__"]
-    assert list(undocumented(ast.parse("\n    ".join(["class A:\n    'Says.'", *methods])))) == ["A.public", "A._long"]
+    said = [x.replace("pass", "'Says.'").replace("):\n", "):\n        'Says.'\n") for x in methods]
+    assert list(undocumented(ast.parse("\n    ".join(["class A:", *said])))) == []
+    assert list(undocumented(ast.parse("\n    ".join(["class A:", *methods])), public=False)) == ["A._long", "A.__init__"]
     assert list(undocumented(ast.parse("@rule('exp')\ndef exp(w, o): pass\ndef _f():\n  def inner(): pass"))) == []
 
 

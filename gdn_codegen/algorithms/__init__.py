@@ -1,4 +1,4 @@
-"""A page a family member. `find` takes a name of this package or FILE.py:FUNCTION."""
+"""The pages of the package, one for each algorithm. `find` takes the name of one of them, or FILE.py:FUNCTION."""
 from __future__ import annotations
 
 import importlib
@@ -36,7 +36,7 @@ def _own(page: Algorithm, spec: str) -> Algorithm:
     """A page of the user's own, whose modules must not bear the names of the package's."""
     packaged = page.fn.__module__ == f"{__name__}.{page.name}"
     if not packaged and page.name in (*names(), *SHORT.values()):
-        raise ValueError(f"algorithm: got {spec!r}, whose modules would take the names of the package's; accepted: a "
+        raise ValueError(f"algorithm: got {spec!r}, whose modules would have the names of the package's own; accepted: a "
                          f"function that is not called {', '.join((*names(), *SHORT.values()))}: rename it")
     return page
 

@@ -122,7 +122,7 @@ class Value:
     def __matmul__(self, other: Value) -> Value:
         t = self._trace
         if not isinstance(other, Value):
-            raise TypeRuleError(f"@ takes two tiles, {other!r} came")
+            raise TypeRuleError(f"@ takes two tiles; got {other!r}")
         return Value(t, t.body.op("matmul", self._name, other._name, line=t.line(), ta=self._transposed,
                                   tb=other._transposed))
 
@@ -260,6 +260,8 @@ class Algorithm:
     """A page: its function, the dims of its inputs and states, and the numbers that it takes."""
 
     def __init__(self, fn: Callable[..., Any], dims: dict[str, str | Carried]) -> None:
+        """Reads the signature of `fn`. dims: the dims of each positional parameter. TypeRuleError for a name that is not
+        ASCII, for wrong dims, and for parameters and dims that differ."""
         self.fn, self.name, self.doc = fn, fn.__name__, inspect.getdoc(fn) or ""
         sig = inspect.signature(fn).parameters
         self.scalars = {p.name: p.default for p in sig.values() if p.kind is p.KEYWORD_ONLY}
@@ -301,7 +303,8 @@ class Algorithm:
         words = sorted({*RESERVED, *own})
         for n in (*self.inputs, *self.states, *self.scalars):
             if n in words or n.startswith(("out_", "_")):
-                raise TypeRuleError(f"{n}: got it as a parameter of {self.name}; accepted: names that do not begin with _ or "
+                raise TypeRuleError(f"{n}: got a parameter of this name in {self.name}; accepted: names that do not begin with _ "
+                                    "or "
                                     f"out_, other than {', '.join(words)}")
 
     def trace(self) -> Program:
@@ -372,7 +375,7 @@ class Algorithm:
             raise TypeRuleError(f"{self.name}: return the outputs, then the next of each state "
                                 f"({', '.join(self.states) or 'none'}); got {len(results)} values")
         if any(r._transposed for r in results):
-            raise TypeRuleError(f"{self.name}: got x.T among what it returns; accepted: values as they are")
+            raise TypeRuleError(f"{self.name}: got x.T among what it returns; accepted: values without .T")
         return results, local
 
     def _distinct(self, tr: _Trace, results: tuple[Value, ...]) -> tuple[list[Value], list[Value], dict[str, str]]:

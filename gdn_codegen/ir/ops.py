@@ -106,7 +106,7 @@ def _need(cond: bool, text: Callable[[], str]) -> None:
 
 
 def _arity(kind: str, n: int, args: tuple[Tile, ...]) -> None:
-    _need(len(args) == n, lambda: f"{kind} takes {n} operand{'' if n == 1 else 's'}, {len(args)} came")
+    _need(len(args) == n, lambda: f"{kind} takes {n} operand{'' if n == 1 else 's'}; got {len(args)}")
 
 
 def _broadcast(kind: str) -> Callable[..., Tile]:
@@ -139,7 +139,7 @@ def _square(kind: str) -> Callable[..., Tile]:
     def rule(attrs: Attrs, *args: Tile) -> Tile:
         _arity(kind, 1, args)
         x = args[0]
-        _need(x.rank == 2 and x.dims[0] == x.dims[1], lambda: f"{kind} takes a square tile, {x} came")
+        _need(x.rank == 2 and x.dims[0] == x.dims[1], lambda: f"{kind} takes a square tile; got {x}")
         return x
     return rule
 
@@ -149,9 +149,9 @@ def _matmul(attrs: Attrs, *args: Tile) -> Tile:
 
     The optional third operand is an accumulator, which must have the type of the result.
     """
-    _need(len(args) in (2, 3), lambda: f"matmul takes two operands and an optional accumulator, {len(args)} came")
+    _need(len(args) in (2, 3), lambda: f"matmul takes two operands and an optional accumulator; got {len(args)}")
     a, b = args[:2]
-    _need(a.rank == 2 and b.rank == 2, lambda: f"matmul takes two tiles of rank 2, {a} and {b} came")
+    _need(a.rank == 2 and b.rank == 2, lambda: f"matmul takes two tiles of rank 2; got {a} and {b}")
     _need(a.dtype == b.dtype, lambda: f"matmul: operands have dtypes {a.dtype} and {b.dtype}; cast one of them")
     m, k = a.dims[::-1] if attrs.get("ta") else a.dims
     k2, n = b.dims[::-1] if attrs.get("tb") else b.dims
@@ -163,38 +163,38 @@ def _matmul(attrs: Attrs, *args: Tile) -> Tile:
 
 def _transpose(attrs: Attrs, *args: Tile) -> Tile:
     _arity("transpose", 1, args)
-    _need(args[0].rank == 2, lambda: f"transpose takes a tile of rank 2, {args[0]} came")
+    _need(args[0].rank == 2, lambda: f"transpose takes a tile of rank 2; got {args[0]}")
     return args[0].transposed
 
 
 def _col(attrs: Attrs, *args: Tile) -> Tile:
     _arity("col", 1, args)
-    _need(args[0].rank == 1, lambda: f"x[:, None] takes a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"x[:, None] takes a vector; got {args[0]}")
     return Tile((args[0].dims[0], 1), args[0].dtype)
 
 
 def _row(attrs: Attrs, *args: Tile) -> Tile:
     _arity("row", 1, args)
-    _need(args[0].rank == 1, lambda: f"x[None, :] takes a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"x[None, :] takes a vector; got {args[0]}")
     return Tile((1, args[0].dims[0]), args[0].dtype)
 
 
 def _cumsum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("cumsum", 1, args)
-    _need(args[0].rank == 1, lambda: f"cumsum takes one value a token, a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"cumsum takes a vector, with one value for each token; got {args[0]}")
     return args[0]
 
 
 def _drop_first(attrs: Attrs, *args: Tile) -> Tile:
     _arity("last", 1, args)
-    _need(args[0].rank >= 1, lambda: "last takes a tile with rows, a scalar came")
+    _need(args[0].rank >= 1, lambda: "last takes a tile with rows; got a number")
     x = args[0]
     return Tile(() if x.rank == 1 else (1, *x.dims[1:]), x.dtype)
 
 
 def _row_sum(attrs: Attrs, *args: Tile) -> Tile:
     _arity("row_sum", 1, args)
-    _need(args[0].rank == 2, lambda: f"row_sum takes a tile of rank 2, {args[0]} came")
+    _need(args[0].rank == 2, lambda: f"row_sum takes a tile of rank 2; got {args[0]}")
     return Tile((args[0].dims[0],), args[0].dtype)
 
 
@@ -205,14 +205,14 @@ def _diagonal(attrs: Attrs, *args: Tile) -> Tile:
 def _inverted(attrs: Attrs, *args: Tile) -> Tile:
     x = _square("diag_inverse")(attrs, *args[:1])
     _need(len(args) == 1 or [y.dims for y in args[1:]] == [x.dims[:1]],
-          lambda: f"diag_inverse scales columns by one vector of {x.dims[:1]}, {', '.join(map(str, args[1:]))} came")
+          lambda: f"diag_inverse scales columns by one vector of {x.dims[:1]}; got {', '.join(map(str, args[1:]))}")
     return x
 
 
 def _matrix(kind: str) -> Callable[..., Tile]:
     def rule(attrs: Attrs, *args: Tile) -> Tile:
         _arity(kind, 1, args)
-        _need(args[0].rank == 2, lambda: f"{kind} takes a tile of rank 2, {args[0]} came")
+        _need(args[0].rank == 2, lambda: f"{kind} takes a tile of rank 2; got {args[0]}")
         return args[0]
     return rule
 
@@ -243,7 +243,7 @@ def _expand(attrs: Attrs, *args: Tile) -> Tile:
 
 def _segment(attrs: Attrs, *args: Tile) -> Tile:
     _arity("segment", 1, args)
-    _need(args[0].rank == 1, lambda: f"segment takes a vector, {args[0]} came")
+    _need(args[0].rank == 1, lambda: f"segment takes a vector; got {args[0]}")
     return Tile((attrs["size"],), args[0].dtype)
 
 
@@ -254,13 +254,14 @@ def _join(attrs: Attrs, *args: Tile) -> Tile:
 
 def _block(attrs: Attrs, *args: Tile) -> Tile:
     _arity("block", 1, args)
-    _need(args[0].rank == 2, lambda: f"block takes a tile of rank 2, {args[0]} came")
+    _need(args[0].rank == 2, lambda: f"block takes a tile of rank 2; got {args[0]}")
     return Tile((attrs["size"], attrs["size"]), args[0].dtype)
 
 
 def _from_quarters(attrs: Attrs, *args: Tile) -> Tile:
     _arity("from_quarters", 4, args)
-    _need(len(set(args)) == 1 and args[0].rank == 2, lambda: "quad takes four tiles of one type")
+    _need(len(set(args)) == 1 and args[0].rank == 2,
+          lambda: f"from_quarters takes four tiles of one type; got {', '.join(map(str, args))}")
     return Tile(tuple(attrs["dims"]), args[0].dtype)
 
 
@@ -269,12 +270,12 @@ def _effect(attrs: Attrs, *args: Tile) -> Tile:
 
 
 def _loaded(attrs: Attrs, *args: Tile) -> Tile:
-    raise TypeRuleError("load: its type is that of the tensor it names")
+    raise TypeRuleError("load has no type rule: its type is that of the tensor that it names")
 
 
 def _takes_a_number(attrs: Attrs, *args: Tile) -> Tile:
     _arity("return_unless_negative", 1, args)
-    _need(not args[0].dims, lambda: f"the op takes a number, {args[0]} came")
+    _need(not args[0].dims, lambda: f"the op takes a number; got {args[0]}")
     return Tile(())
 
 

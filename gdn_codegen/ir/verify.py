@@ -28,9 +28,9 @@ def verify(p: Program) -> Program:
     verify_stage(p)
     names = [t.name for t in p.tensors]
     if len(set(names)) != len(names):
-        raise VerifyError(f"{p.name}: a tensor name stands twice: {names}")
+        raise VerifyError(f"{p.name}: several tensors have the same name: {names}")
     if len({k.name for k in p.kernels}) != len(p.kernels):
-        raise VerifyError(f"{p.name}: a kernel name stands twice: {[k.name for k in p.kernels]}")
+        raise VerifyError(f"{p.name}: several kernels have the same name: {[k.name for k in p.kernels]}")
     for t in p.tensors:
         _lies(p, t)
     stored: set[str] = set()
@@ -112,9 +112,10 @@ class _Kernel:
         threads."""
         k, mine = self.k, sum(a.threads for a in self.k.agents)
         if k.threads % 32 or (k.threads and k.threads < mine):
-            raise self.fail(None, f"has {k.threads} threads: a multiple of 32, no less than the {mine} of its agents, is wanted")
+            raise self.fail(None, f"has {k.threads} threads; accepted: a multiple of 32 that is at least {mine}, the sum "
+                                  "over its agents")
         if (k.registers or k.blocks_per_sm) and not k.threads:
-            raise self.fail(None, "has registers or blocks of a multiprocessor, and no number of threads")
+            raise self.fail(None, "has `registers` or `blocks_per_sm`, but no `threads`")
 
     def layouts(self) -> None:
         """Check that dims of buffers match their shapes, that layouts are known and used for tiles, and that padding has a
@@ -127,7 +128,8 @@ class _Kernel:
                 raise self.fail(None, f"buffer {b.name}, {b.shape}, has the layout {b.layout!r}; of tiles there are "
                                       f"{', '.join(filter(None, LAYOUTS))}")
             if b.pad and self.k.batch.way != "threads":
-                raise self.fail(None, f"buffer {b.name} has padded rows, and the kernel has no row for each value head")
+                raise self.fail(None, f"buffer {b.name} has padded rows (`pad`); accepted: only in a kernel that batches heads "
+                                      "by threads")
 
     def beside(self, body: tuple[Stmt, ...]) -> None:
         """Check that ops that are executed by one statement follow each other, and that there are as many as their attribute
@@ -161,16 +163,18 @@ class _Kernel:
         """
         if lp.index == "item":  # the instances that one core group runs, one after the other
             if lp.carried:
-                raise self.fail(None, "instances hand nothing to each other, and this loop over items carries values")
+                raise self.fail(None, "a loop over items carries values; accepted: none, because items are instances of their "
+                                      "own")
             self.body(lp.body, self.k.grid == "chunks")
             return
         if inside or self.k.grid == "chunks" or (lp.index == "part" and self.k.grid != "parts"):
-            raise self.fail(None, f"a loop over {lp.index}s stands only in a kernel over "
-                                  f"{'parts' if lp.index == 'part' else 'sequences or parts'}, and once")
+            raise self.fail(None, f"has a loop over {lp.index}s; accepted: one, in a kernel over "
+                                  f"{'parts' if lp.index == 'part' else 'sequences or parts'}")
         if lp.warm_up and (self.k.grid != "parts" or lp.index == "part" or self.env.get(lp.warm_up) != Tile(())):
-            raise self.fail(None, f"{lp.warm_up} is a warm-up length: a number, in a grid over parts")
+            raise self.fail(None, f"has the warm-up length {lp.warm_up}; accepted: a number, in a grid over parts")
         if lp.index == "before" and (not lp.warm_up or (lp.carried and self.k.slices > 1)):
-            raise self.fail(None, "a loop over the chunks before a part has a warm-up length, and carries nothing between slices")
+            raise self.fail(None, "a loop over the chunks before a part needs a warm-up length, and carries nothing between "
+                                  "slices")
         if self.begun is not None:
             self.continues(self.begun, lp)
         self.begun = lp if lp.index == "before" and lp.carried else None
@@ -217,10 +221,11 @@ class _Kernel:
         if o.kind == "scalar" and o.attr("tensor") is not None:
             of = self.tensors.get(o.attr("tensor"))
             if of is None or (of.index, of.dtype) != ("head", o.attr("dtype", "float32")):
-                raise self.fail(o, f"takes a number of the value head; {o.attr('tensor')} is {of and (of.index, of.dtype)}")
+                raise self.fail(o, f"reads {o.attr('tensor')}, which is {of and (of.index, of.dtype)}; accepted: one number a "
+                                   "value head")
         kept = o.attr("kept")
         if kept is not None and (kept not in self.stored or (self.tensors[kept].index, self.tensors[kept].dims) != ("part", ())):
-            raise self.fail(o, f"is kept in {kept}, which is no number a part that an earlier kernel wrote")
+            raise self.fail(o, f"has kept={kept!r}; accepted: a tensor of one number per part, which an earlier kernel wrote")
         try:
             want = infer(o.kind, args, dict(o.attrs))
         except TypeRuleError as e:
@@ -240,24 +245,24 @@ class _Kernel:
         if t.index == "head":
             raise self.fail(o, f"tensor {name} has one number for each value head, which only scalar reads")
         if heads and (heads != self.k.batch.heads or t.heads != "HV" or len(t.dims) != 1):
-            raise self.fail(o, f"takes {heads} heads at once: a kernel that batches as many does, of one value a token "
-                               f"and value head; {self.k.name} has {self.k.batch.heads}, and {name} holds {t.tile} a head of "
-                               f"{t.heads}")
+            raise self.fail(o, f"takes {heads} heads at once; accepted: as many as the kernel batches, of one value a "
+                               f"token and value head; {self.k.name} has {self.k.batch.heads}, and {name} holds {t.tile} a head "
+                               f"of {t.heads}")
         if t.index in ("token", "slot") and not inside and not (o.attr("ahead") and self.k.grid != "chunks"):
-            raise self.fail(o, f"tensor {name} has one tile for each chunk, and this op stands outside the chunks")
+            raise self.fail(o, f"tensor {name} has one tile for each chunk, and this op is outside of the loop over chunks")
         last = o.kind == "load" and o.attr("last", False)
         if last and len(t.dims) != 1:
             raise self.fail(o, f"takes the last entry of a vector; {name} holds {t.tile}")
         moved = t.moved(heads, o.attr("transposed", False), last)
         if t.index == "number" or (t.index == "checkpoint" and (o.kind == "load" or not inside or self.k.grid == "chunks")):
-            raise self.fail(o, f"tensor {name} is of index {t.index}, which no {o.kind} outside a walk's body takes")
+            raise self.fail(o, f"tensor {name} has the index {t.index!r}; accepted: stores of checkpoints in the body of a walk")
         if t.index == "part" and self.k.grid != "parts":
             raise self.fail(o, f"tensor {name} has one tile for each part, and the grid is over {self.k.grid}")
         if o.attr("parts_ahead") and t.index != "part":
-            raise self.fail(o, f"is about a later part, and {name} has one tile for each {t.index}")
+            raise self.fail(o, f"has parts_ahead, and {name} has one tile for each {t.index}; accepted: one for each part")
         if o.kind == "load" and (args[:1] not in ((), (Tile(()),)) or args[1:] not in ((), (moved,))):
-            raise self.fail(o, f"loads where a number is negative, else another tile like {moved}; operands are "
-                               f"{', '.join(map(str, args))}")
+            raise self.fail(o, f"has the operands {', '.join(map(str, args))}; accepted: none, or a number and the {moved} "
+                               "that is taken where the number is not negative")
         self.store(o, args[0], moved) if o.kind == "store" else self.load(o, moved)
 
     def store(self, o: Op, stored: Tile, moved: Tile) -> None:
@@ -278,8 +283,8 @@ class _Kernel:
         if t.role == "workspace" and t.index != "const" and name not in self.stored:
             raise self.fail(o, f"loads {name} before any kernel wrote it")
         if o.attr("described") and not describes(self.p, self.k, o):
-            raise self.fail(o, f"goes by a descriptor of {name}, which is for tiles of a walk: rows of tokens, whole and as "
-                               "they lie in memory")
+            raise self.fail(o, f"is marked `described`, and no descriptor of {name} can load it; accepted: whole rows of "
+                               "tokens in a walk, without transposition")
         if o.type != moved:
             raise self.fail(o, f"has type {o.type}, but {name} holds {moved}{transposed}")
         self.define(o, o.out, o.type)

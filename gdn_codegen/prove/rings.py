@@ -118,6 +118,7 @@ class _Write:
 class _Check:
     """A run of all agents of a walk, with phases of barriers and vector clocks. warm_up: the number of warm-up iterations."""
     def __init__(self, p: Program, k: Kernel, device: Groups, warm_up: int) -> None:
+        """The state before the first iteration: no slot is written, no barrier has an arrival, no agent knows of another."""
         self.p, self.k, self.device, self.warm_up = p, k, device, warm_up
         self.buffers = {b.name: b for b in k.buffers}
         home, read = {o.out: o.buffer for o in walk(k.body) if o.buffer}, reads(k)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import jinja2
 
 CHUNKS = (16, 32, 64, 128)
-#: Names of layouts, others' too -> ours.
+#: Names of layouts, also those of other libraries -> our names.
 LAYOUTS = {"bthd": "bthd", "bsnd": "bthd", "bhtd": "bhtd", "bnsd": "bhtd"}
 DTYPES = ("float16", "bfloat16", "float32")
 HEAD_DIMS = (16, *range(32, 257, 4))
 DEFAULT_SCHEDULE = "fused"
-#: Of builds for one architecture.
+#: Default schedules of builds for one architecture.
 DEFAULTS = {"sm_90a": "walk"}
 
 
@@ -52,6 +52,7 @@ class Build:
     contract: Contract = PLAIN
 
     def __post_init__(self) -> None:
+        """Replaces the layout by our name of it. ValueError for an option that no target, or not this one, accepts."""
         target = find(self.target)
         for field, value, accepted in (("chunk", self.chunk, CHUNKS), ("layout", self.layout, LAYOUTS),
                                        ("dtype", self.dtype, DTYPES)):

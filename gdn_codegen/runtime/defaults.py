@@ -1,4 +1,4 @@
-"""What is built where no schedule is named: what the op would choose on the GPUs that are."""
+"""Chooses the schedule of a build that names none: the schedule that the op would choose on the GPUs of the command line."""
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -46,7 +46,7 @@ def import_path(path: Path) -> ModuleType:
         except BaseException as e:
             del sys.modules[name]
             if isinstance(e, ModuleNotFoundError) and (needed := installs(e.name or "")):
-                raise ValueError(f"target: got {e.name}, whose package is missing here; accepted: after {needed}") from e
+                raise ValueError(f"target: got {e.name}, which is not installed; accepted: the same after {needed}") from e
             raise
         return module
 

@@ -1,4 +1,4 @@
-"""What is under way, on stderr, where it takes long: stdout has results alone, and scripts read it."""
+"""Reports on stderr what a long step is doing. stdout has results only, because scripts read it."""
 from __future__ import annotations
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What a kernel moves and multiplies, from its IR, and how far from the machine's ceilings it ran."""
+"""Counts the bytes and operations of a kernel from its IR, and compares its time with the peak rates of the machine."""
 from __future__ import annotations
 
 import math

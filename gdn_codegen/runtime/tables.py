@@ -1,4 +1,4 @@
-"""What a build tells the host of its module: `Tables` as Python text; the generated function's signature and docstring."""
+"""Makes what a module's host code reads of its build: `Tables` as Python text, and the function's signature and docstring."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence

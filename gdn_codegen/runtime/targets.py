@@ -1,4 +1,4 @@
-"""Which targets run on this machine, on what, and what is missing for the rest."""
+"""Finds out which targets run on this machine, on which devices, and what is missing for the other targets."""
 from __future__ import annotations
 
 import platform
@@ -6,7 +6,7 @@ import platform
 from ..targets import find, machine, names
 from ..targets.machine import Finding
 
-#: Device types of tensors; those of others, as "meta", stand for any.
+#: Device types for which targets have kernels. Every target serves other types, such as "meta".
 DEVICES = ("cpu", "cuda", "npu")
 
 

@@ -52,6 +52,7 @@ class Assignment:
     agents: tuple[AgentPlan, ...]
 
     def __post_init__(self) -> None:
+        """ValueError that names the agent and the field which is wrong."""
         if not (isinstance(self.name, str) and self.name.isascii() and self.name.isidentifier()):
             raise ValueError(f"assignment: got the name {self.name!r}; accepted: an identifier")
         where, names = f"assignment {self.name}", [a.name for a in self.agents]

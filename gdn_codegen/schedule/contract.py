@@ -44,6 +44,7 @@ class Contract:
     strided: bool = False
 
     def __post_init__(self) -> None:
+        """ContractError for an unknown form, dtype or state layout, and for inputs out of order or given twice."""
         for field, pairs, accepted in (("inputs", self.inputs, INPUT_FORMS), ("dtypes", self.dtypes, DTYPES)):
             for name, value in pairs:
                 if value not in accepted:
@@ -64,7 +65,7 @@ class Contract:
         return replace(self, inputs=tuple(x for x in self.inputs if x[1] != "unit"))
 
     def dtype(self, name: str) -> str:
-        """The dtype in which callers pass an input of one number a token or head."""
+        """The dtype in which callers pass an input of one number per token or head."""
         return dict(self.dtypes).get(name, "float32")
 
     def __str__(self) -> str:

@@ -106,6 +106,7 @@ class Schedule:
     descriptors: bool = False
 
     def __post_init__(self) -> None:
+        """Makes `kernels` a tuple of tuples. ScheduleError for a wrong value, and for fields that contradict each other."""
         if not (isinstance(self.name, str) and re.fullmatch("[A-Za-z0-9_]+", self.name)):
             raise ScheduleError(f"schedule: got the name {self.name!r}; accepted: letters, digits and _ of ASCII")
         groups = self.kernels
@@ -165,8 +166,8 @@ SCHEDULES = {s.name: s for s in (
              warm_up="state"),
 )}
 
-#: Variants of named schedules for one architecture (`--arch`): (name, architecture) -> schedule. On sm_90a threads read a tile of
-#: tokens from shared memory transposed, so that they can subtract from it a product with the state, and save a product.
+#: Variants of named schedules for one architecture (`--arch`): (name, architecture) -> schedule. On sm_90a threads read a
+#: tile of tokens transposed from shared memory. They subtract a product with the state from it, which saves another product.
 VARIANTS: dict[tuple[str, str], Schedule] = {
     ("walk", "sm_90a"): replace(SCHEDULES["walk"], form="unit",
                                 kernels=(("@gate_sum", "@inverse", "@gate"), ("@output", "@state"))),

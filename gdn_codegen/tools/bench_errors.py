@@ -1,8 +1,8 @@
-"""`gdn_codegen bench --errors N`: how far results are from float64 on all value heads and N seeds, ours and the peers'.
+"""`gdn_codegen bench --errors N`: errors of our results and of the peers' against float64, on all value heads and N seeds.
 
-`--interpret` needs no GPU: the interpreter runs each build's lowered program, every op in the dtype of its tile. That rounds as
-the kernels do, but for the order of sums and for what a device's own op (an inverse) rounds within. A partition without
-part_chunks is then one part.
+`--interpret` needs no GPU: the interpreter runs the lowered program of each build, with every op in the dtype of its tile. It
+rounds as the kernels do, with two exceptions: the order of sums, and roundings inside of one op, such as an inverse. A partition
+without part_chunks is then one part.
 """
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """`gdn_codegen bench` on a GPU: our builds and the peers installed here, on the same tensors.
 
-Device time is the sum of kernel durations (CUPTI through torch.profiler), with a cold L2, the median of the runs; wall time
-what a call adds to a queue of calls, so that the GPU never waits for the host unless it is the slower; graph time what the replay
-of a CUDA graph of it adds; host time how long calls in a row take to return, and launch time how long those of torch's `add_` to
-one number do: cores differ, and slow down for a while.
-Errors are RMSE over RMS against a float64 recurrence by chunks, on some heads.
+- Device time: the sum of kernel durations (CUPTI through torch.profiler) with a cold L2. It is the median of the runs.
+- Wall time: what a call adds to a queue of calls. The GPU waits for the host only if the host is slower.
+- Graph time: what a replay of a CUDA graph of the call adds to a queue.
+- Host time: how long a call takes to return, in a series of calls. Launch time: the same for torch's `add_` to one number. It
+  shows how fast the CPU core is, because cores differ and may be slow for a while.
+- Errors: RMSE over RMS against a float64 recurrence by chunks, on some heads.
 """
 from __future__ import annotations
 
@@ -40,9 +41,9 @@ from .shapes import Shape
 from .verify import TOLERANCE
 
 TARGETS = ("tilelang", "triton")
-#: More than the L2 of any GPU so far.
+#: Bytes to write so that nothing of earlier calls is left in L2: more than the L2 of any GPU so far.
 FLUSH_BYTES = 128 * 2**20
-#: Seconds after which a GPU whose clock its power held down, in a row of calls before, is as fast as at first (H200: half of it).
+#: Seconds of rest after which a GPU that had lowered its clock to limit its power is as fast as at first (H200: half of it).
 REST = 0.5
 CALL = "gdn_codegen bench: a call"
 
@@ -300,7 +301,7 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
     for b in builds:
         check_build(b)
     if not torch.cuda.is_available():
-        raise ValueError("target: got one for a GPU; accepted: pto, since torch sees no GPU here")
+        raise ValueError("target: got a target that is timed on a GPU, and torch sees none; accepted: pto")
     cache.places(json=json_to, plot=plot_to)
     if plot_to is not None:
         pyplot()  # what is missing is said before the work

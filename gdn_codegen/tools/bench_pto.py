@@ -1,4 +1,4 @@
-"""`gdn_codegen bench --target pto`: simulated cycles a stage and a pipe, a Chrome trace, a timeline."""
+"""`gdn_codegen bench --target pto`: simulated cycles of each kernel and pipe, a Chrome trace, and a timeline."""
 from __future__ import annotations
 
 import json
@@ -60,7 +60,7 @@ def check_contract(b: Build) -> None:
     """`_inputs` makes what a page reads, in the page's dtypes, and no states."""
     c = b.contract
     if c.pool or c.in_place or c.dtypes or "raw" in dict(c.inputs).values():
-        raise ValueError(f"accept: got {str(c)!r}; accepted: what brings no tensor along and no dtype but the state's: "
+        raise ValueError(f"accept: got {str(c)!r}; accepted: forms that need no further tensors, and dtypes of states alone: "
                          "g=linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, state=vk|DTYPE|checkpoints, strided")
 
 

@@ -37,7 +37,7 @@ class Space:
                 yield steps, {"schedule": name, "set": {**self.base, **changed}, "chunk": chunk, "arch": self.arch}
 
 
-#: Of a schedule, how many value heads a kernel may take together. 0 is the device's number, one.
+#: The values of a schedule's `value_heads` to try. 0 means the device's number, which is 1.
 HEADS = {"walk": (0, 4, 2), "fused_walk": (0,)}
 SPACES: dict[str, tuple[Space, ...]] = {
     "tilelang": (
@@ -54,12 +54,12 @@ SPACES: dict[str, tuple[Space, ...]] = {
                                      "longest_first": (False, True)}, (64,))),
 }
 
-#: Of decoding steps: by target, chunks with the columns of the state that an instance holds, and warps. TileLang has one warp
-#: where chunks are of 16 tokens, four where they are of 32 (`block_threads`), which hold a state four times as large.
+#: For decoding steps, by target: chunks, with the columns of the state that an instance holds, and warps. TileLang has one warp
+#: with chunks of 16 tokens, and four with chunks of 32 (`block_threads`), which hold a state four times as large.
 STEPS: dict[str, tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]] = {
     "triton": ((16, (16, 32, 64, 128), (1, 2, 4, 8)),),
     "tilelang": ((16, (16, 32), (0,)), (32, (32, 64, 128), (0,)), (64, (64, 128), (0,)))}
-#: Entries of the state that a warp may hold: more spill by hundreds of bytes a thread (sm_90a, both targets), and are not timed.
+#: Entries of the state that a warp may hold: more spill hundreds of bytes per thread (sm_90a, both targets), and are not timed.
 A_WARP = 128 * 32
 
 

@@ -78,7 +78,7 @@ class Compiled:
         where = f"{self.kernel} on {self.arch} ({self.config})"
         if self.error:
             return f"error: {where} {self.error}"
-        return f"warning: {where} spills {self.spills} bytes a lane{self.advice}" if self.spills else ""
+        return f"warning: {where} spills {self.spills} bytes per lane{self.advice}" if self.spills else ""
 
 
 HEAD = ("kernel", "architecture", "warps", "shared bytes", "registers", "accumulators", "scalars", "spilled bytes")
@@ -157,7 +157,7 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
     read = _nvidia if arch.startswith("sm_") else _amd
     used = replace(Compiled(name, arch, warps, config, int(got.metadata.shared)), **read(got.asm))
     limits = ((used.shared, unit.shared, "bytes of shared memory"),
-              (used.registers or 0, unit.registers(warps), "registers a lane"))
+              (used.registers or 0, unit.registers(warps), "registers per lane"))
     over = [f"needs {n} {what}, {arch} has {most}" for n, most, what in limits if n > most]
     return replace(used, error="; ".join(over))
 

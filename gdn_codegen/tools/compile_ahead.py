@@ -33,10 +33,10 @@ def check_ahead(b: Build, arch: str, heads: Sequence[tuple[int, int]]) -> None:
         raise ValueError(f"compile: got {b.target}, whose kernels compile on first use; accepted: "
                          f"{', '.join(n for n in names() if find(n).toolchain.ahead)}")
     if b.arch and b.arch != arch:
-        raise ValueError(f"compile: got {arch!r}; accepted: {b.arch}, for which this module is")
+        raise ValueError(f"compile: got {arch!r}; accepted: {b.arch}, the architecture of this module")
     if ahead.heads and not heads:
-        raise ValueError(f"compile: got {b.target} without the head counts that its kernels are compiled for; accepted: with "
-                         "--compile-heads H/HV")
+        raise ValueError(f"compile: got {b.target} without the head counts that its kernels are compiled for; accepted: the same "
+                         "with --compile-heads H/HV")
     if not re.fullmatch(ahead.archs, arch):
         raise ValueError(f"compile: got {arch!r}; accepted for {b.target}: {ahead.accepted}")
     if needed := install(b.target):
@@ -44,7 +44,7 @@ def check_ahead(b: Build, arch: str, heads: Sequence[tuple[int, int]]) -> None:
 
 
 def _missing(arch: str, needed: str) -> str:
-    return f"compile: got {arch!r}, and a toolchain is missing here; accepted: after installing it: {needed}"
+    return f"compile: got {arch!r}, and a toolchain is not installed; accepted: the same after installing it: {needed}"
 
 
 def compile_ahead(b: Build, path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:

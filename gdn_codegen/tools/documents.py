@@ -1,4 +1,4 @@
-"""What docs/ has that a program makes: `python -m gdn_codegen.tools.documents` writes it, `--check` says what is out of date."""
+"""The files of docs/ that a program makes: `python -m gdn_codegen.tools.documents` writes them, `--check` compares them."""
 from __future__ import annotations
 
 import json

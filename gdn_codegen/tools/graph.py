@@ -10,7 +10,7 @@ from ..ir.core import Kernel, Op, Program, loops, walk
 from ..passes.pipelines import lower
 from ..runtime.build import Build
 
-#: What a value is to its kernel, and how pictures colour it (fill, border).
+#: The kinds of values of a kernel, with their colours in pictures (fill, border).
 KINDS = {"input": ("#ffffff", "#57606a"), "state": ("#fff8c5", "#9a6700"), "read": ("#ddf4ff", "#0969da"),
          "computed": ("#f6f8fa", "#8c959f"), "written": ("#54aeff", "#0550ae"), "output": ("#4ac26b", "#116329")}
 MEANING = {"input": "caller's tensor", "state": "state", "read": "read from a workspace",

@@ -1,7 +1,7 @@
-"""Other implementations of Gated DeltaNet prefill, found by import, each fed what it says it accepts.
+"""Peers: other implementations of Gated DeltaNet prefill that are installed here, with an adapter for each.
 
-A peer states dtype and shape of every tensor that it takes. What an adapter is about to pass is held against that
-statement, so that a layout or dtype that a peer would silently misread is an error rather than a time.
+A peer states the dtype and shape of every tensor that it takes. The tensors that its adapter passes are compared with this
+statement. So a layout or dtype that the peer would silently misread raises an error and is not timed.
 """
 from __future__ import annotations
 

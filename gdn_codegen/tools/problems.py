@@ -1,6 +1,6 @@
-"""Problems for `bench` and `tune`: seeded tensors of a shape, and how far results are from float64.
+"""Problems for `bench` and `tune`: seeded tensors of a shape, and errors of results against float64.
 
-Errors are RMSE over RMS, a value head, against the recurrence by chunks in float64.
+An error is RMSE over RMS for each value head, against the recurrence by chunks in float64.
 """
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Time of a traced PTO block by PTO-ISA's cost model: cycles an instruction, and a replay of issue, pipes and flags.
+"""Time of a traced PTO block by PTO-ISA's cost model: the cycles of each instruction, and a replay of issue, pipes and flags.
 
-It ranks variants; it is not hardware time. `docs/performance.md` says what is left out.
+It ranks variants. It is not time on hardware: docs/performance.md lists what the model leaves out.
 """
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from pathlib import Path
 
 from ..pto_sim import Step
 
-#: Cycles that the scalar unit takes to issue an instruction, whatever pipe it is for.
+#: Cycles that the scalar unit takes to issue an instruction to any pipe.
 ISSUE = 2
 CORES = ("cube", "vector 0", "vector 1")
 PIPES = {"cube": ("S", "MTE2", "MTE1", "M", "FIX"), "vector": ("S", "MTE2", "V", "MTE3")}
 WIDTH = {"fp32": 4, "float": 4, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "int8": 1, "uint8": 1}
 SHORT = {"float": "fp32", "half": "fp16", "bfloat16_t": "fp16"}  # a bfloat16 costs what a half costs
-#: Cycles of a 256-byte repeat and of the whole, for vector instructions; from the table's 64 x 128 rows.
+#: Vector instructions: cycles of each repeat of 256 bytes, and of the instruction besides. From the table's rows of 64 x 128.
 VECTOR = {"TADDS": (1, 0), "TMULS": (1, 0), "TMINS": (1, 0), "TMAXS": (1, 0), "TSUBS": (1, 0), "TCVT": (1, 2),
           "TCOLEXPAND": (2, 2), "TEXPANDS": (2, 2), "TMOV": (2, 2), "TFILLPAD": (2, 2), "TFILLPAD_INPLACE": (2, 2)}
-#: Bytes a cycle, and cycles of the whole; from the table's largest rows. FIX counts 2 bytes an element whatever it writes.
+#: Copies: bytes per cycle, and cycles of the instruction besides. From the table's largest rows. FIX counts 2 bytes for each
+#: element, whatever dtype it writes.
 MOVES = {"MTE2_AIC": (32768 / 418, 0), "MTE2_AIV": (32768 / 560, 0), "MTE3": (16384 / 149, 0),
          "FIXP TSTORE": (32768 / 807, 0), "FIXP TMOV": (32768 / 441, 0), "MTE1 left": (256, 1), "MTE1 right": (128, 1)}
 PARTIAL = 18  # a last repeat that is not whole sets the lane mask: TADD 1 x 16 against 1 x 64
@@ -84,7 +85,7 @@ def cycles(instruction: str, pipe: str, rows: int, cols: int, dtype: str, *, dep
     n = repeats + bool(part)
     if instruction == "TROWEXPAND":
         return ceil(rows / 8) + PARTIAL if spread else rows * (SCALAR_ROW + 2 * ceil(cols * width / 256)) + 4
-    if instruction == "TROWSUM":  # repeats of a row added up, then 7 cycles a row to sum one
+    if instruction == "TROWSUM":  # repeats of a row added up, then 7 cycles per row to sum one
         return rows * (2 * (ceil(cols * width / 256) - 1) + 7)
     if instruction == "TTRANS":  # moved into scratch, and out
         return 4 * n

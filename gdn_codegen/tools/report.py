@@ -1,4 +1,4 @@
-"""`verify --report`: how far targets are from float64 over many lengths, as report.json, report.md and scatter plots."""
+"""`verify --report`: errors of targets against float64 at many lengths, as report.json, report.md and scatter plots."""
 from __future__ import annotations
 
 import io
@@ -18,7 +18,7 @@ from ..runtime.progress import under_way
 from ..targets.machine import version
 from .verify import TOLERANCE, Case, inputs, reference, rms_error, run
 
-#: Around a chunk's end, and far past it; what a quick report runs instead.
+#: Lengths around a chunk's end and far past it, and the lengths of a quick report.
 LENGTHS = (1, 63, 64, 65, 127, 128, 129, 447, 512, 640, 1920)
 QUICK = (1, 65)
 #: Random packs: how many, and the most tokens of one.
@@ -117,8 +117,8 @@ def run_case(b: Build, name: str, case: Case, chunk: int, device: str) -> tuple[
 def check_report(folder: Path) -> None:
     """ValueError, before any work, where the report could not be written."""
     if not version("matplotlib"):
-        raise ValueError(f"report: got {folder}, and matplotlib, which draws its plots, is missing; accepted: after "
-                         "pip install 'gdn_codegen[bench]'")
+        raise ValueError(f"report: got {folder}, and matplotlib, which draws its plots, is not installed; accepted: the same "
+                         "after pip install 'gdn_codegen[bench]'")
     cache.place("report", folder, folder=True)
 
 

@@ -1,7 +1,7 @@
 """`gdn_codegen tune`: times candidates ahead of all calls, and writes the table from which calls choose.
 
-Every measurement is a line of a log, on disk before the next begins, so that a killed run loses at most the one under way;
-the same command goes on. The table is made from the log alone.
+Each measurement is a line of a log, written to disk before the next one begins. So a run that is killed loses at most one
+measurement, and the same command continues it. The table is made from the log alone.
 """
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Log:
         if "versions" in record:
             self.headed = True
             if record != self.head:
-                raise LogError(f"log: got {self.path} of {record}; accepted: of {self.head}, or another --out")
+                raise LogError(f"log: got {self.path}, which is of {record}; accepted: a log of {self.head}, or another --out")
         elif "begun" in record:
             self.begun[record["begun"]] += 1
         else:
@@ -481,6 +481,6 @@ def compiled_ahead(builds: Sequence[Build], arch: str, heads: Sequence[tuple[int
 def here() -> tuple[tuple[str, ...], str, int]:
     """Names, architecture and multiprocessors of the GPU."""
     if not torch.cuda.is_available():
-        raise ValueError("tune: got no GPU that torch sees; accepted: a machine with the GPU to tune for")
+        raise ValueError("tune: got a machine where torch sees no GPU; accepted: one with the GPU to tune for")
     device = torch.device("cuda", torch.cuda.current_device())
     return choose.names(device), choose.architecture(device), choose.units(device)

@@ -1,6 +1,6 @@
-"""`gdn_codegen tune --decode`: times decoding steps of all targets, for one table from which steps choose.
+"""`gdn_codegen tune --decode`: times decoding steps of all targets, for the table from which decoding chooses.
 
-A step's time is what it adds to a queue of calls (`bench_gpu.wall_time`): it takes microseconds, of which launches are part.
+The time of a step is what it adds to a queue of calls (`bench_gpu.wall_time`). A step takes microseconds, so its launches count.
 """
 from __future__ import annotations
 

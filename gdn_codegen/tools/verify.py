@@ -40,7 +40,7 @@ class Case:
     seed: int = 0
 
 
-#: What `verify` runs when nothing is asked: tails, packs, an empty sequence, slow and sudden forgetting.
+#: The default cases of `verify`: tails, packed sequences, an empty sequence, slow and sudden forgetting.
 CASES = (Case((64,)), Case((1,)), Case((63, 0, 65)), Case((129,), gate=0.0), Case((33, 64), gate=-50.0),
          Case((70, 70), batched=True, initial=False))
 
@@ -105,8 +105,8 @@ def reference(b: Build, case: Case, x: dict[str, torch.Tensor], chunk: int = 1) 
     return interpret(p, Problem(list(case.lengths), case.heads, case.value_heads), given, numbers)
 
 
-#: Of one sequence and value head, in float64: inputs by name, [T, dims] each, then states and numbers by name -> the outputs
-#: [T, dims] and the next states, in the page's order.
+#: A recurrence of one sequence and value head, in float64: inputs by name, [T, dims] each, then states and numbers by name ->
+#: the outputs [T, dims] and the final states, in the page's order.
 Recurrence = Callable[..., Sequence[torch.Tensor]]
 
 
@@ -230,7 +230,7 @@ def compare(b: Build, case: Case, device: str = "cpu", recurrence: Recurrence | 
     return {n: rms_error(got[n], want[n]) for n in want}
 
 
-#: Above the lines of `verify`.
+#: The head of the lines that `verify` prints.
 HEAD = f"{'target':10} {'module':34} {'lengths':16} {'gate':>6}  RMSE/RMS of outputs"
 
 

@@ -37,6 +37,16 @@ def test_the_command_of_ci_is_found():
     assert done.stdout.startswith("pip install ") and "\n" not in done.stdout and "pytest" in done.stdout
 
 
+def test_the_status_names_the_card_and_the_counts_of_the_last_run():
+    """Those of docs/verification.md, which a program writes."""
+    run = (ROOT / "docs" / "verification.md").read_text()
+    (card,) = set(re.findall(r"NVIDIA (H\d+) ", re.search(r"^- commit .*$", run, re.M)[0]))
+    calls, counts = re.search(r"(\d+) calls in \d+ s on \d+ processes: (.*)$", run, re.M).groups()
+    (row,) = (x for x in README.splitlines() if "docs/verification.md" in x and x.startswith("| NVIDIA Hopper"))
+    assert f"on one {card}, in {calls} calls" in row
+    assert all(re.search(rf"\b{x}\b", row) for x in counts.split(", ") if x != "0 error"), counts
+
+
 @pytest.mark.parametrize("picture", ["beside_peers.png", "graph_staged.svg"])
 def test_pictures_are_shown(picture):
     assert re.search(rf"^!\[[^\]]{{20,}}\]\(docs/{re.escape(picture)}\)$", README, re.M)

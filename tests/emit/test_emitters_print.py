@@ -132,11 +132,11 @@ def test_what_launch_passes_say_is_printed_parsed_and_verified():
     assert {"threads=", "registers=", "blocks_per_sm=", "layout='swizzled'", "beside=4", "order='sums'"} <= set(
         re.findall(r"threads=|registers=|blocks_per_sm=|layout='swizzled'|beside=4|order='sums'", text))
     assert parse_program(text) == p
-    for broken, error in ((lambda k: replace(k, threads=32), "no less than the 448 of its agents"),
+    for broken, error in ((lambda k: replace(k, threads=32), "a multiple of 32 that is at least 448"),
                           (lambda k: replace(k, threads=33, agents=()), "a multiple of 32"),
-                          (lambda k: replace(k, threads=0, agents=()), "and no number of threads"),
+                          (lambda k: replace(k, threads=0, agents=()), "but no `threads`"),
                           (all_buffers(layout="x"), "has the layout 'x'"), (all_buffers(dims=("K", "K", "K")), "and the dims"),
-                          (all_buffers(pad=4), "no row for each value head")):
+                          (all_buffers(pad=4), "only in a kernel that batches heads by threads")):
         with pytest.raises(VerifyError, match=error):
             verify(p.map_kernels(broken))
 

@@ -1,4 +1,4 @@
-"""Pages whose states are vectors, or whose outputs are one number a token."""
+"""Pages whose states are vectors, or whose outputs are one number per token."""
 import pytest
 import torch
 
@@ -51,6 +51,6 @@ def test_an_output_may_be_one_number_a_token(target):
 
 
 def test_pto_says_that_it_has_no_output_of_one_number_a_token():
-    with pytest.raises(ScheduleError, match=r"number_a_token, kernel \w+ on .*: output size has one number a token; accepted: "
+    with pytest.raises(ScheduleError, match=r"number_a_token, kernel \w+ on .*: output size has one number per token; accepted: "
                                             "outputs of rows"):
         pages.show(number_a_token, target="pto", chunk=32, head_dim_k=32, head_dim_v=32)

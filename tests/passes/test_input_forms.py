@@ -19,7 +19,7 @@ SIZES = {"C": 16, "K": 16, "V": 16}
 
 
 def test_a_form_that_is_added_is_computed_by_the_kernels(monkeypatch):
-    """Its value reads x twice, a number and a tensor of one number a head, in bfloat16."""
+    """Its value reads x twice, a number and a tensor of one number per head, in bfloat16."""
     monkeypatch.setitem(INPUT_FORMS, "bent", InputForm("{0} comes bent.", "-(x * x + 2) * exp(bend)", heads={"bend": "0.5"}))
     contract = Contract((("g", "bent"),), (("bend", "bfloat16"),))
     p = lower(algorithms.find("simple_gla").trace(), "triton", named("fused"), SIZES, "float32", contract=contract)

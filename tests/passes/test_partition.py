@@ -277,5 +277,5 @@ def test_what_is_of_a_later_part_has_one_tile_for_each_part(kind):
         attrs = tuple(sorted([*o.attrs, ("parts_ahead", 1)]))
         return replace(o, attrs=attrs) if o.kind == kind and o.attr("tensor") in ("q", "o") else o
     body = tuple(replace(s, body=tuple(map(late, s.body))) if isinstance(s, Loop) else s for s in k.body)
-    with pytest.raises(VerifyError, match=r"is about a later part, and [qo] has one tile for each token"):
+    with pytest.raises(VerifyError, match=r"has parts_ahead, and [qo] has one tile for each token"):
         verify(replace(p, kernels=tuple(replace(x, body=body) if x is k else x for x in p.kernels)))

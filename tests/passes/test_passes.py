@@ -179,7 +179,8 @@ def test_what_a_state_becomes_is_not_written_before_it():
         o = q @ S
         N = S + q.T @ v
         return o, N
-    with pytest.raises(ScheduleError, match=r"names N \(the next S\) in a group before the state's own; accepted: the state"):
+    with pytest.raises(ScheduleError, match=r"a group has N \(the next value of the state S\), and a later group has the state; "
+                                            r"accepted"):
         lower(linear.trace(), "triton", Schedule("bad", (("N",), ("o", "S"))), SIZES, "float16")
 
 

@@ -162,7 +162,7 @@ def test_groups_of_names_and_roles():
     ((("@gate_sum",), ("@output",)), "no group of kernels writes S; accepted: groups that have all outputs and states, as --set "
                                      "kernels=o,S or --set kernels=@output,@state"),
     ((("@gate_sum",), ("@gate_sum", "@output", "@state")), "@gate_sum is twice in kernels"),
-    ((("@gate_sum", "Tnv"), ("@output", "@state")), "kernels names Tnv; gated_delta_rule has G, ")])
+    ((("@gate_sum", "Tnv"), ("@output", "@state")), "kernels names Tnv, and gated_delta_rule has no such value; accepted: G, ")])
 def test_roles_that_do_not_fit(groups, text):
     with pytest.raises(ScheduleError, match=f"schedule own: {text}"):
         kernels(find("gated_delta_rule"), *groups)

@@ -246,6 +246,14 @@ def test_the_sentence_says_where_and_when():
         verify(planted(p, "move"))
 
 
+def test_a_pass_that_sets_the_stage_alone_is_verified(monkeypatch):
+    lowering = targets.find("triton").lowering
+    monkeypatch.setattr(pipelines, "find", lambda target: replace(targets.find(target), lowering=replace(
+        lowering, passes=(("hurried", lambda p, c: replace(p, stage="checked")),))))
+    with pytest.raises(VerifyError, match=r"row_norm is legal at the stages traced\.\.typed, and the program is checked"):
+        pipelines.lower(every_op.trace(), "triton", Schedule("own", (("o", "S"),)), {"C": 16, "K": 32, "V": 32}, "float16")
+
+
 # --- what a stage requires -------------------------------------------------------------------------------------------
 def of_ops(change):
     """A program with each op changed; without those of which nothing is left."""

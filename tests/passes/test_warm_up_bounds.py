@@ -103,7 +103,7 @@ def test_the_verifier_knows_loops_before_a_part(wrong):
     walked = next(s for x in p.kernels for s in x.body if isinstance(s, Loop) and s.carried)
     change = {"carried": walked.carried} if "carried" in wrong else wrong
     body = tuple(replace(s, **change) if isinstance(s, Loop) else s for s in k.body)
-    with pytest.raises(VerifyError, match="has a warm-up length, and carries nothing"):
+    with pytest.raises(VerifyError, match="needs a warm-up length, and carries nothing"):
         verify(replace(p, kernels=tuple(replace(x, body=body) if x is k else x for x in p.kernels)))
 
 

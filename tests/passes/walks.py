@@ -9,7 +9,7 @@ from gdn_codegen.schedule import Schedule, named
 SIZES = {"C": 64, "K": 64, "V": 64}
 SYNC = ("wait", "signal", "fence", "drain")
 OWN = Schedule("own", (("G", "Tinv"), ("o", "S")), form="split", state_layout="vk")
-#: Three stages, blocks of V, a tile that crosses from group to group and one value a token that threads load.
+#: Three stages, blocks of V, a tile that crosses from group to group and one value per token that threads load.
 WALK, FUSED_WALK = named("walk", "sm_90a"), named("fused_walk", "sm_90a")
 PLANS = {"walk": WALK, "stages": replace(WALK, stages=3), "columns": replace(WALK, v_block=64),
          "own": OWN, "direct": replace(OWN, form="direct"),

@@ -363,8 +363,8 @@ def test_auto_is_what_the_op_chooses(gpu, monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("more, why", [
-    (["--partition", "decay"], "partition: got 'decay' with --schedule auto; accepted: none, the op chooses"),
-    (["--accept", "g=raw"], "accept: got 'g=raw' with --schedule auto; accepted: k=unit, or none"),
+    (["--partition", "decay"], "partition: got 'decay' with --schedule auto; accepted: nothing, because the op chooses"),
+    (["--accept", "g=raw"], "accept: got 'g=raw' with --schedule auto; accepted: k=unit, or nothing"),
     (["--algorithm", "simple_gla"], "algorithm: got 'simple_gla'"), (["--set", "stages=3"], "set: got")])
 def test_auto_refuses_what_the_op_chooses(more, why, gpu, capsys):
     assert main(["bench", "--target", "triton", "--schedule", "auto", *more]) == 2
@@ -428,7 +428,8 @@ def test_a_row_that_stops_says_why_and_the_others_run(gpu, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("words, why", [
-    (["--target", "tilelang"], "torch sees no GPU here"), (["--target", "all", "--algorithm", "simple_gla"], "algorithm: got"),
+    (["--target", "tilelang"], "torch sees none; accepted: pto"),
+    (["--target", "all", "--algorithm", "simple_gla"], "algorithm: got"),
     (["--target", "triton", "--shapes", str(ROOT / "benchmarks/shapes/serving.json"), "--only", "none"], "only: got none"),
     (["--target", "triton", "--heads", "2/3x"], "heads: got '2/3x'"), (["--target", "triton", "--peers", "x"], "peers: got 'x'")])
 def test_bad_words(words, why, capsys):

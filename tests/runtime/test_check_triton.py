@@ -81,7 +81,7 @@ def test_a_smaller_limit_makes_an_error_of_what_was_none(tmp_path, monkeypatch, 
     words = ["build", "--target", "triton", "--check", "--chunk", "16", "--head-dim-k", "16", "--head-dim-v", "16",
                "--schedule", "replay", "--arch", "gfx942", "--out", str(tmp_path)]
     assert main(words) == 0
-    for limits, text in ((dict(shared=64), "bytes of shared memory"), (dict(most=8), "registers a lane")):
+    for limits, text in ((dict(shared=64), "bytes of shared memory"), (dict(most=8), "registers per lane")):
         monkeypatch.setitem(UNITS, "gfx942", replace(check_triton.UNITS["gfx942"], **limits))
         assert main(words) == 1
         said = capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_a_spill_is_a_warning_that_names_the_configuration(tmp_path):
     found = compiled(written(tmp_path, b), ("sm_90", "gfx942"), ["S_U"])
     assert all(c.spills and not c.error for c in found)
     assert found[0].remark == ("warning: S_U on sm_90 (schedule narrow, C 64, K 128, V 128, v_block 64, 1 warps, 2 stages) "
-                               f"spills {found[0].spills} bytes a lane")
+                               f"spills {found[0].spills} bytes per lane")
 
 
 @pytest.mark.parametrize("gpu, want", [("sm_90", "--schedule walk --chunk 32 --set stages=3 --set descriptors=1"),
@@ -102,11 +102,11 @@ def test_a_spill_is_a_warning_that_names_the_configuration(tmp_path):
 def test_a_warning_of_spills_names_the_schedule_that_the_op_takes(gpu, want, monkeypatch, tmp_path):
     monkeypatch.setattr(check_triton, "compiled", lambda path, arches: [Compiled("o_S", gpu, 4, "as it is", 1, 255, spills=632)])
     said = check(Build("triton"), tmp_path, (gpu,))[-1]
-    assert said == (f"warning: o_S on {gpu} (as it is) spills 632 bytes a lane: {want} is what the op takes there", True)
+    assert said == (f"warning: o_S on {gpu} (as it is) spills 632 bytes per lane: {want} is what the op takes there", True)
     words = want.split()
     taken = options.builds(options.parser().parse_args(["build", "--target", "triton", *words]))[0]
     assert options.builds(options.parser().parse_args(["build", "--target", "triton", "--arch", gpu])) == [taken]
-    assert check(taken, tmp_path, (gpu,))[-1][0].endswith("bytes a lane, and is what the op takes there all the same")
+    assert check(taken, tmp_path, (gpu,))[-1][0].endswith("bytes per lane, and is what the op takes there all the same")
 
 
 def test_registers_that_no_tool_reads_are_not_checked(monkeypatch, tmp_path):
@@ -124,7 +124,7 @@ def test_a_kernel_that_does_not_compile_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["--arch", "gfx942", "--schedule", "walk"], "got 'gfx942' with --schedule walk; accepted for triton: without it"),
+    (["--arch", "gfx942", "--schedule", "walk"], "got 'gfx942' with --schedule walk; accepted for triton: --arch without"),
     (["--arch", "gfx942,gfx906", "--check"], "got 'gfx942,gfx906'; accepted for triton: any of sm_80, sm_89"),
     (["--arch", "sm_90a", "--target", "pto"], "accepted: none for pto"),
     (["--arch", "gfx942", "--target", "tilelang", "--check"], "accepted: sm_90a for tilelang"),

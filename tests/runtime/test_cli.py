@@ -30,7 +30,7 @@ def refusal(words, capsys):
         (["--heads", "3/4"], "heads: got '3/4'; accepted: H/HV, as 16/32: HV a multiple of H"),
         (["--heads", "0/4"], "heads: got '0/4'"), (["--heads", ""], "heads: got ''; accepted: H/HV"),
         (["--heads", "4", "--value-heads", "6"], "value_heads: got 6; accepted: a multiple of 4"),
-        (["--heads", "2/6", "--value-heads", "4"], "value_heads: got 4; accepted: none beside --heads 2/6"),
+        (["--heads", "2/6", "--value-heads", "4"], "value_heads: got 4; accepted: no --value-heads beside --heads 2/6"),
         (["--value-heads", "0"], "value_heads: got 0; accepted: 1 or more"), (["--value-heads", "-4"], "value_heads: got -4"),
         (["--tokens", "-4"], "tokens: got -4; accepted: 1 or more"), (["--tokens", "0"], "tokens: got 0"))),
     ([*PTO, "--blocks", "0"], "blocks: got 0; accepted: 1 or more"),
@@ -62,7 +62,7 @@ def test_numbers_and_forms(words, said, capsys):
     ([*GPU[:3], "--schedule", "none", "--peers", "none"], "schedule: got 'none' without peers; accepted: auto, all"),
     ([*GPU[:3], "--schedule", "none", *ERRORS[5:]], "schedule: got 'none' without peers"),
     ([*GPU[:3], "--schedule", "auto", "--launch", "single"], "launch: got 'single' with --schedule auto"),
-    *(([*PTO, *SMALL, "--accept", x], f"accept: got {x!r}; accepted: what brings no tensor along")
+    *(([*PTO, *SMALL, "--accept", x], f"accept: got {x!r}; accepted: forms that need no further tensors")
       for x in ("g=raw", "g=float16", "state=pool", "state=in_place")),
     *(([*ERRORS, *SMALL, "--accept", x], f"accept: got {x!r}; accepted: k=unit, strided, both, or none")
       for x in ("beta=sigmoid", "state=vk", "g=raw", "k=l2norm")),

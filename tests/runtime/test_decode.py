@@ -1,4 +1,4 @@
-"""Decoding: a few new tokens a sequence from the state before them."""
+"""Decoding: a few new tokens per sequence from the state before them."""
 import pytest
 import torch
 from choices import a_call

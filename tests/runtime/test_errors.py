@@ -153,7 +153,7 @@ TRIALS = {
     ("return_intermediate_states", "another name"): dict(return_intermediate_states=True),
     ("softplus_beta", "another softplus"): dict(softplus_beta=2.0),
     ("is_kda", "another member of the family"): dict(is_kda=True),
-    ("intermediate_states_buffer", "a state a token"): dict(intermediate_states_buffer=zeros(1, T, HV, V, K)),
+    ("intermediate_states_buffer", "a state per token"): dict(intermediate_states_buffer=zeros(1, T, HV, V, K)),
     ("output_state_indices", "other slots to write"): dict(POOL, state_indices=cu(0, 1), output_state_indices=cu(2, 3)),
     ("disable_state_update", "contradicts inplace_final_state"): dict(initial_state=STATE, inplace_final_state=True,
                                                                      disable_state_update=True),

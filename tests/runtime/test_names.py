@@ -11,7 +11,7 @@ from reference import expected, problem, rms_error
 import gdn_codegen
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.call import foreign_keywords as names
-from gdn_codegen.runtime.call.normalise import Options, Tensors
+from gdn_codegen.runtime.call.arguments import Options, Tensors
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 
@@ -217,7 +217,7 @@ def test_a_checkpoint_every_so_many_tokens(pool):
     *_, want = chunk_gated_delta_rule(**given, **HERE, checkpoint_chunks=1)
     *_, got = chunk_gated_delta_rule(**given, **HERE, checkpoint_every_n_tokens=16)
     assert torch.equal(got, want) and len(got) == 1
-    with pytest.raises(ValueError, match="checkpoint_every_n_tokens: got 16; accepted: no such argument here"):
+    with pytest.raises(ValueError, match="checkpoint_every_n_tokens: got 16; accepted: no value, because only chunk_gated"):
         recurrent_gated_delta_rule(**given, target=HERE["target"], checkpoint_every_n_tokens=16)
 
 

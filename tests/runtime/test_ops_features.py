@@ -55,7 +55,7 @@ def test_every_call_looks_at_what_it_writes():
             if v is not inside:
                 assert do()[1].data_ptr() == pool.data_ptr()
                 continue
-            with pytest.raises(ValueError, match="initial_state: got memory of v; accepted: memory of its own, where the final"):
+            with pytest.raises(ValueError, match="initial_state: got memory of v; accepted: memory of its own, because the"):
                 do()
     qkv = torch.cat([given[n].flatten(2) for n in ("q", "k", "v")] + [torch.zeros(1, 20, 32).half()], -1).unflatten(-1, (4, 32))
     q, k, v, out = (qkv[:, :, n:n + 1] for n in range(4))  # apart, though in one memory

@@ -121,7 +121,7 @@ def test_parameters_may_not_have_names_of_generated_functions(name, number):
     words = {"n": name} if number else {"q": name}
     code = fn.__code__.replace(co_varnames=tuple(words.get(v, v) for v in fn.__code__.co_varnames))
     fn.__code__, fn.__kwdefaults__ = code, {words.get("n", "n"): 1.0}
-    with pytest.raises(ValueError, match=rf"^{name}: got it as a parameter of fn; accepted: .*cu_seqlens"):
+    with pytest.raises(ValueError, match=rf"^{name}: got a parameter of this name in fn; accepted: .*cu_seqlens"):
         algorithm(**{words.get("q", "q"): "C K", "S": carried("K V")})(fn).trace()
 
 

@@ -94,7 +94,7 @@ def test_a_package_that_is_missing_is_named_with_what_brings_it(target, tmp_path
     assert check.missing(target) == f"pip install 'gdn_codegen[{target}]'"
     words = ["build", "--target", target, *SMALL, "--out", str(tmp_path), "--compile", "sm_90"]
     assert cli.main([*words, *["--compile-heads", "1/2"] * (target == "triton")]) == 2
-    assert f"a toolchain is missing here; accepted: after installing it: pip install 'gdn_codegen[{target}]'" in \
+    assert f"a toolchain is not installed; accepted: the same after installing it: pip install 'gdn_codegen[{target}]'" in \
         capsys.readouterr().err
 
 

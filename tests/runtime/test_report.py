@@ -116,7 +116,7 @@ def test_without_matplotlib_it_refuses_before_it_works(tmp_path, monkeypatch, ca
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(report, "reference_chunk", lambda b: pytest.fail("it worked first"))
     assert main(["verify", "--target", "pto", "--report", str(tmp_path)]) == 2
-    assert "matplotlib, which draws its plots, is missing; accepted: after pip install" in capsys.readouterr().err
+    assert "matplotlib, which draws its plots, is not installed; accepted: the same after pip install" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

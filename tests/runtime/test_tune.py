@@ -448,7 +448,7 @@ def test_a_log_whose_first_line_was_cut_short_says_again_what_it_is_of(tmp_path)
     log = Log(tmp_path / "a.jsonl", head).load()
     log.append({"key": "k", "ms": 1.0})
     assert log.lost == [1] and Log(log.path, head).load().results == {"k": {"key": "k", "ms": 1.0}}
-    with pytest.raises(ValueError, match=r"log: got .* accepted: of .*'y'"):
+    with pytest.raises(ValueError, match=r"log: got .* accepted: a log of .*'y'"):
         Log(log.path, {**head, "device": "y"}).load()
 
 

@@ -18,7 +18,7 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
     t, b, name = k.p.tensor(o.attr("tensor")), k.buffer(o.out), k.name(o.out)
     ctype = CTYPE[b.dtype]
     if o.attr("heads") and (k.agent != "cube" or t.index != "token"):
-        raise EmitError(f"pto loads several heads of a caller's tensor with the cube core only, and {o.out} is another's")
+        raise EmitError(f"pto loads several heads of a caller's tensor with the cube core only; {o.out} is on the {k.agent} core")
     if k.by_head(o.out):  # the stride of heads may be larger than the DMA supports
         tile = f"L1Part<{ctype}, {b.shape[1]}, {b.shape[0]}>"
         far = strides(t)[2] if t.strided else "T"
@@ -68,7 +68,7 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
     ctype = CTYPE[b.dtype]
     if t.index == "token":
         if len(t.dims) == 1:
-            raise EmitError(f"pto stores no caller's tensor of one value a token, and {t.name} is one")
+            raise EmitError(f"pto cannot store one number per token to a caller's tensor ({t.name}); accepted: rows, as [C, V]")
         if k.agent == "cube":
             return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {k.cols(t)});",
                            f"TASSIGN(valid, {k.address(value)});",
@@ -79,7 +79,7 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
                        "if (part > 0) ")
     if o.attr("heads"):
         if k.agent != "cube":
-            raise EmitError(f"pto stores several heads with the cube core only, and {value} is another's")
+            raise EmitError(f"pto stores several heads with the cube core only; {value} is on the {k.agent} core")
         return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(heads, {b.shape[1]});",
                        f"TASSIGN(valid, {k.address(value)});",
                        f"auto to = view({k.at(o, '0')[0]}, heads, {b.shape[1]}, {b.shape[1]});", "TSTORE(to, valid);"])
@@ -131,7 +131,7 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
     rows, part = f"rows{k.which}", f"part{k.which}"
     if o.attr("given"):
         if k.agent != "vector":
-            raise EmitError(f"pto reads the optional {o.attr('given')} with vector cores only")
+            raise EmitError(f"pto reads the optional {o.attr('given')} with vector cores only; this op is on the {k.agent} core")
         t = k.p.tensor(o.attr("given"))
         if any(k.p.padded(t)):
             columns = bool(k.defs[o.args[0]].attr("columns"))

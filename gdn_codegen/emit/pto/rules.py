@@ -27,7 +27,7 @@ def _binary(k: KernelWriter, o: Op) -> list[str]:
             return [f"const float {out} = {a} {OPERATORS[o.kind]} {b};"]
         return [f"const float {out} = {a} {'>' if o.kind == 'maximum' else '<'} {b} ? {a} : {b};"]
     if k.is_number(x):
-        raise EmitError(f"pto takes a number as second operand only, and {o.out} has it first; vectorise swaps them")
+        raise EmitError(f"pto has no {o.kind} of a number and a tile ({o.out}); pass vectorise should have swapped them")
     if k.is_number(y):
         if o.kind == "sub":
             return [f"TADDS({out}, {a}, {b[1:] if b.startswith('-') else '-' + b});"]
@@ -119,7 +119,7 @@ def _move(k: KernelWriter, o: Op) -> list[str]:
         part = k.defs.get(x)
         if part is not None and part.kind == "block":
             if o.attr("transposed"):
-                raise EmitError(f"pto takes blocks as they lie, and {o.out} is one transposed")
+                raise EmitError(f"pto cannot transpose a block of a tile ({o.out}); transpose the tile before")
             return [f"TEXTRACT({out}, {k.name(part.args[0])}, {part.attr('row')}, {part.attr('col')});"]
         if bool(o.attr("transposed")) == k.by_head(x):
             return [f"TEXTRACT({out}, {k.name(x)}, 0, 0);"]

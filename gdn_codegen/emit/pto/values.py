@@ -66,6 +66,7 @@ class Values:
     """The values of one kernel."""
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
+        """The buffer of each value, and the names that no value may take. layout: of callers' tensors, "bthd" or "bhtd"."""
         self.p, self.k, self.layout = p, k, layout
         self.sizes = {**p.sizes, **k.sizes}
         self.buffers = {b.name: b for b in k.buffers}

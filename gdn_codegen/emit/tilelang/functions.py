@@ -1,4 +1,4 @@
-"""What a module has of the device functions (device/): those that its kernels call, by kind of device."""
+"""Selects the device functions (device/) that a module's kernels call, by kind of device."""
 from __future__ import annotations
 
 import textwrap

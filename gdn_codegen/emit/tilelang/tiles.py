@@ -40,6 +40,7 @@ class Tiles(Addresses):
     across = "HV", "hv"  # the size of the grid's dim for heads, and the variable with a block's index in it
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
+        """No value has storage yet. `taken` has the names that the kernel's head uses. layout: "bthd" or "bhtd"."""
         super().__init__(p, k, layout)
         self.sizes = {**p.sizes, **k.sizes}
         self.buffers = {x.name: x for x in k.buffers}

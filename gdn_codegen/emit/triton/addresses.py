@@ -19,6 +19,7 @@ class Addresses:
     define."""
 
     def __init__(self, p: Program, k: Kernel, layout: str) -> None:
+        """No variable is used yet. `taken` has the names that the kernel's head uses. layout: "bthd" or "bhtd"."""
         self.p, self.k, self.layout = p, k, layout
         self.uses: dict[str, None] = {}
         self.part = "part"  # the variable with the part slot of current loads

@@ -1,4 +1,4 @@
-"""What a module has of the device functions (device.py): those that its kernels call."""
+"""Selects the device functions (device.py) that a module's kernels call."""
 from __future__ import annotations
 
 from collections.abc import Iterable

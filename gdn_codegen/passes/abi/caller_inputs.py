@@ -1,10 +1,12 @@
 """caller_inputs: computes the page's inputs from what callers pass, as the contract's input forms say. All targets run it.
 
 The contract names an input form for an input (`input_forms.py`). The pass inserts ops between the load and its readers:
-- A form of numbers has a value in the notation of pages, of the loaded x and of more tensors, which have a number a value head.
+- A form of an input of one number per token is an expression in the page's notation. It reads the loaded input x, and perhaps
+  further tensors of one number per value head, such as A_log.
 - "l2norm": the rows of x, divided by sqrt(their sum of squares + 1e-6). This is a row scale; `row_scales` moves it out of
   products.
-- "unit": x, whose rows have norm 1. Their sums of squares become 1, so that loads which only these sums need are dropped.
+- "unit": x, whose rows have norm 1. Sums of squares of its rows become the constant 1. A load of x whose only use was such a
+  sum is then dropped.
 
 Values that are not zero on padding go through `valid`.
 """
@@ -30,7 +32,7 @@ EPS = 1e-6  # as in FLA
 def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
     """`p` for callers that pass inputs as `c` says.
 
-    narrow: whether the device reads 16-bit numbers a head; if not, the host casts them to float32. Raises ContractError if `c`
+    narrow: whether the device reads 16-bit numbers per head; if not, the host casts them to float32. Raises ContractError if `c`
     names an input that `p` does not have, or a form or dtype that does not fit the input's dims.
     """
     tokens = {t.name: t for t in p.role("input") if t.index == "token"}
@@ -42,8 +44,8 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
                 raise ContractError(f"{field}: got {n!r}; accepted: {', '.join(tokens)}, the inputs of {p.name}")
     for n in sorted(dtypes):
         if tokens[n].dims != ("C",):
-            raise ContractError(f"dtypes: got {n}={c.dtype(n)!r}; accepted: inputs of one number a token and head, of which {n} "
-                                f"is none: {', '.join(x for x, t in tokens.items() if t.dims == ('C',))}")
+            raise ContractError(f"dtypes: got {n}={c.dtype(n)!r}; accepted: a dtype for inputs of one number per token "
+                                f"and head alone: {', '.join(x for x, t in tokens.items() if t.dims == ('C',))}")
     for n, form in c.inputs:
         rows = len(tokens[n].dims) == 2
         if INPUT_FORMS[form].rows != rows:
@@ -59,7 +61,8 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
     clash = {t.name for t in made} & {t.name for t in p.tensors}
     if clash:
         form = next(f for _, f in c.inputs if clash & set(INPUT_FORMS[f].heads))
-        raise ContractError(f"inputs: got {form!r}, which brings {', '.join(sorted(clash))}; {p.name} has a tensor of that name")
+        raise ContractError(f"inputs: got {form!r}, which needs tensors {', '.join(sorted(clash))}; {p.name} has other tensors "
+                            "of these names")
     return _Accept(replace(p, tensors=(*p.tensors, *made)), c).run()
 
 

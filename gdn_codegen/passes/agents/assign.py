@@ -55,6 +55,8 @@ class _Assign:
         return name in self.kept or any(not (o.kind == "matmul" and i < 2) for o, i in self.readers.get(name, []))
 
     def __call__(self, o: Op, b: Body) -> str | None:
+        """Copies `o` for its agent: once, or twice if both agents need its value. Returns the name of its value, "" for a
+        store."""
         self.at += 1
         first, maker = self.first, self.maker
 

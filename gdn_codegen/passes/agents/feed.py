@@ -6,7 +6,7 @@
   optional tensor that is not given, it sets all entries to zero.
 - A tensor that is transposed in memory is loaded and stored by columns. Each core of an agent has its own columns, and
   transposes them on the chip.
-- A vector of one number a token is loaded as a strided column: one number in each row of `align` bytes. A move then makes it
+- A vector of one number per token is loaded as a strided column: one number in each row of `align` bytes. A move then makes it
   dense.
 
 Example:
@@ -47,6 +47,7 @@ class _Feed:
         return t.optional or any(self.p.padded(t))
 
     def __call__(self, o: Op, b: Body) -> str | None:
+        """Puts `o` into `b`, with the ops that its loads, stores and operands need on this device (the module's list)."""
         def op(kind: str, *args: str, name: str = "", **attrs: Any) -> str:
             return b.op(kind, *args, name=name, line=o.line, agent=o.agent, **attrs)
 

@@ -2,9 +2,9 @@
 another. Kernels with several agents stay as they are: `warp_groups` has moved their operands.
 
 An operand of a product or of `diag_inverse` moves if it was computed in the products' result space. These are results of
-products, carried values, and values that are computed from values in the operands' space. The last group moves for speed: an op
-that reads and writes the same space waits for each element. An operand that an inverse overwrites moves if it has other
-readers.
+products, carried values, and elementwise results of values in the operands' space. These elementwise ops could write to that
+space, but an op that reads and writes the same space waits for each element. So they write to the other space, and their
+results move. An operand that an inverse overwrites moves if it has other readers.
 
 A tile that is stored in a dtype of `Device.staged` moves too, for speed. It is then stored by whole rows, not by the few
 entries that each thread holds. States are excluded, because they are stored once in many chunks.
@@ -42,6 +42,7 @@ class _Operands:
         self.moved: dict[str, str] = {}
 
     def __call__(self, o: Op, b: Body) -> str | None:
+        """Puts `o` into `b` with operands in the operands' space. A store of a tile in a `staged` dtype gets a move before it."""
         if o.kind == "store" and self.staged(o.args[0]) and o.attr("tensor") not in self.rare:
             x = b.op("move", o.args[0], name=b.fresh(f"{o.args[0]}_out"), line=o.line, agent=o.agent, space="staged")
             b.op("store", x, line=o.line, agent=o.agent, **dict(o.attrs))

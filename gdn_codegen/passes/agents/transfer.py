@@ -31,6 +31,7 @@ def transfer(p: Program, device: Cores) -> Program:
 class _Kernel:
     """One kernel whose agents share no memory. made: workspaces by name; new channels are added to it."""
     def __init__(self, p: Program, k: Kernel, device: Cores, made: dict[str, Tensor]) -> None:
+        """Finds the agent of each value (`home`), and for each value the agents that read it through a workspace (`wanted`)."""
         self.p, self.k, self.device, self.made = p, k, device, made
         self.type = types(k.body)
         self.home = {o.out: o.agent for o in walk(k.body) if o.out and o.kind not in ("const", "scalar")}

@@ -32,6 +32,7 @@ class _Canonical:
     """Rebuilds the walk of a traced program and computes each value once. named: values that keep their names."""
 
     def __init__(self, p: Program, named: set[str], rules: list[Rule]) -> None:
+        """Nothing is computed yet. `roots` are the values from which the walk is rebuilt: outputs, next states, `forgets`."""
         self.p, self.named, loop = p, named, p.walk
         self.ops = [o for o in loop.body if isinstance(o, Op)]
         self.terms = Terms([c.name for c in loop.carried], {c.name: c.type for c in loop.carried}, rules)

@@ -33,6 +33,7 @@ class _Inverses:
         self.defs, self.count, self.type = {o.out: o for o in walk(k.body) if o.out}, uses(k.body), types(k.body)
 
     def __call__(self, o: Op, b: Body) -> str | None:
+        """Puts `o` into `b` as an inverse with a mask, a scale or a rounding of its own, and returns the name of its value."""
         if o.kind == "cast" and (same := self.rounded_again(o)):
             return same
         below = self.strict(o.args[0]) if o.kind == "cast" else None

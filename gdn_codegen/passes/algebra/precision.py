@@ -1,7 +1,7 @@
 """precision: gives memory and operands of products their dtypes, as explicit `cast` ops. All targets run it.
 
 - Tensors of tiles (q, k, v, o) have the caller's dtype.
-- Tensors of one number a token (gates, beta) have the contract's dtype, float32 by default. Loads cast them to float32.
+- Tensors of one number per token (gates, beta) have the contract's dtype, float32 by default. Loads cast them to float32.
 - Carried states are float32. States in callers' memory have the contract's dtype. They are cast to float32 where a walk begins,
   and rounded where it ends.
 - Elementwise ops compute in float32.

@@ -1,4 +1,4 @@
-"""scaled: values that are held without the scales of their rows and columns. `row_scales` is made of it."""
+"""scaled: values that are held without the scales of their rows and columns. `row_scales` uses it."""
 from __future__ import annotations
 
 from typing import Any
@@ -31,6 +31,7 @@ class Scaled:
     """
 
     def __init__(self, p: Program) -> None:
+        """Finds the values that are needed with their scales: next states, `forgets`, operands of ops that scales cannot pass."""
         loop = p.walk
         self.ops = [o for o in loop.body if isinstance(o, Op)]
         self.defs, self.count = {o.out: o for o in self.ops if o.out}, uses(loop.body)

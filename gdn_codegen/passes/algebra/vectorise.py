@@ -75,6 +75,7 @@ class _Rules:
         return b.op("load", name=b.fresh(name), tensor=name, line=line)
 
     def __call__(self, o: Op, b: Body) -> str | None:
+        """Puts the replacement of `o` into `b` and returns the name of its value. None if a vector core has the op as it is."""
         def op(kind: str, *args: str, **attrs: Any) -> str:
             return b.op(kind, *args, line=o.line, **attrs)
 

@@ -22,6 +22,7 @@ class KernelGroups:
     Raises ScheduleError if a group names an unknown value, or if no group writes an output or a state.
     """
     def __init__(self, p: Program, s: Schedule) -> None:
+        """Finds the outputs and states of the walk. ScheduleError for an unknown name, and for a result that no group has."""
         (self.whole,), self.loop = p.kernels, p.walk
         self.p, self.s, loop = p, s, self.loop
         self.defs = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}
@@ -35,8 +36,8 @@ class KernelGroups:
         unknown = [n for n in names if n not in known and n not in self.states]
         if unknown:
             have = [n for n in known if self.defs[n].kind != "load"]
-            raise ScheduleError(f"schedule {s.name}: kernels names {', '.join(unknown)}; {p.name} has "
-                                f"{', '.join([*have, *self.states])}")
+            raise ScheduleError(f"schedule {s.name}: kernels names {', '.join(unknown)}, and {p.name} has no such value; "
+                                f"accepted: {', '.join([*have, *self.states])}")
         lost = [n for n in [*self.outputs, *self.states] if n not in names]
         if lost:
             raise ScheduleError(f"schedule {s.name}: no group of kernels writes {', '.join(lost)}; accepted: groups that have "
@@ -59,10 +60,11 @@ class KernelGroups:
                 raise ScheduleError(f"schedule {self.s.name}: kernels has the group {','.join(group)}, which writes no output "
                                     "and no value that a later group reads; accepted: groups whose values are read")
             after = {n for later in self.s.kernels[i + 1:] for n in later}
-            nexts = [f"{c.next} (the next {c.name})" for c in self.states.values() if c.next in group and c.name in after]
+            nexts = [f"{c.next} (the next value of the state {c.name})" for c in self.states.values()
+                     if c.next in group and c.name in after]
             if nexts:
-                raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(nexts)} in a group before the state's "
-                                    "own; accepted: the state, by its name")
+                raise ScheduleError(f"schedule {self.s.name}: a group has {', '.join(nexts)}, and a later group has the "
+                                    "state; accepted: the name of the state instead, in the earlier group")
             numbers = [n for n in group if n in self.defs and (x := self.defs[n].type) is not None and not x.dims]
             if numbers and apart:
                 raise ScheduleError(f"schedule {self.s.name}: kernels names {', '.join(numbers)}, one number for each chunk; "

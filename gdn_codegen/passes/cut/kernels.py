@@ -6,7 +6,7 @@ the chunks in order. Values that later groups read are stored in workspaces, one
 `Program.forgets`. The first kernel stores it if that is parallel over chunks; otherwise an added kernel before it does.
 
 A vector of `Program.scales` is stored too, if several groups read it, or if only a walk does and a kernel over chunks comes
-before. Then a walk loads one number a token instead of summing rows. On cores that share no memory, an added first kernel
+before. Then a walk loads one number per token instead of summing rows. On cores that share no memory, an added first kernel
 computes all of `scales`, because each core sums its own share of the rows.
 
 Example: Gated DeltaNet with the groups (@gate_sum, @inverse) and (@output, @state) gets two kernels. The first is parallel over
@@ -30,7 +30,7 @@ READ_ORDER = ("system", "gate_sum", "state", "inverse", "solution", "offset", "w
 
 @takes("traced", gives="cut")
 def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart: bool = False) -> Program:
-    """The kernels that `s.kernels` describes.
+    """The kernels of the groups of `s`.
 
     sizes: extents of C, K and V. v_block: columns of V that an instance of a walk holds where the schedule does not say, 0 for
     all. apart: whether `scales` get a kernel of their own. Raises ScheduleError for groups that do not fit the page.

@@ -22,6 +22,7 @@ class Parts:
     """
 
     def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, forgets: dict[str, Any]) -> None:
+        """Makes the workspaces of the parts, one tile for each part and value head. k: the kernel with the walk `loop`."""
         self.p, self.k, self.loop = p, k, loop
         (self.c,) = loop.carried
         self.where = f"schedule {s.name}: partition={s.partition!r}"

@@ -2,7 +2,7 @@
 
 A role is a property of the graph, so a schedule of roles serves any page. An output or a state of the page has only the role
 `output` or `state`. Other roles are given to values on which an output or a state depends:
-- gate: an input of one number a token, as the page reads it.
+- gate: an input of one number per token, as the page reads it.
 - gate_sum: a running sum.
 - system: the x of an inverse (I + x)^-1.
 - inverse: an inverse as products read it. The schedule's form may have scaled it or removed its diagonal.
@@ -44,6 +44,7 @@ def roles(p: Program) -> dict[str, tuple[str, ...]]:
 class _Roles:
     """The graph of a walk's values, with those that depend on a state and those on which a result depends."""
     def __init__(self, p: Program) -> None:
+        """Finds what depends on a state (`waits`), and on what an output or a next state depends (`wanted`)."""
         self.p, loop = p, p.walk
         self.ops = [o for o in loop.body if isinstance(o, Op)]
         self.defs, self.type, self.count = {o.out: o for o in self.ops if o.out}, types(loop.body), uses(loop.body)

@@ -1,6 +1,6 @@
 """heads_by_product: batches running sums of value heads by one matrix product. For devices with cores (PTO).
 
-It applies to kernels over chunks that do nothing but sum up loaded vectors of one number a token. The vectors of the heads are
+It applies to kernels over chunks that do nothing but sum up loaded vectors of one number per token. The vectors of the heads are
 the columns of a tile X, [C, heads]. Their sums are the rows of X^T L^T, where L is the lower triangle of ones. The cube core
 computes all of them at once. A vector core would sum one head after another.
 
@@ -41,7 +41,7 @@ def heads_by_product(p: Program, s: Schedule, device: Cores) -> Program:
 
 
 def _only_sums(p: Program, k: Kernel) -> bool:
-    """Whether `k` only loads a caller's tensors of one number a token and value head, sums them and stores the sums."""
+    """Whether `k` only loads a caller's tensors of one number per token and value head, sums them and stores the sums."""
     kind = {o.out: o.kind for o in k.body if isinstance(o, Op) and o.out}
 
     def fits(o: Op) -> bool:

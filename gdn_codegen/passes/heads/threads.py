@@ -1,6 +1,6 @@
 """heads_by_threads: batches value heads by the threads of a block. For TileLang.
 
-It applies to kernels over chunks that only handle one number a token and head, without tiles. One head gives a block too little
+It applies to kernels over chunks that only handle one number per token and head, without tiles. One head gives a block too little
 work: the block waits for loads, each of which takes one number of a row of heads. With several heads, neighbouring threads load
 neighbouring numbers. The ops of an instance do not change.
 """
@@ -27,7 +27,7 @@ def heads_by_threads(p: Program, s: Schedule, device: Device) -> Program:
 
 
 def _narrow(p: Program, k: Kernel) -> bool:
-    """Whether `k` has only loads of one number a token and value head, ops on vectors and numbers, and stores of these to
+    """Whether `k` has only loads of one number per token and value head, ops on vectors and numbers, and stores of these to
     workspaces."""
     def fits(o: Op) -> bool:
         if o.kind in ("load", "store"):

@@ -5,7 +5,7 @@ A block of one agent has 128 threads, with these exceptions:
   columns. TileLang may then give half of them to each of two warp groups, and a wgmma reads no row-major operand of 8 columns.
 - Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
-A kernel over chunks is small if its largest fragment takes at most half of 64 registers a thread. Then several blocks share a
+A kernel over chunks is small if its largest fragment takes at most half of 64 registers per thread. Then several blocks share a
 multiprocessor, so that one computes while another waits for its loads. Agents that share a block have threads and registers of
 their own. Such a block has whole warp groups, and each thread starts with an equal part of the registers.
 """
@@ -30,7 +30,7 @@ MOST_OF_A_FRAGMENT = 64
 
 @takes("placed")
 def block_threads(p: Program, device: Device) -> Program:
-    """`p` with threads, registers and blocks of a multiprocessor on its kernels. Registers come from `device.register_file`."""
+    """`p` with threads, registers and blocks of a multiprocessor on its kernels. Registers come from the device."""
     return p.map_kernels(lambda k: _launched(k, device))
 
 
@@ -53,7 +53,7 @@ def _fragments(k: Kernel) -> int:
 
 
 def _small(k: Kernel, threads: int) -> bool:
-    """Whether the kernel has products and its largest fragment takes at most half of `SMALL` registers a thread."""
+    """Whether the kernel has products and its largest fragment takes at most half of `SMALL` registers per thread."""
     return any(o.kind == "matmul" for o in walk(k.body)) and 2 * _fragments(k) <= SMALL * threads
 
 

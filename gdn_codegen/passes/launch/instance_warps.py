@@ -1,7 +1,7 @@
 """instance_warps: chooses the threads of an instance. For Triton, whose compiler distributes tiles over warps.
 
 A number in the schedule's `warps` is taken. Otherwise an instance has four warps, with two exceptions. It has eight if a
-carried value has 128 x 128 entries or more, which is about 64 float32 registers a thread. It has two if no product has more
+carried value has 128 x 128 entries or more, which is about 64 float32 registers per thread. It has two if no product has more
 than 32 x 32 entries, because more warps would only exchange data.
 """
 from __future__ import annotations

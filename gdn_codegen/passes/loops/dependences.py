@@ -22,6 +22,7 @@ class Dependences:
     """
 
     def __init__(self, ops: list[Op], next_of: dict[str, str], rounded: Collection[str], feeds: Collection[str]) -> None:
+        """Finds, op by op, what must come before: definitions of operands, accesses to a tensor, reads of overwritten storage."""
         self.ops = ops
         self.after: list[set[int]] = [set() for _ in ops]
         self.readers: dict[str, set[int]] = {}

@@ -43,6 +43,7 @@ class _List:
     """A run of ops without a loop between them. next_of: the next value of a carried value -> the carried value."""
 
     def __init__(self, costs: OpCosts, ops: list[Op], next_of: dict[str, str]) -> None:
+        """Finds the pipe, the cost and the dependences of each op. No op is placed yet: all pipes are free in cycle 0."""
         self.costs, self.ops = costs, ops
         self.d = d = Dependences(ops, next_of, costs.rounded, costs.device.feeds)
         made, read = {o.out for o in ops}, Counter(a for o in ops for a in o.args)

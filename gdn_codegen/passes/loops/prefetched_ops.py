@@ -21,6 +21,7 @@ class PrefetchedOps:
     """
 
     def __init__(self, p: Program, k: Kernel, loop: Loop, what: str, device: Cores) -> None:
+        """Selects the ops that `what` asks for, and drops those that cannot run ahead until no more have to be dropped."""
         self.ops = [o for o in loop.body if isinstance(o, Op)]
         self.type, self.device, self.sizes = types(k.body), device, {**p.sizes, **k.sizes}
         self.index = {t.name: t.index for t in p.tensors}

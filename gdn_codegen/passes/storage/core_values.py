@@ -1,7 +1,7 @@
 """core_values: how one core of an agent holds a value: its space and its shape. `pack` uses it.
 
 A core holds its part of a tile's rows, or of its columns. A vector is whole on each core, except sums along rows, of which each
-core has a part. A vector that was just loaded has one number in each row of `Device.align` bytes.
+core has a part. A vector that was just loaded has one number in each row of `Cores.align` bytes.
 """
 from __future__ import annotations
 
@@ -29,23 +29,25 @@ def by_columns(k: Kernel) -> set[str]:
 class CoreValues:
     """The values of a kernel on one core. `hold` is called for each op in program order.
 
-    spread: vectors with one number in each row of `Device.align` bytes. divided: vectors of which each core has a part.
+    spread: vectors with one number in each row of `Cores.align` bytes. divided: vectors of which each core has a part.
     """
 
     def __init__(self, p: Program, k: Kernel, device: Cores) -> None:
+        """No value is held yet. ScheduleError for an output of one number per token, which cores cannot store."""
         self.where = f"{p.name}, kernel {k.name} on {device.name}"
         self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
-        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        ops = list(walk(k.body))
+        self.defs = {o.out: o for o in ops if o.out}
         self.spread: set[str] = set()
         self.divided: set[str] = set()
         self._token = {t.name for t in p.tensors if t.index == "token"}
         self._columns = by_columns(k)
-        read = {a for o in walk(k.body) if o.kind != "store" for a in o.args}
-        stores = [o for o in walk(k.body) if o.kind == "store"]
+        read = {a for o in ops if o.kind != "store" for a in o.args}
+        stores = [o for o in ops if o.kind == "store"]
         self._only_stored = {o.args[0] for o in stores} - read
         for t in (p.tensor(o.attr("tensor")) for o in stores):
             if t.index == "token" and len(t.dims) == 1:  # its numbers lie apart in memory, and side by side on the chip
-                raise self.error(f"output {t.name} has one number a token; accepted: outputs of rows, such as [C, V]")
+                raise self.error(f"output {t.name} has one number per token; accepted: outputs of rows, such as [C, V]")
 
     def error(self, text: str) -> ScheduleError:
         """An error that names the kernel."""
@@ -71,7 +73,8 @@ class CoreValues:
             if isinstance(self.type[o.out].dims[0], str) and (o.kind == "row_sum" or divided):
                 self.divided.add(o.out)
         if o.kind == "expand" and any(self.type[a].dims[0] == 1 for a in divided):
-            raise self.error(f"{o.out} needs all entries of {o.args[0]}, and each core has only those of its rows")
+            raise self.error(f"{o.out} needs all entries of {o.args[0]}, and each core has only those of its rows; let an "
+                             f"earlier kernel compute {o.args[0]}")
 
     def space(self, o: Op) -> str:
         """The space that `o` fills."""
@@ -82,7 +85,7 @@ class CoreValues:
     def shape(self, o: Op) -> tuple[int, ...]:
         """The shape of a value on one core, in elements.
 
-        Raises ScheduleError if rows do not divide among cores, or are not a multiple of `Device.align` bytes.
+        Raises ScheduleError if rows do not divide among cores, or are not a multiple of `Cores.align` bytes.
         """
         t = self.type[o.out]
         shape, parts = t.shape(self.sizes), self.device.copies[o.agent]

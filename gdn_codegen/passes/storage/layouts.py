@@ -5,7 +5,7 @@
 - Where threads move tiles, their registers are in the order of a product's sum. Loops over tiles of that shape have the order
   "sums".
 - A fragment has the layout "rows" if its rows are summed and their length is no power of two. TileLang infers no layout for it.
-- In a block that runs several heads, all values are in shared memory, one row a head. Rows have PAD unused elements at their
+- In a block that runs several heads, all values are in shared memory, one row per head. Rows have PAD unused elements at their
   end. They keep the heads of a token in different banks, and align rows to four elements, which are moved at once.
 """
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...ir.types import GROUP
 from ..stage import takes
 from .stored_values import over
 
-#: Elements after each row of a buffer with a row a head.
+#: Elements after each row of a buffer with a row per head.
 PAD = 4
 #: The rows of a product's sum that a warp group holds. A tile that it moves has as many columns.
 ROWS = 64

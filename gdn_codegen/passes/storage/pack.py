@@ -17,13 +17,15 @@ from dataclasses import replace
 from math import inf
 
 from ...devices import Cores
-from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, loops, map_ops
+from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, loops
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
+from .buffer_names import named
 from .core_values import CoreValues
 from .lifetimes import Lifetimes
 from .offsets import NoRoom, Place, fullest, in_slots, lowest, round_robin
+from .place import with_buffers
 from .room import late_loads, with_copies
 
 
@@ -57,6 +59,7 @@ class _Kernel:
     """The buffers of one kernel: which values share one, and where it is. Raises ScheduleError if a space is too small."""
 
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Cores) -> None:
+        """Gives each value a place, op by op, then each place an offset in its space."""
         self.k, self.s, self.device = k, s, device
         self.values = CoreValues(p, k, device)
         self.live = Lifetimes(k.body, self.values.defs, self.values.view)
@@ -74,7 +77,8 @@ class _Kernel:
     def kernel(self) -> Kernel:
         """The kernel with a buffer at a byte offset for each value."""
         buffers = tuple(Buffer(x.name, x.space, x.shape, x.dtype, x.offset, x.slots, x.agent) for x in self.places)
-        return replace(self.k, body=map_ops(self.k.body, lambda o: [self.marked(o)]), buffers=buffers)
+        owner = {value: place.name for value, place in self.home.items()}
+        return named(replace(self.k, body=with_buffers(self.k.body, owner), buffers=buffers))
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         """Give each value a place: a new one, or that of a value that it overwrites. A carried value keeps its place through
@@ -88,7 +92,7 @@ class _Kernel:
                 for c in s.carried:
                     place = self.home[c.name]
                     if self.home.get(c.next) is not place:
-                        raise self.values.error(f"{c.next} would not be stored where {c.name} is")
+                        raise self.values.error(f"carried {c.name} and its next value {c.next} have no common buffer")
                     place.end = max(place.end, self.at, self.live.last.get(c.result, 0))
                     self.home[c.result] = place
             else:
@@ -99,7 +103,7 @@ class _Kernel:
         """Give a carried value the place of its initial value."""
         place = self.home.get(c.init)
         if place is None or self.live.last[c.init] > self.live.first[c.name]:
-            raise self.values.error(f"{c.name} starts as {c.init}, which is read later")
+            raise self.values.error(f"carried {c.name} would overwrite its first value {c.init}, which is read later")
         place.end, place.slots, place.pinned = max(place.end, self.live.last[c.name]), c.slots, True
         self.home[c.name] = place
         for kind in (self.values.spread, self.values.divided):
@@ -143,7 +147,3 @@ class _Kernel:
         if sum(x.bytes for x in live) > size or not (round_robin(places, size, self.device.align)
                                                      or lowest(places, size, self.device.align)):
             raise NoRoom(self.values.where, space, size, live)
-
-    def marked(self, o: Op) -> Op:
-        """The op with the name of its buffer."""
-        return replace(o, buffer=self.home[o.out].name if o.out in self.home else "")

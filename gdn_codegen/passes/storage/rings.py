@@ -4,7 +4,7 @@ does so for other kernels.
 Loaded values, and values that cross between agents, are in shared memory, in a ring. Each iteration of the walk uses the next
 slot. These values are in fragments: accumulators, computed first operands, tiles that are transposed or have several readers,
 values that a move copies to shared memory, and vectors under a column or row. All other values are expressions inside their
-readers. A vector or a number always is one.
+readers: vectors and numbers that the loop computes, and elementwise ops with one reader.
 """
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ...ir.core import Buffer, Kernel, Op, Program, loops, types, uses, walk
 from ...schedule.schedule import Schedule
 from ..stage import takes
 from ..uses import readers
+from .buffer_names import named
 from .place import with_buffers
 from .stored_values import is_view, over
 from .walk_limits import check_limits, moves
@@ -65,7 +66,7 @@ class _Kernel:
             elif self.stored(o):
                 buffers[o.out] = self.buffer(o.out, o.out, self.device.product)
                 owner[o.out] = o.out
-        out = replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values()))
+        out = named(replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values())))
         check_limits(self.p, out, self.s, self.device)
         return out
 

@@ -1,4 +1,4 @@
-"""room: changes to a kernel that help `pack` to find room: copies of carried values, and later loads."""
+"""room: changes a kernel so that `pack` needs less space: it adds copies of carried values, and loads values later."""
 from __future__ import annotations
 
 from dataclasses import replace

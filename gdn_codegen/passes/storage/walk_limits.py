@@ -58,7 +58,8 @@ class _Limits:
             if o.kind in ("load", "store"):
                 self.copied(o)
             elif o.kind == "last" and not (o.args[0] in self.home and self.home[o.args[0]].space == self.device.operand):
-                raise self.error(f"{o.out} is the last entry of {o.args[0]}, which is not in shared memory")
+                raise self.error(f"{o.out} is the last entry of {o.args[0]}, which is not in shared memory; let an earlier "
+                                 f"kernel compute {o.args[0]}")
             elif o.kind in ("move", "transpose") and self.type[o.out].rank == 2:
                 self.carried_by_warps(o)
             elif o.kind == "matmul":

@@ -1,4 +1,4 @@
-"""needed_barriers: removes the synchronisation of a walk that it does without, for `mbarriers`.
+"""needed_barriers: removes synchronisation that a walk does not need. `mbarriers` uses it.
 
 Each barrier, arrival, wait, fence and drain is left out in turn. It stays out if `check_rings` still proves the kernel. The only
 arrival or the only wait of a barrier is not tried: without the arrival nothing ends the waits, and without the wait the barrier

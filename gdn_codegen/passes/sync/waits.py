@@ -1,5 +1,5 @@
-"""waits: what `synchronise` adds to a kernel: pairs of a signal and a wait, and barriers, by their places. And the signals and
-waits of a pair that a traversal executes."""
+"""waits: the pairs of a signal and a wait, and the barriers, that `synchronise` adds to a kernel, by their places. Also the
+state of a traversal: the signals and waits of each pair that it has executed."""
 from __future__ import annotations
 
 from collections import deque

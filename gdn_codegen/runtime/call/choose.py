@@ -1,6 +1,6 @@
-"""Which build serves a call, and why: a row of a table of measurements, or else what a model of the GPU says.
+"""Chooses the build that serves a call, with the reason: from a row of a table of measurements, else by a model of the GPU.
 
-Nothing is timed and no alternative compiled while a call waits.
+A call times nothing and compiles no alternatives.
 """
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ LONG = 15
 INSTANCES: dict[int, dict[str, Any]] = {32: {"stages": 3}, 64: {}, 16: {"stages": 3}}
 #: Chunks for which these walks over whole sequences read q and k by descriptors, by architecture. Parts do so for any chunk.
 DESCRIBED: dict[str, tuple[int, ...]] = {"sm_90a": (32,)}
-#: Portable schedules, changed fields: the first that fits sizes and dtype. Where K or V is above SPLIT, V comes in blocks: what
-#: an instance holds of the state is then K x 64 at most.
+#: Schedules for any device, with changed fields. The first that fits sizes and dtype is taken. If K or V is above SPLIT, V is
+#: split into blocks, so that an instance holds at most K x 64 entries of the state.
 PORTABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     (DEFAULT_SCHEDULE, {}), (DEFAULT_SCHEDULE, {"v_block": 64}), (DEFAULT_SCHEDULE, {"v_block": 32}), ("replay", {"v_block": 32}),
     ("staged", {"v_block": 32}), ("staged", {"v_block": 16}))

@@ -1,7 +1,8 @@
-"""Which build serves a decoding step, of all targets that run its tensors, and why: a row of the table of decoding, or a model.
+"""Chooses the build that serves a decoding step, with the reason: from a row of the table of decoding, else by a model.
 
-A step has 1 to 16 new tokens a sequence. It reads and writes states and little else, so that what decides is how kernels do that:
-which target's, and how many columns of a state an instance holds. The algorithm is that of prefill, in one kernel.
+A step has 1 to 16 new tokens per sequence. It mostly reads and writes states. So its time depends on the target, and on the
+number of columns of a state that an instance holds. The algorithm is that of prefill, in one kernel. All targets that run on the
+tensors' device are considered.
 """
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ COLUMNS = 32
 #: 16/32, states in bfloat16, took Triton's kernel 423 us and TileLang's 2865.
 PREFERRED = {"cuda": ("triton", "tilelang")}
 #: Entries of the state in a TileLang instance on a GPU, which has one warp where chunks are of 16 tokens: with 128 x 32 it spills
-#: 112 bytes a thread, with 128 x 128 5.6 KB (nvcc, sm_90a).
+#: 112 bytes per thread, with 128 x 128 5.6 KB (nvcc, sm_90a).
 ENTRIES = 128 * 32
 
 

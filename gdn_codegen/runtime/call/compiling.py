@@ -1,4 +1,4 @@
-"""The call in which a build's kernels compile: that it is under way, and what to do where they do not compile."""
+"""The first call of a build, in which its kernels compile: progress on stderr, and errors for kernels that do not compile."""
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +31,7 @@ def compiling(m: Any, device: str) -> Iterator[None]:
             if isinstance(e, ValueError) and not _is_theirs(e):  # what the call itself refuses
                 raise
             if why := lacks_tools(target, device):
-                raise ValueError(f"target: got {target!r}, and {why}; accepted: one that compiles here") from e
+                raise ValueError(f"target: got {target!r}, and {why}; accepted: a target that compiles here") from e
             if why := _said(e):
                 raise DoesNotCompile(f"schedule: got {path.stem} for {target}, {why}; accepted: another schedule, chunk_size or "
                                      "target, or None to choose") from e

@@ -1,4 +1,4 @@
-"""Calls whose dtypes no kernel has: tensors are rounded or widened on their way in and out."""
+"""Calls with dtypes for which there are no kernels: rounds or widens their tensors before and after the kernels."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .normalise import Options, Tensors
+from .arguments import Options, Tensors
 
 
 def _states(t: Tensors, x: Options) -> torch.dtype | None:

@@ -1,4 +1,4 @@
-"""Keywords of other libraries: what each means here, or why it is refused. docs/contract.md lists them by library."""
+"""Translates keywords of other libraries, or refuses them with a reason. docs/contract.md lists them by library."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...host.arguments import _check_flag
 from ...host.tensors import _fail
-from .normalise import Options, Tensors, check_cpu_ends
+from .arguments import Options, Tensors
+from .normalise import check_cpu_ends
 from .request import DEFAULT_CHUNK
 
 #: Another library's keyword -> ours.
@@ -18,33 +19,34 @@ ALIASES = {
     "ssm_state_indices": "state_indices", "initial_state_indices": "state_indices", "initial_state_source": "initial_state",
     "inplace_update": "inplace_final_state", "inplace_indexed_state_update": "inplace_final_state",
     "output": "out", "o": "out", "output_state": "final_state"}
-_DRAFT = "one state a sequence, not one a draft token"
-_RING = "a state is stored itself, not tokens from which it is computed again"
+_DRAFT = "the op keeps one state for each sequence, not one for each draft token"
+_RING = "the op stores states, not tokens from which to compute them again"
+_NOT_HERE = "no value, because only chunk_gated_delta_rule has this argument"
+_PACKED = "cu_seqlens describes all tokens of q"
+_TREE = "the tokens of a sequence follow one another and form no tree"
+_GATE = "the op has one gate for each token and head, which is g"
 _KEPT = "checkpoint_chunks=n returns the state every n chunks"
-#: Keywords that ask for what this op does not do -> the values that do not ask for it, and why others are refused.
+#: Keywords for features that this op does not have -> the values that do not ask for the feature, and why others are refused.
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    "gk": ((None,), "one gate for each token and head, as g"), "gv": ((None,), "one gate for each token and head, as g"),
-    "g_gamma": ((None,), "one gate for each token and head, as g"),
-    "is_kda": ((False,), "one gate for each token and head, as g"),
+    "gk": ((None,), _GATE), "gv": ((None,), _GATE), "g_gamma": ((None,), _GATE), "is_kda": ((False,), _GATE),
     "lower_bound": ((None,), "the gate is -exp(A_log) softplus(g + dt_bias), without a bound"),
     "softplus_beta": ((1,), "the gate is -exp(A_log) softplus(g + dt_bias)"),
-    "softplus_threshold": ((20,), "softplus has no other threshold"), "threshold": ((20,), "softplus has no other threshold"),
+    "softplus_threshold": ((20,), "no other threshold is possible"), "threshold": ((20,), "no other threshold is possible"),
     "a": ((None,), "pass it as g, with gate='raw'"), "b": ((None,), "pass it as beta, with beta_form='sigmoid'"),
-    "cp_context": ((None,), "one device holds a sequence"),
-    "num_accepted_tokens": ((None,), _DRAFT), "retrieve_parent_token": ((None,), "tokens in a row, not a tree"),
-    "ddtree_parent_ids": ((None,), "tokens in a row, not a tree"),
+    "cp_context": ((None,), "a whole sequence is on one device"),
+    "num_accepted_tokens": ((None,), _DRAFT), "retrieve_parent_token": ((None,), _TREE), "ddtree_parent_ids": ((None,), _TREE),
     "accepted_steps": ((None,), _DRAFT), "recovery_steps": ((None,), _DRAFT),
     "intermediate_states_buffer": ((None,), _DRAFT), "intermediate_state_indices": ((None,), _DRAFT),
     "cache_steps": ((None, 0), _DRAFT), "disable_output_calculation": ((False,), "o is always computed"),
     "disable_output": ((False,), "o is always computed"),
     "has_initial_state": ((None,), "every slot of state_indices is read: zero those of new sequences"),
     "return_intermediate_states": ((None, False), _KEPT), "output_h": ((None, False), _KEPT),
-    "state_checkpoints": ((None,), _KEPT + ", in rows of its own order"),
-    "checkpoint_cu_starts": ((None,), _KEPT + ", in rows of its own order"),
-    "num_decodes": ((0,), "cu_seqlens is of the tokens in q"), "num_decode_tokens": ((0,), "cu_seqlens is of the tokens in q"),
+    "state_checkpoints": ((None,), _KEPT + ", in rows of another order"),
+    "checkpoint_cu_starts": ((None,), _KEPT + ", in rows of another order"),
+    "num_decodes": ((0,), _PACKED), "num_decode_tokens": ((0,), _PACKED),
     "snapshot_dtype": ((None,), "kernels keep the state in float32"),
-    "use_rs_rounding": ((None, False), "states are rounded to the nearest"),
-    "rand_seed": ((None,), "states are rounded to the nearest"),
+    "use_rs_rounding": ((None, False), "states are rounded to nearest, not at random"),
+    "rand_seed": ((None,), "states are rounded to nearest, not at random"),
     "cache_ring": ((False,), _RING), **dict.fromkeys(("replayssm_rawv", "replayssm_rawk", "replayssm_g", "replayssm_beta"),
                                                      ((None,), _RING))}
 #: Keywords that change no result: how another library runs, tables for its kernels, what a model passes to all its layers.
@@ -100,7 +102,7 @@ def _state(own: dict[str, Any], x: Any, _: int) -> None:
 def _no_update(own: dict[str, Any], x: Any, _: int) -> None:
     if _check_flag("disable_state_update", x):
         if own["inplace_final_state"] is True:
-            _fail("disable_state_update", "True with inplace_final_state=True", "one of them")
+            _fail("disable_state_update", "True with inplace_final_state=True", "one of them, because they contradict each other")
         own["inplace_final_state"] = False
 
 
@@ -130,7 +132,7 @@ def _every(own: dict[str, Any], x: Any, chunk: int) -> None:
     if x is None or (type(x) is int and x == 0):
         return
     if chunk < 0:
-        _fail("checkpoint_every_n_tokens", _said(x), "no such argument here: chunk_gated_delta_rule takes it")
+        _fail("checkpoint_every_n_tokens", _said(x), _NOT_HERE)
     size = chunk or own["chunk_size"] or DEFAULT_CHUNK
     if own["checkpoint_chunks"] != 0:
         _fail("checkpoint_every_n_tokens", "both checkpoint_every_n_tokens and checkpoint_chunks",
@@ -143,10 +145,10 @@ def _every(own: dict[str, Any], x: Any, chunk: int) -> None:
 def _packed(own: dict[str, Any], x: Any, _: int) -> None:
     """A model's, which says again what cu_seqlens says."""
     if x is not None and own["cu_seqlens"] is None:
-        _fail("seq_idx", _said(x), "None without cu_seqlens, which says where sequences end")
+        _fail("seq_idx", _said(x), "cu_seqlens as well, which says where sequences end, or None")
 
 
-#: Keywords that are more than another name.
+#: Keywords whose translation needs a function: it changes the op's own arguments.
 MEANT: dict[str, Callable[[dict[str, Any], Any, int], None]] = {
     "use_gate_in_kernel": _gate, "use_beta_sigmoid_in_kernel": _beta, "state": _state, "disable_state_update": _no_update,
     "core_attn_out": _first_rows, "output_state_indices": _same_slots, "checkpoint_every_n_tokens": _every, "seq_idx": _packed,
@@ -175,7 +177,7 @@ def renamed(own: dict[str, Any], others: dict[str, Any], chunk: int = 0) -> dict
             if not any(x is y or (type(x) in (int, float) and type(y) is int and x == y) for y in accepted):
                 _fail(name, _said(x), f"{' or '.join(map(str, accepted))}: {why}")
         elif name in own:
-            _fail(name, _said(x), "no such argument here: chunk_gated_delta_rule takes it")
+            _fail(name, _said(x), _NOT_HERE)
         elif name not in IGNORED:
             _unknown(name, own)
     return own

@@ -1,4 +1,7 @@
-"""Settled calls without Python between their kernels: native_launcher.cc compares kinds, allocates workspaces and launches."""
+"""Makes native launchers: C++ functions that start all kernels of a settled call, without Python between the kernels.
+
+native_launcher.cc compares the arguments with the kind of call that it was made for, allocates workspaces, and launches.
+"""
 from __future__ import annotations
 
 import itertools
@@ -19,7 +22,7 @@ from ...host.tensors import _new
 from .. import cache, cxx
 
 SOURCE = Path(__file__).with_name("native_launcher.cc")
-#: What a kernel's tensor is: dense from where an argument begins, a workspace, or always the same one. As in native_launcher.cc.
+#: The origin of a kernel's tensor, as in native_launcher.cc: dense memory at an argument's address, a workspace, or a constant.
 ARGUMENT, WORKSPACE, FIXED = range(3)
 
 

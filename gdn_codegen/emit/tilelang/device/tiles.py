@@ -1,4 +1,4 @@
-"""Swizzled tiles in shared memory that CUDA headers address by themselves, and fragments as results of products lie."""
+"""Swizzled tiles in shared memory that CUDA headers address by themselves, and fragments in the layout of a product's result."""
 import math
 
 import tilelang

@@ -1,6 +1,6 @@
 """Rules about columns and rows: a column of a product becomes a product of columns; sums and functions are computed on vectors.
 
-JOINING comes after all other rules: a value of one number a token is then computed as a vector.
+JOINING comes after all other rules: a value of one number per token is then computed as a vector.
 """
 from __future__ import annotations
 
