@@ -33,6 +33,7 @@ from gdn_codegen.passes.stage import PASSES, StageError, takes
 from gdn_codegen.passes.storage.place import place
 from gdn_codegen.schedule import Schedule, varied
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets import lower as lower_program
 
 
 @algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
@@ -86,7 +87,7 @@ def recorded():
         for target, arch, page, s, sizes, contract in BUILDS:
             steps = []
             pipelines.observers[:] = [lambda *step, steps=steps: steps.append(step)]
-            pipelines.lower(page.trace(), target, s, sizes, "float16", arch, Contract.parse(contract))
+            lower_program(page.trace(), target, s, sizes, "float16", arch, Contract.parse(contract))
             out.append(steps)
     finally:
         pipelines.observers[:] = kept
