@@ -501,16 +501,16 @@ def o_S_kernel(t):
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             S = t.fragment((K, V), T.float32)
-            q = t.shared((C, K), T.float16)
+            tile_C_K = t.shared((C, K), T.float16)
             k = t.shared((C, K), T.float16)
-            v = t.shared((C, V), T.float16)
-            g = t.shared((C,), T.float32)
+            v_then_U_operand = t.shared((C, V), T.float16)
+            vector_C = t.shared((C,), T.float32)
             beta = t.shared((C,), T.float32)
             G = t.shared((C,), T.float32)
             D = t.fragment((C, C), T.float32)
             k_kT = t.fragment((C, C), T.float32)
             beta_k_kT_D_f16 = t.fragment((C, C), T.float16)
-            Tinv_rows_64 = t.staged((C, C), T.float16)
+            Tinv_rows_64_then_q_kT_D = t.staged((C, C), T.float16)
             S_f16 = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
             U_operand_f16 = t.fragment((C, V), T.float16)
@@ -539,25 +539,25 @@ def o_S_kernel(t):
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
                 if rows >= C:
-                    t.start_copy(q_in[b, row:row + C, h, 0:K], q)
+                    t.start_copy(q_in[b, row:row + C, h, 0:K], tile_C_K)
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
-                    t.start_copy(g_in[b, row:row + C, hv], g)
+                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v_then_U_operand)
+                    t.start_copy(g_in[b, row:row + C, hv], vector_C)
                     t.start_copy(beta_in[b, row:row + C, hv], beta)
                 else:
                     for i, j in t.parallel(C, K):
-                        q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
+                        tile_C_K[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, V):
-                        v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
+                        v_then_U_operand[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i in t.parallel(C):
-                        g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                        vector_C[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 t.wait_copies()
                 # G = cumsum(g)
-                t.cumsum(g, G, least=-105.0)
+                t.cumsum(vector_C, G, least=-105.0)
                 # D = exp(lower(G[:, None] - G[None, :], fill=-inf))
                 for i, j in t.parallel(C, C):
                     D[i, j] = T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
@@ -566,38 +566,40 @@ def o_S_kernel(t):
                 # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
                     beta_k_kT_D_f16[i, j] = beta[i] * k_kT[i, j] * D[i, j]
-                t.copy(beta_k_kT_D_f16, Tinv_rows_64)
-                t.expect_swizzled(Tinv_rows_64)
-                t.whole_inverses((Tinv_rows_64,), (None,))
+                t.copy(beta_k_kT_D_f16, Tinv_rows_64_then_q_kT_D)
+                t.expect_swizzled(Tinv_rows_64_then_q_kT_D)
+                t.whole_inverses((Tinv_rows_64_then_q_kT_D,), (None,))
                 # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
                 for i in t.parallel(C):
-                    g[i] = T.exp(G[i])
+                    vector_C[i] = T.exp(G[i])
                 t.copy(S, S_f16)
                 t.gemm(k, S_f16, k_S)
                 for i, j in t.parallel(C, V):
-                    U_operand_f16[i, j] = beta[i] * (T.cast(v[i, j], T.float32) - g[i] * k_S[i, j])
-                t.copy(U_operand_f16, v)
-                t.gemm(Tinv_rows_64, v, U)
+                    U_operand_f16[i, j] = beta[i] * (
+                        T.cast(v_then_U_operand[i, j], T.float32) - vector_C[i] * k_S[i, j]
+                    )
+                t.copy(U_operand_f16, v_then_U_operand)
+                t.gemm(Tinv_rows_64_then_q_kT_D, v_then_U_operand, U)
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                t.gemm(q, S_f16, q_S)
-                t.gemm(q, k, q_kT, transpose_B=True)
+                t.gemm(tile_C_K, S_f16, q_S)
+                t.gemm(tile_C_K, k, q_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    Tinv_rows_64[i, j] = q_kT[i, j] * D[i, j]
-                t.copy(U, q)
+                    Tinv_rows_64_then_q_kT_D[i, j] = q_kT[i, j] * D[i, j]
+                t.copy(U, tile_C_K)
                 for i, j in t.parallel(C, V):
-                    o_sum[i, j] = g[i] * q_S[i, j]
-                t.gemm(Tinv_rows_64, q, o_sum, clear_accum=False)
+                    o_sum[i, j] = vector_C[i] * q_S[i, j]
+                t.gemm(Tinv_rows_64_then_q_kT_D, tile_C_K, o_sum, clear_accum=False)
                 # S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
                 last_G = G[C - 1]
                 exp_last_G = T.exp(last_G)
                 for i in t.parallel(C):
-                    g[i] = T.exp(last_G - G[i])
+                    vector_C[i] = T.exp(last_G - G[i])
                 for i, j in t.parallel(C, V):
-                    S_operand_f16[i, j] = g[i] * U[i, j]
-                t.copy(S_operand_f16, q)
+                    S_operand_f16[i, j] = vector_C[i] * U[i, j]
+                t.copy(S_operand_f16, tile_C_K)
                 for i, j in t.parallel(K, V):
                     S[i, j] = exp_last_G * S[i, j]
-                t.gemm(k, q, S, transpose_A=True, clear_accum=False)
+                t.gemm(k, tile_C_K, S, transpose_A=True, clear_accum=False)
                 for i, j in t.parallel(C, V):
                     o_f16[i, j] = scale * o_sum[i, j]
                 t.copy(o_f16, o_f16_out)
@@ -880,6 +882,12 @@ def _check_rank(name: str, x: torch.Tensor, rank: int, layout: str) -> None:
         _fail(name, f"rank {x.ndim}", f"rank {rank}, layout {layout}")
 
 
+def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
+    """A tensor on this device."""
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+
+
 def _check_number(name: str, x: Any) -> float:
     """`x` as a float. A tensor is refused, because reading it would wait for its device."""
     if isinstance(x, bool) or not isinstance(x, (int, float)):
@@ -952,18 +960,12 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     return seen["B"], seen["T"], key_heads, value_heads, given[0].device
 
 
-def _check_packed(cu_seqlens: Any) -> None:
-    """Where packed sequences end."""
+def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """The number of sequences in cu_seqlens."""
     _check_integers("cu_seqlens", cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
         _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
-
-
-def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
-    """The number of sequences in cu_seqlens."""
-    _check_packed(cu_seqlens)
-    if cu_seqlens.device != device:
-        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    _check_device("cu_seqlens", cu_seqlens, device)
     if batch != 1:
         _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1, because cu_seqlens packs the sequences into one row")
     sequences: int = cu_seqlens.numel() - 1
@@ -980,13 +982,12 @@ def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
 
 def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
                  written: bool = False) -> None:
-    """Check a state [N, HV, ...] or a pool of states. written: True if the call writes to it. Then no two indices may share an
-    element."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    """Check a state [N, HV, ...]. written: True if the call writes to it. Then no two indices may share an element."""
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     _check_dtype(name, x.dtype, dtypes)
-    if x.device != device:
-        _fail(name, f"device {x.device}", f"device {device}")
+    _check_device(name, x, device)
     if written and not _is_apart(x):
         _fail(name, f"strides {x.stride()}", "elements that do not overlap")
 
@@ -994,10 +995,11 @@ def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device
 def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
     """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
     aligned to 16 bytes."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
-              f"shape [slots, {', '.join(map(str, tile))}]")
-    _check_state(name, x, tuple(x.shape), device, (dtype,))
+    _check_tensor(name, x)
+    if tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
+        _fail(name, tuple(x.shape), f"shape [slots, {', '.join(map(str, tile))}]")
+    _check_dtype(name, x.dtype, (dtype,))
+    _check_device(name, x, device)
     dense, size = _dense(tile), math.prod(tile)
     inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
     stride = size if x.shape[0] < 2 else x.stride(0)
@@ -1012,8 +1014,7 @@ def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
     _check_integers("state_indices", indices)
     if tuple(indices.shape) != (sequences,):
         _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
-    if indices.device != device:
-        _fail("state_indices", f"device {indices.device}", f"device {device}")
+    _check_device("state_indices", indices, device)
 
 
 def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
@@ -1032,8 +1033,9 @@ def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     """Check the caller's memory for an output."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     if x.dtype != dtype or x.device != device:
         _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
     if x.stride(-1) != 1 or not _is_apart(x):
@@ -1486,33 +1488,35 @@ class Host:
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
             buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> list[Any]:
-        """Launch every kernel; the call's tensors, as Tables.tensors names them. Arguments of one kind share a plan."""
+        """Launch every kernel; the call's tensors, as Tables.tensors names them."""
+        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
+                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
+        """The plan of arguments of this kind. It is made once, and checks them then."""
         kind = self.kind
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
                kind(indices), every)
         plan = self.plans.get(key)
         if plan is None:
-            plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan.call = caller(plan, given, outs, buffers)
             if len(self.plans) >= 256:
                 self.plans.clear()
             self.plans[key] = plan
-        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
-
-    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
-                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
-        """The plan of arguments of this kind, with its call."""
-        plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
-        plan.call = caller(plan, given, outs, buffers)
         return plan
 
     def numbers_of(self, given: Sequence[Any]) -> tuple[float, ...]:
         """The caller's numbers, the page's defaults where None is given."""
         values = []
         for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
-            x = default if x is None else x
-            if x is None:
+            if x is not None:
+                values.append(_check_number(name, x))
+            elif default is not None:
+                values.append(float(default))
+            else:
                 _fail(name, None, "a number: the page has no default")
-            values.append(_check_number(name, x))
         return tuple(values)
 
     def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:
@@ -1626,9 +1630,9 @@ class Check:
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks
+            before = host.poison, host.part_chunks, host.plans
             try:
-                host.poison = True
+                host.poison, host.plans = True, {}
                 for chunks in parts:
                     for call in calls:
                         if in_parts:  # short parts, so that there are many
@@ -1641,8 +1645,7 @@ class Check:
                 self.done.discard((device, heads))
                 raise
             finally:
-                host.poison, host.part_chunks = before
-                host.plans.clear()
+                host.poison, host.part_chunks, host.plans = before
         return found
 
     # --- the problem --------------------------------------------------------------------------------------------------

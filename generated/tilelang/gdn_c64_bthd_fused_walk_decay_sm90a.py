@@ -529,34 +529,38 @@ def G_beta_F_chunk_least_kernel(t):
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
             hv = block * 16
-            g = t.shared((16, C + 4), T.float32)
-            beta = t.shared((16, C + 4), T.float32)
+            g_then_sums_valid_g = t.shared((16, C + 4), T.float32)
+            vector_C = t.shared((16, C + 4), T.float32)
             last_sums_valid_g = t.shared((16,), T.float32)
             t.blocks_at_least(8)
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
                 for i, j in t.parallel(C, 16):
-                    g[j, i] = T.if_then_else(i < rows, T.if_then_else(hv + j < HV, g_in[b, row + i, hv + j], 0), 0)
+                    g_then_sums_valid_g[j, i] = T.if_then_else(
+                        i < rows,
+                        T.if_then_else(hv + j < HV, g_in[b, row + i, hv + j], 0),
+                        0,
+                    )
                 for i, j in t.parallel(C, 16):
-                    beta[j, i] = T.if_then_else(
+                    vector_C[j, i] = T.if_then_else(
                         i < rows,
                         T.if_then_else(hv + j < HV, beta_in[b, row + i, hv + j], 0),
                         0,
                     )
                 for j, i in t.parallel(16, C):
                     if hv + j < HV:
-                        beta_ws[slot, hv + j, i] = beta[j, i]
+                        beta_ws[slot, hv + j, i] = vector_C[j, i]
                 # G = cumsum(g)
-                t.row_cumsum(g, beta, C, least=-105.0)
+                t.row_cumsum(g_then_sums_valid_g, vector_C, C, least=-105.0)
                 for j, i in t.parallel(16, C):
                     if hv + j < HV:
-                        G_ws[slot, hv + j, i] = beta[j, i]
+                        G_ws[slot, hv + j, i] = vector_C[j, i]
                 for j, i in t.parallel(16, C):
-                    beta[j, i] = T.if_then_else(i < rows, g[j, i], 0.0)
-                t.row_cumsum(beta, g, C)
+                    vector_C[j, i] = T.if_then_else(i < rows, g_then_sums_valid_g[j, i], 0.0)
+                t.row_cumsum(vector_C, g_then_sums_valid_g, C)
                 for j in t.parallel(16):
-                    last_sums_valid_g[j] = g[j, C - 1]
+                    last_sums_valid_g[j] = g_then_sums_valid_g[j, C - 1]
                 for j in t.parallel(16):
                     if hv + j < HV:
                         F_chunk_least_ws[slot, hv + j] = last_sums_valid_g[j]
@@ -595,8 +599,8 @@ def F_chunk_kernel(t):
             warm_up_length_c_2 = T.alloc_var(T.float32)
             warm_up = T.alloc_var(T.float32)
             k = t.shared((C, K), T.float16)
-            g = t.shared((C,), T.float32)
-            beta = t.shared((C,), T.float32)
+            g_then_valid_F = t.shared((C,), T.float32)
+            vector_C = t.shared((C,), T.float32)
             k_f32 = t.fragment((C, K), T.float32)
             k_k = t.fragment((C, K), T.float32)
             row_sums_k_k = t.shared((C,), T.float32)
@@ -613,15 +617,15 @@ def F_chunk_kernel(t):
                     slot = start // C + n + chunk
                     if rows >= C:
                         t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                        t.start_copy(g_in[b, row:row + C, hv], g)
-                        t.start_copy(beta_in[b, row:row + C, hv], beta)
+                        t.start_copy(g_in[b, row:row + C, hv], g_then_valid_F)
+                        t.start_copy(beta_in[b, row:row + C, hv], vector_C)
                     else:
                         for i, j in t.parallel(C, K):
                             k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                         for i in t.parallel(C):
-                            g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                            g_then_valid_F[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
                         for i in t.parallel(C):
-                            beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
+                            vector_C[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                     t.wait_copies()
                     # F_difference = 1.0 - beta * row_sum(k * k)
                     # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
@@ -630,9 +634,9 @@ def F_chunk_kernel(t):
                         k_k[i, j] = k_f32[i, j] * k_f32[i, j]
                     t.row_sum(k_k, row_sums_k_k)
                     for i in t.parallel(C):
-                        F_difference[i] = 1.0 - beta[i] * row_sums_k_k[i]
+                        F_difference[i] = 1.0 - vector_C[i] * row_sums_k_k[i]
                     for i in t.parallel(C):
-                        beta[i] = g[i] + T.log(
+                        vector_C[i] = g_then_valid_F[i] + T.log(
                             T.if_then_else(
                                 T.max(F_difference[i], -F_difference[i]) < 1.0,
                                 1.0,
@@ -640,9 +644,9 @@ def F_chunk_kernel(t):
                             ),
                         )
                     for i in t.parallel(C):
-                        g[i] = T.if_then_else(i < rows, beta[i], 0.0)
-                    t.cumsum(g, beta)
-                    F_chunk = beta[C - 1]
+                        g_then_valid_F[i] = T.if_then_else(i < rows, vector_C[i], 0.0)
+                    t.cumsum(g_then_valid_F, vector_C)
+                    F_chunk = vector_C[C - 1]
                     F_chunk_ws[slot, hv] = F_chunk
 
     return F_chunk_kernel
@@ -684,10 +688,10 @@ def S_offset_kernel(t):
             G = t.shared((C,), T.float32)
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
-            v = t.shared((C, V), T.float16)
+            tile_C_V = t.shared((C, V), T.float16)
             k_kT = t.fragment((C, C), T.float32)
             k_kT_scaled_f16 = t.fragment((C, C), T.float16)
-            exp_G = t.shared((C,), T.float32)
+            exp_G_then_beta_scaled = t.shared((C,), T.float32)
             S_f16 = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
             U_unscaled = t.fragment((C, V), T.float32)
@@ -725,12 +729,12 @@ def S_offset_kernel(t):
                             beta[i] = beta_ws[slot, hv, i]
                         if rows >= C:
                             t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                            t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
+                            t.start_copy(v_in[b, row:row + C, hv, 0:V], tile_C_V)
                         else:
                             for i, j in t.parallel(C, K):
                                 k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                             for i, j in t.parallel(C, V):
-                                v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
+                                tile_C_V[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                         t.wait_copies()
                         # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
                         t.gemm(k, k, k_kT, transpose_B=True)
@@ -741,11 +745,11 @@ def S_offset_kernel(t):
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
                         # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
-                            exp_G[i] = T.exp(G[i])
+                            exp_G_then_beta_scaled[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, V):
-                            U_unscaled[i, j] = T.cast(v[i, j], T.float32) - exp_G[i] * k_S[i, j]
+                            U_unscaled[i, j] = T.cast(tile_C_V[i, j], T.float32) - exp_G_then_beta_scaled[i] * k_S[i, j]
                         # Tinv = unit_lower_inverse(k_kT_D_beta)
                         # Tinv_below = strictly_lower(Tinv)
                         t.copy(k_kT_scaled_f16, Tinv_below_f16)
@@ -753,20 +757,20 @@ def S_offset_kernel(t):
                         t.whole_inverses((Tinv_below_f16,), (None,), strict=True)
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
                         # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
-                        t.copy(U_unscaled, v)
-                        t.gemm(Tinv_below_f16, v, U_unscaled, clear_accum=False)
+                        t.copy(U_unscaled, tile_C_V)
+                        t.gemm(Tinv_below_f16, tile_C_V, U_unscaled, clear_accum=False)
                         # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
-                            exp_G[i] = T.exp(last_G - G[i]) * beta[i]
+                            exp_G_then_beta_scaled[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, V):
-                            S_operand_f16[i, j] = exp_G[i] * U_unscaled[i, j]
-                        t.copy(S_operand_f16, v)
+                            S_operand_f16[i, j] = exp_G_then_beta_scaled[i] * U_unscaled[i, j]
+                        t.copy(S_operand_f16, tile_C_V)
                         for i, j in t.parallel(K, V):
                             S[i, j] = exp_last_G * S[i, j]
-                        t.gemm(k, v, S, transpose_A=True, clear_accum=False)
+                        t.gemm(k, tile_C_V, S, transpose_A=True, clear_accum=False)
                     for i, j in t.parallel(K, V):
                         S_offset[part, hv, i, j] = S[i, j]
 
@@ -808,12 +812,12 @@ def S_factor_kernel(t):
             k = t.shared((C, K), T.float16)
             k_kT = t.fragment((C, C), T.float32)
             k_kT_scaled_f16 = t.fragment((C, C), T.float16)
-            exp_G = t.shared((C,), T.float32)
+            exp_G_then_beta_scaled = t.shared((C,), T.float32)
             S_f16 = t.shared((K, K), T.float16)
             k_S = t.fragment((C, K), T.float32)
             U_unscaled = t.fragment((C, K), T.float32)
             Tinv_below_f16 = t.staged((C, C), T.float16)
-            v_minus_exp_G_k_S_f16 = t.shared((C, K), T.float16)
+            tile_C_K = t.shared((C, K), T.float16)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
             S_operand_f16 = t.fragment((C, K), T.float16)
@@ -851,11 +855,11 @@ def S_factor_kernel(t):
                         # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
                         # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
-                            exp_G[i] = T.exp(G[i])
+                            exp_G_then_beta_scaled[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, K):
-                            U_unscaled[i, j] = -(exp_G[i] * k_S[i, j])
+                            U_unscaled[i, j] = -(exp_G_then_beta_scaled[i] * k_S[i, j])
                         # Tinv = unit_lower_inverse(k_kT_D_beta)
                         # Tinv_below = strictly_lower(Tinv)
                         t.copy(k_kT_scaled_f16, Tinv_below_f16)
@@ -863,20 +867,20 @@ def S_factor_kernel(t):
                         t.whole_inverses((Tinv_below_f16,), (None,), strict=True)
                         # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
                         # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
-                        t.copy(U_unscaled, v_minus_exp_G_k_S_f16)
-                        t.gemm(Tinv_below_f16, v_minus_exp_G_k_S_f16, U_unscaled, clear_accum=False)
+                        t.copy(U_unscaled, tile_C_K)
+                        t.gemm(Tinv_below_f16, tile_C_K, U_unscaled, clear_accum=False)
                         # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
-                            exp_G[i] = T.exp(last_G - G[i]) * beta[i]
+                            exp_G_then_beta_scaled[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, K):
-                            S_operand_f16[i, j] = exp_G[i] * U_unscaled[i, j]
-                        t.copy(S_operand_f16, v_minus_exp_G_k_S_f16)
+                            S_operand_f16[i, j] = exp_G_then_beta_scaled[i] * U_unscaled[i, j]
+                        t.copy(S_operand_f16, tile_C_K)
                         for i, j in t.parallel(K, K):
                             S[i, j] = exp_last_G * S[i, j]
-                        t.gemm(k, v_minus_exp_G_k_S_f16, S, transpose_A=True, clear_accum=False)
+                        t.gemm(k, tile_C_K, S, transpose_A=True, clear_accum=False)
                     t.copy(S, S_T_f16)
                     t.copy(S_T_f16, S_T_f16_out)
                     for i, j in t.parallel(K, K):
@@ -992,14 +996,14 @@ def o_S_kernel(t):
             beta_row = t.fragment((C,), T.float32)
             D_beta = t.fragment((C, C), T.float32)
             k_kT_D_beta_f16 = t.fragment((C, C), T.float16)
-            k_kT_D_beta_f16_shared = t.staged((3, C, C), T.float16)
+            Tinv_below_f16 = t.staged((3, C, C), T.float16)
             q_kT = t.fragment((C, C), T.float32)
             S_f16 = t.fragment((V, K), T.float16)
             k_S = t.fragment((V, C), T.float32)
             exp_G_shared = T.alloc_shared((3, C), T.float32)
             exp_G_row = t.fragment((C,), T.float32)
             v_T = t.fragment((V, C), T.float16)
-            v_minus_exp_G_k_S = t.fragment((V, C), T.float32)
+            U_unscaled = t.fragment((V, C), T.float32)
             v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
             exp_last_G_shared = T.alloc_shared((3, 1), T.float32)
             beta_scaled_shared = T.alloc_shared((3, C), T.float32)
@@ -1028,7 +1032,7 @@ def o_S_kernel(t):
             o_f16_shared_ready = T.alloc_barrier(arrive_count=[256] * 1)
             o_f16_shared_free = T.alloc_barrier(arrive_count=[32] * 1)
             t.expect_swizzled(v)
-            t.expect_swizzled(k_kT_D_beta_f16_shared)
+            t.expect_swizzled(Tinv_below_f16)
             t.expect_swizzled(q_kT_D_beta_f16_shared)
             t.expect_swizzled(o_f16_shared)
             if clear_o != 0:
@@ -1078,14 +1082,14 @@ def o_S_kernel(t):
                         T.barrier_wait(v_ready[iteration % 3], iteration // 3 % 2)
                         t.load_transposed(v[iteration % 3, :, :], v_T, tx)
                         for i, j in t.as_sums(V, C):
-                            v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                            U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                         for i, j in t.as_sums(V, C):
-                            v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                            v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                         T.barrier_wait(Tinv_below_f16_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
                             v_minus_exp_G_k_S_f16,
-                            k_kT_D_beta_f16_shared[iteration % 3, :, :],
-                            v_minus_exp_G_k_S,
+                            Tinv_below_f16[iteration % 3, :, :],
+                            U_unscaled,
                             transpose_B=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
@@ -1093,7 +1097,7 @@ def o_S_kernel(t):
                         # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i, j in t.as_sums(V, C):
-                            S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
+                            S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
                         for i, j in t.parallel(V, K):
                             S[i, j] = exp_last_G_shared[iteration % 3, 0] * S[i, j]
                         T.gemm(S_operand_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
@@ -1118,14 +1122,14 @@ def o_S_kernel(t):
                         T.barrier_wait(v_ready[iteration % 3], iteration // 3 % 2)
                         t.load_transposed(v[iteration % 3, :, :], v_T, tx)
                         for i, j in t.as_sums(V, C):
-                            v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                            U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                         for i, j in t.as_sums(V, C):
-                            v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                            v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                         T.barrier_wait(Tinv_below_f16_ready[iteration % 3], iteration // 3 % 2)
                         T.gemm(
                             v_minus_exp_G_k_S_f16,
-                            k_kT_D_beta_f16_shared[iteration % 3, :, :],
-                            v_minus_exp_G_k_S,
+                            Tinv_below_f16[iteration % 3, :, :],
+                            U_unscaled,
                             transpose_B=True,
                             policy=T.GemmWarpPolicy.FullRow,
                         )
@@ -1133,7 +1137,7 @@ def o_S_kernel(t):
                         # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i, j in t.as_sums(V, C):
-                            S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
+                            S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
                         for i, j in t.parallel(V, K):
                             S[i, j] = exp_last_G_shared[iteration % 3, 0] * S[i, j]
                         T.gemm(S_operand_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
@@ -1149,7 +1153,7 @@ def o_S_kernel(t):
                         )
                         T.barrier_arrive(q_free[(chunk - first) % 3])
                         for i, j in t.as_sums(V, C):
-                            U_unscaled_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                            U_unscaled_f16[i, j] = U_unscaled[i, j]
                         for i, j in t.as_sums(V, C):
                             o_sum[i, j] = exp_G_row[j] * q_S[i, j]
                         T.gemm(
@@ -1196,7 +1200,7 @@ def o_S_kernel(t):
                         # Tinv = unit_lower_inverse(A)
                         for i, j in t.as_sums(C, C):
                             k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
-                        t.store_tile(k_kT_D_beta_f16, k_kT_D_beta_f16_shared[iteration % 3, :, :], tx - 256)
+                        t.store_tile(k_kT_D_beta_f16, Tinv_below_f16[iteration % 3, :, :], tx - 256)
                         T.barrier_arrive(k_kT_D_beta_f16_shared_ready[iteration % 3])
                         T.barrier_wait(exp_G_shared_free[iteration % 3], (iteration // 3 + 1) % 2)
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
@@ -1237,7 +1241,7 @@ def o_S_kernel(t):
                         # Tinv = unit_lower_inverse(A)
                         for i, j in t.as_sums(C, C):
                             k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
-                        t.store_tile(k_kT_D_beta_f16, k_kT_D_beta_f16_shared[iteration % 3, :, :], tx - 256)
+                        t.store_tile(k_kT_D_beta_f16, Tinv_below_f16[iteration % 3, :, :], tx - 256)
                         T.barrier_arrive(k_kT_D_beta_f16_shared_ready[iteration % 3])
                         T.barrier_wait(q_ready[(chunk - first) % 3], (chunk - first) // 3 % 2)
                         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
@@ -1367,7 +1371,7 @@ def o_S_kernel(t):
                             T.barrier_wait(k_kT_D_beta_f16_shared_ready[iteration % 3], iteration // 3 % 2)
                             # Tinv = unit_lower_inverse(A)
                             t.whole_inverses(
-                                (k_kT_D_beta_f16_shared[iteration % 3, :, :],),
+                                (Tinv_below_f16[iteration % 3, :, :],),
                                 (None,),
                                 strict=True,
                                 thread=tx - 448,
@@ -1380,7 +1384,7 @@ def o_S_kernel(t):
                             T.barrier_wait(k_kT_D_beta_f16_shared_ready[iteration % 3], iteration // 3 % 2)
                             # Tinv = unit_lower_inverse(A)
                             t.whole_inverses(
-                                (k_kT_D_beta_f16_shared[iteration % 3, :, :],),
+                                (Tinv_below_f16[iteration % 3, :, :],),
                                 (None,),
                                 strict=True,
                                 thread=tx - 448,
@@ -1661,6 +1665,12 @@ def _check_rank(name: str, x: torch.Tensor, rank: int, layout: str) -> None:
         _fail(name, f"rank {x.ndim}", f"rank {rank}, layout {layout}")
 
 
+def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
+    """A tensor on this device."""
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+
+
 def _check_number(name: str, x: Any) -> float:
     """`x` as a float. A tensor is refused, because reading it would wait for its device."""
     if isinstance(x, bool) or not isinstance(x, (int, float)):
@@ -1733,18 +1743,12 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     return seen["B"], seen["T"], key_heads, value_heads, given[0].device
 
 
-def _check_packed(cu_seqlens: Any) -> None:
-    """Where packed sequences end."""
+def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """The number of sequences in cu_seqlens."""
     _check_integers("cu_seqlens", cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
         _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
-
-
-def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
-    """The number of sequences in cu_seqlens."""
-    _check_packed(cu_seqlens)
-    if cu_seqlens.device != device:
-        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    _check_device("cu_seqlens", cu_seqlens, device)
     if batch != 1:
         _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1, because cu_seqlens packs the sequences into one row")
     sequences: int = cu_seqlens.numel() - 1
@@ -1761,13 +1765,12 @@ def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
 
 def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
                  written: bool = False) -> None:
-    """Check a state [N, HV, ...] or a pool of states. written: True if the call writes to it. Then no two indices may share an
-    element."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    """Check a state [N, HV, ...]. written: True if the call writes to it. Then no two indices may share an element."""
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     _check_dtype(name, x.dtype, dtypes)
-    if x.device != device:
-        _fail(name, f"device {x.device}", f"device {device}")
+    _check_device(name, x, device)
     if written and not _is_apart(x):
         _fail(name, f"strides {x.stride()}", "elements that do not overlap")
 
@@ -1775,10 +1778,11 @@ def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device
 def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
     """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
     aligned to 16 bytes."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
-              f"shape [slots, {', '.join(map(str, tile))}]")
-    _check_state(name, x, tuple(x.shape), device, (dtype,))
+    _check_tensor(name, x)
+    if tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
+        _fail(name, tuple(x.shape), f"shape [slots, {', '.join(map(str, tile))}]")
+    _check_dtype(name, x.dtype, (dtype,))
+    _check_device(name, x, device)
     dense, size = _dense(tile), math.prod(tile)
     inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
     stride = size if x.shape[0] < 2 else x.stride(0)
@@ -1793,8 +1797,7 @@ def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
     _check_integers("state_indices", indices)
     if tuple(indices.shape) != (sequences,):
         _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
-    if indices.device != device:
-        _fail("state_indices", f"device {indices.device}", f"device {device}")
+    _check_device("state_indices", indices, device)
 
 
 def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
@@ -1813,8 +1816,9 @@ def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     """Check the caller's memory for an output."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     if x.dtype != dtype or x.device != device:
         _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
     if x.stride(-1) != 1 or not _is_apart(x):
@@ -2267,33 +2271,35 @@ class Host:
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
             buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> list[Any]:
-        """Launch every kernel; the call's tensors, as Tables.tensors names them. Arguments of one kind share a plan."""
+        """Launch every kernel; the call's tensors, as Tables.tensors names them."""
+        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
+                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
+        """The plan of arguments of this kind. It is made once, and checks them then."""
         kind = self.kind
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
                kind(indices), every)
         plan = self.plans.get(key)
         if plan is None:
-            plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan.call = caller(plan, given, outs, buffers)
             if len(self.plans) >= 256:
                 self.plans.clear()
             self.plans[key] = plan
-        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
-
-    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
-                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
-        """The plan of arguments of this kind, with its call."""
-        plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
-        plan.call = caller(plan, given, outs, buffers)
         return plan
 
     def numbers_of(self, given: Sequence[Any]) -> tuple[float, ...]:
         """The caller's numbers, the page's defaults where None is given."""
         values = []
         for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
-            x = default if x is None else x
-            if x is None:
+            if x is not None:
+                values.append(_check_number(name, x))
+            elif default is not None:
+                values.append(float(default))
+            else:
                 _fail(name, None, "a number: the page has no default")
-            values.append(_check_number(name, x))
         return tuple(values)
 
     def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:
@@ -2407,9 +2413,9 @@ class Check:
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks
+            before = host.poison, host.part_chunks, host.plans
             try:
-                host.poison = True
+                host.poison, host.plans = True, {}
                 for chunks in parts:
                     for call in calls:
                         if in_parts:  # short parts, so that there are many
@@ -2422,8 +2428,7 @@ class Check:
                 self.done.discard((device, heads))
                 raise
             finally:
-                host.poison, host.part_chunks = before
-                host.plans.clear()
+                host.poison, host.part_chunks, host.plans = before
         return found
 
     # --- the problem --------------------------------------------------------------------------------------------------

@@ -466,7 +466,7 @@ def G_beta_kernel(t):
             chunk = slot - (start // C + n)
             hv = block * 16
             g = t.shared((16, C + 4), T.float32)
-            beta = t.shared((16, C + 4), T.float32)
+            beta_then_G = t.shared((16, C + 4), T.float32)
             t.blocks_at_least(8)
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -474,19 +474,19 @@ def G_beta_kernel(t):
                 for i, j in t.parallel(C, 16):
                     g[j, i] = T.if_then_else(i < rows, T.if_then_else(hv + j < HV, g_in[b, row + i, hv + j], 0), 0)
                 for i, j in t.parallel(C, 16):
-                    beta[j, i] = T.if_then_else(
+                    beta_then_G[j, i] = T.if_then_else(
                         i < rows,
                         T.if_then_else(hv + j < HV, beta_in[b, row + i, hv + j], 0),
                         0,
                     )
                 for j, i in t.parallel(16, C):
                     if hv + j < HV:
-                        beta_ws[slot, hv + j, i] = beta[j, i]
+                        beta_ws[slot, hv + j, i] = beta_then_G[j, i]
                 # G = cumsum(g)
-                t.row_cumsum(g, beta, C, least=-105.0)
+                t.row_cumsum(g, beta_then_G, C, least=-105.0)
                 for j, i in t.parallel(16, C):
                     if hv + j < HV:
-                        G_ws[slot, hv + j, i] = beta[j, i]
+                        G_ws[slot, hv + j, i] = beta_then_G[j, i]
 
     return G_beta_kernel
 
@@ -529,14 +529,14 @@ def o_S_kernel(t):
             beta_row = t.fragment((C,), T.float32)
             D_beta = t.fragment((C, C), T.float32)
             k_kT_D_beta_f16 = t.fragment((C, C), T.float16)
-            k_kT_D_beta_f16_shared = t.staged((3, C, C), T.float16)
+            Tinv_below_f16 = t.staged((3, C, C), T.float16)
             q_kT = t.fragment((C, C), T.float32)
             S_f16 = t.fragment((V, K), T.float16)
             k_S = t.fragment((V, C), T.float32)
             exp_G_shared = T.alloc_shared((3, C), T.float32)
             exp_G_row = t.fragment((C,), T.float32)
             v_T = t.fragment((V, C), T.float16)
-            v_minus_exp_G_k_S = t.fragment((V, C), T.float32)
+            U_unscaled = t.fragment((V, C), T.float32)
             v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
             exp_last_G_shared = T.alloc_shared((3, 1), T.float32)
             beta_scaled_shared = T.alloc_shared((3, C), T.float32)
@@ -565,7 +565,7 @@ def o_S_kernel(t):
             o_f16_shared_ready = T.alloc_barrier(arrive_count=[256] * 1)
             o_f16_shared_free = T.alloc_barrier(arrive_count=[32] * 1)
             t.expect_swizzled(v)
-            t.expect_swizzled(k_kT_D_beta_f16_shared)
+            t.expect_swizzled(Tinv_below_f16)
             t.expect_swizzled(q_kT_D_beta_f16_shared)
             t.expect_swizzled(o_f16_shared)
             if clear_o != 0:
@@ -601,14 +601,14 @@ def o_S_kernel(t):
                     T.barrier_wait(v_ready[chunk % 3], chunk // 3 % 2)
                     t.load_transposed(v[chunk % 3, :, :], v_T, tx)
                     for i, j in t.as_sums(V, C):
-                        v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                        U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     for i, j in t.as_sums(V, C):
-                        v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                        v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                     T.barrier_wait(Tinv_below_f16_ready[chunk % 3], chunk // 3 % 2)
                     T.gemm(
                         v_minus_exp_G_k_S_f16,
-                        k_kT_D_beta_f16_shared[chunk % 3, :, :],
-                        v_minus_exp_G_k_S,
+                        Tinv_below_f16[chunk % 3, :, :],
+                        U_unscaled,
                         transpose_B=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
@@ -616,7 +616,7 @@ def o_S_kernel(t):
                     # last_G = last(G)
                     # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i, j in t.as_sums(V, C):
-                        S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
+                        S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
                     for i, j in t.parallel(V, K):
                         S[i, j] = exp_last_G_shared[chunk % 3, 0] * S[i, j]
                     T.gemm(S_operand_f16, k[chunk % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
@@ -632,7 +632,7 @@ def o_S_kernel(t):
                     )
                     T.barrier_arrive(q_free[chunk % 3])
                     for i, j in t.as_sums(V, C):
-                        U_unscaled_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                        U_unscaled_f16[i, j] = U_unscaled[i, j]
                     for i, j in t.as_sums(V, C):
                         o_sum[i, j] = exp_G_row[j] * q_S[i, j]
                     T.gemm(
@@ -677,7 +677,7 @@ def o_S_kernel(t):
                     # Tinv = unit_lower_inverse(A)
                     for i, j in t.as_sums(C, C):
                         k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
-                    t.store_tile(k_kT_D_beta_f16, k_kT_D_beta_f16_shared[chunk % 3, :, :], tx - 256)
+                    t.store_tile(k_kT_D_beta_f16, Tinv_below_f16[chunk % 3, :, :], tx - 256)
                     T.barrier_arrive(k_kT_D_beta_f16_shared_ready[chunk % 3])
                     T.barrier_wait(q_ready[chunk % 3], chunk // 3 % 2)
                     # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
@@ -771,7 +771,7 @@ def o_S_kernel(t):
                         T.barrier_wait(k_kT_D_beta_f16_shared_ready[chunk % 3], chunk // 3 % 2)
                         # Tinv = unit_lower_inverse(A)
                         t.whole_inverses(
-                            (k_kT_D_beta_f16_shared[chunk % 3, :, :],),
+                            (Tinv_below_f16[chunk % 3, :, :],),
                             (None,),
                             strict=True,
                             thread=tx - 448,
@@ -1052,6 +1052,12 @@ def _check_rank(name: str, x: torch.Tensor, rank: int, layout: str) -> None:
         _fail(name, f"rank {x.ndim}", f"rank {rank}, layout {layout}")
 
 
+def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
+    """A tensor on this device."""
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+
+
 def _check_number(name: str, x: Any) -> float:
     """`x` as a float. A tensor is refused, because reading it would wait for its device."""
     if isinstance(x, bool) or not isinstance(x, (int, float)):
@@ -1124,18 +1130,12 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     return seen["B"], seen["T"], key_heads, value_heads, given[0].device
 
 
-def _check_packed(cu_seqlens: Any) -> None:
-    """Where packed sequences end."""
+def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """The number of sequences in cu_seqlens."""
     _check_integers("cu_seqlens", cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
         _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
-
-
-def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
-    """The number of sequences in cu_seqlens."""
-    _check_packed(cu_seqlens)
-    if cu_seqlens.device != device:
-        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    _check_device("cu_seqlens", cu_seqlens, device)
     if batch != 1:
         _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1, because cu_seqlens packs the sequences into one row")
     sequences: int = cu_seqlens.numel() - 1
@@ -1152,13 +1152,12 @@ def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
 
 def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
                  written: bool = False) -> None:
-    """Check a state [N, HV, ...] or a pool of states. written: True if the call writes to it. Then no two indices may share an
-    element."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    """Check a state [N, HV, ...]. written: True if the call writes to it. Then no two indices may share an element."""
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     _check_dtype(name, x.dtype, dtypes)
-    if x.device != device:
-        _fail(name, f"device {x.device}", f"device {device}")
+    _check_device(name, x, device)
     if written and not _is_apart(x):
         _fail(name, f"strides {x.stride()}", "elements that do not overlap")
 
@@ -1166,10 +1165,11 @@ def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device
 def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
     """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
     aligned to 16 bytes."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
-              f"shape [slots, {', '.join(map(str, tile))}]")
-    _check_state(name, x, tuple(x.shape), device, (dtype,))
+    _check_tensor(name, x)
+    if tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
+        _fail(name, tuple(x.shape), f"shape [slots, {', '.join(map(str, tile))}]")
+    _check_dtype(name, x.dtype, (dtype,))
+    _check_device(name, x, device)
     dense, size = _dense(tile), math.prod(tile)
     inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
     stride = size if x.shape[0] < 2 else x.stride(0)
@@ -1184,8 +1184,7 @@ def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
     _check_integers("state_indices", indices)
     if tuple(indices.shape) != (sequences,):
         _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
-    if indices.device != device:
-        _fail("state_indices", f"device {indices.device}", f"device {device}")
+    _check_device("state_indices", indices, device)
 
 
 def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
@@ -1204,8 +1203,9 @@ def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     """Check the caller's memory for an output."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     if x.dtype != dtype or x.device != device:
         _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
     if x.stride(-1) != 1 or not _is_apart(x):
@@ -1658,33 +1658,35 @@ class Host:
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
             buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> list[Any]:
-        """Launch every kernel; the call's tensors, as Tables.tensors names them. Arguments of one kind share a plan."""
+        """Launch every kernel; the call's tensors, as Tables.tensors names them."""
+        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
+                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
+        """The plan of arguments of this kind. It is made once, and checks them then."""
         kind = self.kind
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
                kind(indices), every)
         plan = self.plans.get(key)
         if plan is None:
-            plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan.call = caller(plan, given, outs, buffers)
             if len(self.plans) >= 256:
                 self.plans.clear()
             self.plans[key] = plan
-        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
-
-    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
-                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
-        """The plan of arguments of this kind, with its call."""
-        plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
-        plan.call = caller(plan, given, outs, buffers)
         return plan
 
     def numbers_of(self, given: Sequence[Any]) -> tuple[float, ...]:
         """The caller's numbers, the page's defaults where None is given."""
         values = []
         for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
-            x = default if x is None else x
-            if x is None:
+            if x is not None:
+                values.append(_check_number(name, x))
+            elif default is not None:
+                values.append(float(default))
+            else:
                 _fail(name, None, "a number: the page has no default")
-            values.append(_check_number(name, x))
         return tuple(values)
 
     def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:
@@ -1798,9 +1800,9 @@ class Check:
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks
+            before = host.poison, host.part_chunks, host.plans
             try:
-                host.poison = True
+                host.poison, host.plans = True, {}
                 for chunks in parts:
                     for call in calls:
                         if in_parts:  # short parts, so that there are many
@@ -1813,8 +1815,7 @@ class Check:
                 self.done.discard((device, heads))
                 raise
             finally:
-                host.poison, host.part_chunks = before
-                host.plans.clear()
+                host.poison, host.part_chunks, host.plans = before
         return found
 
     # --- the problem --------------------------------------------------------------------------------------------------

@@ -514,16 +514,16 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
             k = t.shared((C, K), T.float16)
-            g = t.shared((C,), T.float32)
-            g_b = t.shared((C,), T.float32)
-            g_c = t.shared((C,), T.float32)
-            g_d = t.shared((C,), T.float32)
-            beta = t.shared((C,), T.float32)
-            beta_b = t.shared((C,), T.float32)
-            beta_c = t.shared((C,), T.float32)
-            beta_d = t.shared((C,), T.float32)
-            G = t.shared((C,), T.float32)
-            G_b = t.shared((C,), T.float32)
+            g_then_valid_F = t.shared((C,), T.float32)
+            g_b_then_valid_F_b = t.shared((C,), T.float32)
+            g_c_then_valid_F_c = t.shared((C,), T.float32)
+            g_d_then_valid_F_d = t.shared((C,), T.float32)
+            vector_C_1 = t.shared((C,), T.float32)
+            vector_C_2 = t.shared((C,), T.float32)
+            vector_C_3 = t.shared((C,), T.float32)
+            vector_C_4 = t.shared((C,), T.float32)
+            G_then_diagonal_k_kT = t.shared((C,), T.float32)
+            G_b_then_F_difference = t.shared((C,), T.float32)
             G_c = t.shared((C,), T.float32)
             G_d = t.shared((C,), T.float32)
             k_kT = t.fragment((C, C), T.float32)
@@ -545,48 +545,52 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                 rows = length - chunk * C
                 if rows >= C:
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                    t.start_copy(g_in[b, row:row + C, hv], g)
-                    t.start_copy(g_in[b, row:row + C, hv + 1], g_b)
-                    t.start_copy(g_in[b, row:row + C, hv + 2], g_c)
-                    t.start_copy(g_in[b, row:row + C, hv + 3], g_d)
-                    t.start_copy(beta_in[b, row:row + C, hv], beta)
-                    t.start_copy(beta_in[b, row:row + C, hv + 1], beta_b)
-                    t.start_copy(beta_in[b, row:row + C, hv + 2], beta_c)
-                    t.start_copy(beta_in[b, row:row + C, hv + 3], beta_d)
+                    t.start_copy(g_in[b, row:row + C, hv], g_then_valid_F)
+                    t.start_copy(g_in[b, row:row + C, hv + 1], g_b_then_valid_F_b)
+                    t.start_copy(g_in[b, row:row + C, hv + 2], g_c_then_valid_F_c)
+                    t.start_copy(g_in[b, row:row + C, hv + 3], g_d_then_valid_F_d)
+                    t.start_copy(beta_in[b, row:row + C, hv], vector_C_1)
+                    t.start_copy(beta_in[b, row:row + C, hv + 1], vector_C_2)
+                    t.start_copy(beta_in[b, row:row + C, hv + 2], vector_C_3)
+                    t.start_copy(beta_in[b, row:row + C, hv + 3], vector_C_4)
                 else:
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i in t.parallel(C):
-                        g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                        g_then_valid_F[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
                     for i in t.parallel(C):
-                        g_b[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 1], 0)
+                        g_b_then_valid_F_b[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 1], 0)
                     for i in t.parallel(C):
-                        g_c[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 2], 0)
+                        g_c_then_valid_F_c[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 2], 0)
                     for i in t.parallel(C):
-                        g_d[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 3], 0)
+                        g_d_then_valid_F_d[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 3], 0)
                     for i in t.parallel(C):
-                        beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
+                        vector_C_1[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                     for i in t.parallel(C):
-                        beta_b[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 1], 0)
+                        vector_C_2[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 1], 0)
                     for i in t.parallel(C):
-                        beta_c[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 2], 0)
+                        vector_C_3[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 2], 0)
                     for i in t.parallel(C):
-                        beta_d[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 3], 0)
+                        vector_C_4[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 3], 0)
                 t.wait_copies()
                 for i in t.parallel(C):
-                    beta_ws[slot, hv, i] = beta[i]
+                    beta_ws[slot, hv, i] = vector_C_1[i]
                 for i in t.parallel(C):
-                    beta_ws[slot, hv + 1, i] = beta_b[i]
+                    beta_ws[slot, hv + 1, i] = vector_C_2[i]
                 for i in t.parallel(C):
-                    beta_ws[slot, hv + 2, i] = beta_c[i]
+                    beta_ws[slot, hv + 2, i] = vector_C_3[i]
                 for i in t.parallel(C):
-                    beta_ws[slot, hv + 3, i] = beta_d[i]
+                    beta_ws[slot, hv + 3, i] = vector_C_4[i]
                 # G = cumsum(g)
-                t.cumsums((g, g_b, g_c, g_d), (G, G_b, G_c, G_d), least=-105.0)
+                t.cumsums(
+                    (g_then_valid_F, g_b_then_valid_F_b, g_c_then_valid_F_c, g_d_then_valid_F_d),
+                    (G_then_diagonal_k_kT, G_b_then_F_difference, G_c, G_d),
+                    least=-105.0,
+                )
                 for i in t.parallel(C):
-                    G_ws[slot, hv, i] = G[i]
+                    G_ws[slot, hv, i] = G_then_diagonal_k_kT[i]
                 for i in t.parallel(C):
-                    G_ws[slot, hv + 1, i] = G_b[i]
+                    G_ws[slot, hv + 1, i] = G_b_then_F_difference[i]
                 for i in t.parallel(C):
                     G_ws[slot, hv + 2, i] = G_c[i]
                 for i in t.parallel(C):
@@ -597,16 +601,20 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                 # Tinv = unit_lower_inverse(k_kT_D_beta)
                 # Tinv_below = strictly_lower(Tinv)
                 for i, j in t.parallel(C, C):
-                    k_kT_scaled_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
+                    k_kT_scaled_f16[i, j] = k_kT[i, j] * (
+                        T.exp(G_then_diagonal_k_kT[i] - G_then_diagonal_k_kT[j]) * vector_C_1[j]
+                    )
                 t.copy(k_kT_scaled_f16, Tinv_below_f16)
                 for i, j in t.parallel(C, C):
-                    k_kT_scaled_f16_b[i, j] = k_kT[i, j] * (T.exp(G_b[i] - G_b[j]) * beta_b[j])
+                    k_kT_scaled_f16_b[i, j] = k_kT[i, j] * (
+                        T.exp(G_b_then_F_difference[i] - G_b_then_F_difference[j]) * vector_C_2[j]
+                    )
                 t.copy(k_kT_scaled_f16_b, Tinv_below_f16_b)
                 for i, j in t.parallel(C, C):
-                    k_kT_scaled_f16_c[i, j] = k_kT[i, j] * (T.exp(G_c[i] - G_c[j]) * beta_c[j])
+                    k_kT_scaled_f16_c[i, j] = k_kT[i, j] * (T.exp(G_c[i] - G_c[j]) * vector_C_3[j])
                 t.copy(k_kT_scaled_f16_c, Tinv_below_f16_c)
                 for i, j in t.parallel(C, C):
-                    k_kT_scaled_f16_d[i, j] = k_kT[i, j] * (T.exp(G_d[i] - G_d[j]) * beta_d[j])
+                    k_kT_scaled_f16_d[i, j] = k_kT[i, j] * (T.exp(G_d[i] - G_d[j]) * vector_C_4[j])
                 t.copy(k_kT_scaled_f16_d, Tinv_below_f16_d)
                 t.expect_swizzled(Tinv_below_f16)
                 t.expect_swizzled(Tinv_below_f16_b)
@@ -629,45 +637,66 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                 # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i, j in t.parallel(C, C):
                     if i == j:
-                        G[i] = k_kT[i, j]
+                        G_then_diagonal_k_kT[i] = k_kT[i, j]
                 for i in t.parallel(C):
-                    G_b[i] = 1.0 - beta[i] * G[i]
+                    G_b_then_F_difference[i] = 1.0 - vector_C_1[i] * G_then_diagonal_k_kT[i]
                 for i in t.parallel(C):
-                    beta[i] = g[i] + T.log(T.if_then_else(T.max(G_b[i], -G_b[i]) < 1.0, 1.0, T.max(G_b[i], -G_b[i])))
-                for i in t.parallel(C):
-                    g[i] = T.if_then_else(i < rows, beta[i], 0.0)
-                for i in t.parallel(C):
-                    beta[i] = 1.0 - beta_b[i] * G[i]
-                for i in t.parallel(C):
-                    beta_b[i] = g_b[i] + T.log(
-                        T.if_then_else(T.max(beta[i], -beta[i]) < 1.0, 1.0, T.max(beta[i], -beta[i])),
+                    vector_C_1[i] = g_then_valid_F[i] + T.log(
+                        T.if_then_else(
+                            T.max(G_b_then_F_difference[i], -G_b_then_F_difference[i]) < 1.0,
+                            1.0,
+                            T.max(G_b_then_F_difference[i], -G_b_then_F_difference[i]),
+                        ),
                     )
                 for i in t.parallel(C):
-                    g_b[i] = T.if_then_else(i < rows, beta_b[i], 0.0)
+                    g_then_valid_F[i] = T.if_then_else(i < rows, vector_C_1[i], 0.0)
                 for i in t.parallel(C):
-                    beta[i] = 1.0 - beta_c[i] * G[i]
+                    vector_C_1[i] = 1.0 - vector_C_2[i] * G_then_diagonal_k_kT[i]
                 for i in t.parallel(C):
-                    beta_b[i] = g_c[i] + T.log(
-                        T.if_then_else(T.max(beta[i], -beta[i]) < 1.0, 1.0, T.max(beta[i], -beta[i])),
+                    vector_C_2[i] = g_b_then_valid_F_b[i] + T.log(
+                        T.if_then_else(
+                            T.max(vector_C_1[i], -vector_C_1[i]) < 1.0,
+                            1.0,
+                            T.max(vector_C_1[i], -vector_C_1[i]),
+                        ),
                     )
                 for i in t.parallel(C):
-                    g_c[i] = T.if_then_else(i < rows, beta_b[i], 0.0)
+                    g_b_then_valid_F_b[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
                 for i in t.parallel(C):
-                    beta[i] = 1.0 - beta_d[i] * G[i]
+                    vector_C_1[i] = 1.0 - vector_C_3[i] * G_then_diagonal_k_kT[i]
                 for i in t.parallel(C):
-                    beta_b[i] = g_d[i] + T.log(
-                        T.if_then_else(T.max(beta[i], -beta[i]) < 1.0, 1.0, T.max(beta[i], -beta[i])),
+                    vector_C_2[i] = g_c_then_valid_F_c[i] + T.log(
+                        T.if_then_else(
+                            T.max(vector_C_1[i], -vector_C_1[i]) < 1.0,
+                            1.0,
+                            T.max(vector_C_1[i], -vector_C_1[i]),
+                        ),
                     )
                 for i in t.parallel(C):
-                    g_d[i] = T.if_then_else(i < rows, beta_b[i], 0.0)
-                t.cumsums((g, g_b, g_c, g_d), (beta, beta_b, beta_c, beta_d))
-                F_chunk = beta[C - 1]
+                    g_c_then_valid_F_c[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                for i in t.parallel(C):
+                    vector_C_1[i] = 1.0 - vector_C_4[i] * G_then_diagonal_k_kT[i]
+                for i in t.parallel(C):
+                    vector_C_2[i] = g_d_then_valid_F_d[i] + T.log(
+                        T.if_then_else(
+                            T.max(vector_C_1[i], -vector_C_1[i]) < 1.0,
+                            1.0,
+                            T.max(vector_C_1[i], -vector_C_1[i]),
+                        ),
+                    )
+                for i in t.parallel(C):
+                    g_d_then_valid_F_d[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                t.cumsums(
+                    (g_then_valid_F, g_b_then_valid_F_b, g_c_then_valid_F_c, g_d_then_valid_F_d),
+                    (vector_C_1, vector_C_2, vector_C_3, vector_C_4),
+                )
+                F_chunk = vector_C_1[C - 1]
                 F_chunk_ws[slot, hv] = F_chunk
-                F_chunk_b = beta_b[C - 1]
+                F_chunk_b = vector_C_2[C - 1]
                 F_chunk_ws[slot, hv + 1] = F_chunk_b
-                F_chunk_c = beta_c[C - 1]
+                F_chunk_c = vector_C_3[C - 1]
                 F_chunk_ws[slot, hv + 2] = F_chunk_c
-                F_chunk_d = beta_d[C - 1]
+                F_chunk_d = vector_C_4[C - 1]
                 F_chunk_ws[slot, hv + 3] = F_chunk_d
 
     return G_Tinv_below_beta_F_chunk_kernel
@@ -711,8 +740,8 @@ def S_offset_kernel(t):
             Tinv_below = t.shared((C, C), T.float16)
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
-            v = t.shared((C, V), T.float16)
-            exp_G = t.shared((C,), T.float32)
+            tile_C_V = t.shared((C, V), T.float16)
+            exp_G_then_beta_scaled = t.shared((C,), T.float32)
             S_f16 = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
             U_unscaled = t.fragment((C, V), T.float32)
@@ -750,35 +779,35 @@ def S_offset_kernel(t):
                             beta[i] = beta_ws[slot, hv, i]
                         if rows >= C:
                             t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                            t.start_copy(v_in[b, row:row + C, hv, 0:V], v)
+                            t.start_copy(v_in[b, row:row + C, hv, 0:V], tile_C_V)
                         else:
                             for i, j in t.parallel(C, K):
                                 k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                             for i, j in t.parallel(C, V):
-                                v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
+                                tile_C_V[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
                         # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
-                            exp_G[i] = T.exp(G[i])
+                            exp_G_then_beta_scaled[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.wait_copies()
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, V):
-                            U_unscaled[i, j] = T.cast(v[i, j], T.float32) - exp_G[i] * k_S[i, j]
-                        t.copy(U_unscaled, v)
-                        t.gemm(Tinv_below, v, U_unscaled, clear_accum=False)
+                            U_unscaled[i, j] = T.cast(tile_C_V[i, j], T.float32) - exp_G_then_beta_scaled[i] * k_S[i, j]
+                        t.copy(U_unscaled, tile_C_V)
+                        t.gemm(Tinv_below, tile_C_V, U_unscaled, clear_accum=False)
                         # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
-                            exp_G[i] = T.exp(last_G - G[i]) * beta[i]
+                            exp_G_then_beta_scaled[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, V):
-                            S_operand_f16[i, j] = exp_G[i] * U_unscaled[i, j]
-                        t.copy(S_operand_f16, v)
+                            S_operand_f16[i, j] = exp_G_then_beta_scaled[i] * U_unscaled[i, j]
+                        t.copy(S_operand_f16, tile_C_V)
                         for i, j in t.parallel(K, V):
                             S[i, j] = exp_last_G * S[i, j]
-                        t.gemm(k, v, S, transpose_A=True, clear_accum=False)
+                        t.gemm(k, tile_C_V, S, transpose_A=True, clear_accum=False)
                     for i, j in t.parallel(K, V):
                         S_offset[part, hv, i, j] = S[i, j]
 
@@ -820,11 +849,11 @@ def S_factor_kernel(t):
             Tinv_below = t.shared((C, C), T.float16)
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
-            exp_G = t.shared((C,), T.float32)
+            exp_G_then_beta_scaled = t.shared((C,), T.float32)
             S_f16 = t.shared((K, K), T.float16)
             k_S = t.fragment((C, K), T.float32)
             U_unscaled = t.fragment((C, K), T.float32)
-            v_minus_exp_G_k_S_f16 = t.shared((C, K), T.float16)
+            tile_C_K = t.shared((C, K), T.float16)
             last_G = T.alloc_var(T.float32)
             exp_last_G = T.alloc_var(T.float32)
             S_operand_f16 = t.fragment((C, K), T.float16)
@@ -856,26 +885,26 @@ def S_factor_kernel(t):
                         # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
                         # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
-                            exp_G[i] = T.exp(G[i])
+                            exp_G_then_beta_scaled[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.wait_copies()
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, K):
-                            U_unscaled[i, j] = -(exp_G[i] * k_S[i, j])
-                        t.copy(U_unscaled, v_minus_exp_G_k_S_f16)
-                        t.gemm(Tinv_below, v_minus_exp_G_k_S_f16, U_unscaled, clear_accum=False)
+                            U_unscaled[i, j] = -(exp_G_then_beta_scaled[i] * k_S[i, j])
+                        t.copy(U_unscaled, tile_C_K)
+                        t.gemm(Tinv_below, tile_C_K, U_unscaled, clear_accum=False)
                         # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
                         exp_last_G = T.exp(last_G)
                         for i in t.parallel(C):
-                            exp_G[i] = T.exp(last_G - G[i]) * beta[i]
+                            exp_G_then_beta_scaled[i] = T.exp(last_G - G[i]) * beta[i]
                         for i, j in t.parallel(C, K):
-                            S_operand_f16[i, j] = exp_G[i] * U_unscaled[i, j]
-                        t.copy(S_operand_f16, v_minus_exp_G_k_S_f16)
+                            S_operand_f16[i, j] = exp_G_then_beta_scaled[i] * U_unscaled[i, j]
+                        t.copy(S_operand_f16, tile_C_K)
                         for i, j in t.parallel(K, K):
                             S[i, j] = exp_last_G * S[i, j]
-                        t.gemm(k, v_minus_exp_G_k_S_f16, S, transpose_A=True, clear_accum=False)
+                        t.gemm(k, tile_C_K, S, transpose_A=True, clear_accum=False)
                     t.copy(S, S_T_f16)
                     t.copy(S_T_f16, S_T_f16_out)
                     for i, j in t.parallel(K, K):
@@ -999,7 +1028,7 @@ def o_S_kernel(t):
             exp_G_shared = T.alloc_shared((2, C), T.float32)
             exp_G_row = t.fragment((C,), T.float32)
             v_T = t.fragment((V, C), T.float16)
-            v_minus_exp_G_k_S = t.fragment((V, C), T.float32)
+            U_unscaled = t.fragment((V, C), T.float32)
             v_minus_exp_G_k_S_f16 = t.fragment((V, C), T.float16)
             exp_last_G_shared = T.alloc_shared((2, 1), T.float32)
             beta_scaled_shared = T.alloc_shared((2, C), T.float32)
@@ -1073,13 +1102,13 @@ def o_S_kernel(t):
                             T.barrier_wait(v_ready[iteration % 2], iteration // 2 % 2)
                             t.load_transposed(v[iteration % 2, :, :], v_T, tx)
                             for i, j in t.as_sums(V, C):
-                                v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                                U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                             for i, j in t.as_sums(V, C):
-                                v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                                v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                             T.gemm(
                                 v_minus_exp_G_k_S_f16,
                                 Tinv_below[iteration % 2, :, :],
-                                v_minus_exp_G_k_S,
+                                U_unscaled,
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
@@ -1087,7 +1116,7 @@ def o_S_kernel(t):
                             # last_G = last(G)
                             # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i, j in t.as_sums(V, C):
-                                S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
+                                S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
                             for i, j in t.parallel(V, K):
                                 S[i, j] = exp_last_G_shared[iteration % 2, 0] * S[i, j]
                             T.gemm(S_operand_f16, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
@@ -1112,13 +1141,13 @@ def o_S_kernel(t):
                             T.barrier_wait(v_ready[iteration % 2], iteration // 2 % 2)
                             t.load_transposed(v[iteration % 2, :, :], v_T, tx)
                             for i, j in t.as_sums(V, C):
-                                v_minus_exp_G_k_S[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
+                                U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                             for i, j in t.as_sums(V, C):
-                                v_minus_exp_G_k_S_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                                v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                             T.gemm(
                                 v_minus_exp_G_k_S_f16,
                                 Tinv_below[iteration % 2, :, :],
-                                v_minus_exp_G_k_S,
+                                U_unscaled,
                                 transpose_B=True,
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
@@ -1126,7 +1155,7 @@ def o_S_kernel(t):
                             # last_G = last(G)
                             # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i, j in t.as_sums(V, C):
-                                S_operand_f16[i, j] = beta_scaled_row[j] * v_minus_exp_G_k_S[i, j]
+                                S_operand_f16[i, j] = beta_scaled_row[j] * U_unscaled[i, j]
                             for i, j in t.parallel(V, K):
                                 S[i, j] = exp_last_G_shared[iteration % 2, 0] * S[i, j]
                             T.gemm(S_operand_f16, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
@@ -1141,7 +1170,7 @@ def o_S_kernel(t):
                             )
                             T.barrier_arrive(k_free[iteration % 2])
                             for i, j in t.as_sums(V, C):
-                                U_unscaled_f16[i, j] = v_minus_exp_G_k_S[i, j]
+                                U_unscaled_f16[i, j] = U_unscaled[i, j]
                             for i, j in t.as_sums(V, C):
                                 o_sum[i, j] = exp_G_row[j] * q_S[i, j]
                             T.gemm(
@@ -1601,6 +1630,12 @@ def _check_rank(name: str, x: torch.Tensor, rank: int, layout: str) -> None:
         _fail(name, f"rank {x.ndim}", f"rank {rank}, layout {layout}")
 
 
+def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
+    """A tensor on this device."""
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+
+
 def _check_number(name: str, x: Any) -> float:
     """`x` as a float. A tensor is refused, because reading it would wait for its device."""
     if isinstance(x, bool) or not isinstance(x, (int, float)):
@@ -1673,18 +1708,12 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     return seen["B"], seen["T"], key_heads, value_heads, given[0].device
 
 
-def _check_packed(cu_seqlens: Any) -> None:
-    """Where packed sequences end."""
+def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """The number of sequences in cu_seqlens."""
     _check_integers("cu_seqlens", cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
         _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
-
-
-def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
-    """The number of sequences in cu_seqlens."""
-    _check_packed(cu_seqlens)
-    if cu_seqlens.device != device:
-        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    _check_device("cu_seqlens", cu_seqlens, device)
     if batch != 1:
         _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1, because cu_seqlens packs the sequences into one row")
     sequences: int = cu_seqlens.numel() - 1
@@ -1701,13 +1730,12 @@ def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
 
 def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
                  written: bool = False) -> None:
-    """Check a state [N, HV, ...] or a pool of states. written: True if the call writes to it. Then no two indices may share an
-    element."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    """Check a state [N, HV, ...]. written: True if the call writes to it. Then no two indices may share an element."""
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     _check_dtype(name, x.dtype, dtypes)
-    if x.device != device:
-        _fail(name, f"device {x.device}", f"device {device}")
+    _check_device(name, x, device)
     if written and not _is_apart(x):
         _fail(name, f"strides {x.stride()}", "elements that do not overlap")
 
@@ -1715,10 +1743,11 @@ def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device
 def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
     """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
     aligned to 16 bytes."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
-              f"shape [slots, {', '.join(map(str, tile))}]")
-    _check_state(name, x, tuple(x.shape), device, (dtype,))
+    _check_tensor(name, x)
+    if tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
+        _fail(name, tuple(x.shape), f"shape [slots, {', '.join(map(str, tile))}]")
+    _check_dtype(name, x.dtype, (dtype,))
+    _check_device(name, x, device)
     dense, size = _dense(tile), math.prod(tile)
     inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
     stride = size if x.shape[0] < 2 else x.stride(0)
@@ -1733,8 +1762,7 @@ def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
     _check_integers("state_indices", indices)
     if tuple(indices.shape) != (sequences,):
         _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
-    if indices.device != device:
-        _fail("state_indices", f"device {indices.device}", f"device {device}")
+    _check_device("state_indices", indices, device)
 
 
 def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
@@ -1753,8 +1781,9 @@ def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     """Check the caller's memory for an output."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     if x.dtype != dtype or x.device != device:
         _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
     if x.stride(-1) != 1 or not _is_apart(x):
@@ -2207,33 +2236,35 @@ class Host:
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
             buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> list[Any]:
-        """Launch every kernel; the call's tensors, as Tables.tensors names them. Arguments of one kind share a plan."""
+        """Launch every kernel; the call's tensors, as Tables.tensors names them."""
+        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
+                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
+        """The plan of arguments of this kind. It is made once, and checks them then."""
         kind = self.kind
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
                kind(indices), every)
         plan = self.plans.get(key)
         if plan is None:
-            plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan.call = caller(plan, given, outs, buffers)
             if len(self.plans) >= 256:
                 self.plans.clear()
             self.plans[key] = plan
-        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
-
-    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
-                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
-        """The plan of arguments of this kind, with its call."""
-        plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
-        plan.call = caller(plan, given, outs, buffers)
         return plan
 
     def numbers_of(self, given: Sequence[Any]) -> tuple[float, ...]:
         """The caller's numbers, the page's defaults where None is given."""
         values = []
         for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
-            x = default if x is None else x
-            if x is None:
+            if x is not None:
+                values.append(_check_number(name, x))
+            elif default is not None:
+                values.append(float(default))
+            else:
                 _fail(name, None, "a number: the page has no default")
-            values.append(_check_number(name, x))
         return tuple(values)
 
     def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:
@@ -2347,9 +2378,9 @@ class Check:
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks
+            before = host.poison, host.part_chunks, host.plans
             try:
-                host.poison = True
+                host.poison, host.plans = True, {}
                 for chunks in parts:
                     for call in calls:
                         if in_parts:  # short parts, so that there are many
@@ -2362,8 +2393,7 @@ class Check:
                 self.done.discard((device, heads))
                 raise
             finally:
-                host.poison, host.part_chunks = before
-                host.plans.clear()
+                host.poison, host.part_chunks, host.plans = before
         return found
 
     # --- the problem --------------------------------------------------------------------------------------------------

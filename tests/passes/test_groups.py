@@ -114,7 +114,7 @@ def test_rings_turn_as_the_schedule_says():
 def test_an_inverse_is_turns_ahead():
     """And takes the place of what it inverts."""
     slots = {b.name: b.slots for b in walker(lowered("fused_walk")).buffers if b.space == "shared"}
-    assert slots == {**dict.fromkeys(("k", "q", "v", "G", "beta", "k_kT_D_beta_f16_shared", "exp_G_shared",
+    assert slots == {**dict.fromkeys(("k", "q", "v", "G", "beta", "Tinv_below_f16", "exp_G_shared",
                                       "exp_last_G_shared", "beta_scaled_shared",
                                       "q_kT_D_beta_f16_shared"), 3), "o_f16_shared": 1}
 

@@ -17,13 +17,15 @@ from dataclasses import replace
 from math import inf
 
 from ...devices import Cores
-from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, loops, map_ops
+from ...ir.core import Buffer, Carry, Kernel, Loop, Op, Program, Stmt, loops
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
+from .buffer_names import named
 from .core_values import CoreValues
 from .lifetimes import Lifetimes
 from .offsets import NoRoom, Place, fullest, in_slots, lowest, round_robin
+from .place import with_buffers
 from .room import late_loads, with_copies
 
 
@@ -75,7 +77,8 @@ class _Kernel:
     def kernel(self) -> Kernel:
         """The kernel with a buffer at a byte offset for each value."""
         buffers = tuple(Buffer(x.name, x.space, x.shape, x.dtype, x.offset, x.slots, x.agent) for x in self.places)
-        return replace(self.k, body=map_ops(self.k.body, lambda o: [self.marked(o)]), buffers=buffers)
+        owner = {value: place.name for value, place in self.home.items()}
+        return named(replace(self.k, body=with_buffers(self.k.body, owner), buffers=buffers))
 
     def body(self, body: tuple[Stmt, ...]) -> None:
         """Give each value a place: a new one, or that of a value that it overwrites. A carried value keeps its place through
@@ -144,7 +147,3 @@ class _Kernel:
         if sum(x.bytes for x in live) > size or not (round_robin(places, size, self.device.align)
                                                      or lowest(places, size, self.device.align)):
             raise NoRoom(self.values.where, space, size, live)
-
-    def marked(self, o: Op) -> Op:
-        """The op with the name of its buffer."""
-        return replace(o, buffer=self.home[o.out].name if o.out in self.home else "")

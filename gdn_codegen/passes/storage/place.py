@@ -19,6 +19,7 @@ from ...ir.core import Buffer, Kernel, Program, Stmt, map_ops
 from ...ir.types import BYTES
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
+from .buffer_names import named
 from .shared_buffers import share_accumulators, share_carried, share_storage
 from .stored_values import StoredValues, over
 
@@ -50,7 +51,7 @@ def _placed(p: Program, k: Kernel, device: Device) -> Kernel:
             t = v.type[value]
             buffers[name] = Buffer(name, v.space(name if name in v.defs else value), t.shape(v.sizes), t.dtype, dims=t.dims)
     _check_sizes(p, k, device, buffers.values())
-    return replace(k, body=with_buffers(k.body, owner), buffers=tuple(buffers.values()))
+    return named(replace(k, body=with_buffers(k.body, owner), buffers=tuple(buffers.values())))
 
 
 def _check_sizes(p: Program, k: Kernel, device: Device, buffers: Iterable[Buffer]) -> None:

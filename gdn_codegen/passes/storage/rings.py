@@ -15,6 +15,7 @@ from ...ir.core import Buffer, Kernel, Op, Program, loops, types, uses, walk
 from ...schedule.schedule import Schedule
 from ..stage import takes
 from ..uses import readers
+from .buffer_names import named
 from .place import with_buffers
 from .stored_values import is_view, over
 from .walk_limits import check_limits, moves
@@ -65,7 +66,7 @@ class _Kernel:
             elif self.stored(o):
                 buffers[o.out] = self.buffer(o.out, o.out, self.device.product)
                 owner[o.out] = o.out
-        out = replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values()))
+        out = named(replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values())))
         check_limits(self.p, out, self.s, self.device)
         return out
 

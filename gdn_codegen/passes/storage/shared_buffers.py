@@ -1,7 +1,7 @@
 """shared_buffers: which values of a kernel share a buffer. `place` uses it.
 
-Values may share one if the old value has no later reader. `owner` gives each value with a buffer the value after which its
-buffer is named. These functions change it.
+Values may share one if the old value has no later reader. `owner` gives each value with a buffer the value whose buffer it uses.
+These functions change it. `buffer_names` names the buffers afterwards.
 """
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def _along_rows(v: StoredValues, name: str) -> bool:
 
 
 def _give(owner: dict[str, str], old: str, new: str) -> None:
-    """Name the buffer `old` after `new`."""
+    """Let the values of `old`'s buffer use that of `new`."""
     for x in [x for x, name in owner.items() if name == old]:
         owner[x] = new

@@ -93,7 +93,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool) -> Kernel:
     barriers = []
     for writes in groups.values():
         producer, n, own = writes[0].agent, slots[writes[0].buffer], _own(writes)
-        ready, free = (f"{writes[0].out}_{x}" for x in ("ready", "free"))
+        ready, free = f"{writes[0].out}_ready", f"{writes[0].buffer}_free"
         barriers.append(Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n, own=bool(own)))
         for o in writes:
             if o.kind == "load":
