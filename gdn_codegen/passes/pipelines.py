@@ -183,7 +183,7 @@ observers: list[Callable[[str, Program, Program, Context], None]] = []
 
 
 def run_passes(p: Program, passes: Passes, device: Device, schedule: Schedule, sizes: dict[str, int], dtype: str,
-               contract: Contract, upto: str) -> Program:
+               contract: Contract = PLAIN, upto: str = "") -> Program:
     """The traced program `p` after `passes` for `device`. `verify` checks the program after each pass. `targets.lower` calls this
     with the passes of a target.
 
