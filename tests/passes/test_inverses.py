@@ -6,6 +6,7 @@ import torch
 from reference import expected, problem, rms_error
 
 from gdn_codegen.algorithms import find
+from gdn_codegen.devices import Device
 from gdn_codegen.ir.builder import algorithm, exp, lower, strictly_lower, unit_lower_inverse
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
@@ -165,7 +166,7 @@ def test_what_it_takes(values, scaled, masks):
         return y
 
     p = precision(cut(page.trace(), Schedule("one", (("y",),)), SIZES), named("walk"), "float16", PLAIN)
-    p = decompose(p, named("walk"), "float16", 16, 64)
+    p = decompose(p, named("walk"), "float16", Device("d", "t", solves=16, solves_whole=64))
     new = fold_into_inverse(p, p.sizes["C"])
     (inverse,) = (o for k in new.kernels for o in walk(k.body) if o.kind == "diag_inverse")
     assert inverse.attr("size") == (16 if values is masked_twice else 64)

@@ -75,7 +75,7 @@ def test_verify_wants_the_same_zeros_in_every_turn():
     (loop,) = loops(k.body)
     (c,) = [c for c in loop.carried if c.name == "g"]
     other = next(c.next for c in loop.carried if c.name == "beta")
-    body = tuple(o for o in loop.body if o.out != c.next) + (Op("exp", c.next, (other,), (), c.type),)
+    body = tuple(o for o in loop.body if o.out != c.next) + (Op("exp", c.next, (other,), (), c.type, agent="block"),)
     broken = replace(k, body=tuple(replace(s, body=body) if isinstance(s, Loop) else s for s in k.body))
     with pytest.raises(VerifyError, match="padding"):
         verify(replace(p, kernels=(broken,)))
