@@ -10,8 +10,8 @@ from gdn_codegen.emit.triton import emit
 from gdn_codegen.ir.core import Loop, Op, loops, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import SCHEDULES, named
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 16, "K": 16, "V": 16}
 LENGTHS = [5 * 16 + 3, 0, 16, 33, 1]
