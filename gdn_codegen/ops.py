@@ -8,10 +8,11 @@ from torch import Tensor
 
 from .host.arguments import _check_number
 from .host.tensors import _fail
-from .runtime.call.dtypes import adapted
+from .runtime.call.arguments import Options, Tensors
+from .runtime.call.dtypes import adapted, adapts
 from .runtime.call.foreign_keywords import spelled
 from .runtime.call.launch import check_values, eager
-from .runtime.call.normalise import Options, Tensors, check_ends, check_tensor, settled
+from .runtime.call.normalise import settled, shape_of
 from .runtime.call.request import DECODE_CHUNK
 from .runtime.torch_library import compiled
 from .schedule import Schedule
@@ -35,14 +36,15 @@ def _call(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, others: d
         if results is not None:
             return results
     tensors, options = Tensors(*t), Options(*x)
-    check_values(tensors, settled(tensors, options, decode), few)
+    asked = settled(tensors, options, decode)
+    check_values(tensors, asked, few)
 
     def call(t: Tensors, x: Options) -> tuple[Any, ...]:
-        asked = settled(t, x, decode)
-        results = compiled(t, asked, scale)
-        return results if asked.checkpoint_chunks else results[:2]
+        here = asked if t is tensors else settled(t, x, decode)  # dtypes differ
+        results = compiled(t, here, scale)
+        return results if here.checkpoint_chunks else results[:2]
 
-    return adapted(tensors, options, call)
+    return adapted(tensors, options, call) if adapts(tensors, options) else call(tensors, options)
 
 
 def chunk_gated_delta_rule(
@@ -133,14 +135,13 @@ def fused_recurrent_gated_delta_rule(
 
     Raises ValueError that names the bad argument; gk and gv (gates per key or value channel) must be None.
     """
-    check_tensor("v", v)
-    check_ends(cu_seqlens)
+    rows = shape_of("v", v)[:3]
+    sequences = rows[:1].numel() if cu_seqlens is None else shape_of("cu_seqlens", cu_seqlens).numel() - 1
     if g is None and (use_gate_in_kernel or kwargs.get("gate", "log") != "log"):
         _fail("g", None, "a tensor, from which this form computes the gate")
     if beta is None and (use_beta_sigmoid_in_kernel or kwargs.get("beta_form", "given") != "given"):
         _fail("beta", None, "a tensor, from which this form computes beta")
     if g is None or beta is None:
-        rows = v.shape[:3]
         g = v.new_zeros(rows, dtype=torch.float32) if g is None else g
         beta = v.new_ones(rows, dtype=torch.float32) if beta is None else beta
     t = Tensors(q, k, v, g, beta, A_log, dt_bias, initial_state, None, cu_seqlens, None, None)
@@ -153,7 +154,6 @@ def fused_recurrent_gated_delta_rule(
             others[name] = said
     t = t._replace(**{n: others.pop(n) for n in Tensors._fields if n in others})
     x = x._replace(**{n: others.pop(n) for n in Options._fields if n in others})
-    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     tokens = 2 if x.head_first is True or x.layout in ("bhtd", "bnsd") else 1
     decode = v.ndim == 4 and v.shape[0] * v.shape[tokens] <= DECODE_CHUNK * sequences
     return _call(t, x, scale, others, decode=decode)

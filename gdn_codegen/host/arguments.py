@@ -1,7 +1,7 @@
 """Checks of a call's arguments. Each raises a ValueError that names the argument, what came, and what is accepted.
 
-Below the line the file is copied into generated modules word for word. The package's ops use the same checks
-(runtime/call/normalise.py), so both say the same.
+Below the line the file is copied into generated modules word for word. The package's ops leave tensors to these checks. Of what
+they refuse before there is a module (runtime/call/normalise.py) they use the same functions, so both say the same.
 """
 from __future__ import annotations
 
@@ -49,6 +49,12 @@ def _check_rank(name: str, x: torch.Tensor, rank: int, layout: str) -> None:
     """A tensor of so many dims."""
     if x.ndim != rank:
         _fail(name, f"rank {x.ndim}", f"rank {rank}, layout {layout}")
+
+
+def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
+    """A tensor on this device."""
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
 
 
 def _check_number(name: str, x: Any) -> float:
@@ -123,18 +129,12 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     return seen["B"], seen["T"], key_heads, value_heads, given[0].device
 
 
-def _check_packed(cu_seqlens: Any) -> None:
-    """Where packed sequences end."""
+def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """The number of sequences in cu_seqlens."""
     _check_integers("cu_seqlens", cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
         _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
-
-
-def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
-    """The number of sequences in cu_seqlens."""
-    _check_packed(cu_seqlens)
-    if cu_seqlens.device != device:
-        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    _check_device("cu_seqlens", cu_seqlens, device)
     if batch != 1:
         _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1, because cu_seqlens packs the sequences into one row")
     sequences: int = cu_seqlens.numel() - 1
@@ -151,13 +151,12 @@ def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
 
 def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
                  written: bool = False) -> None:
-    """Check a state [N, HV, ...] or a pool of states. written: True if the call writes to it. Then no two indices may share an
-    element."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    """Check a state [N, HV, ...]. written: True if the call writes to it. Then no two indices may share an element."""
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     _check_dtype(name, x.dtype, dtypes)
-    if x.device != device:
-        _fail(name, f"device {x.device}", f"device {device}")
+    _check_device(name, x, device)
     if written and not _is_apart(x):
         _fail(name, f"strides {x.stride()}", "elements that do not overlap")
 
@@ -165,10 +164,11 @@ def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device
 def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
     """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
     aligned to 16 bytes."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
-              f"shape [slots, {', '.join(map(str, tile))}]")
-    _check_state(name, x, tuple(x.shape), device, (dtype,))
+    _check_tensor(name, x)
+    if tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
+        _fail(name, tuple(x.shape), f"shape [slots, {', '.join(map(str, tile))}]")
+    _check_dtype(name, x.dtype, (dtype,))
+    _check_device(name, x, device)
     dense, size = _dense(tile), math.prod(tile)
     inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
     stride = size if x.shape[0] < 2 else x.stride(0)
@@ -183,8 +183,7 @@ def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
     _check_integers("state_indices", indices)
     if tuple(indices.shape) != (sequences,):
         _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
-    if indices.device != device:
-        _fail("state_indices", f"device {indices.device}", f"device {device}")
+    _check_device("state_indices", indices, device)
 
 
 def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
@@ -203,8 +202,9 @@ def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     """Check the caller's memory for an output."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     if x.dtype != dtype or x.device != device:
         _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
     if x.stride(-1) != 1 or not _is_apart(x):

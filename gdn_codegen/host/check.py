@@ -91,9 +91,9 @@ class Check:
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks
+            before = host.poison, host.part_chunks, host.plans
             try:
-                host.poison = True
+                host.poison, host.plans = True, {}
                 for chunks in parts:
                     for call in calls:
                         if in_parts:  # short parts, so that there are many
@@ -106,8 +106,7 @@ class Check:
                 self.done.discard((device, heads))
                 raise
             finally:
-                host.poison, host.part_chunks = before
-                host.plans.clear()
+                host.poison, host.part_chunks, host.plans = before
         return found
 
     # --- the problem --------------------------------------------------------------------------------------------------

@@ -84,33 +84,35 @@ class Host:
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
             buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> list[Any]:
-        """Launch every kernel; the call's tensors, as Tables.tensors names them. Arguments of one kind share a plan."""
+        """Launch every kernel; the call's tensors, as Tables.tensors names them."""
+        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
+                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
+        """The plan of arguments of this kind. It is made once, and checks them then."""
         kind = self.kind
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
                kind(indices), every)
         plan = self.plans.get(key)
         if plan is None:
-            plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan.call = caller(plan, given, outs, buffers)
             if len(self.plans) >= 256:
                 self.plans.clear()
             self.plans[key] = plan
-        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
-
-    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
-                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
-        """The plan of arguments of this kind, with its call."""
-        plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
-        plan.call = caller(plan, given, outs, buffers)
         return plan
 
     def numbers_of(self, given: Sequence[Any]) -> tuple[float, ...]:
         """The caller's numbers, the page's defaults where None is given."""
         values = []
         for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
-            x = default if x is None else x
-            if x is None:
+            if x is not None:
+                values.append(_check_number(name, x))
+            elif default is not None:
+                values.append(float(default))
+            else:
                 _fail(name, None, "a number: the page has no default")
-            values.append(_check_number(name, x))
         return tuple(values)
 
     def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:

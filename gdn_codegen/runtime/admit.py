@@ -52,7 +52,8 @@ def admit(b: Build, m: Any, call: Call, prepare: Callable[[], object]) -> None:
     """Check the build on the device, or read its verdict, once per process. Raises Refused if its kernels are wrong there.
 
     Some targets compile for the call's head counts, for packed sequences, for given and for wanted states (Target.per_call).
-    Kernels of the others are the same for all calls; two kinds of calls check them. prepare: refuses a bad call before the check.
+    Kernels of the others are the same for all calls; two kinds of calls check them. prepare: plans the call, and so refuses a bad
+    one before the check.
     """
     device, heads = call.device, (call.extent.H, call.extent.HV)
     kind = (heads, (call.packed, call.starts, call.wanted)) if b.of.per_call else ()

@@ -14,7 +14,7 @@ from ..ir.builder import Algorithm
 from ..ir.core import Program
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
-from ..targets import Target, find
+from ..targets import Target, find, lower
 from .tables import arguments, documentation, literal, signature, tables
 
 if TYPE_CHECKING:
@@ -129,7 +129,6 @@ class Build:
 @lru_cache(maxsize=256)
 def lowered(b: Build) -> Program:
     """The program that `b`'s emitter prints."""
-    from ..passes.pipelines import lower  # all passes: a third of a second that a mere import of the package does not take
     return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract)
 
 

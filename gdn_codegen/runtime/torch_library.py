@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..host.tensors import _fail
 from .call.aliasing import reach
+from .call.arguments import IN_KERNELS, Tensors
 from .call.launch import run
-from .call.normalise import Tensors, check_written
+from .call.normalise import check_written
 from .call.request import DEFAULT_CHUNK, OPTIONS, Request
 
 #: Tensors that both ops read, in the order of Tensors.
@@ -52,7 +53,7 @@ def gated_delta_rule_into(*given: Any) -> Tensor:
     wanted and has no buffer, else nothing."""
     t, scale, x, (final_state, out, checkpoints) = _unpacked(given)
     t = t._replace(out=out, **{"initial_state" if x.in_place else "final_state": final_state})
-    check_written(t, x.in_place, tuple(map(reach, t[:12])))
+    check_written(t, x.in_place, tuple(map(reach, t[:IN_KERNELS])))
     _, final, _ = run(t, x, scale, checkpoints)
     return t.v.new_empty(0) if final is None or final_state is not None else final
 
@@ -65,7 +66,7 @@ def _empty_states(t: Tensors, x: Request, rows: Any) -> Tensor:
 
 
 def _empty_final(t: Tensors, x: Request) -> Tensor:
-    return _empty_states(t, x, t.q.shape[0] if t.cu_seqlens is None else t.cu_seqlens.shape[0] - 1)
+    return _empty_states(t, x, t.q.shape[0] if t.cu_seqlens is None else t.cu_seqlens.numel() - 1)
 
 
 def _empty_checkpoints(t: Tensors, x: Request) -> Tensor:

@@ -530,6 +530,12 @@ def _check_rank(name: str, x: torch.Tensor, rank: int, layout: str) -> None:
         _fail(name, f"rank {x.ndim}", f"rank {rank}, layout {layout}")
 
 
+def _check_device(name: str, x: torch.Tensor, device: torch.device) -> None:
+    """A tensor on this device."""
+    if x.device != device:
+        _fail(name, f"device {x.device}", f"device {device}")
+
+
 def _check_number(name: str, x: Any) -> float:
     """`x` as a float. A tensor is refused, because reading it would wait for its device."""
     if isinstance(x, bool) or not isinstance(x, (int, float)):
@@ -602,18 +608,12 @@ def _check_inputs(given: Sequence[Any], inputs: Sequence[tuple[str, str, tuple[i
     return seen["B"], seen["T"], key_heads, value_heads, given[0].device
 
 
-def _check_packed(cu_seqlens: Any) -> None:
-    """Where packed sequences end."""
+def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """The number of sequences in cu_seqlens."""
     _check_integers("cu_seqlens", cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
         _fail("cu_seqlens", f"shape {tuple(cu_seqlens.shape)}", "shape [N + 1] with N >= 1")
-
-
-def _check_sequences(cu_seqlens: Any, batch: int, device: torch.device) -> int:
-    """The number of sequences in cu_seqlens."""
-    _check_packed(cu_seqlens)
-    if cu_seqlens.device != device:
-        _fail("cu_seqlens", f"device {cu_seqlens.device}", f"device {device}")
+    _check_device("cu_seqlens", cu_seqlens, device)
     if batch != 1:
         _fail("cu_seqlens", f"inputs with B = {batch}", "inputs with B = 1, because cu_seqlens packs the sequences into one row")
     sequences: int = cu_seqlens.numel() - 1
@@ -630,13 +630,12 @@ def _check_ends(cu_seqlens: torch.Tensor, tokens: int) -> None:
 
 def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device, dtypes: Sequence[torch.dtype],
                  written: bool = False) -> None:
-    """Check a state [N, HV, ...] or a pool of states. written: True if the call writes to it. Then no two indices may share an
-    element."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    """Check a state [N, HV, ...]. written: True if the call writes to it. Then no two indices may share an element."""
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     _check_dtype(name, x.dtype, dtypes)
-    if x.device != device:
-        _fail(name, f"device {x.device}", f"device {device}")
+    _check_device(name, x, device)
     if written and not _is_apart(x):
         _fail(name, f"strides {x.stride()}", "elements that do not overlap")
 
@@ -644,10 +643,11 @@ def _check_state(name: str, x: Any, shape: tuple[int, ...], device: torch.device
 def _check_pool(name: str, x: Any, tile: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> int:
     """Elements from one slot to the next of a pool [slots, *tile]. There may be gaps between slots. Each slot has to be dense and
     aligned to 16 bytes."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__,
-              f"shape [slots, {', '.join(map(str, tile))}]")
-    _check_state(name, x, tuple(x.shape), device, (dtype,))
+    _check_tensor(name, x)
+    if tuple(x.shape[1:]) != tile or x.ndim != 1 + len(tile):
+        _fail(name, tuple(x.shape), f"shape [slots, {', '.join(map(str, tile))}]")
+    _check_dtype(name, x.dtype, (dtype,))
+    _check_device(name, x, device)
     dense, size = _dense(tile), math.prod(tile)
     inner = tuple(own if n == 1 else given for n, own, given in zip(tile, dense, x.stride()[1:], strict=True))
     stride = size if x.shape[0] < 2 else x.stride(0)
@@ -662,8 +662,7 @@ def _check_indices(indices: Any, sequences: int, device: torch.device) -> None:
     _check_integers("state_indices", indices)
     if tuple(indices.shape) != (sequences,):
         _fail("state_indices", f"shape {tuple(indices.shape)}", f"shape ({sequences},), one slot for each sequence")
-    if indices.device != device:
-        _fail("state_indices", f"device {indices.device}", f"device {device}")
+    _check_device("state_indices", indices, device)
 
 
 def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
@@ -682,8 +681,9 @@ def _check_slots(indices: torch.Tensor, slots: int, written: bool) -> None:
 
 def _check_out(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     """Check the caller's memory for an output."""
-    if not isinstance(x, torch.Tensor) or tuple(x.shape) != shape:
-        _fail(name, tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__, f"shape {shape}")
+    _check_tensor(name, x)
+    if tuple(x.shape) != shape:
+        _fail(name, tuple(x.shape), f"shape {shape}")
     if x.dtype != dtype or x.device != device:
         _fail(name, f"{x.dtype} on {x.device}", f"{dtype} on {device}")
     if x.stride(-1) != 1 or not _is_apart(x):
@@ -958,7 +958,7 @@ def _in_pools(t: Tables, states: Sequence[Any], buffers: Sequence[Any], held: Se
     """Pools as flat tensors: first those of initial states, then those of final states, from the caller or from this call."""
     if any(x is not None and x.data_ptr() == y.data_ptr() for x in buffers[:len(t.final)] for y in states):
         _fail(t.final[0][0], "the memory of an initial state",
-              "another pool; a build with state=pool/in_place writes where it reads")
+              "another pool, or a build with state=pool/in_place, which overwrites initial states")
     return [_flat(row[0], x) for row, x in (*zip(t.initial, states, strict=True), *zip(t.final, held, strict=False))]
 
 
@@ -1136,33 +1136,35 @@ class Host:
 
     def run(self, given: Sequence[Any], numbers: Sequence[float], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
             buffers: Sequence[Any], wanted: bool, indices: Any = None, every: int = 0) -> list[Any]:
-        """Launch every kernel; the call's tensors, as Tables.tensors names them. Arguments of one kind share a plan."""
+        """Launch every kernel; the call's tensors, as Tables.tensors names them."""
+        plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
+
+    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
+                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
+        """The plan of arguments of this kind. It is made once, and checks them then."""
         kind = self.kind
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
                kind(indices), every)
         plan = self.plans.get(key)
         if plan is None:
-            plan = self.prepare(given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
+            plan.call = caller(plan, given, outs, buffers)
             if len(self.plans) >= 256:
                 self.plans.clear()
             self.plans[key] = plan
-        return plan.call(given, numbers, states, outs, cu_seqlens, buffers, indices)
-
-    def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
-                wanted: bool, indices: Any = None, every: int = 0) -> Plan:
-        """The plan of arguments of this kind, with its call."""
-        plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every)
-        plan.call = caller(plan, given, outs, buffers)
         return plan
 
     def numbers_of(self, given: Sequence[Any]) -> tuple[float, ...]:
         """The caller's numbers, the page's defaults where None is given."""
         values = []
         for (name, default), x in zip(self.tables.scalars.items(), given, strict=True):
-            x = default if x is None else x
-            if x is None:
+            if x is not None:
+                values.append(_check_number(name, x))
+            elif default is not None:
+                values.append(float(default))
+            else:
                 _fail(name, None, "a number: the page has no default")
-            values.append(_check_number(name, x))
         return tuple(values)
 
     def results(self, memory: Sequence[Any], wanted: bool) -> tuple[Any, ...]:
@@ -1276,9 +1278,9 @@ class Check:
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks
+            before = host.poison, host.part_chunks, host.plans
             try:
-                host.poison = True
+                host.poison, host.plans = True, {}
                 for chunks in parts:
                     for call in calls:
                         if in_parts:  # short parts, so that there are many
@@ -1291,8 +1293,7 @@ class Check:
                 self.done.discard((device, heads))
                 raise
             finally:
-                host.poison, host.part_chunks = before
-                host.plans.clear()
+                host.poison, host.part_chunks, host.plans = before
         return found
 
     # --- the problem --------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import gdn_codegen
 from gdn_codegen import algorithms
 from gdn_codegen.input_forms import INPUT_FORMS, InputForm
 from gdn_codegen.ir.interpret import Problem, interpret
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import named
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets import lower
 
 PASSES = sorted((Path(gdn_codegen.__file__).parent / "passes").rglob("*.py"))
 SIZES = {"C": 16, "K": 16, "V": 16}

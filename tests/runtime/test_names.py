@@ -11,7 +11,7 @@ from reference import expected, problem, rms_error
 import gdn_codegen
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
 from gdn_codegen.runtime.call import foreign_keywords as names
-from gdn_codegen.runtime.call.normalise import Options, Tensors
+from gdn_codegen.runtime.call.arguments import Options, Tensors
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 

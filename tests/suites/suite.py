@@ -26,7 +26,7 @@ import pytest
 import torch
 
 import gdn_codegen
-from gdn_codegen.runtime.call.normalise import Options, Tensors
+from gdn_codegen.runtime.call.arguments import Options, Tensors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: What CPU tensors can bear of a test: tokens x value heads.

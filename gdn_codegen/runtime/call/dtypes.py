@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .normalise import Options, Tensors
+from .arguments import Options, Tensors
 
 
 def _states(t: Tensors, x: Options) -> torch.dtype | None:

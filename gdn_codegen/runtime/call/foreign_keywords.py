@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...host.arguments import _check_flag
 from ...host.tensors import _fail
-from .normalise import Options, Tensors, check_cpu_ends
+from .arguments import Options, Tensors
+from .normalise import check_cpu_ends
 from .request import DEFAULT_CHUNK
 
 #: Another library's keyword -> ours.

@@ -17,12 +17,13 @@ from ..build import Build
 from ..load import module
 from . import choose_decode
 from .aliasing import reach
+from .arguments import FINAL, IN_KERNELS, INITIAL, INPUTS, OUT, RAW_INPUTS, Options, Tensors
 from .choose import choice, refuse
 from .compiling import DoesNotCompile, compiling
 from .dtypes import adapted, adapts
 from .native_launcher import call_launcher, kernels_ahead
-from .normalise import Options, Tensors, check_chunks, check_written, reads, settled, transformed
-from .request import DECODE_CHUNK, Call, Request, call_of
+from .normalise import check_chunks, check_written, reads, settled, transformed
+from .request import DECODE_CHUNK, DTYPES, Call, Request, call_of
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -82,7 +83,7 @@ def _check_step(t: Tensors, layout: str) -> None:
         tokens = t.q.shape[1 if layout == "bthd" else 2]
         if tokens > DECODE_CHUNK:
             _fail("q", f"T = {tokens}", f"1 to {DECODE_CHUNK} tokens per sequence; chunk_gated_delta_rule takes more")
-    elif ends.ndim == 1 and ends.numel() > 1 and reads(ends):
+    elif ends.ndim == 1 and ends.numel() > 1 and ends.dtype in (torch.int32, torch.int64) and reads(ends):
         longest = int(ends.diff().max())
         if longest > DECODE_CHUNK:
             _fail("cu_seqlens", f"a sequence of {longest} tokens",
@@ -100,10 +101,12 @@ def _wants_gradients(t: tuple[Any, ...]) -> bool:
 
 
 def check_values(t: Tensors, x: Request, few: bool) -> None:
-    """Check what shapes and dtypes do not show: gradients, factors below 0, tables of chunks, and tokens of a decoding step."""
+    """Check what shapes and dtypes do not show: gradients, factors below 0, tables of chunks, and tokens of a decoding step.
+
+    Tensors of a shape or dtype that the module refuses pass."""
     if torch.is_grad_enabled() and _wants_gradients(t):
         _check_detached(zip(Tensors._fields, t, strict=True))
-    if x.gate == "linear" and reads(t.g) and bool((t.g < 0).any()):
+    if x.gate == "linear" and t.g.dtype in DTYPES and reads(t.g) and bool((t.g < 0).any()):
         _fail("g", f"{t.g.min().item():g} with gate='linear'", "factors of 0 or more")
     if t.chunk_indices is not None or t.chunk_offsets is not None:
         check_chunks(t.chunk_indices, t.chunk_offsets, t.cu_seqlens, x.chunk_size)
@@ -122,7 +125,7 @@ def _serves(t: Tensors, call: Call, checkpoints: Tensor | None = None) -> Any:
 def _given(t: Tensors, x: Request, checkpoints: Tensor | None) -> tuple[Any, ...]:
     """A call's tensors as modules take them: inputs, states, outputs, ends, buffers."""
     buffers = () if x.in_place else (t.final_state,)
-    return (t[:7] if x.gate == "raw" else t[:5], (t.initial_state,), (t.out,), t.cu_seqlens,
+    return (t[:RAW_INPUTS] if x.gate == "raw" else t[:INPUTS], (t.initial_state,), (t.out,), t.cu_seqlens,
             (*buffers, checkpoints) if x.checkpoint_chunks else buffers)
 
 
@@ -152,13 +155,13 @@ def _as_one(s: Settled, t: Tensors, x: tuple[Any, ...], scale: float | None) -> 
     if asked.checkpoint_chunks:
         return None
     at = Tensors._fields.index
-    buffers = () if asked.in_place else (at("final_state"),)
-    place = (*range(7 if asked.gate == "raw" else 5), at("initial_state"), at("out"), *buffers, at("state_indices"))
-    run = call_launcher(s.plan, kernels_ahead(m), t[:at("chunk_indices")], place, at("cu_seqlens"))
+    buffers = () if asked.in_place else (FINAL,)
+    place = (*range(RAW_INPUTS if asked.gate == "raw" else INPUTS), INITIAL, OUT, *buffers, at("state_indices"))
+    run = call_launcher(s.plan, kernels_ahead(m), t[:IN_KERNELS], place, at("cu_seqlens"))
     if run is None:
         return None
     options, known, numbers, one_state = x, scale, _numbers(host, scale), t.initial_state is t.final_state
-    initial, final, out, ends, chunks = map(at, ("initial_state", "final_state", "out", "cu_seqlens", "chunk_indices"))
+    initial, final, out, ends, chunks = INITIAL, FINAL, OUT, at("cu_seqlens"), IN_KERNELS  # locals are found faster
     sorts, given = s.sorts, s.given
 
     def again(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: bool) -> Any:
@@ -179,14 +182,14 @@ def _settle(about: Any, t: Tensors, x: Options, scale: float | None, decode: boo
     itself, as fake tensors do."""
     if any(isinstance(y, Tensor) and type(y) not in PLAIN for y in t):
         return None
-    asked, reaches = settled(t, x, decode), tuple(map(reach, t[:12]))
+    asked, reaches = settled(t, x, decode), tuple(map(reach, t[:IN_KERNELS]))
     check_written(t, asked.in_place, reaches)
-    check_values(t, asked, few)
-    sorts, given = [*map(type, x)], tuple(n for n, y in enumerate(t[:12]) if n > 4 and y is not None)
+    sorts, given = [*map(type, x)], tuple(n for n, y in enumerate(t[:IN_KERNELS]) if n >= INPUTS and y is not None)
     if adapts(t, x):
         kept = Settled(asked, None, None, (), sorts, given, reaches)
         results = _adapted(t, x, scale, decode, few)
     else:
+        check_values(t, asked, few)
         call = call_of(t, asked)
         m = _serves(t, call)
         host: Host = m.HOST
@@ -212,8 +215,8 @@ def _is_memory(t: tuple[Any, ...], given: tuple[int, ...]) -> bool:
 
     given: indices of the optional tensors that are given. The conditions are written out, because each call waits for them.
     """
-    q, k, v, g, beta = t[:5]
-    if not (type(q) is type(k) is type(v) is type(g) is type(beta) is Tensor) and any(type(y) not in PLAIN for y in t[:5]):
+    q, k, v, g, beta = t[:INPUTS]
+    if not (type(q) is type(k) is type(v) is type(g) is type(beta) is Tensor) and any(type(y) not in PLAIN for y in t[:INPUTS]):
         return False
     if q.is_neg() or k.is_neg() or v.is_neg() or g.is_neg() or beta.is_neg():
         return False
@@ -249,13 +252,13 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
         about = found = None
     if found is None or [*map(type, x)] != found.sorts or not _is_memory(t, found.given):  # to a key 1 is True, and 64.0 is 64
         return _settle(about, Tensors(*t), Options(*x), scale, decode, few)
-    if few or tables[0] is not None or tables[1] is not None or found.asked.gate == "linear" or (
-            torch.is_grad_enabled() and _wants_gradients(t)):
-        check_values(Tensors(*t), found.asked, few)
     if out is not None or final is not None or found.asked.in_place:
         check_written(t, found.asked.in_place, found.reaches)
     if found.module is None:
         return _adapted(Tensors(*t), Options(*x), scale, decode, few)
+    if few or tables[0] is not None or tables[1] is not None or found.asked.gate == "linear" or (
+            torch.is_grad_enabled() and _wants_gradients(t)):
+        check_values(Tensors(*t), found.asked, few)
     if not found.came_again:
         found.came_again, found.again = True, _as_one(found, Tensors(*t), x, scale)
     if found.again is not None:
@@ -266,7 +269,7 @@ def eager(t: tuple[Any, ...], x: tuple[Any, ...], scale: float | None, decode: b
     asked, plan = found.asked, found.plan
     host = plan.host
     buffers = () if asked.in_place else (final,)
-    memory = plan.call(t[:7] if asked.gate == "raw" else t[:5],
+    memory = plan.call(t[:RAW_INPUTS] if asked.gate == "raw" else t[:INPUTS],
                        found.numbers if scale is None else (scale,),
                        (initial,), (out,), ends, (*buffers, None) if asked.checkpoint_chunks else buffers, indices)
     return host.results(memory, plan.wanted)  # type: ignore[no-any-return]

@@ -1,12 +1,13 @@
 """Normalises the options of a call to one spelling, with defaults. Refuses contradictions, and tensors that kernels cannot read.
 
-These are the checks that a generated module cannot make. The module checks shapes and devices (host/arguments.py).
+Of tensors this looks at what a generated module cannot know, and at what the choice of a module depends on: the dtypes of q, k, v
+and states, and the ranks of q and v. The module's plan checks all tensors (host/arguments.py).
 """
 from __future__ import annotations
 
 import os
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +17,8 @@ from torch.autograd import forward_ad
 from ...host.arguments import (
     _ANY_FLOAT,
     _check_chunks,
-    _check_dtype,
     _check_flag,
     _check_integers,
-    _check_packed,
     _check_rank,
     _check_tensor,
 )
@@ -27,54 +26,14 @@ from ...host.tensors import _fail
 from ...schedule import Schedule
 from ..build import CHUNKS, LAYOUTS
 from .aliasing import shared
+from .arguments import FINAL, IN_KERNELS, INITIAL, INPUTS, OUT, Options, Tensors
 from .request import DTYPES, Request
 
 #: The forms of g and beta, with the contract's names of them.
 GATES = {"log": "", "linear": "linear", "raw": "raw"}
 BETAS = {"given": "", "sigmoid": "sigmoid", "twice_sigmoid": "twice_sigmoid"}
-#: Optional tensors, which no earlier check has read.
-_OPTIONAL = ("A_log", "dt_bias", "initial_state", "state_indices", "final_state", "out")
-#: How the error for a buffer that shares memory ends, by the index of the buffer in Tensors.
-_APART = {7: ", because the final state overwrites it", 10: ", or inplace_final_state=True", 11: ""}
-
-
-class Tensors(NamedTuple):
-    """The tensors of a call."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    beta: Tensor
-    A_log: Tensor | None
-    dt_bias: Tensor | None
-    initial_state: Tensor | None
-    state_indices: Tensor | None
-    cu_seqlens: Tensor | None
-    final_state: Tensor | None
-    out: Tensor | None
-    chunk_indices: Tensor | None = None
-    chunk_offsets: Tensor | None = None
-
-
-class Options(NamedTuple):
-    """What else a call says."""
-
-    output_final_state: bool
-    use_qk_l2norm_in_kernel: bool
-    head_first: bool
-    layout: str | None
-    gate: str
-    beta_form: str
-    allow_neg_eigval: bool
-    state_v_first: bool
-    state_dtype: torch.dtype | None
-    inplace_final_state: bool | None
-    target: str
-    schedule: Any
-    chunk_size: int | None = None
-    checkpoint_chunks: int = 0
-    unit_keys: bool = False
+#: How the error for a buffer that shares memory ends.
+_APART = {"initial_state": ", because the final state overwrites it", "final_state": ", or inplace_final_state=True", "out": ""}
 
 
 def transformed() -> bool:
@@ -94,9 +53,12 @@ def _check_memory(name: str, x: Tensor) -> None:
         _fail(name, "a view with torch's negative bit", "x.resolve_neg(), which copies it")
 
 
-def check_tensor(name: str, x: Any) -> None:
+def check_plain(name: str, x: Any) -> None:
     """ValueError unless `x` is a dense torch.Tensor without a transform. name: the argument's."""
-    _check_tensor(name, x)
+    if not isinstance(x, Tensor):
+        if name == "cu_seqlens":
+            _fail(name, repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
+        (_check_integers if name == "state_indices" else _check_tensor)(name, x)
     if x.layout != torch.strided or x.is_nested:
         _fail(name, "a nested tensor" if x.is_nested else x.layout, "a dense tensor")
     _check_memory(name, x)
@@ -104,22 +66,25 @@ def check_tensor(name: str, x: Any) -> None:
         _fail(name, "device meta", "a tensor with memory")
 
 
-def check_ends(x: Any) -> None:
-    """ValueError unless `x`, the cu_seqlens of a call, is None or a dense int32 or int64 tensor."""
-    if x is None:
-        return
-    if not isinstance(x, Tensor):
-        _fail("cu_seqlens", repr(x), "an int32 or int64 tensor, by keyword: its place differs between versions of FLA")
-    check_tensor("cu_seqlens", x)
-    _check_packed(x)
+def shape_of(name: str, x: Any) -> torch.Size:
+    """The shape of a tensor. ValueError for what has none."""
+    if not isinstance(x, Tensor) or x.is_nested:
+        check_plain(name, x)
+    shape: torch.Size = x.shape
+    return shape
+
+
+def _kernels_dtype(name: str, dtype: Any) -> str:
+    """The name of a dtype that kernels have. ValueError for another. name: the argument's."""
+    if dtype not in DTYPES:
+        _fail(name, dtype, ", ".join(map(str, _ANY_FLOAT)))
+    return DTYPES[dtype]
 
 
 def _check_dtypes(t: Tensors) -> None:
     """ValueError unless q, k and v have one dtype, or v has 16 bits and q and k are float32, as after a norm of their rows."""
-    for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias"):
-        y = getattr(t, name)
-        if isinstance(y, Tensor):
-            _check_dtype(name, y.dtype, _ANY_FLOAT)
+    for name, y in (("q", t.q), ("k", t.k), ("v", t.v)):
+        _kernels_dtype(name, y.dtype)
     wide = t.v.dtype != torch.float32
     for name, y in (("q", t.q), ("k", t.k)):
         if y.dtype != t.v.dtype and not (wide and y.dtype == torch.float32):
@@ -216,19 +181,20 @@ def check_written(t: tuple[Any, ...], in_place: bool, reaches: tuple[int, ...]) 
     t: the call's Tensors as a tuple. reaches: bytes from each tensor's first element to its last. They depend on its kind alone,
     so most calls compare only addresses.
     """
-    state = 10 if t[10] is not None and t[10] is not t[7] else 7 if in_place else -1
-    for n in (11, state):
-        if n < 0 or t[n] is None:
+    state = FINAL if t[FINAL] is not None and t[FINAL] is not t[INITIAL] else INITIAL if in_place else None
+    for n in (OUT, state):
+        if n is None or t[n] is None:
             continue
         x: Any = t[n]
         first = x.data_ptr()
         last = first + reaches[n]
-        for m, y in enumerate(t[:12]):
-            if y is None or m == n or (n == 7 and m == 10):
+        for m, y in enumerate(t[:IN_KERNELS]):
+            if y is None or m == n or (n == INITIAL and m == FINAL):
                 continue
             at = y.data_ptr()
             if at < last and first < at + reaches[m] and shared(x, y):
-                _fail(Tensors._fields[n], f"memory of {Tensors._fields[m]}", "memory of its own" + _APART[n])
+                name, other = Tensors._fields[n], Tensors._fields[m]
+                _fail(name, f"memory of {other}", f"memory of its own{_APART[name]}")
 
 
 def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices: bool) -> tuple[bool, str]:
@@ -246,17 +212,16 @@ def _states(wish: Any, dtype: Any, initial: Any, final: Any, same: bool, indices
     if same and not in_place and final is not None:
         _fail("final_state", "the buffer of initial_state", "a buffer of its own, or inplace_final_state=True")
     dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None:
-        _check_dtype("state_dtype", dtype, _ANY_FLOAT)
+    wanted = "float32" if dtype is None else _kernels_dtype("state_dtype", dtype)
     held = initial if in_place or indices else final
     if held is None:
-        return in_place, DTYPES[dtype or torch.float32]
-    _check_dtype("initial_state" if in_place or indices else "final_state", held, _ANY_FLOAT)
+        return in_place, wanted
+    found = _kernels_dtype("initial_state" if in_place or indices else "final_state", held)
     if indices and final not in (None, held):
         _fail("final_state", final, f"{held}, that of the pool")
     if dtype is not None and dtype != held:
         _fail("state_dtype", dtype, f"{held}, that of the buffer for states")
-    return in_place, DTYPES[held]
+    return in_place, found
 
 
 def _request(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any, final: Any, same: bool, indices: bool
@@ -277,24 +242,23 @@ def _request(x: Options, decode: bool, a_log: bool, dt_bias: bool, initial: Any,
         _fail(*(("schedule", "''", "a name, a Schedule, or None to choose") if x.schedule == "" else
                ("target", type(x.target).__name__, "a name")))
     in_place, state_dtype = _states(x.inplace_final_state, x.state_dtype, initial, final, same, indices)
-    return Request(x.output_final_state, _gate(x.gate, a_log, dt_bias), _beta_form(x.beta_form, x.allow_neg_eigval),
-                 x.use_qk_l2norm_in_kernel, x.unit_keys, x.state_v_first, state_dtype, in_place, x.checkpoint_chunks, x.target,
-                 x.chunk_size, _layout(x.layout, x.head_first), x.schedule, decode)
-
-
-def _kind(x: Any) -> Any:
-    return None if x is None else x.dtype if isinstance(x, Tensor) else type(x).__name__
+    return Request(
+        output_final_state=x.output_final_state, gate=_gate(x.gate, a_log, dt_bias),
+        beta_form=_beta_form(x.beta_form, x.allow_neg_eigval), l2norm=x.use_qk_l2norm_in_kernel, unit_keys=x.unit_keys,
+        state_v_first=x.state_v_first, state_dtype=state_dtype, in_place=in_place, checkpoint_chunks=x.checkpoint_chunks,
+        target=x.target, chunk_size=x.chunk_size, layout=_layout(x.layout, x.head_first), schedule=x.schedule, decode=decode)
 
 
 def settled(t: Tensors, x: Options, decode: bool = False) -> Request:
     """The options of a call in one spelling, or a ValueError naming the argument at fault."""
-    for n, (name, y) in enumerate(t._asdict().items()):
-        if n < 5 or (y is not None and name in _OPTIONAL):
-            check_tensor(name, y)
+    for n, (name, y) in enumerate(zip(Tensors._fields[:IN_KERNELS], t, strict=False)):
+        if n < INPUTS or y is not None:
+            check_plain(name, y)
     _check_dtypes(t)
-    check_ends(t.cu_seqlens)
-    asked = _request(x, decode, t.A_log is not None, t.dt_bias is not None, _kind(t.initial_state), _kind(t.final_state),
+    initial, final = (None if y is None else y.dtype for y in (t.initial_state, t.final_state))
+    asked = _request(x, decode, t.A_log is not None, t.dt_bias is not None, initial, final,
                      t.initial_state is t.final_state, t.state_indices is not None)
-    _check_rank("q", t.q, 4, asked.layout)
-    _check_rank("v", t.v, 4, asked.layout)
+    for name, y in (("q", t.q), ("v", t.v)):
+        if y.ndim != 4:  # then K or V is not known
+            _check_rank(name, y, 4, asked.layout)
     return asked

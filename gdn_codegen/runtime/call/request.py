@@ -17,7 +17,7 @@ from ...schedule.contract import PLAIN, Contract
 from .tables import Extent
 
 if TYPE_CHECKING:
-    from .normalise import Tensors
+    from .arguments import Tensors
 
 #: The dtypes of kernels, and their names.
 DTYPES = {dtype: name for name, dtype in _FLOATS.items()}
@@ -101,7 +101,8 @@ def _strided(t: Tensors) -> bool:
     if t.out is None and (t.q.is_contiguous() and t.k.is_contiguous() and t.v.is_contiguous() and t.g.is_contiguous()
                           and t.beta.is_contiguous()):
         return False
-    return any(x is not None and not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1) for x in (*t[:5], t.out))
+    return any(x is not None and not x.is_contiguous() and (x.ndim < 4 or x.stride(-1) == 1)
+               for x in (t.q, t.k, t.v, t.g, t.beta, t.out))
 
 
 def call_of(t: Tensors, x: Request) -> Call:
@@ -110,7 +111,7 @@ def call_of(t: Tensors, x: Request) -> Call:
     given = tuple((n, y.dtype) for n, y in numbers if y is not None)
     contract = _contract(x, given, t.state_indices is not None, _strided(t))
     q, v, (tokens, heads) = t.q.shape, t.v.shape, x.axes
-    sequences = q[0] if t.cu_seqlens is None else t.cu_seqlens.numel() - 1
+    sequences = q[0] if t.cu_seqlens is None else max(t.cu_seqlens.numel() - 1, 1)  # the module checks its shape
     return Call(x, t.q.dtype, t.q.device, (q[3], v[3]), Extent(q[heads], v[heads], sequences, q[0] * q[tokens]), contract,
                 t.cu_seqlens is not None, t.initial_state is not None,
                 x.in_place or x.output_final_state or t.final_state is not None)

@@ -11,13 +11,24 @@ if TYPE_CHECKING:
     from ..terms import Terms
 
 MASKS = Rules()
-#: The attributes of a mask in an exponent.
+#: Of a mask in an exponent.
 FILLED = (("fill", -inf),)
 
 MASKS.rule("a mask of a factor", "lower(x) * y", "lower(x * y)", "mul")
 MASKS.rule("a strict mask of a factor", "strictly_lower(x) * y", "strictly_lower(x * y)", "mul")
 MASKS.rule("a masked exponential", "lower(exp(x))", "exp(lower(x, fill=-inf))", "lower")
 MASKS.rule("a strictly masked exponential", "strictly_lower(exp(x))", "exp(strictly_lower(x, fill=-inf))", "strictly_lower")
+
+
+@MASKS.written("a mask of a mask", "lower", "strictly_lower")
+def _twice(t: Terms, o: Op) -> str | None:
+    """Two masks with the same fill are the stricter one. So are the zeros of a mask and of exp(-inf), as the rules above move a
+    mask of an exponential into it."""
+    inner = t.defs.get(o.args[0])
+    if inner is None or inner.kind not in ("lower", "strictly_lower") or (o.attr("fill") or 0.0) != (inner.attr("fill") or 0.0):
+        return None
+    kind = "lower" if o.kind == inner.kind == "lower" else "strictly_lower"
+    return t.make(kind, inner.args, o.attrs, o.line)
 
 
 @MASKS.written("a mask of decays", "lower", "strictly_lower")

@@ -1,0 +1,52 @@
+"""The arguments of a call of the package's ops, by name: its tensors, and its options before normalisation."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Tensors(NamedTuple):
+    """The tensors of a call."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+    A_log: Tensor | None
+    dt_bias: Tensor | None
+    initial_state: Tensor | None
+    state_indices: Tensor | None
+    cu_seqlens: Tensor | None
+    final_state: Tensor | None
+    out: Tensor | None
+    chunk_indices: Tensor | None = None
+    chunk_offsets: Tensor | None = None
+
+
+# Most calls are plain tuples of these tensors, which take a tenth of the time to make. Indices of some fields, and their numbers:
+INITIAL, FINAL, OUT = map(Tensors._fields.index, ("initial_state", "final_state", "out"))
+#: How many inputs every call has; with A_log and dt_bias; tensors that kernels read or write. They are the first in Tensors.
+INPUTS, RAW_INPUTS, IN_KERNELS = map(Tensors._fields.index, ("A_log", "initial_state", "chunk_indices"))
+
+
+class Options(NamedTuple):
+    """What else a call says."""
+
+    output_final_state: bool
+    use_qk_l2norm_in_kernel: bool
+    head_first: bool
+    layout: str | None
+    gate: str
+    beta_form: str
+    allow_neg_eigval: bool
+    state_v_first: bool
+    state_dtype: torch.dtype | None
+    inplace_final_state: bool | None
+    target: str
+    schedule: Any
+    chunk_size: int | None = None
+    checkpoint_chunks: int = 0
+    unit_keys: bool = False
