@@ -63,7 +63,7 @@ class Rules:
         if self.base is not None:
             return self.base.of(op)
         by = self.removed_by(op.kind)
-        raise EmitError(f"{self.target} has no rule for {op.kind} ({op.out or 'effect'}, line {op.line})"
+        raise EmitError(f"{self.target} has no rule for {op.kind} ({op.out or 'effect'}, line {op.page_line})"
                         + (f"; pass {by} should have removed it" if by else ""))
 
 
@@ -104,15 +104,27 @@ class Writer:
 
     def __init__(self, p: Program, comment: str, indent: int = 0, k: Kernel | None = None) -> None:
         self.source, self.comment, self.indent = {**dict(p.source), **dict(k.comments if k else ())}, comment, indent
+        self.defs = {o.out: o for o in walk(k.body)} if k else {}
         self.lines: list[str] = []
         self.line = 0
 
     def at(self, op: Op) -> None:
-        """Print the page's line of `op` as a comment, if it differs from the line of the op before."""
-        if op.line and op.line != self.line and op.line in self.source:
-            self.line = op.line
+        """Print the line of what `op` computes as a comment, if it differs from the line of the op before."""
+        line = self.computed(op)
+        if line and line != self.line and line in self.source:
+            self.line = line
             width = WIDTH - 4 * self.indent - len(self.comment) - 1
-            self(*(f"{self.comment} {x}" for text in self.source[op.line].split("\n") for x in textwrap.wrap(text, width)))
+            self(*(f"{self.comment} {x}" for x in textwrap.wrap(self.source[line], width)))
+
+    def computed(self, op: Op) -> int:
+        """The line of what `op` computes. A cast or move computes the expression under it, if that has no statement of its own;
+        otherwise nothing, which is 0."""
+        while op.kind in ("cast", "move"):
+            of = self.defs.get(op.args[0])
+            if of is None or of.buffer or not of.line:
+                return 0
+            op = of
+        return op.line
 
     def __call__(self, *lines: str) -> None:
         self.lines += [("    " * self.indent + x).rstrip() for x in lines]

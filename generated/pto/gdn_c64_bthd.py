@@ -614,7 +614,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_first -> k_kT_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_first -> k_kT_left_first
-        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         if (rows_next > 0) TEXTRACT(k_kT_left_first, k_first, 0, 0);
         if (rows_next > 0) {
             L1View<half, 128, 64> k_kT_right_first_from;
@@ -623,6 +622,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_kT_right_first -> k_kT_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_kT_right_first -> k_kT_first
+        // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         if (rows_next > 0) TMATMUL(k_kT_first, k_kT_left_first, k_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
         L1Part<half, 64, 128> q_raw_first(rows_next, 128);
@@ -642,7 +642,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
-        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         if (rows_next > 0) TEXTRACT(q_kT_left_first, q_first, 0, 0);
         if (rows_next > 0) {
             L1View<half, 128, 64> q_kT_right_first_from;
@@ -651,6 +650,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_kT_right_first -> q_kT_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // q_kT_right_first -> q_kT_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         if (rows_next > 0) TMATMUL(q_kT_first, q_kT_left_first, q_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // q_kT_left_first -> identity_product_left_first
@@ -679,12 +679,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_A_4_f16_in_first -> Tinv_below_4_left_first
-        // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) TEXTRACT(Tinv_below_4_left_first, minus_A_4_f16_in_first, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
         if (rows_next > 0) TEXTRACT(Tinv_below_4_right_first, Tinv_rows_2_f16_in_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
+        // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) TMATMUL(Tinv_below_4_first, Tinv_below_4_left_first, Tinv_below_4_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
@@ -831,7 +831,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TMATMUL_ACC(Tinv_first, Tinv_rows_32_first, Tinv_left_first, Tinv_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_first -> Tinv_f16_first
-        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         if (rows_next > 0) TMOV(Tinv_f16_first, Tinv_first);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_first -> k_S
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_first -> k_S
@@ -862,7 +861,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_kT_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_next -> k_kT_left_next
-            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
             if (rows_next > 0) TEXTRACT(k_kT_left_next, k_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> k_kT_right_next_from;
@@ -871,6 +869,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_kT_right_next -> k_kT_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // k_kT_right_next -> k_kT_next
+            // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
             if (rows_next > 0) TMATMUL(k_kT_next, k_kT_left_next, k_kT_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_kT_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_kT_left_next -> k_S_left
@@ -898,7 +897,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_next -> q_kT_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left_next -> q_kT_left_next
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             if (rows_next > 0) TEXTRACT(q_kT_left_next, q_next, 0, 0);
             if (rows_next > 0) {
                 L1View<half, 128, 64> q_kT_right_next_from;
@@ -907,6 +905,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_kT_right_next -> q_kT_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // q_kT_right_next -> q_kT_next
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             if (rows_next > 0) TMATMUL(q_kT_next, q_kT_left_next, q_kT_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_kT_left_next -> q_S_left
@@ -919,12 +918,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_kT_left_next -> k_S_left
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TEXTRACT(k_S_left, k, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k_S_right
             TEXTRACT(k_S_right, S_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_S_right -> k_S
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // k_S_right -> k_S
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TMATMUL(k_S, k_S_left, k_S_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_S_left -> Tinv_below_4_left_next
@@ -935,11 +934,11 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_S_channel -> k_S_in
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_kT_left_next -> q_S_left
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TEXTRACT(q_S_left, q, 0, 0);
             TEXTRACT(q_S_right, S_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_S_right -> q_S
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_S_right -> q_S
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TMATMUL(q_S, q_S_left, q_S_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_S_left -> identity_product_left_next
@@ -967,12 +966,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // minus_A_4_f16_in_next -> Tinv_below_4_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k_S_left -> Tinv_below_4_left_next
-            // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TEXTRACT(Tinv_below_4_left_next, minus_A_4_f16_in_next, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
             if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_rows_2_f16_in_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_4_right_next -> Tinv_below_4_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_4_right_next -> Tinv_below_4_next
+            // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TMATMUL(Tinv_below_4_next, Tinv_below_4_left_next, Tinv_below_4_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
@@ -1038,12 +1037,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
             if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TEXTRACT(U_left, Tinv_f16, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_U_f16_in -> U_right
             TEXTRACT(U_right, operand_of_U_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right -> U
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // U_right -> U
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TMATMUL(U, U_left, U_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // U -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // U_left -> Tinv_below_16_left_next
@@ -1068,22 +1067,20 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // U_channel -> U_in
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_left_next -> Tinv_rows_8_left_next
-            // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TEXTRACT(Tinv_rows_8_left_next, Tinv_rows_4_f16_next, 0, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_8_f16_next -> Tinv_rows_8_right_next
             if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_below_8_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
+            // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TMATMUL_ACC(Tinv_rows_8_next, Tinv_rows_4_next, Tinv_rows_8_left_next, Tinv_rows_8_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
             if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TMOV(U_f16, U);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> o_sum_part_right
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // U_left -> Tinv_below_16_left_next
-            // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TEXTRACT(Tinv_below_16_left_next, minus_A_16_f16_in_next, 0, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
             if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_rows_8_f16_next, 0, 0);
@@ -1095,12 +1092,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_16_next -> Tinv_below_16_f16_next
             if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TEXTRACT(o_sum_part_left, q_kT_D_f16_in, 0, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // U_f16 -> o_sum_part_right
             TEXTRACT(o_sum_part_right, U_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_part_right -> o_sum_part
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // o_sum_part_right -> o_sum_part
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TMATMUL(o_sum_part, o_sum_part_left, o_sum_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // o_sum_part_left -> S_next_part_left
@@ -1111,12 +1108,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // U_decay_to_end_f16_in -> S_next_part_right
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_16_left_next -> Tinv_rows_16_left_next
-            // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TEXTRACT(Tinv_rows_16_left_next, Tinv_rows_8_f16_next, 0, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_16_f16_next -> Tinv_rows_16_right_next
             if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_below_16_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
+            // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TMATMUL_ACC(Tinv_rows_16_next, Tinv_rows_8_next, Tinv_rows_16_left_next, Tinv_rows_16_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_16_left_next -> Tinv_below_32_left_next
@@ -1127,7 +1124,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             }
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // o_sum_part_left -> S_next_part_left
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             L1View<half, 128, 64> S_next_part_left_from;
             TRESHAPE(S_next_part_left_from, k);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
@@ -1136,11 +1132,11 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TEXTRACT(S_next_part_right, U_decay_to_end_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // S_next_part_right -> S_next_part
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // S_next_part_left -> Tinv_rows_32_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_next -> Tinv_rows_16_f16_next
-            // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TMOV(Tinv_rows_16_f16_next, Tinv_rows_16_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_f16_next -> Tinv_below_32_right_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
@@ -1155,6 +1151,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_below_32_right_next, Tinv_rows_16_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_next -> Tinv_below_32_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_next -> Tinv_below_32_next
+            // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TMATMUL(Tinv_below_32_next, Tinv_below_32_left_next, Tinv_below_32_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_next -> Tinv_below_32_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_next -> Tinv_below_32_f16_next
@@ -1190,7 +1187,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_left_next -> q_kT_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_next -> Tinv_f16_next
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             if (rows_next > 0) TMOV(Tinv_f16_next, Tinv_next);
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
@@ -1802,9 +1798,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TASSIGN(decay_to_end_next, 0x2a200 + (c + 1) % 2 * 256);
             TASSIGN(decay_to_end_col_next, 0x2a200 + (c + 1) % 2 * 256 + sub * 128);
             pipe_barrier(PIPE_V);
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TCVT(S_f16, S, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_f16 -> store
+            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
             // G = cumsum(g)
             if (rows_next > 0) {
@@ -1838,7 +1834,6 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> v_f32
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_f16_channel -> S_f16_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> v_f32
-            // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TCVT(v_f32, v, RoundMode::CAST_NONE);
             UbWidePart<float, 64> beta_raw_next(rows_next);
             TASSIGN(beta_raw_next, 0xe000);

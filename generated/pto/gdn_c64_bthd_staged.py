@@ -395,7 +395,6 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_kT_left
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_kT_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_kT_left -> k_kT_left
-        // beta_k_kT_D = beta[:, None] * (k @ k.T) * D
         TEXTRACT(k_kT_left, k, 0, 0);
         L1View<half, 128, 64> k_kT_right_from;
         TRESHAPE(k_kT_right_from, k);
@@ -404,6 +403,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_kT_right -> k_kT
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
+        // A = beta[:, None] * (k @ k.T) * D
         TMATMUL(k_kT, k_kT_left, k_kT_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_kT_left -> k_kT_left
@@ -451,8 +451,8 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     TASSIGN(k_kT_in, 0x5300);
     UbTile<float, 32, 64> beta_k_kT;
     TASSIGN(beta_k_kT, 0x5300);
-    UbTile<float, 32, 64> beta_k_kT_D;
-    TASSIGN(beta_k_kT_D, 0x5300);
+    UbTile<float, 32, 64> A;
+    TASSIGN(A, 0x5300);
     UbTile<float, 64, 8> beta_scratch;
     TASSIGN(beta_scratch, 0x4a00);
     // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
@@ -463,7 +463,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
-    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
+    set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
     for (int64_t item = get_block_idx(); item < slots * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t slot = item / HV, n = sequence_of(cu_seqlens, N, slot, 64);
@@ -498,12 +498,12 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         TADD(lower_G_minus_G, G_minus_G, strictly_lower_fill);
         TTRANS(beta, beta_wide, beta_scratch);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-        // beta_k_kT_D = beta[:, None] * (k @ k.T) * D
+        // A = beta[:, None] * (k @ k.T) * D
         pipe_barrier(PIPE_V);
         // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
         TEXP(D, lower_G_minus_G);
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in
-        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
+        wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
         {
             auto from = view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
             TLOAD(k_kT_in, from);
@@ -511,21 +511,21 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
-        // beta_k_kT_D = beta[:, None] * (k @ k.T) * D
+        // A = beta[:, None] * (k @ k.T) * D
         TROWEXPANDMUL(beta_k_kT, k_kT_in, beta_col);
         pipe_barrier(PIPE_V);
-        TMUL(beta_k_kT_D, beta_k_kT, D);
-        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // beta_k_kT_D -> store
-        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // beta_k_kT_D -> store
+        TMUL(A, beta_k_kT, D);
+        set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
+        wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A -> store
         {
             auto to = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, beta_k_kT_D);
+            TSTORE(to, A);
         }
-        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
+        set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // beta_k_kT_D -> k_kT_in
+    wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // A -> k_kT_in
 #endif
 #endif
 }
@@ -1589,14 +1589,13 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // beta_v_f16_channel -> store
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> U_offset_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_offset_left -> U_offset_left
-        // U_offset = Tinv @ (beta[:, None] * v)
-        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
         TEXTRACT(U_offset_left, Tinv, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // beta_v_f16_in -> U_offset_right
         TEXTRACT(U_offset_right, beta_v_f16_in, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_offset_right -> U_offset
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_offset_right -> U_offset
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
+        // U_offset = Tinv @ (beta[:, None] * v)
         TMATMUL(U_offset, U_offset_left, U_offset_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_offset -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_offset_left -> U_offset_left
@@ -1623,6 +1622,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // beta_exp_G_k_f16_in -> beta_exp_G_k_f16_in
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // U_weight_right -> U_weight
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
+        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
         TMATMUL(U_weight, U_weight_left, U_weight_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
@@ -1712,8 +1712,6 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw -> k
         fill_rows(k, k_raw, part, 0x2000);
         pipe_barrier(PIPE_V);
-        // U_offset = Tinv @ (beta[:, None] * v)
-        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
         TCVT(v_f32, v, RoundMode::CAST_NONE);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
         TCVT(k_f32, k, RoundMode::CAST_NONE);
@@ -1738,9 +1736,9 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         pipe_barrier(PIPE_V);
         // U_offset = Tinv @ (beta[:, None] * v)
-        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
         TROWEXPANDMUL(beta_v, v_f32, beta_col);
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G -> exp_G
+        // U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
         TEXP(exp_G, G);
         pipe_barrier(PIPE_V);
         TROWEXPANDMUL(exp_G_k, k_f32, exp_G_col);
@@ -1886,12 +1884,12 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> U_weight_S_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_left
-            // U = U_offset - U_weight @ S
             TEXTRACT(U_weight_S_left, U_weight, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> U_weight_S_right
             TEXTRACT(U_weight_S_right, S_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_right -> U_weight_S
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // U_weight_S_right -> U_weight_S
+            // U = U_offset - U_weight @ S
             TMATMUL(U_weight_S, U_weight_S_left, U_weight_S_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S -> store
@@ -1906,7 +1904,6 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
                 TLOAD(U_decay_to_end_f16_in, from);
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // U_decay_to_end_f16_in -> S_next_part_right
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             L1View<half, 128, 64> S_next_part_left_from;
             TRESHAPE(S_next_part_left_from, k);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
@@ -1915,6 +1912,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TEXTRACT(S_next_part_right, U_decay_to_end_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right -> S_next_part
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part -> store
@@ -2236,7 +2234,6 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_h1 -> q_kT_left_h1
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_kT_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_part_left -> q_kT_left
-        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         TEXTRACT(q_kT_left, q, 0, 0);
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> q_kT_right
         L1View<half, 128, 64> q_kT_right_from;
@@ -2245,6 +2242,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_kT_right -> q_kT
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_kT_right -> q_kT
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_h1 -> q_kT
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         TMATMUL(q_kT, q_kT_left, q_kT_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left -> q_S_left
@@ -2516,7 +2514,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         TADD(lower_G_minus_G_h1, G_minus_G_h1, lower_fill);
         pipe_barrier(PIPE_V);
         TEXP(D_h1, lower_G_minus_G_h1);
-        // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+        // exp_G = exp(G)
         TEXP(exp_G, G);
         TEXP(exp_G_h1, G_h1);
         wait_flag_dev(0);  // q_kT_channel -> q_kT_in

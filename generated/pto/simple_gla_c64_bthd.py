@@ -322,7 +322,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_first -> q_kT_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_first -> q_kT_left_first
-        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
         if (rows_next > 0) TEXTRACT(q_kT_left_first, q_first, 0, 0);
         L1Part<half, 64, 128> k_raw_first(rows_next, 128);
         TASSIGN(k_raw_first, 0x8000);
@@ -340,6 +339,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         }
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_kT_right_first -> q_kT_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // q_kT_right_first -> q_kT_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
         if (rows_next > 0) TMATMUL(q_kT_first, q_kT_left_first, q_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT_first -> store
@@ -350,7 +350,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             }
         }
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_kT_channel -> q_kT_in_first
-        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
         if (rows_next > 0) {
             L1View<half, 128, 64> S_next_part_left_first_from;
             TRESHAPE(S_next_part_left_first_from, k_first);
@@ -368,6 +367,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         if (rows_next > 0) TEXTRACT(S_next_part_right_first, v_decay_to_end_f16_in_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right_first -> S_next_part_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // S_next_part_right_first -> S_next_part_first
+        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
         if (rows_next > 0) TMATMUL(S_next_part_first, S_next_part_left_first, S_next_part_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part_first -> store
@@ -387,7 +387,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_first -> o_sum_part_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_first -> o_sum_part_left_first
-        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
         if (rows_next > 0) TEXTRACT(o_sum_part_left_first, q_kT_D_f16_in_first, 0, 0);
         L1Part<half, 64, 128> v_cube_raw_first(rows_next, 128);
         TASSIGN(v_cube_raw_first, 0x12000);
@@ -401,6 +400,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         if (rows_next > 0) TEXTRACT(o_sum_part_right_first, v_cube_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // o_sum_part_right_first -> o_sum_part_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // o_sum_part_right_first -> o_sum_part_first
+        // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
         if (rows_next > 0) TMATMUL(o_sum_part_first, o_sum_part_left_first, o_sum_part_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part_first -> store
@@ -483,7 +483,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_S_left -> o_sum_part_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left_next -> S_next_part_left_next
-            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             if (rows_next > 0) {
                 L1View<half, 128, 64> S_next_part_left_next_from;
                 TRESHAPE(S_next_part_left_next_from, k_next);
@@ -502,6 +501,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             if (rows_next > 0) TEXTRACT(S_next_part_right_next, v_decay_to_end_f16_in_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_next_part_right_next -> S_next_part_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // S_next_part_right_next -> S_next_part_next
+            // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             if (rows_next > 0) TMATMUL(S_next_part_next, S_next_part_left_next, S_next_part_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // S_next_part_left_next -> q_kT_left_next
@@ -521,7 +521,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_next -> o_sum_part_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_next -> o_sum_part_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_S_left -> o_sum_part_left_next
-            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
             if (rows_next > 0) TEXTRACT(o_sum_part_left_next, q_kT_D_f16_in_next, 0, 0);
             L1Part<half, 64, 128> v_cube_raw_next(rows_next, 128);
             TASSIGN(v_cube_raw_next, 0x28000);
@@ -535,6 +534,7 @@ PTO_ENTRY void simple_gla_o_S_fp16(
             if (rows_next > 0) TEXTRACT(o_sum_part_right_next, v_cube_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // o_sum_part_right_next -> o_sum_part_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // o_sum_part_right_next -> o_sum_part_next
+            // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
             if (rows_next > 0) TMATMUL(o_sum_part_next, o_sum_part_left_next, o_sum_part_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_next -> q_S_left
@@ -748,7 +748,6 @@ PTO_ENTRY void simple_gla_o_S_fp16(
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw_first -> v_first
         if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x4000);
         pipe_barrier(PIPE_V);
-        // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
         if (rows_next > 0) TCVT(v_f32_first, v_first, RoundMode::CAST_NONE);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v_first -> g_raw_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v_first -> g_raw_first

@@ -563,10 +563,10 @@ def o_S_kernel(t):
                     D[i, j] = T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
                 # A = strictly_lower(beta[:, None] * (k @ k.T) * D)
                 t.gemm(k, k, k_kT, transpose_B=True)
-                # Tinv = unit_lower_inverse(A)
                 for i, j in t.parallel(C, C):
                     beta_k_kT_D_f16[i, j] = beta[i] * k_kT[i, j] * D[i, j]
                 t.copy(beta_k_kT_D_f16, Tinv_f16_2_then_q_kT_D)
+                # Tinv = unit_lower_inverse(A)
                 t.expect_swizzled(Tinv_f16_2_then_q_kT_D)
                 t.whole_inverses((Tinv_f16_2_then_q_kT_D,), (None,))
                 # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
@@ -600,6 +600,7 @@ def o_S_kernel(t):
                 for i, j in t.parallel(K, V):
                     S[i, j] = chunk_decay * S[i, j]
                 t.gemm(k, tile_C_K, S, transpose_A=True, clear_accum=False)
+                # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
                 for i, j in t.parallel(C, V):
                     o_f16[i, j] = scale * o_sum[i, j]
                 t.copy(o_f16, o_f16_out)

@@ -627,14 +627,14 @@ def F_chunk_kernel(t):
                         for i in t.parallel(C):
                             vector_C[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                     t.wait_copies()
-                    # F_difference = 1.0 - beta * row_sum(k * k)
-                    # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                     t.copy(k, k_f32)
+                    # F_difference = 1.0 - beta * row_sum(k * k)
                     for i, j in t.parallel(C, K):
                         k_k[i, j] = k_f32[i, j] * k_f32[i, j]
                     t.row_sum(k_k, row_sums_k_k)
                     for i in t.parallel(C):
                         F_difference[i] = 1.0 - vector_C[i] * row_sums_k_k[i]
+                    # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                     for i in t.parallel(C):
                         vector_C[i] = g_then_valid_F[i] + T.log(
                             T.if_then_else(
@@ -690,7 +690,7 @@ def S_offset_kernel(t):
             k = t.shared((C, K), T.float16)
             tile_C_V = t.shared((C, V), T.float16)
             k_kT = t.fragment((C, C), T.float32)
-            k_kT_D_beta_unmasked_f16 = t.fragment((C, C), T.float16)
+            A_unmasked_f16 = t.fragment((C, C), T.float16)
             vector_C = t.shared((C,), T.float32)
             S_f16 = t.shared((K, V), T.float16)
             k_S = t.fragment((C, V), T.float32)
@@ -736,32 +736,27 @@ def S_offset_kernel(t):
                             for i, j in t.parallel(C, V):
                                 tile_C_V[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                         t.wait_copies()
-                        # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
+                        # A = (k @ k.T) * (D * beta[None, :])
                         t.gemm(k, k, k_kT, transpose_B=True)
-                        # Tinv = unit_lower_inverse(k_kT_D_beta)
-                        # Tinv_below = strictly_lower(Tinv)
                         for i, j in t.parallel(C, C):
-                            k_kT_D_beta_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
+                            A_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             vector_C[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, V):
                             U_unscaled[i, j] = T.cast(tile_C_V[i, j], T.float32) - vector_C[i] * k_S[i, j]
-                        # Tinv = unit_lower_inverse(k_kT_D_beta)
-                        # Tinv_below = strictly_lower(Tinv)
-                        t.copy(k_kT_D_beta_unmasked_f16, Tinv_below_f16)
+                        t.copy(A_unmasked_f16, Tinv_below_f16)
+                        # Tinv = unit_lower_inverse(A)
                         t.expect_swizzled(Tinv_below_f16)
                         t.whole_inverses((Tinv_below_f16,), (None,), strict=True)
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(U_unscaled, tile_C_V)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.gemm(Tinv_below_f16, tile_C_V, U_unscaled, clear_accum=False)
                         # last_G = last(G)
-                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         chunk_decay = T.exp(last_G)
                         for i in t.parallel(C):
                             vector_C[i] = T.exp(last_G - G[i]) * beta[i]
@@ -811,7 +806,7 @@ def S_factor_kernel(t):
             beta = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
             k_kT = t.fragment((C, C), T.float32)
-            k_kT_D_beta_unmasked_f16 = t.fragment((C, C), T.float16)
+            A_unmasked_f16 = t.fragment((C, C), T.float16)
             vector_C = t.shared((C,), T.float32)
             S_f16 = t.shared((K, K), T.float16)
             k_S = t.fragment((C, K), T.float32)
@@ -846,32 +841,27 @@ def S_factor_kernel(t):
                             for i, j in t.parallel(C, K):
                                 k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                         t.wait_copies()
-                        # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
+                        # A = (k @ k.T) * (D * beta[None, :])
                         t.gemm(k, k, k_kT, transpose_B=True)
-                        # Tinv = unit_lower_inverse(k_kT_D_beta)
-                        # Tinv_below = strictly_lower(Tinv)
                         for i, j in t.parallel(C, C):
-                            k_kT_D_beta_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
+                            A_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
                         # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             vector_C[i] = T.exp(G[i])
                         t.copy(S, S_f16)
                         t.gemm(k, S_f16, k_S)
                         for i, j in t.parallel(C, K):
                             U_unscaled[i, j] = -(vector_C[i] * k_S[i, j])
-                        # Tinv = unit_lower_inverse(k_kT_D_beta)
-                        # Tinv_below = strictly_lower(Tinv)
-                        t.copy(k_kT_D_beta_unmasked_f16, Tinv_below_f16)
+                        t.copy(A_unmasked_f16, Tinv_below_f16)
+                        # Tinv = unit_lower_inverse(A)
                         t.expect_swizzled(Tinv_below_f16)
                         t.whole_inverses((Tinv_below_f16,), (None,), strict=True)
-                        # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(U_unscaled, tile_C_K)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.gemm(Tinv_below_f16, tile_C_K, U_unscaled, clear_accum=False)
                         # last_G = last(G)
-                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         chunk_decay = T.exp(last_G)
                         for i in t.parallel(C):
                             vector_C[i] = T.exp(last_G - G[i]) * beta[i]
@@ -1065,10 +1055,9 @@ def o_S_kernel(t):
                             S[i, j] = S_start[part, hv, j, i]
                     for iteration in T.serial(first - begin):
                         chunk = begin + iteration
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(S, S_f16)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
+                        # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
                         T.gemm(
                             S_f16,
                             k[iteration % 3, :, :],
@@ -1086,6 +1075,7 @@ def o_S_kernel(t):
                         for i, j in t.as_sums(V, C):
                             v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                         T.barrier_wait(Tinv_below_f16_ready[iteration % 3], iteration // 3 % 2)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         T.gemm(
                             v_minus_exp_G_k_S_f16,
                             Tinv_below_f16[iteration % 3, :, :],
@@ -1094,7 +1084,6 @@ def o_S_kernel(t):
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.copy(beta_decay_to_end_shared[iteration % 3, :], beta_decay_to_end_row)
-                        # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i, j in t.as_sums(V, C):
                             U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
@@ -1105,10 +1094,9 @@ def o_S_kernel(t):
                         T.barrier_arrive(exp_G_shared_free[iteration % 3])
                     for iteration in T.serial(first - begin, stop - begin):
                         chunk = begin + iteration
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.copy(S, S_f16)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
+                        # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
                         T.gemm(
                             S_f16,
                             k[iteration % 3, :, :],
@@ -1126,6 +1114,7 @@ def o_S_kernel(t):
                         for i, j in t.as_sums(V, C):
                             v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                         T.barrier_wait(Tinv_below_f16_ready[iteration % 3], iteration // 3 % 2)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         T.gemm(
                             v_minus_exp_G_k_S_f16,
                             Tinv_below_f16[iteration % 3, :, :],
@@ -1134,7 +1123,6 @@ def o_S_kernel(t):
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.copy(beta_decay_to_end_shared[iteration % 3, :], beta_decay_to_end_row)
-                        # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i, j in t.as_sums(V, C):
                             U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
@@ -1142,7 +1130,7 @@ def o_S_kernel(t):
                             S[i, j] = chunk_decay_shared[iteration % 3, 0] * S[i, j]
                         T.gemm(U_decay_to_end_f16, k[iteration % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                         T.barrier_arrive(k_free[iteration % 3])
-                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                        # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                         T.gemm(
                             S_f16,
                             q[iteration % 3, :, :],
@@ -1182,7 +1170,6 @@ def o_S_kernel(t):
                         T.copy(G[iteration % 3, :], G_col)
                         T.copy(G[iteration % 3, :], G_row)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
-                        # D_beta = D * beta[None, :]
                         # A = strictly_lower((k @ k.T) * D_beta)
                         T.gemm(
                             k[iteration % 3, :, :],
@@ -1193,21 +1180,20 @@ def o_S_kernel(t):
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.copy(beta[iteration % 3, :], beta_row)
+                        # D_beta = D * beta[None, :]
                         for i, j in t.as_sums(C, C):
                             D_beta[i, j] = T.exp(
                                 T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                             ) * beta_row[j]
-                        # Tinv = unit_lower_inverse(A)
+                        # A = strictly_lower((k @ k.T) * D_beta)
                         for i, j in t.as_sums(C, C):
                             k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
                         t.store_tile(k_kT_D_beta_f16, Tinv_below_f16[iteration % 3, :, :], tx - 256)
                         T.barrier_arrive(k_kT_D_beta_f16_shared_ready[iteration % 3])
                         T.barrier_wait(exp_G_shared_free[iteration % 3], (iteration // 3 + 1) % 2)
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                        # exp_G = exp(G)
                         for i in t.parallel(C):
                             exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
-                        # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i in t.parallel(1):
                             chunk_decay_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
@@ -1223,7 +1209,6 @@ def o_S_kernel(t):
                         T.copy(G[iteration % 3, :], G_col)
                         T.copy(G[iteration % 3, :], G_row)
                         T.barrier_wait(k_ready[iteration % 3], iteration // 3 % 2)
-                        # D_beta = D * beta[None, :]
                         # A = strictly_lower((k @ k.T) * D_beta)
                         T.gemm(
                             k[iteration % 3, :, :],
@@ -1234,17 +1219,18 @@ def o_S_kernel(t):
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.copy(beta[iteration % 3, :], beta_row)
+                        # D_beta = D * beta[None, :]
                         for i, j in t.as_sums(C, C):
                             D_beta[i, j] = T.exp(
                                 T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                             ) * beta_row[j]
-                        # Tinv = unit_lower_inverse(A)
+                        # A = strictly_lower((k @ k.T) * D_beta)
                         for i, j in t.as_sums(C, C):
                             k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
                         t.store_tile(k_kT_D_beta_f16, Tinv_below_f16[iteration % 3, :, :], tx - 256)
                         T.barrier_arrive(k_kT_D_beta_f16_shared_ready[iteration % 3])
                         T.barrier_wait(q_ready[(chunk - first) % 3], (chunk - first) // 3 % 2)
-                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                        # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                         T.wgmma_gemm(
                             q[iteration % 3, :, :],
                             k[iteration % 3, :, :],
@@ -1254,11 +1240,9 @@ def o_S_kernel(t):
                             policy=T.GemmWarpPolicy.FullRow,
                         )
                         T.barrier_wait(exp_G_shared_free[iteration % 3], (iteration // 3 + 1) % 2)
-                        # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                        # exp_G = exp(G)
                         for i in t.parallel(C):
                             exp_G_shared[iteration % 3, i] = T.exp(G[iteration % 3, i])
-                        # last_G = last(G)
                         # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         for i in t.parallel(1):
                             chunk_decay_shared[iteration % 3, i] = T.exp(G[iteration % 3, C - 1])
@@ -1268,7 +1252,7 @@ def o_S_kernel(t):
                             ) * beta[iteration % 3, i]
                         T.wait_wgmma(0)
                         T.warpgroup_fence_operand(q_kT, num_regs=32)
-                        # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                        # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                         for i, j in t.as_sums(C, C):
                             q_kT_D_beta_f16[i, j] = q_kT[i, j] * D_beta[i, j]
                         t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[iteration % 3, :, :], tx - 256)

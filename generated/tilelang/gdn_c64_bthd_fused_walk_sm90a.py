@@ -584,10 +584,9 @@ def o_S_kernel(t):
                 for i, j in t.parallel(V, K):
                     S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, j, i], 0)
                 for chunk in T.serial(T.ceildiv(length, C)):
-                    # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                     t.copy(S, S_f16)
                     T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)
+                    # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
                     T.gemm(
                         S_f16,
                         k[chunk % 3, :, :],
@@ -605,6 +604,7 @@ def o_S_kernel(t):
                     for i, j in t.as_sums(V, C):
                         v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
                     T.barrier_wait(Tinv_below_f16_ready[chunk % 3], chunk // 3 % 2)
+                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                     T.gemm(
                         v_minus_exp_G_k_S_f16,
                         Tinv_below_f16[chunk % 3, :, :],
@@ -613,7 +613,6 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.copy(beta_decay_to_end_shared[chunk % 3, :], beta_decay_to_end_row)
-                    # last_G = last(G)
                     # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i, j in t.as_sums(V, C):
                         U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
@@ -621,7 +620,7 @@ def o_S_kernel(t):
                         S[i, j] = chunk_decay_shared[chunk % 3, 0] * S[i, j]
                     T.gemm(U_decay_to_end_f16, k[chunk % 3, :, :], S, policy=T.GemmWarpPolicy.FullRow)
                     T.barrier_arrive(k_free[chunk % 3])
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                    # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     T.gemm(
                         S_f16,
                         q[chunk % 3, :, :],
@@ -659,7 +658,6 @@ def o_S_kernel(t):
                     T.copy(G[chunk % 3, :], G_col)
                     T.copy(G[chunk % 3, :], G_row)
                     T.barrier_wait(k_ready[chunk % 3], chunk // 3 % 2)
-                    # D_beta = D * beta[None, :]
                     # A = strictly_lower((k @ k.T) * D_beta)
                     T.gemm(
                         k[chunk % 3, :, :],
@@ -670,17 +668,18 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.copy(beta[chunk % 3, :], beta_row)
+                    # D_beta = D * beta[None, :]
                     for i, j in t.as_sums(C, C):
                         D_beta[i, j] = T.exp(
                             T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32)),
                         ) * beta_row[j]
-                    # Tinv = unit_lower_inverse(A)
+                    # A = strictly_lower((k @ k.T) * D_beta)
                     for i, j in t.as_sums(C, C):
                         k_kT_D_beta_f16[i, j] = k_kT[i, j] * D_beta[i, j]
                     t.store_tile(k_kT_D_beta_f16, Tinv_below_f16[chunk % 3, :, :], tx - 256)
                     T.barrier_arrive(k_kT_D_beta_f16_shared_ready[chunk % 3])
                     T.barrier_wait(q_ready[chunk % 3], chunk // 3 % 2)
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                    # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     T.wgmma_gemm(
                         q[chunk % 3, :, :],
                         k[chunk % 3, :, :],
@@ -690,11 +689,9 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.barrier_wait(exp_G_shared_free[chunk % 3], (chunk // 3 + 1) % 2)
-                    # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                    # exp_G = exp(G)
                     for i in t.parallel(C):
                         exp_G_shared[chunk % 3, i] = T.exp(G[chunk % 3, i])
-                    # last_G = last(G)
                     # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i in t.parallel(1):
                         chunk_decay_shared[chunk % 3, i] = T.exp(G[chunk % 3, C - 1])
@@ -704,7 +701,7 @@ def o_S_kernel(t):
                         ) * beta[chunk % 3, i]
                     T.wait_wgmma(0)
                     T.warpgroup_fence_operand(q_kT, num_regs=32)
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                    # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     for i, j in t.as_sums(C, C):
                         q_kT_D_beta_f16[i, j] = q_kT[i, j] * D_beta[i, j]
                     t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[chunk % 3, :, :], tx - 256)

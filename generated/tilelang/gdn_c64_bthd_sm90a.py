@@ -476,7 +476,7 @@ def G_Tinv_below_beta_kernel(t):
             beta = t.shared((C,), T.float32)
             G = t.shared((C,), T.float32)
             k_kT = t.fragment((C, C), T.float32)
-            k_kT_D_beta_unmasked_f16 = t.fragment((C, C), T.float16)
+            A_unmasked_f16 = t.fragment((C, C), T.float16)
             Tinv_below_f16 = t.staged((C, C), T.float16)
             t.blocks_at_least(8)
             if chunk * C < length:
@@ -500,13 +500,12 @@ def G_Tinv_below_beta_kernel(t):
                 t.cumsum(g, G, least=-105.0)
                 for i in t.parallel(C):
                     G_ws[slot, hv, i] = G[i]
-                # k_kT_D_beta = (k @ k.T) * (D * beta[None, :])
+                # A = (k @ k.T) * (D * beta[None, :])
                 t.gemm(k, k, k_kT, transpose_B=True)
-                # Tinv = unit_lower_inverse(k_kT_D_beta)
-                # Tinv_below = strictly_lower(Tinv)
                 for i, j in t.parallel(C, C):
-                    k_kT_D_beta_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
-                t.copy(k_kT_D_beta_unmasked_f16, Tinv_below_f16)
+                    A_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(G[i] - G[j]) * beta[j])
+                t.copy(A_unmasked_f16, Tinv_below_f16)
+                # Tinv = unit_lower_inverse(A)
                 t.expect_swizzled(Tinv_below_f16)
                 t.whole_inverses((Tinv_below_f16,), (None,), strict=True)
                 for i, j in t.parallel(C, C):
@@ -601,10 +600,9 @@ def o_S_kernel(t):
                 for i, j in t.parallel(V, K):
                     S[i, j] = T.if_then_else(has_initial_state != 0, initial_state_in[n, hv, j, i], 0)
                 for chunk in T.serial(T.ceildiv(length, C)):
-                    # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                     t.copy(S, S_f16)
                     T.barrier_wait(k_ready[chunk % 2], chunk // 2 % 2)
+                    # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
                     T.gemm(
                         S_f16,
                         k[chunk % 2, :, :],
@@ -621,6 +619,7 @@ def o_S_kernel(t):
                         U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                     for i, j in t.as_sums(V, C):
                         v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
+                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                     T.gemm(
                         v_minus_exp_G_k_S_f16,
                         Tinv_below[chunk % 2, :, :],
@@ -629,14 +628,13 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.copy(beta_decay_to_end_shared[chunk % 2, :], beta_decay_to_end_row)
-                    # last_G = last(G)
                     # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i, j in t.as_sums(V, C):
                         U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
                     for i, j in t.parallel(V, K):
                         S[i, j] = chunk_decay_shared[chunk % 2, 0] * S[i, j]
                     T.gemm(U_decay_to_end_f16, k[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                    # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     T.gemm(
                         S_f16,
                         q[chunk % 2, :, :],
@@ -675,7 +673,7 @@ def o_S_kernel(t):
                     T.copy(G[chunk % 2, :], G_row)
                     T.copy(beta[chunk % 2, :], beta_row)
                     T.barrier_wait(k_ready[chunk % 2], chunk // 2 % 2)
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                    # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     T.gemm(
                         q[chunk % 2, :, :],
                         k[chunk % 2, :, :],
@@ -689,11 +687,9 @@ def o_S_kernel(t):
                             T.exp(T.if_then_else(i >= j, G_col[i] - G_row[j], -T.infinity(T.float32))) * beta_row[j]
                         )
                     T.barrier_wait(exp_G_shared_free[chunk % 2], (chunk // 2 + 1) % 2)
-                    # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                    # exp_G = exp(G)
                     for i in t.parallel(C):
                         exp_G_shared[chunk % 2, i] = T.exp(G[chunk % 2, i])
-                    # last_G = last(G)
                     # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                     for i in t.parallel(1):
                         chunk_decay_shared[chunk % 2, i] = T.exp(G[chunk % 2, C - 1])
@@ -701,7 +697,6 @@ def o_S_kernel(t):
                         beta_decay_to_end_shared[chunk % 2, i] = T.exp(
                             G[chunk % 2, C - 1] - G[chunk % 2, i],
                         ) * beta[chunk % 2, i]
-                    # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                     t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[chunk % 2, :, :], tx - 256)
                     T.fence_proxy_async()
                     T.barrier_arrive(exp_G_shared_ready[chunk % 2])

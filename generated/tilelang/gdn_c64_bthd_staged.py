@@ -576,7 +576,7 @@ def A_kernel(t):
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 t.wait_copies()
-                # beta_k_kT_D = beta[:, None] * (k @ k.T) * D
+                # A = beta[:, None] * (k @ k.T) * D
                 t.gemm(k, k, k_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
                     A_ws[slot, hv, i, j] = beta[i] * k_kT[i, j] * T.exp(
@@ -607,9 +607,9 @@ def Tinv_kernel(t):
             if chunk * C < length:
                 t.start_copy(A_ws[slot, hv, 0:C, 0:C], A)
                 t.wait_copies()
-                # Tinv = unit_lower_inverse(A)
                 t.copy(A, A_f16)
                 t.copy(A_f16, Tinv_f16_2)
+                # Tinv = unit_lower_inverse(A)
                 t.expect_swizzled(Tinv_f16_2)
                 t.whole_inverses((Tinv_f16_2,), (None,))
                 for i, j in t.parallel(C, C):
@@ -669,17 +669,18 @@ def U_weight_U_offset_kernel(t):
                         v_then_beta_v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
-                # U_offset = Tinv @ (beta[:, None] * v)
                 # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
                 for i in t.parallel(C):
                     exp_G[i] = T.exp(G[i])
                 t.wait_copies()
+                # U_offset = Tinv @ (beta[:, None] * v)
                 for i, j in t.parallel(C, V):
                     beta_v_f16[i, j] = beta[i] * T.cast(v_then_beta_v[i, j], T.float32)
                 t.copy(beta_v_f16, v_then_beta_v)
                 t.gemm(Tinv, v_then_beta_v, U_offset)
                 for i, j in t.parallel(C, V):
                     U_offset_ws[slot, hv, i, j] = U_offset[i, j]
+                # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
                 for i, j in t.parallel(C, K):
                     beta_exp_G_k_f16[i, j] = beta[i] * (exp_G[i] * T.cast(k_then_beta_exp_G_k[i, j], T.float32))
                 t.copy(beta_exp_G_k_f16, k_then_beta_exp_G_k)
@@ -836,7 +837,7 @@ def o_kernel(t):
                         q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
+                # exp_G = exp(G)
                 for i in t.parallel(C):
                     exp_G[i] = T.exp(G[i])
                 t.wait_copies()

@@ -527,13 +527,13 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
             G_h2 = t.shared((C,), T.float32)
             G_h3 = t.shared((C,), T.float32)
             k_kT = t.fragment((C, C), T.float32)
-            k_kT_D_beta_unmasked_f16 = t.fragment((C, C), T.float16)
+            A_unmasked_f16 = t.fragment((C, C), T.float16)
             Tinv_below_f16 = t.staged((C, C), T.float16)
-            k_kT_D_beta_unmasked_f16_h1 = t.fragment((C, C), T.float16)
+            A_unmasked_f16_h1 = t.fragment((C, C), T.float16)
             Tinv_below_f16_h1 = t.staged((C, C), T.float16)
-            k_kT_D_beta_unmasked_f16_h2 = t.fragment((C, C), T.float16)
+            A_unmasked_f16_h2 = t.fragment((C, C), T.float16)
             Tinv_below_f16_h2 = t.staged((C, C), T.float16)
-            k_kT_D_beta_unmasked_f16_h3 = t.fragment((C, C), T.float16)
+            A_unmasked_f16_h3 = t.fragment((C, C), T.float16)
             Tinv_below_f16_h3 = t.staged((C, C), T.float16)
             F_chunk = T.alloc_var(T.float32)
             F_chunk_h1 = T.alloc_var(T.float32)
@@ -596,26 +596,25 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                 for i in t.parallel(C):
                     G_ws[slot, hv + 3, i] = G_h3[i]
                 # k_kT = k @ k.T
-                # k_kT_D_beta = k_kT * (D * beta[None, :])
                 t.gemm(k, k, k_kT, transpose_B=True)
-                # Tinv = unit_lower_inverse(k_kT_D_beta)
-                # Tinv_below = strictly_lower(Tinv)
+                # A = k_kT * (D * beta[None, :])
                 for i, j in t.parallel(C, C):
-                    k_kT_D_beta_unmasked_f16[i, j] = k_kT[i, j] * (
+                    A_unmasked_f16[i, j] = k_kT[i, j] * (
                         T.exp(G_then_diagonal_k_kT[i] - G_then_diagonal_k_kT[j]) * vector_C_1[j]
                     )
-                t.copy(k_kT_D_beta_unmasked_f16, Tinv_below_f16)
+                t.copy(A_unmasked_f16, Tinv_below_f16)
                 for i, j in t.parallel(C, C):
-                    k_kT_D_beta_unmasked_f16_h1[i, j] = k_kT[i, j] * (
+                    A_unmasked_f16_h1[i, j] = k_kT[i, j] * (
                         T.exp(G_h1_then_F_difference[i] - G_h1_then_F_difference[j]) * vector_C_2[j]
                     )
-                t.copy(k_kT_D_beta_unmasked_f16_h1, Tinv_below_f16_h1)
+                t.copy(A_unmasked_f16_h1, Tinv_below_f16_h1)
                 for i, j in t.parallel(C, C):
-                    k_kT_D_beta_unmasked_f16_h2[i, j] = k_kT[i, j] * (T.exp(G_h2[i] - G_h2[j]) * vector_C_3[j])
-                t.copy(k_kT_D_beta_unmasked_f16_h2, Tinv_below_f16_h2)
+                    A_unmasked_f16_h2[i, j] = k_kT[i, j] * (T.exp(G_h2[i] - G_h2[j]) * vector_C_3[j])
+                t.copy(A_unmasked_f16_h2, Tinv_below_f16_h2)
                 for i, j in t.parallel(C, C):
-                    k_kT_D_beta_unmasked_f16_h3[i, j] = k_kT[i, j] * (T.exp(G_h3[i] - G_h3[j]) * vector_C_4[j])
-                t.copy(k_kT_D_beta_unmasked_f16_h3, Tinv_below_f16_h3)
+                    A_unmasked_f16_h3[i, j] = k_kT[i, j] * (T.exp(G_h3[i] - G_h3[j]) * vector_C_4[j])
+                t.copy(A_unmasked_f16_h3, Tinv_below_f16_h3)
+                # Tinv = unit_lower_inverse(A)
                 t.expect_swizzled(Tinv_below_f16)
                 t.expect_swizzled(Tinv_below_f16_h1)
                 t.expect_swizzled(Tinv_below_f16_h2)
@@ -634,12 +633,12 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                 for i, j in t.parallel(C, C):
                     Tinv_below_ws[slot, hv + 3, i, j] = Tinv_below_f16_h3[i, j]
                 # F_difference = 1.0 - beta * diagonal(k_kT)
-                # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i, j in t.parallel(C, C):
                     if i == j:
                         G_then_diagonal_k_kT[i] = k_kT[i, j]
                 for i in t.parallel(C):
                     G_h1_then_F_difference[i] = 1.0 - vector_C_1[i] * G_then_diagonal_k_kT[i]
+                # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
                     vector_C_1[i] = g_then_valid_F[i] + T.log(
                         T.if_then_else(
@@ -650,8 +649,10 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                     )
                 for i in t.parallel(C):
                     g_then_valid_F[i] = T.if_then_else(i < rows, vector_C_1[i], 0.0)
+                # F_difference = 1.0 - beta * diagonal(k_kT)
                 for i in t.parallel(C):
                     vector_C_1[i] = 1.0 - vector_C_2[i] * G_then_diagonal_k_kT[i]
+                # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
                     vector_C_2[i] = g_h1_then_valid_F_h1[i] + T.log(
                         T.if_then_else(
@@ -662,8 +663,10 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                     )
                 for i in t.parallel(C):
                     g_h1_then_valid_F_h1[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                # F_difference = 1.0 - beta * diagonal(k_kT)
                 for i in t.parallel(C):
                     vector_C_1[i] = 1.0 - vector_C_3[i] * G_then_diagonal_k_kT[i]
+                # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
                     vector_C_2[i] = g_h2_then_valid_F_h2[i] + T.log(
                         T.if_then_else(
@@ -674,8 +677,10 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                     )
                 for i in t.parallel(C):
                     g_h2_then_valid_F_h2[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                # F_difference = 1.0 - beta * diagonal(k_kT)
                 for i in t.parallel(C):
                     vector_C_1[i] = 1.0 - vector_C_4[i] * G_then_diagonal_k_kT[i]
+                # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
                     vector_C_2[i] = g_h3_then_valid_F_h3[i] + T.log(
                         T.if_then_else(
@@ -786,7 +791,6 @@ def S_offset_kernel(t):
                             for i, j in t.parallel(C, V):
                                 tile_C_V[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                         # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             vector_C[i] = T.exp(G[i])
                         t.copy(S, S_f16)
@@ -795,10 +799,11 @@ def S_offset_kernel(t):
                         for i, j in t.parallel(C, V):
                             U_unscaled[i, j] = T.cast(tile_C_V[i, j], T.float32) - vector_C[i] * k_S[i, j]
                         t.copy(U_unscaled, tile_C_V)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.gemm(Tinv_below, tile_C_V, U_unscaled, clear_accum=False)
                         # last_G = last(G)
-                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         chunk_decay = T.exp(last_G)
                         for i in t.parallel(C):
                             vector_C[i] = T.exp(last_G - G[i]) * beta[i]
@@ -883,7 +888,6 @@ def S_factor_kernel(t):
                             for i, j in t.parallel(C, K):
                                 k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                         # v_minus_exp_G_k_S = -(exp(G)[:, None] * (k @ S))
-                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         for i in t.parallel(C):
                             vector_C[i] = T.exp(G[i])
                         t.copy(S, S_f16)
@@ -892,10 +896,11 @@ def S_factor_kernel(t):
                         for i, j in t.parallel(C, K):
                             U_unscaled[i, j] = -(vector_C[i] * k_S[i, j])
                         t.copy(U_unscaled, tile_C_K)
+                        # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                         t.gemm(Tinv_below, tile_C_K, U_unscaled, clear_accum=False)
                         # last_G = last(G)
-                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         last_G = G[C - 1]
+                        # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                         chunk_decay = T.exp(last_G)
                         for i in t.parallel(C):
                             vector_C[i] = T.exp(last_G - G[i]) * beta[i]
@@ -1085,10 +1090,9 @@ def o_S_kernel(t):
                                 S[i, j] = S_start[part, hv, j, i]
                         for iteration in T.serial(first - begin):
                             chunk = begin + iteration
-                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             t.copy(S, S_f16)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
+                            # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
                             T.gemm(
                                 S_f16,
                                 k[iteration % 2, :, :],
@@ -1105,6 +1109,7 @@ def o_S_kernel(t):
                                 U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                             for i, j in t.as_sums(V, C):
                                 v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
+                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             T.gemm(
                                 v_minus_exp_G_k_S_f16,
                                 Tinv_below[iteration % 2, :, :],
@@ -1113,7 +1118,6 @@ def o_S_kernel(t):
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
                             T.copy(beta_decay_to_end_shared[iteration % 2, :], beta_decay_to_end_row)
-                            # last_G = last(G)
                             # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i, j in t.as_sums(V, C):
                                 U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
@@ -1124,10 +1128,9 @@ def o_S_kernel(t):
                             T.barrier_arrive(exp_G_shared_free[iteration % 2])
                         for iteration in T.serial(first - begin, stop - begin):
                             chunk = begin + iteration
-                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             t.copy(S, S_f16)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
+                            # v_minus_exp_G_k_S = v - exp_G[:, None] * (k @ S)
                             T.gemm(
                                 S_f16,
                                 k[iteration % 2, :, :],
@@ -1144,6 +1147,7 @@ def o_S_kernel(t):
                                 U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_row[j] * k_S[i, j]
                             for i, j in t.as_sums(V, C):
                                 v_minus_exp_G_k_S_f16[i, j] = U_unscaled[i, j]
+                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
                             T.gemm(
                                 v_minus_exp_G_k_S_f16,
                                 Tinv_below[iteration % 2, :, :],
@@ -1152,14 +1156,13 @@ def o_S_kernel(t):
                                 policy=T.GemmWarpPolicy.FullRow,
                             )
                             T.copy(beta_decay_to_end_shared[iteration % 2, :], beta_decay_to_end_row)
-                            # last_G = last(G)
                             # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i, j in t.as_sums(V, C):
                                 U_decay_to_end_f16[i, j] = beta_decay_to_end_row[j] * U_unscaled[i, j]
                             for i, j in t.parallel(V, K):
                                 S[i, j] = chunk_decay_shared[iteration % 2, 0] * S[i, j]
                             T.gemm(U_decay_to_end_f16, k[iteration % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
-                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                            # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                             T.gemm(
                                 S_f16,
                                 q[iteration % 2, :, :],
@@ -1198,11 +1201,9 @@ def o_S_kernel(t):
                             T.barrier_wait(G_ready[iteration % 2], iteration // 2 % 2)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
                             T.barrier_wait(exp_G_shared_free[iteration % 2], (iteration // 2 + 1) % 2)
-                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                            # exp_G = exp(G)
                             for i in t.parallel(C):
                                 exp_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, i])
-                            # last_G = last(G)
                             # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i in t.parallel(1):
                                 chunk_decay_shared[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
@@ -1219,7 +1220,7 @@ def o_S_kernel(t):
                             T.copy(G[iteration % 2, :], G_row)
                             T.copy(beta[iteration % 2, :], beta_row)
                             T.barrier_wait(k_ready[iteration % 2], iteration // 2 % 2)
-                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
+                            # o = scale * (exp_G[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                             T.gemm(
                                 q[iteration % 2, :, :],
                                 k[iteration % 2, :, :],
@@ -1235,11 +1236,9 @@ def o_S_kernel(t):
                                     ) * beta_row[j]
                                 )
                             T.barrier_wait(exp_G_shared_free[iteration % 2], (iteration // 2 + 1) % 2)
-                            # v_minus_exp_G_k_S = v - exp(G)[:, None] * (k @ S)
-                            # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                            # exp_G = exp(G)
                             for i in t.parallel(C):
                                 exp_G_shared[iteration % 2, i] = T.exp(G[iteration % 2, i])
-                            # last_G = last(G)
                             # S = exp(last_G) * S + k.T @ ((exp(last_G - G) * beta)[:, None] * U_unscaled)
                             for i in t.parallel(1):
                                 chunk_decay_shared[iteration % 2, i] = T.exp(G[iteration % 2, C - 1])
@@ -1247,7 +1246,6 @@ def o_S_kernel(t):
                                 beta_decay_to_end_shared[iteration % 2, i] = T.exp(
                                     G[iteration % 2, C - 1] - G[iteration % 2, i],
                                 ) * beta[iteration % 2, i]
-                            # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D_beta) @ U_unscaled)
                             t.store_tile(q_kT_D_beta_f16, q_kT_D_beta_f16_shared[iteration % 2, :, :], tx - 256)
                             T.fence_proxy_async()
                             T.barrier_arrive(exp_G_shared_ready[iteration % 2])

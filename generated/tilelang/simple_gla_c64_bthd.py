@@ -248,6 +248,7 @@ def o_S_kernel(t):
                 for i, j in t.parallel(K, V):
                     S[i, j] = chunk_decay * S[i, j]
                 t.gemm(k, q_then_v_decay_to_end, S, transpose_A=True, clear_accum=False)
+                # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
                 for i, j in t.parallel(C, V):
                     o_f16[i, j] = scale * o_sum[i, j]
                 t.copy(o_f16, o_f16_out)

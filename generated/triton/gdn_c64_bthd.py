@@ -167,8 +167,8 @@ def o_S_kernel(
             Tinv_rows_32_f16,
         )
         Tinv = tl.dot(Tinv_rows_32_f16, Tinv_below_64.to(tl.float16), acc=Tinv_rows_32)
-        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         S_f16 = S.to(tl.float16)
+        # U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
         k_S = tl.dot(k, S_f16)
         U = tl.dot(Tinv.to(tl.float16), (beta[:, None] * (v.to(tl.float32) - tl.exp(G)[:, None] * k_S)).to(tl.float16))
         # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)

@@ -105,7 +105,7 @@ def A_kernel(
     G = tl.load(G_ws_ptr + (slot * HV + hv) * C + i_C)
     k = tl.load(k_ptr + (row * H + h) * K + i_C[:, None] * (H * K) + i_K[None, :], mask=valid[:, None], other=0.0)
     beta = tl.load(beta_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
-    # beta_k_kT_D = beta[:, None] * (k @ k.T) * D
+    # A = beta[:, None] * (k @ k.T) * D
     k_kT = tl.dot(k, tl.trans(k))
     tl.store(
         A_ws_ptr + (slot * HV + hv) * (C * C) + i_C[:, None] * C + i_C[None, :],
@@ -231,9 +231,9 @@ def U_weight_U_offset_kernel(
     v = tl.load(v_ptr + (row * HV + hv) * V + i_C[:, None] * (HV * V) + i_V[None, :], mask=valid[:, None], other=0.0)
     beta = tl.load(beta_ptr + (row * HV + hv) + i_C * HV, mask=valid, other=0.0)
     # U_offset = Tinv @ (beta[:, None] * v)
-    # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
     U_offset = tl.dot(Tinv, (beta[:, None] * v.to(tl.float32)).to(tl.float16))
     tl.store(U_offset_ws_ptr + (slot * HV + hv) * (C * V) + i_C[:, None] * V + i_V[None, :], U_offset)
+    # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
     U_weight = tl.dot(Tinv, (beta[:, None] * (tl.exp(G)[:, None] * k.to(tl.float32))).to(tl.float16))
     tl.store(U_weight_ws_ptr + (slot * HV + hv) * (C * K) + i_C[:, None] * K + i_K[None, :], U_weight.to(tl.float16))
 
