@@ -1,12 +1,15 @@
-"""Prints a traced page as torch code. Generated modules check their kernels against it.
+"""Prints a traced page, and the forms of its inputs, as torch code. Generated modules check their kernels against it.
 
 The text has the ops of the traced page, before any pass. It works in the dtype of its inputs, with any leading dims (such as
 heads) and any number of tokens in a chunk. There is no padding in it.
 """
 from __future__ import annotations
 
+from ..input_forms import INPUT_FORMS, InputForm
 from ..ir.core import Loop, Op, Program, types
 from ..ir.ops import OPS
+from ..passes.match import Pattern, pattern
+from ..schedule.contract import Contract
 from .base import EmitError
 
 
@@ -60,3 +63,50 @@ def _expression(o: Op, ranks: dict[str, int]) -> str:
     # a number may have leading dims, which torch would align with the dims of the tile: broadcast it explicitly
     return d.text(o, [a + f"[..., {', '.join('None' for _ in range(rank))}]" if d.elementwise and rank and not ranks[a] else a
                       for a in o.args])
+
+
+# --- input forms -----------------------------------------------------------------------------------------------------
+def _formula(text: str, names: tuple[str, ...]) -> str:
+    """An expression in the notation of pages as an expression in torch. names: those that it may use.
+
+    EmitError if it is no expression over these, or if an op of it has no `OpDef.text`.
+    """
+    def shown(p: Pattern) -> str:
+        if not p.kind:
+            if p.name not in names:
+                raise EmitError(f"{p.name!r} in {text!r}; accepted: {', '.join(names)}")
+            return p.name
+        rule = OPS[p.kind].text if p.kind in OPS else None
+        if rule is None:
+            raise EmitError(f"{p.kind!r} in {text!r}; accepted: ops of pages")
+        args = [shown(a) if a.kind in ("", "const") else f"({shown(a)})" for a in p.args]
+        return rule(Op(p.kind, "", tuple(args), p.attrs), args)
+    try:
+        found = pattern(text)
+    except (SyntaxError, AssertionError, LookupError, AttributeError, TypeError) as e:
+        raise EmitError(f"{text!r}; accepted: an expression in the notation of pages") from e
+    return shown(found)
+
+
+def reads(form: InputForm) -> str:
+    """A torch function, as text: of x and of the form's numbers by name -> what the page reads. x: [T, heads, ...]."""
+    names = ("x", *form.heads)
+    return f"lambda {', '.join(names)}, **_: {_formula(form.value, names)}"
+
+
+def draws(form: InputForm) -> dict[str, str]:
+    """Torch functions, as text, by the name of what each draws, x and the form's numbers: (page, normal, rate) -> a sample."""
+    return {n: f"lambda page, normal, rate: {_formula(form.sample(n), ('page', 'normal', 'rate')[n != 'x':])}"
+            for n in ("x", *form.heads)}
+
+
+def forms_text(c: Contract) -> str:
+    """The text of `_reads` and `_draws`, by the name of an input or number, for the inputs that callers pass in other forms. ""
+    if there are none."""
+    if not c.inputs:
+        return ""
+    lines = ["#: What the page reads of inputs in callers' forms, and samples of these."]
+    lines += ["_reads = {", *(f'    "{n}": {reads(INPUT_FORMS[form])},' for n, form in c.inputs), "}", "_draws = {"]
+    for n, form in c.inputs:
+        lines += [f'    "{n if of == "x" else of}": {text},' for of, text in draws(INPUT_FORMS[form]).items()]
+    return "\n".join([*lines, "}"])

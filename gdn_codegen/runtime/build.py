@@ -192,7 +192,7 @@ def _spelled_out(x: Any) -> str:
 
 def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
     """The texts for the slots of a template."""
-    from ..emit.page import page_text
+    from ..emit.page import forms_text, page_text
     t = tables(b, p, kernels)
     # the module has it in triple-quoted strings
     doc = b.page.doc
@@ -200,7 +200,8 @@ def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
     return {"command": _command(b), "schedule": b.plan.name, "function": b.function, "chunk": b.chunk, "layout": b.layout,
             "dtype": b.dtype, "arch": b.arch, "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}},
             "summary": summary, "documentation": documentation(b, p, t), "signature": signature(t), "arguments": arguments(t),
-            "tables": literal(t), "page_text": page_text(b.page.trace()), "kernels": kernels, **b.of.facts(b, kernels)}
+            "tables": literal(t), "page_text": page_text(b.page.trace()),
+            "forms_text": forms_text(b.contract), "kernels": kernels, **b.of.facts(b, kernels)}
 
 
 @cache

@@ -58,7 +58,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         units={t.name: stride_unit(p, t) for t in p.tensors if t.strided} if b.of.stride_units else {},
         state=c.state_layout, state_dtype=c.state_dtype, pool=c.pool, in_place=c.in_place, strided=c.strided,
         cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(lengths)) if b.plan.partition else {}),
-        forms=dict(c.inputs), decays=tuple(sorted(log_decays(traced))), tf32=b.of.tf32 and b.dtype == "float32",
+        decays=tuple(sorted(log_decays(traced))), tf32=b.of.tf32 and b.dtype == "float32",
         check_chunks=max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1)
 
 
