@@ -2,7 +2,7 @@
 
 Gated DeltaNet's callers pass raw gates, for example: the model's gate x, with A_log and dt_bias of each value head. Then the page
 reads -exp(A_log) * softplus(x + dt_bias). `passes/abi/caller_inputs.py` puts a form's value after the load of the input. The same
-text, as torch code, is the meaning of a form for `verify` and for the self-check of modules (`emit/page.py`).
+text, as torch code, is the meaning of a form for `verify` and for the self-check of modules.
 
 `register` adds a form.
 """
@@ -55,13 +55,26 @@ INPUT_FORMS: dict[str, InputForm] = {
 }
 
 
+def reads(form: InputForm) -> str:
+    """A torch function, as text: of x and of the form's numbers by name -> what the page reads. x: [T, heads, ...]."""
+    from .emit.page import formula
+    names = ("x", *form.heads)
+    return f"lambda {', '.join(names)}, **_: {formula(form.value, names)}"
+
+
+def draws(form: InputForm) -> dict[str, str]:
+    """Torch functions, as text, by the name of what each draws, x and the form's numbers: (page, normal, rate) -> a sample."""
+    from .emit.page import formula
+    return {n: f"lambda page, normal, rate: {formula(form.sample(n), ('page', 'normal', 'rate')[n != 'x':])}"
+            for n in ("x", *form.heads)}
+
+
 def register(name: str, form: InputForm) -> InputForm:
     """Add a form of numbers, for the contracts of builds (`--accept INPUT=NAME`). Returns the form.
 
     ValueError if the name is not an identifier, is a word of contracts or is taken, if the form has rows, or if one of its texts
     is not an expression over the names that it may use.
     """
-    from .emit.page import draws, reads
     from .ir.builder import RESERVED
     from .schedule.contract import DTYPES, STATE_WORDS
     if not isinstance(form, InputForm):

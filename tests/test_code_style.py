@@ -173,6 +173,30 @@ def test_a_rule_sees_what_it_forbids_and_nothing_else(rule):
     assert not any(map(rule, FINE))
 
 
+#: Folders of the compiler -> what else of the package their files import.
+BELOW = {"devices": set(), "ir": set(), "algorithms": {"ir"}, "schedule": {"ir", "input_forms"}, "prove": {"ir", "devices"},
+         "passes": {"ir", "devices", "schedule", "prove", "input_forms"}, "emit": {"ir"}, "host": {"devices"}}
+
+
+def imported(path, tree):
+    """The folders and files of the package, other than its own, that a file imports, also within functions."""
+    here = path.relative_to(PACKAGE).parts
+    for n in (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level):
+        base = here[:len(here) - n.level]
+        yield from {(*base, *(n.module.split(".") if n.module else [a.name]))[0] for a in n.names} - {here[0]}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.relative_to(PACKAGE).parts[0] in BELOW], ids=NAMES)
+def test_imports_point_down(path):
+    assert set(imported(path, TREES[path])) <= BELOW[path.relative_to(PACKAGE).parts[0]]
+
+
+def test_an_import_that_points_up_is_seen():
+    text = "from ...targets import find\nfrom ..match import a\ndef f(): from ... import runtime"
+    path = PACKAGE / "passes" / "cut" / "x.py"
+    assert set(imported(path, ast.parse(text))) == {"targets", "runtime"}
+
+
 @pytest.mark.slow
 def test_long_tests_are_slow_too():
     """Of `-m "not slow"`, the fast tier, none is long."""

@@ -1,15 +1,13 @@
-"""Prints a traced page, and the forms of its inputs, as torch code. Generated modules check their kernels against it.
+"""Prints a traced page, and formulas of input forms, as torch code. Generated modules check their kernels against it.
 
 The text has the ops of the traced page, before any pass. It works in the dtype of its inputs, with any leading dims (such as
 heads) and any number of tokens in a chunk. There is no padding in it.
 """
 from __future__ import annotations
 
-from ..input_forms import INPUT_FORMS, InputForm
 from ..ir.core import Loop, Op, Program, types
+from ..ir.notation import Pattern, pattern
 from ..ir.ops import OPS
-from ..passes.match import Pattern, pattern
-from ..schedule.contract import Contract
 from .base import EmitError
 
 
@@ -65,8 +63,7 @@ def _expression(o: Op, ranks: dict[str, int]) -> str:
                       for a in o.args])
 
 
-# --- input forms -----------------------------------------------------------------------------------------------------
-def _formula(text: str, names: tuple[str, ...]) -> str:
+def formula(text: str, names: tuple[str, ...]) -> str:
     """An expression in the notation of pages as an expression in torch. names: those that it may use.
 
     EmitError if it is no expression over these, or if an op of it has no `OpDef.text`.
@@ -86,27 +83,3 @@ def _formula(text: str, names: tuple[str, ...]) -> str:
     except (SyntaxError, AssertionError, LookupError, AttributeError, TypeError) as e:
         raise EmitError(f"{text!r}; accepted: an expression in the notation of pages") from e
     return shown(found)
-
-
-def reads(form: InputForm) -> str:
-    """A torch function, as text: of x and of the form's numbers by name -> what the page reads. x: [T, heads, ...]."""
-    names = ("x", *form.heads)
-    return f"lambda {', '.join(names)}, **_: {_formula(form.value, names)}"
-
-
-def draws(form: InputForm) -> dict[str, str]:
-    """Torch functions, as text, by the name of what each draws, x and the form's numbers: (page, normal, rate) -> a sample."""
-    return {n: f"lambda page, normal, rate: {_formula(form.sample(n), ('page', 'normal', 'rate')[n != 'x':])}"
-            for n in ("x", *form.heads)}
-
-
-def forms_text(c: Contract) -> str:
-    """The text of `_reads` and `_draws`, by the name of an input or number, for the inputs that callers pass in other forms. ""
-    if there are none."""
-    if not c.inputs:
-        return ""
-    lines = ["#: What the page reads of inputs in callers' forms, and samples of these."]
-    lines += ["_reads = {", *(f'    "{n}": {reads(INPUT_FORMS[form])},' for n, form in c.inputs), "}", "_draws = {"]
-    for n, form in c.inputs:
-        lines += [f'    "{n if of == "x" else of}": {text},' for of, text in draws(INPUT_FORMS[form]).items()]
-    return "\n".join([*lines, "}"])

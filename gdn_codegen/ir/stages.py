@@ -1,5 +1,5 @@
 """The stages of a program, and the ops, attributes and annotations that are legal at each stage. `verify` checks programs for
-them.
+them, and for what a stage requires (ir/required.py).
 
 A pass takes a program of one stage and returns a program of the same or the next stage (`passes.stage`). Only devices whose
 cores share no memory have the stages "transferred" and "fed". Other pipelines go from "assigned" to "placed".
@@ -13,15 +13,15 @@ from .ops import OPS
 
 STAGES = {
     "traced": "one kernel that walks the chunks; all values are float32",
-    "cut": "the schedule's kernels, with workspaces between them",
-    "typed": "memory and operands of products have their dtypes",
+    "cut": "one or more kernels, with workspaces between them",
+    "typed": "values may have other dtypes than float32",
     "decomposed": "only ops that some target has",
     "assigned": "each op has its agent: a core, a warp group, or the block",
     "transferred": "values cross cores through workspaces",
     "fed": "operands are moved to where an agent reads them, in a loop over the items of a core group",
-    "placed": "values have buffers",
-    "synchronised": "waits order all accesses",
-    "checked": "the waits are proved",
+    "placed": "values that are no expressions in their readers have buffers",
+    "synchronised": "agents wait for each other where they share values",
+    "checked": "the same; a checker has proved that the waits order all accesses, which `verify` does not",
 }
 
 #: Range of stages ("first..last") -> the features that are legal in it. A feature is the kind of an op, an attribute

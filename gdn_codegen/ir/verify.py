@@ -1,15 +1,17 @@
 """Checks a program.
 
-Its features must be legal at its stage. Names must be defined once, before their use. The types of ops, loads and stores must be
-right. Sums over padding must have an operand that is zero there.
+Its features must be legal at its stage, and it must have what the stage requires. Names must be defined once, before their use.
+The types of ops, loads and stores must be right. Sums over padding must have an operand that is zero there.
 """
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 from .core import Kernel, Loop, Op, Program, Stmt, loops, types
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
+from .required import missing
 from .stages import illegal
 from .types import Tensor, Tile
 
@@ -46,8 +48,9 @@ def verify(p: Program) -> Program:
 
 
 def verify_stage(p: Program) -> None:
-    """VerifyError if a feature of `p` is not legal at its stage. Nothing else that `verify` checks depends on the stage."""
-    for text, k, o in illegal(p):
+    """VerifyError if a feature of `p` is not legal at its stage, or if it lacks what the stage requires. Nothing else that
+    `verify` checks depends on the stage."""
+    for text, k, o in chain(illegal(p), missing(p)):
         at = "".join([f", kernel {k.name}" if k else "", f", {o.out or o.kind} (line {o.line})" if o else ""])
         raise VerifyError(f"{p.name}{at}: {text}")
 

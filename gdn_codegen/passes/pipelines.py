@@ -1,7 +1,7 @@
 """The order of all passes: one list for each kind of device. A target names its list.
 
-An entry has the name of its pass, to which it passes parts of the context. `lower` runs a list and verifies the program after
-each pass.
+An entry has the name of its pass, to which it passes parts of the context. `run_passes` runs a list, and verifies the program
+after each pass.
 """
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ..ir.core import Program
 from ..ir.verify import verify, verify_stage
 from ..schedule.contract import PLAIN, Contract
 from ..schedule.schedule import Schedule
-from ..targets import find
 from .abi.caller_inputs import caller_inputs
 from .abi.caller_states import caller_states
 from .abi.memory import memory
@@ -183,18 +182,16 @@ CORES: Passes = (
 observers: list[Callable[[str, Program, Program, Context], None]] = []
 
 
-def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dtype: str, arch: str = "",
-          contract: Contract = PLAIN, upto: str = "") -> Program:
-    """The traced program `p`, lowered for `target` by the target's passes. `verify` checks the program after each pass.
+def run_passes(p: Program, passes: Passes, device: Device, schedule: Schedule, sizes: dict[str, int], dtype: str,
+               contract: Contract = PLAIN, upto: str = "") -> Program:
+    """The traced program `p` after `passes` for `device`. `verify` checks the program after each pass. `targets.lower` calls this
+    with the passes of a target.
 
-    sizes: C, K and V as callers know them. arch: one architecture of the target, "" for the default. upto: the last pass to
-    run, "" for all passes.
+    sizes: C, K and V as callers know them. upto: the last pass to run, "" for all passes.
     """
-    lowering = find(target).lowered_for(arch)
-    device = lowering.device
     p = verify(memory(p, sizes, device, contract))
     c = Context(schedule.adapted(p), device, p.dims, dtype, contract)
-    for name, run in lowering.passes:
+    for name, run in passes:
         before, p = p, run(p, c)
         if p == before:  # many passes leave programs for other targets or schedules as they are
             pass

@@ -129,6 +129,9 @@ class _Check:
             return lambda at: None
         n = self.clocks.number[pipe(self.device, o)]
         tiles = [(x, [(r, self.region(r.bytes)) for r in x.ranges]) for x in self.memory.used(o, loop)]
+        if all(len(ranges) == 1 for _, ranges in tiles):
+            same = [ranges[0] for _, ranges in tiles]  # in each iteration
+            return lambda at: self.instruction(o, n, same)
         return lambda at: self.instruction(o, n, [ranges[x.slot(at)] for x, ranges in tiles])
 
     def region(self, bytes: Bytes) -> _Region:

@@ -14,8 +14,8 @@ from ..ir.builder import Algorithm
 from ..ir.core import Program
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
-from ..targets import Target, find
-from .tables import arguments, documentation, literal, signature, tables
+from ..targets import Target, find, lower
+from .tables import arguments, documentation, forms_text, literal, signature, tables
 
 if TYPE_CHECKING:
     import jinja2
@@ -129,7 +129,6 @@ class Build:
 @lru_cache(maxsize=256)
 def lowered(b: Build) -> Program:
     """The program that `b`'s emitter prints."""
-    from ..passes.pipelines import lower  # all passes: a third of a second that a mere import of the package does not take
     return lower(b.page.trace(), b.target, b.plan, b.sizes, b.dtype, b.arch, b.contract)
 
 
@@ -192,7 +191,7 @@ def _spelled_out(x: Any) -> str:
 
 def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
     """The texts for the slots of a template."""
-    from ..emit.page import forms_text, page_text
+    from ..emit.page import page_text
     t = tables(b, p, kernels)
     # the module has it in triple-quoted strings
     doc = b.page.doc

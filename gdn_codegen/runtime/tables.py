@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ..devices.part_cost import of_chunks
 from ..emit.base import KernelText, quoted, stride_unit
 from ..host.tables import Tables
-from ..input_forms import INPUT_FORMS
+from ..input_forms import INPUT_FORMS, draws, reads
 from ..ir.core import Kernel, Program, walk
 from ..ir.decays import log_decays
 from ..ir.types import Tensor
+from ..schedule.contract import Contract
 
 if TYPE_CHECKING:
     from .build import Build
@@ -156,3 +157,15 @@ def _state_doc(b: Build, t: Tensor) -> list[str]:
     if c.pool:
         return [f"{text}."]
     return [f"{text}, or what widens to it; zero where absent." if t.dtype == "float32" else f"{text}; zero where absent."]
+
+
+def forms_text(c: Contract) -> str:
+    """The text of `_reads` and `_draws`, by the name of an input or number, for the inputs that callers pass in other forms. ""
+    if there are none."""
+    if not c.inputs:
+        return ""
+    lines = ["#: What the page reads of inputs in callers' forms, and samples of these."]
+    lines += ["_reads = {", *(f'    "{n}": {reads(INPUT_FORMS[form])},' for n, form in c.inputs), "}", "_draws = {"]
+    for n, form in c.inputs:
+        lines += [f'    "{n if of == "x" else of}": {text},' for of, text in draws(INPUT_FORMS[form]).items()]
+    return "\n".join([*lines, "}"])

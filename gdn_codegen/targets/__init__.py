@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from ..devices import Device
 from ..emit.base import Heads, KernelText
 from ..ir.core import Program
+from ..schedule.contract import PLAIN, Contract
 from .machine import Finding
 
 if TYPE_CHECKING:
     from ..passes.pipelines import Passes
     from ..runtime.build import Build
+    from ..schedule.schedule import Schedule
 
 #: The package's own targets, in the order of listings.
 OWN = ("triton", "tilelang", "pto")
@@ -186,3 +188,16 @@ def find(name: str) -> Target:
         if not isinstance(name, str) or name not in _known and name not in names():
             raise ValueError(f"target: got {name!r}; accepted: {', '.join(names())}")
     return _known[name]
+
+
+def lower(p: Program, target: str, schedule: Schedule, sizes: dict[str, int], dtype: str, arch: str = "",
+          contract: Contract = PLAIN, upto: str = "") -> Program:
+    """The traced program `p`, lowered by the passes of the target of that name (`passes.pipelines.run_passes`).
+
+    sizes: C, K and V as callers know them. arch: one architecture of the target, "" for text that runs on any. upto: the last
+    pass to run, "" for all passes. ValueError if there is no such target. ScheduleError and ContractError if `schedule` or
+    `contract` does not fit the page or the device.
+    """
+    from ..passes.pipelines import run_passes  # all passes: a third of a second that a mere import of the package does not take
+    found = find(target).lowered_for(arch)
+    return run_passes(p, found.passes, found.device, schedule, sizes, dtype, contract, upto)

@@ -7,8 +7,8 @@ from itertools import pairwise
 from xml.sax.saxutils import escape
 
 from ..ir.core import Kernel, Op, Program, loops, walk
-from ..passes.pipelines import lower
 from ..runtime.build import Build
+from ..targets import lower
 
 #: The kinds of values of a kernel, with their colours in pictures (fill, border).
 KINDS = {"input": ("#ffffff", "#57606a"), "state": ("#fff8c5", "#9a6700"), "read": ("#ddf4ff", "#0969da"),

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from ..ir.core import walk
 from ..passes.cut.kernels import resolved
-from ..passes.pipelines import lower
 from ..runtime.build import Build, lowered
+from ..targets import lower
 
 
 def schedule_text(b: Build) -> str:

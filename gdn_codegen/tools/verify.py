@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from ..emit.page import draws, reads
-from ..input_forms import INPUT_FORMS
+from ..input_forms import INPUT_FORMS, draws, reads
 from ..ir.core import Program
 from ..ir.decays import log_decays
 from ..ir.interpret import TORCH, Problem, interpret

@@ -2133,7 +2133,7 @@ class Check:
     def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
         """tables, host, page: those of the module. function: the function under test, as callers see it.
 
-        reads, draws: for inputs in callers' forms, functions by name (emit/page.py): what the page reads, and samples."""
+        reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py): what the page reads, and samples."""
         self.tables, self.page, self.host, self.function = tables, page, host, function
         self.reads, self.draws = reads or {}, draws or {}
         self.done: Any = set()

@@ -10,9 +10,9 @@ from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import named
 from gdn_codegen.schedule.contract import PLAIN, Contract
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 16, "K": 32, "V": 16}
 

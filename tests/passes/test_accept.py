@@ -12,9 +12,9 @@ from gdn_codegen.ir.interpret import Interpreter, Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.abi.caller_inputs import caller_inputs
 from gdn_codegen.passes.algebra.row_scales import row_scales
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import SCHEDULES, ScheduleError, named
 from gdn_codegen.schedule.contract import Contract, ContractError
+from gdn_codegen.targets import lower
 
 FULL = "beta=sigmoid,g=raw,k=l2norm,q=l2norm"
 SIZES = {"C": 16, "K": 16, "V": 16}

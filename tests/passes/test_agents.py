@@ -9,11 +9,11 @@ from gdn_codegen.algorithms import find
 from gdn_codegen.devices import HOPPER
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.ir.core import Loop, walk
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.passes.sync.synchronise import synchronise
 from gdn_codegen.prove.happens_before import RaceError, channels, check_waits, without, without_barrier
 from gdn_codegen.schedule import ScheduleError, named
 from gdn_codegen.schedule.schedule import FORMS
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 64, "K": 64, "V": 64}
 

@@ -16,9 +16,9 @@ from gdn_codegen.ir.core import map_ops
 from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.agents.tasks import Tasks
 from gdn_codegen.passes.agents.warp_groups import warp_groups
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import Schedule, ScheduleError, named
 from gdn_codegen.schedule.agents import ASSIGNMENTS, SOLVING_WALK, WALK, WALK_TASKS, AgentPlan, Assignment, register
+from gdn_codegen.targets import lower
 
 #: One warp group that computes, and a warp that copies.
 TWO = Assignment("two", (AgentPlan("compute", ("state", "output", "rest", "solved"), 0, 232),
@@ -84,7 +84,7 @@ def test_what_an_agent_reads_of_its_own_through_shared_memory_it_waits_for():
 
 
 def test_tasks_come_from_the_graph():
-    p = pipelines.lower(find("gated_delta_rule").trace(), "tilelang", named("fused_walk", "sm_90a"), SIZES, "float16", "sm_90a",
+    p = lower(find("gated_delta_rule").trace(), "tilelang", named("fused_walk", "sm_90a"), SIZES, "float16", "sm_90a",
                         upto="accumulate")
     r = Tasks(p, p.kernels[1], 64)
     of = {o.out or f"{o.kind} {o.attr('tensor')}": task for o, task in r.of.items()}

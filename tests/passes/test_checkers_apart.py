@@ -9,12 +9,12 @@ import gdn_codegen
 from gdn_codegen.algorithms import find
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.devices.sm_90a import SM_90A
-from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.sync import mbarriers, ring_accesses, synchronise
 from gdn_codegen.passes.sync.accesses import accesses
 from gdn_codegen.prove.happens_before import RaceError, check_waits
 from gdn_codegen.prove.rings import check_rings
 from gdn_codegen.schedule import named
+from gdn_codegen.targets import lower
 
 PROVE = Path(gdn_codegen.__file__).parent / "prove"
 
@@ -37,7 +37,7 @@ def statement(body, path):
 
 def placed(name):
     sizes = {"C": 32, "K": 16, "V": 32}
-    return pipelines.lower(find("gated_delta_rule").trace(), "pto", named(name), sizes, "float16", upto="pack")
+    return lower(find("gated_delta_rule").trace(), "pto", named(name), sizes, "float16", upto="pack")
 
 
 def sort(p, o, a):
@@ -80,7 +80,7 @@ def test_what_synchronise_forgets_the_checker_finds(monkeypatch):
 # --- warp groups -----------------------------------------------------------------------------------------------------
 def walk_of(plan):
     page = find("gated_delta_rule").trace()
-    return pipelines.lower(page, "tilelang", PLANS[plan], SIZES, "float16", "sm_90a", upto="async_copies")
+    return lower(page, "tilelang", PLANS[plan], SIZES, "float16", "sm_90a", upto="async_copies")
 
 
 def without_reads_by(kind):

@@ -5,9 +5,9 @@ from math import inf
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
 from gdn_codegen.passes.cut.comments import comments
 from gdn_codegen.passes.cut.kernels import cut
-from gdn_codegen.passes.pipelines import lower as lowered_by
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.schedule import Schedule, varied
+from gdn_codegen.targets import lower as lowered_by
 
 
 def told(b):

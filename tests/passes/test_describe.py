@@ -8,9 +8,9 @@ from gdn_codegen.ir.core import Op, walk
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import named
 from gdn_codegen.schedule.contract import PLAIN, Contract
+from gdn_codegen.targets import lower
 
 
 def lowered(schedule="walk", target="triton", contract=PLAIN, K=128, V=128, **changes):

@@ -8,9 +8,9 @@ from reference import expected, problem, rms_error
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Interpreter, Problem
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import named
 from gdn_codegen.targets import find as find_target
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 16, "K": 32, "V": 16}
 

@@ -17,9 +17,9 @@ from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.types import Tile
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.abi.memory import memory, tile_extent
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import SCHEDULES
 from gdn_codegen.schedule.contract import PLAIN, Contract
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 16, "K": 36, "V": 60}
 

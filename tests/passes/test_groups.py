@@ -10,8 +10,8 @@ from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, strict
 from gdn_codegen.ir.builder import lower as below
 from gdn_codegen.ir.core import walk
 from gdn_codegen.passes import pipelines
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import Schedule, ScheduleError, named
+from gdn_codegen.targets import lower
 
 
 def test_agents_follow_the_data():

@@ -12,8 +12,8 @@ from gdn_codegen.ir.core import Batch, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.heads.product import heads_by_product
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import Schedule, named
+from gdn_codegen.targets import lower
 
 HEADS = ASCEND_A2.heads["product"]
 SIZES = {"C": 32, "K": 16, "V": 32}

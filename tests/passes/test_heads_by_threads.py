@@ -10,9 +10,9 @@ from gdn_codegen.ir.core import Batch
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import Schedule, named
 from gdn_codegen.schedule.contract import PLAIN, Contract
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 64, "K": 64, "V": 64}
 

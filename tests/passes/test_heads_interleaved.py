@@ -3,8 +3,8 @@ import pytest
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.core import Batch, walk
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import ScheduleError, varied
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 32, "K": 16, "V": 32}
 

@@ -9,14 +9,13 @@ from reference import problem, rms_error
 
 import gdn_codegen
 from gdn_codegen import algorithms
-from gdn_codegen.emit.page import draws, reads
-from gdn_codegen.input_forms import INPUT_FORMS, InputForm, register
+from gdn_codegen.input_forms import INPUT_FORMS, InputForm, draws, reads, register
 from gdn_codegen.ir.interpret import Problem, interpret
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import module
 from gdn_codegen.schedule import named
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets import lower
 from gdn_codegen.tools.verify import CASES, TOLERANCE, compare
 
 PASSES = sorted((Path(gdn_codegen.__file__).parent / "passes").rglob("*.py"))

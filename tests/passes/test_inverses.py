@@ -6,6 +6,7 @@ import torch
 from reference import expected, problem, rms_error
 
 from gdn_codegen.algorithms import find
+from gdn_codegen.devices import Device
 from gdn_codegen.ir.builder import algorithm, exp, lower, strictly_lower, unit_lower_inverse
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
@@ -18,6 +19,7 @@ from gdn_codegen.passes.common import rebuild_kernel
 from gdn_codegen.passes.cut.kernels import cut
 from gdn_codegen.schedule import SCHEDULES, Schedule, named
 from gdn_codegen.schedule.contract import PLAIN
+from gdn_codegen.targets import lower as lower_program
 
 SIZES = {"C": 64, "K": 32, "V": 32}
 
@@ -33,7 +35,7 @@ def around(schedule, page="gated_delta_rule", target="tilelang", dtype="float16"
     pipelines.observers.append(see)
     try:
         sizes = {**SIZES, "C": chunk, **({"K": 64, "V": 64} if arch else {})}
-        pipelines.lower(find(page).trace(), target, UNIT.get(schedule) or named(schedule, arch), sizes, dtype, arch)
+        lower_program(find(page).trace(), target, UNIT.get(schedule) or named(schedule, arch), sizes, dtype, arch)
     finally:
         pipelines.observers.remove(see)
     (both,) = seen
@@ -165,7 +167,7 @@ def test_what_it_takes(values, scaled, masks):
         return y
 
     p = precision(cut(page.trace(), Schedule("one", (("y",),)), SIZES), named("walk"), "float16", PLAIN)
-    p = decompose(p, named("walk"), "float16", 16, 64)
+    p = decompose(p, named("walk"), "float16", Device("d", "t", solves=16, solves_whole=64))
     new = fold_into_inverse(p, p.sizes["C"])
     (inverse,) = (o for k in new.kernels for o in walk(k.body) if o.kind == "diag_inverse")
     assert inverse.attr("size") == (16 if values is masked_twice else 64)
@@ -203,7 +205,7 @@ def test_what_shares_the_tile_of_an_inverse_is_read_along_its_rows():
     with K = 256 and V in blocks of 64, U lay where the inverse lay, and results were off by up to 1e17."""
     for name, sizes, block in (("fused", {"C": 64, "K": 256, "V": 256}, 64), ("fused", {"C": 64, "K": 128, "V": 128}, 0),
                                ("replay", {"C": 64, "K": 192, "V": 192}, 64)):
-        p = pipelines.lower(find("gated_delta_rule").trace(), "tilelang", replace(named(name), v_block=block), sizes, "float16")
+        p = lower_program(find("gated_delta_rule").trace(), "tilelang", replace(named(name), v_block=block), sizes, "float16")
         found = 0
         for k in p.kernels:
             home = {o.out: o.buffer for o in walk(k.body)}

@@ -12,6 +12,7 @@ from gdn_codegen.passes.algebra.masks import masks
 from gdn_codegen.passes.cut.kernels import cut
 from gdn_codegen.schedule import SCHEDULES
 from gdn_codegen.schedule.schedule import Schedule
+from gdn_codegen.targets import lower as lower_program
 
 SIZES = {"C": 16, "K": 16, "V": 16}
 INF = float("inf")
@@ -23,7 +24,7 @@ def after(schedule, page="gated_delta_rule"):
     see = lambda name, before, p, c: seen.append(p) if name == "masks" else None
     pipelines.observers.append(see)
     try:
-        last = pipelines.lower(find(page).trace(), "triton", SCHEDULES[schedule], SIZES, "float32")
+        last = lower_program(find(page).trace(), "triton", SCHEDULES[schedule], SIZES, "float32")
     finally:
         pipelines.observers.remove(see)
     return seen[0], last

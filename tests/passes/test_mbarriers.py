@@ -9,11 +9,11 @@ from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.builder import algorithm, carried, strictly_lower, unit_lower_inverse
 from gdn_codegen.ir.builder import lower as below
 from gdn_codegen.ir.core import Op
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.passes.sync.mbarriers import mbarriers
 from gdn_codegen.prove.happens_before import RaceError
 from gdn_codegen.prove.rings import check_ring, check_rings, iterations, reads, warm_ups
 from gdn_codegen.schedule import Schedule
+from gdn_codegen.targets import lower
 
 
 @pytest.mark.parametrize("plan", PLANS)

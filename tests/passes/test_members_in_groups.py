@@ -12,6 +12,7 @@ from gdn_codegen.ir.core import loops
 from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.agents.order import Cycle, needs_in_place, topological
 from gdn_codegen.schedule import Schedule, ScheduleError, named
+from gdn_codegen.targets import lower as lower_program
 
 
 @algorithm(x="C V", b="C K", c="C K", g="C", dt="C", S=carried("K V"))
@@ -89,7 +90,7 @@ def test_walks_mean_the_page(page, name, changes):
 
 
 def lowered(page, plan, size=128):
-    return pipelines.lower(page.trace(), "tilelang", plan, {"C": 64, "K": size, "V": size}, "bfloat16", "sm_90a")
+    return lower_program(page.trace(), "tilelang", plan, {"C": 64, "K": size, "V": size}, "bfloat16", "sm_90a")
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ REFUSED = {(64, 128, 256): "carried values .* have 256 rows; state takes 64, 128
 def test_every_size_builds_or_is_refused_in_words(page, name):
     def lower_for(c, k, v, **changes):
         plan = replace(named(name, "sm_90a"), stages=1, **changes)
-        return pipelines.lower(page.trace(), "tilelang", plan, {"C": c, "K": k, "V": v}, "bfloat16", "sm_90a")
+        return lower_program(page.trace(), "tilelang", plan, {"C": c, "K": k, "V": v}, "bfloat16", "sm_90a")
 
     for k in (64, 128):
         for v in (64, 128):

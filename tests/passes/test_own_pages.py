@@ -14,6 +14,7 @@ from gdn_codegen.passes.cut.kernels import cut
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import Schedule, ScheduleError, named
+from gdn_codegen.targets import lower as lower_program
 
 ONE = (("o", "S"),)
 SIZES = {"C": 64, "K": 64, "V": 64}
@@ -35,7 +36,7 @@ def means_the_page(page, plan, target="triton", arch="", sizes=SIZES, dtype="flo
     see = lambda name, before, p, c: got.append(p) if name in ("accumulate", "launch") else None
     pipelines.observers.append(see)
     try:
-        pipelines.lower(p, target, plan, sizes, dtype, arch)
+        lower_program(p, target, plan, sizes, dtype, arch)
     finally:
         pipelines.observers.remove(see)
     run = lambda p: interpret(p, seq, {t.name: x.get(t.name) for t in p.role("input")}, {"scale": 0.25})
@@ -147,7 +148,7 @@ def decay_alone(q, k, v, g, beta, S):
 def test_gate_free_takes_out_one_decay_of_something():
     means_the_page(twice_decayed, Schedule("own", ONE, form="gate-free"))
     with pytest.raises(ScheduleError, match="form gate-free needs"):
-        pipelines.lower(decay_alone.trace(), "triton", Schedule("own", ONE, form="gate-free"), SIZES, "float16")
+        lower_program(decay_alone.trace(), "triton", Schedule("own", ONE, form="gate-free"), SIZES, "float16")
 
 
 @algorithm(q="C K", k="C K", v="C V", S=carried("K V"))
@@ -261,7 +262,7 @@ def test_parts_of_plain_pages(page, target):
     for got, want in zip(run(plan), run(named("fused")), strict=True):
         assert rms_error(got, want.double()) < 1e-5
     with pytest.raises(ScheduleError, match="partition='exact' needs a next state that depends on the state"):
-        pipelines.lower(begun_anew.trace(), target, plan, {"C": 16, "K": 16, "V": 16}, "float32")
+        lower_program(begun_anew.trace(), target, plan, {"C": 16, "K": 16, "V": 16}, "float32")
 
 
 @algorithm(q="C K", k="C K", v="C V", S=carried("K V"), R=carried("K V"))
@@ -276,4 +277,4 @@ def two_walks(q, k, v, S, R):
 def test_parts_need_one_state_in_all_walks(kernels):
     plan = Schedule("own", kernels, partition="exact")
     with pytest.raises(ScheduleError, match="needs one carried state; two_walks has "):
-        pipelines.lower(two_walks.trace(), "triton", plan, SIZES, "float16")
+        lower_program(two_walks.trace(), "triton", plan, SIZES, "float16")

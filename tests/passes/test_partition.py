@@ -15,8 +15,8 @@ from gdn_codegen.ir.ops import TypeRuleError
 from gdn_codegen.ir.types import Tile
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.cut.partition import BOUND, partition
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import SCHEDULES, Schedule, ScheduleError, named
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 16, "K": 16, "V": 16}
 LENGTHS = [5 * 16 + 3, 0, 16, 3 * 16, 1]

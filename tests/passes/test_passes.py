@@ -12,14 +12,13 @@ from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.passes.algebra.rewrite import rewrite
 from gdn_codegen.passes.cut.kernels import cut
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.passes.storage import shared_buffers
 from gdn_codegen.passes.storage.stored_values import StoredValues
 from gdn_codegen.prove.storage import OverwrittenError
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.schedule import SCHEDULES, Schedule, ScheduleError, changes, named, varied
 from gdn_codegen.schedule.schedule import FORMS, VARIANTS
-from gdn_codegen.targets import OWN
+from gdn_codegen.targets import OWN, lower
 
 SIZES = {"C": 32, "K": 16, "V": 32}
 

@@ -10,8 +10,8 @@ from gdn_codegen.emit.triton import emit
 from gdn_codegen.ir.core import Loop, Op, loops, walk
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import SCHEDULES, named
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 16, "K": 16, "V": 16}
 LENGTHS = [5 * 16 + 3, 0, 16, 33, 1]
@@ -75,7 +75,7 @@ def test_verify_wants_the_same_zeros_in_every_turn():
     (loop,) = loops(k.body)
     (c,) = [c for c in loop.carried if c.name == "g"]
     other = next(c.next for c in loop.carried if c.name == "beta")
-    body = tuple(o for o in loop.body if o.out != c.next) + (Op("exp", c.next, (other,), (), c.type),)
+    body = tuple(o for o in loop.body if o.out != c.next) + (Op("exp", c.next, (other,), (), c.type, agent="block"),)
     broken = replace(k, body=tuple(replace(s, body=body) if isinstance(s, Loop) else s for s in k.body))
     with pytest.raises(VerifyError, match="padding"):
         verify(replace(p, kernels=(broken,)))

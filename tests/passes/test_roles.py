@@ -9,7 +9,6 @@ from test_own_pages import inverse_read_twice
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower, row_sum, strictly_lower, unit_lower_inverse
-from gdn_codegen.passes import pipelines
 from gdn_codegen.passes.algebra.rewrite import rewrite
 from gdn_codegen.passes.cut.decay_bound import decay_bound
 from gdn_codegen.passes.cut.kernels import cut
@@ -18,6 +17,7 @@ from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import SCHEDULES, Schedule, ScheduleError, named
 from gdn_codegen.targets import OWN
+from gdn_codegen.targets import lower as lower_program
 
 SIZES = {"C": 16, "K": 32, "V": 64}
 
@@ -169,7 +169,7 @@ def test_roles_that_do_not_fit(groups, text):
 
 
 def test_forms_of_schedules_of_roles_suit_pages_without_an_inverse_and_those_of_names_do_not():
-    lower_ = lambda s: pipelines.lower(normalised.trace(), "triton", s, SIZES, "float32")
+    lower_ = lambda s: lower_program(normalised.trace(), "triton", s, SIZES, "float32")
     assert [k.name for k in lower_(replace(named("staged"), form="unit")).kernels] == ["G", "S_Z", "y"]
     with pytest.raises(ScheduleError, match="form unit needs a product of a unit_lower_inverse, which normalised does not have"):
         lower_(Schedule("own", (("y", "S", "Z"),), form="unit"))

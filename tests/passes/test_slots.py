@@ -11,10 +11,10 @@ from gdn_codegen.algorithms import find
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.ir.core import Loop, loops, rings, walk
 from gdn_codegen.ir.interpret import Problem, interpret
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.passes.sync.accesses import accesses
 from gdn_codegen.prove.happens_before import RaceError, check_waits
 from gdn_codegen.schedule import Schedule
+from gdn_codegen.targets import lower
 
 SMALL = {"C": 32, "K": 16, "V": 32}
 WALKS = [("fused", "all"), ("fused", "loads"), ("fused", "operands"), ("replay", "all"), ("staged", "loads")]

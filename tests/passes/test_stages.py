@@ -23,8 +23,9 @@ from gdn_codegen.ir.builder import (
     unit_lower_inverse,
     valid,
 )
-from gdn_codegen.ir.core import Batch, Buffer, Carry, Loop, Op, map_loops
+from gdn_codegen.ir.core import Batch, Buffer, Carry, Loop, Op, map_loops, map_ops, walk
 from gdn_codegen.ir.ops import OPS
+from gdn_codegen.ir.required import missing
 from gdn_codegen.ir.stages import LEGAL, RANGES, STAGES, between, features, illegal
 from gdn_codegen.ir.types import Tensor, Tile
 from gdn_codegen.ir.verify import VerifyError, verify
@@ -33,6 +34,7 @@ from gdn_codegen.passes.stage import PASSES, StageError, takes
 from gdn_codegen.passes.storage.place import place
 from gdn_codegen.schedule import Schedule, varied
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets import lower as lower_program
 
 
 @algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
@@ -86,7 +88,7 @@ def recorded():
         for target, arch, page, s, sizes, contract in BUILDS:
             steps = []
             pipelines.observers[:] = [lambda *step, steps=steps: steps.append(step)]
-            pipelines.lower(page.trace(), target, s, sizes, "float16", arch, Contract.parse(contract))
+            lower_program(page.trace(), target, s, sizes, "float16", arch, Contract.parse(contract))
             out.append(steps)
     finally:
         pipelines.observers[:] = kept
@@ -243,3 +245,68 @@ def test_the_sentence_says_where_and_when():
     with pytest.raises(VerifyError, match=r"gated_delta_rule, kernel walk, planted \(line 0\): move is legal at the stages "
                                           r"assigned fed\.\.checked, and the program is traced"):
         verify(planted(p, "move"))
+
+
+def test_a_pass_that_sets_the_stage_alone_is_verified():
+    hurried = (("hurried", lambda p, c: replace(p, stage="checked")),)
+    with pytest.raises(VerifyError, match=r"row_norm is legal at the stages traced\.\.typed, and the program is checked"):
+        pipelines.run_passes(every_op.trace(), hurried, targets.find("triton").lowering.device, Schedule("own", (("o", "S"),)),
+                             {"C": 16, "K": 32, "V": 32}, "float16")
+
+
+# --- what a stage requires -------------------------------------------------------------------------------------------
+def of_ops(change):
+    """A program with each op changed; without those of which nothing is left."""
+    return lambda p: p.map_kernels(lambda k: replace(k, body=map_ops(k.body, lambda o: [x for x in [change(k, o)] if x])))
+
+
+def of_bodies(change):
+    return lambda p: p.map_kernels(lambda k: replace(k, body=change(k.body)))
+
+
+def without_loops(body):
+    return tuple(x for s in body for x in (s.body if isinstance(s, Loop) else [s]))
+
+
+def crossed(k, o):
+    """Without the loads from workspaces: an op reads what another core stored there."""
+    stored = {x.attr("tensor"): x.args[0] for x in walk(k.body) if x.kind == "store"}
+    loaded = {x.out: stored[x.attr("tensor")] for x in walk(k.body) if x.kind == "load" and x.attr("tensor") in stored}
+    return o.renamed(loaded)
+
+
+UNMOVED = lambda k, o: o.renamed({x.out: x.args[0] for x in walk(k.body) if x.kind == "move"}) if o.kind == "matmul" else o
+BARE = lambda k, o: replace(o, buffer="") if o.out and o.type.rank and o.kind in ("load", "matmul", "move") else o
+#: stages, what is lost, the program without it, the error
+LACKS = [
+    ("traced", "the kernel", lambda p: replace(p, kernels=()), "has another form than one kernel with one loop"),
+    ("traced", "the loop", of_bodies(without_loops), "has another form than one kernel with one loop"),
+    ("assigned..checked", "agents", of_ops(lambda k, o: replace(o, agent="")),
+     "has the agent '', which the kernel does not have"),
+    ("assigned placed..checked", "an agent of warp groups",
+     of_ops(lambda k, o: replace(o, agent="block") if k.agents else o), "has the agent 'block', which the kernel does not have"),
+    ("transferred..fed", "transfers", of_ops(crossed), r"of (cube|vector) reads \w+ of (cube|vector), not through a workspace"),
+    ("fed", "the loop over items", of_bodies(without_loops), "has no loop over items around its other loops"),
+    ("fed", "moves of operands", of_ops(UNMOVED), r"reads \w+, which no move has computed"),
+    ("placed..checked", "buffers", of_ops(BARE), "has no buffer"),
+    ("synchronised..checked", "waits", of_ops(lambda k, o: o if o.kind != "wait" else None),
+     r"signals channel \w+, which no op waits for"),
+    ("synchronised..checked", "signals", of_ops(lambda k, o: o if o.kind != "signal" else None),
+     r"waits for channel \w+, which no op signals"),
+    ("synchronised..checked", "all synchronisation",
+     of_ops(lambda k, o: None if OPS[o.kind].effect == "sync" else o.with_attrs(channel=None) if o.kind == "load" else o),
+     r"reads \w+, and \w+ never waits for \w+"),
+]
+
+
+@pytest.mark.parametrize("stages, what, lose, error", LACKS, ids=[f"{s}-{what}" for s, what, *_ in LACKS])
+def test_a_program_without_what_its_stage_requires_is_refused(recorded, stages, what, lose, error):
+    """At each of these stages, and only there."""
+    refused = set()
+    for p in (p for steps in recorded for *_, p, _ in steps):
+        found = [text for text, *_ in missing(lose(p))]
+        if p.stage not in refused and any(re.fullmatch(f"{error}.*", text) for text in found):
+            refused.add(p.stage)
+            with pytest.raises(VerifyError, match=re.escape(found[0])):
+                verify(lose(p))
+    assert refused == set(between(stages))

@@ -10,9 +10,9 @@ from gdn_codegen.ir.core import Op, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.abi.caller_states import caller_states
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import named
 from gdn_codegen.schedule.contract import PLAIN, Contract
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 16, "K": 32, "V": 16}
 LENGTHS = [65, 0, 1, 33, 130]

@@ -15,10 +15,10 @@ from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes import pipelines
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.prove.happens_before import RaceError
 from gdn_codegen.prove.rings import check_rings
 from gdn_codegen.schedule import ScheduleError, named
+from gdn_codegen.targets import lower
 
 
 def test_warm_ups_leave_out_what_leads_to_no_state():

@@ -14,8 +14,8 @@ from gdn_codegen.ir.core import Loop, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.cut.partition import BOUND
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import Schedule, named
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 16, "K": 16, "V": 16}
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.core import Loop, loops
-from gdn_codegen.passes.pipelines import lower
 from gdn_codegen.schedule import Schedule, named
+from gdn_codegen.targets import lower
 
 SIZES = {"C": 64, "K": 64, "V": 64}
 SYNC = ("wait", "signal", "fence", "drain")

@@ -1,4 +1,4 @@
-"""memory: records the extents and strides of callers' tensors. `lower` calls it before all other passes.
+"""memory: records the extents and strides of callers' tensors. It runs before all other passes.
 
 A tile has the next extent that the device's products and copies accept. Where memory has less, the program says so in
 `extents`. A load gives zeros beyond that extent, and a store drops those entries. Workspaces hold the padding. If callers pass

@@ -21,16 +21,17 @@ _NO_STATEMENT = ("const", "scalar", "load", "col", "row")
 @takes("cut")
 def comments(p: Program) -> Program:
     """`p` with comments on each kernel for the lines that it computes differently from the page."""
-    return p.map_kernels(lambda k: replace(k, comments=_Comments(p, k).changed()))
+    stated = {line: _stated(text) for line, text in p.source}
+    return p.map_kernels(lambda k: replace(k, comments=_Comments(stated, k).changed()))
 
 
 class _Comments:
-    """The comments of one kernel."""
-    def __init__(self, p: Program, k: Kernel) -> None:
-        self.source = dict(p.source)
+    """The comments of one kernel. stated: line of the page -> what `_stated` makes of it."""
+    def __init__(self, stated: dict[int, tuple[str, str]], k: Kernel) -> None:
+        self.stated = stated
         self.defs = {o.out: o for o in walk(k.body) if o.out}
         self.count = uses(k.body)
-        self.page = {_stated(text)[0] for text in self.source.values()} | {c.next for lp in loops(k.body) for c in lp.carried}
+        self.page = {name for name, _ in stated.values()} | {c.next for lp in loops(k.body) for c in lp.carried}
         self.reads: dict[str, set[int]] = {}  # value -> lines that read it, 0 for stores and loops
         for o in walk(k.body):
             for a in o.args:
@@ -40,16 +41,11 @@ class _Comments:
         """Changed lines, each with the text of what the kernel computes there. Line breaks separate statements."""
         told = [o for o in self.defs.values() if o.kind not in _NO_STATEMENT and self.is_stated(o)]
         names, out = {o.out for o in told}, []
-        for line, text in self.source.items():
+        for line, (name, tree) in self.stated.items():
             here = [o for o in told if o.line == line]
-            if here and not any(self.is_as_stated(o, text) for o in here):
+            if here and not any(_shown(o.out) == name and _tree(_parsed(self.expression(o, set())[0])) == tree for o in here):
                 out.append((line, "\n".join(f"{_shown(o.out)} = {self.expression(o, names)[0]}" for o in here)))
         return tuple(out)
-
-    def is_as_stated(self, o: Op, text: str) -> bool:
-        """Whether `o` computes what the line `text` of the page says."""
-        name, tree = _stated(text)
-        return _shown(o.out) == name and _tree(self.expression(o, set())[0]) == tree
 
     def is_stated(self, o: Op) -> bool:
         """Whether a value gets a statement: it has a name of the page, is read more than once, or is read outside its line."""
@@ -89,9 +85,12 @@ def _shown(name: str) -> str:
     return name.removesuffix("_next")
 
 
-def _tree(text: str) -> str:
-    """The syntax tree of an expression, with all numbers as floats."""
-    tree = ast.parse(text, mode="eval")
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _tree(tree: ast.expr) -> str:
+    """The text of a syntax tree, with all numbers as floats."""
     for n in ast.walk(tree):
         if isinstance(n, ast.Constant) and isinstance(n.value, int):
             n.value = float(n.value)
@@ -105,5 +104,5 @@ def _stated(text: str) -> tuple[str, str]:
     except (SyntaxError, ValueError):
         return "", ""
     if isinstance(s, ast.Assign) and len(s.targets) == 1 and isinstance(s.targets[0], ast.Name):
-        return s.targets[0].id, _tree(ast.unparse(s.value))
+        return s.targets[0].id, _tree(s.value)
     return "", ""

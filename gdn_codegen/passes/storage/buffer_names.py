@@ -24,8 +24,8 @@ _MOVED = re.compile(r"_(?:shared|out)$")
 
 def named(k: Kernel) -> Kernel:
     """The kernel with such a name for each buffer that ops fill. Their order stays."""
-    names = _names(k)
-    return replace(k, body=map_ops(k.body, lambda o: [replace(o, buffer=names.get(o.buffer, o.buffer))]),
+    names = {b: x for b, x in _names(k).items() if x != b}
+    return replace(k, body=map_ops(k.body, lambda o: [replace(o, buffer=names[o.buffer]) if o.buffer in names else o]),
                    buffers=tuple(replace(b, name=names.get(b.name, b.name)) for b in k.buffers))
 
 

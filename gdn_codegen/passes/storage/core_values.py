@@ -36,13 +36,14 @@ class CoreValues:
         """No value is held yet. ScheduleError for an output of one number per token, which cores cannot store."""
         self.where = f"{p.name}, kernel {k.name} on {device.name}"
         self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
-        self.defs = {o.out: o for o in walk(k.body) if o.out}
+        ops = list(walk(k.body))
+        self.defs = {o.out: o for o in ops if o.out}
         self.spread: set[str] = set()
         self.divided: set[str] = set()
         self._token = {t.name for t in p.tensors if t.index == "token"}
         self._columns = by_columns(k)
-        read = {a for o in walk(k.body) if o.kind != "store" for a in o.args}
-        stores = [o for o in walk(k.body) if o.kind == "store"]
+        read = {a for o in ops if o.kind != "store" for a in o.args}
+        stores = [o for o in ops if o.kind == "store"]
         self._only_stored = {o.args[0] for o in stores} - read
         for t in (p.tensor(o.attr("tensor")) for o in stores):
             if t.index == "token" and len(t.dims) == 1:  # its numbers lie apart in memory, and side by side on the chip

@@ -3,7 +3,7 @@ operands and of its result. The checker has its own model (prove/accesses.py).""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ...devices import Cores
 from ...ir.core import Kernel, Loop, Op, Program, Stmt, rings, walk
@@ -23,8 +23,7 @@ def pipe_of(device: Cores, o: Op) -> Pipe | None:
     return o.agent, table.get(o.kind, table.get("*", ""))
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """Bytes that an op reads or writes. space: a memory space, or the name of a workspace that a core group shares.
 
     slots: the number of such ranges, which the iterations of `loop` use in turn. ahead: how many iterations ahead of the
@@ -45,7 +44,7 @@ class Access:
         if self.slots == 1:
             return self
         shift = (counts.get(self.loop, 0) + self.ahead) % self.slots * (self.high - self.low)
-        return replace(self, low=self.low + shift, high=self.high + shift)
+        return self._replace(low=self.low + shift, high=self.high + shift)
 
 
 def accesses(p: Program, k: Kernel, device: Cores) -> dict[Path, list[Access]]:

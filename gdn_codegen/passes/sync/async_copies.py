@@ -25,15 +25,19 @@ def async_copies(p: Program, device: Device) -> Program:
     """`p` with marks and waits. `p` itself if the device has no asynchronous copies."""
     if not device.async_loads:
         return p
-    return p.map_kernels(lambda k: k if k.agents or k.batch.way == "threads" else replace(k, body=_Arrive(p, k).body(k.body)))
+    def marked(k: Kernel) -> Kernel:
+        return replace(k, body=_Arrive(p, k, device.agents[0]).body(k.body))
+
+    return p.map_kernels(lambda k: k if k.agents or k.batch.way == "threads" else marked(k))
 
 
 class _Arrive:
     """Adds marks and waits to one kernel."""
-    def __init__(self, p: Program, k: Kernel) -> None:
+    def __init__(self, p: Program, k: Kernel, agent: str) -> None:
         self.p, self.tensors = p, {t.name: t for t in p.tensors}
         self.home = {o.out: o.buffer for o in walk(k.body) if o.buffer}
         self.under = stored_under(k.body)
+        self.agent = agent
         self.coming: set[str] = set()  # buffers that copies are still filling
 
     def body(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -42,7 +46,7 @@ class _Arrive:
 
         def wait() -> None:
             if self.coming:
-                out.append(Op("wait", "", attrs=(("channel", CHANNEL),)))
+                out.append(Op("wait", "", attrs=(("channel", CHANNEL),), agent=self.agent))
                 self.coming = set()
 
         for s in body:

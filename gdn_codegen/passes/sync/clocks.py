@@ -62,9 +62,10 @@ class Clocks:
     def snapshot(self, pipe: int) -> list[int]:
         """The counts of ops that are complete once all ops of `pipe` so far are."""
         known = self.start(pipe)
-        if known[pipe] == self.issued[pipe]:
-            return known
-        return [*known[:pipe], self.issued[pipe], *known[pipe + 1:]]
+        if known[pipe] != self.issued[pipe]:
+            known = known.copy()
+            known[pipe] = self.issued[pipe]
+        return known
 
     def barrier(self, pipe: int) -> None:
         """Let the next op of `pipe` rely on all ops of the pipe so far."""

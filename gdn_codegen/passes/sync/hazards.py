@@ -6,14 +6,10 @@ kept.
 """
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .accesses import Access
-
-#: low, high, write, pipe: bytes of a space, whether they are written, and the pipe that accesses them.
-Range = tuple[int, int, bool, int]
 
 
 class Use(NamedTuple):
@@ -24,35 +20,59 @@ class Use(NamedTuple):
     pipe: int
 
 
+class _Region:
+    """A range of bytes that ops access.
+
+    reads, writes: pipe -> the uses of exactly these bytes so far that later ops may conflict with. near: the regions that
+    overlap this one, itself among them, and whether this one covers each.
+    """
+
+    def __init__(self, low: int, high: int, others: Iterable[_Region]) -> None:
+        self.low, self.high = low, high
+        self.reads: dict[int, list[Use]] = {}
+        self.writes: dict[int, list[Use]] = {}
+        self.near = [(self, True)]
+        for x in others:
+            if x.low < high and low < x.high:
+                self.near.append((x, low <= x.low and x.high <= high))
+                x.near.append((self, x.low <= low and high <= x.high))
+
+
 class Memory:
-    """The accesses to each space so far that later ops may conflict with. By space and range, since most ranges overlap few
-    others."""
+    """The accesses to each space so far that later ops may conflict with."""
 
     def __init__(self) -> None:
-        self.uses: dict[str, dict[Range, list[Use]]] = defaultdict(lambda: defaultdict(list))
+        self.regions: dict[str, dict[tuple[int, int], _Region]] = {}
 
-    def conflicts(self, accesses: Sequence[Access], pipe: int) -> tuple[tuple[Use, ...], tuple[int, ...]]:
-        """The uses that conflict with an op on `pipe` that has these accesses: the latest use of each pipe, latest first. Its
-        ops complete in order as far as others know them, so the latest stands for all. And the steps of all ops of `pipe`
-        itself that conflict."""
+    def region(self, a: Access) -> _Region:
+        """The region that an op accesses."""
+        regions = self.regions.setdefault(a.space, {})
+        if (a.low, a.high) not in regions:
+            regions[a.low, a.high] = _Region(a.low, a.high, regions.values())
+        return regions[a.low, a.high]
+
+    def access(self, accesses: Sequence[Access], step: int, pipe: int) -> tuple[tuple[Use, ...], tuple[int, ...]]:
+        """Note the accesses of an op on `pipe`, and find the earlier uses that conflict with it.
+
+        Returns the latest such use of each pipe, latest first. The ops of a pipe complete in order as far as others know them, so
+        the latest stands for all. And the steps of all such ops of `pipe` itself.
+        """
         latest: dict[int, Use] = {}
         own: list[int] = []
-        for a in accesses:
-            ranges = self.uses[a.space]
-            for at in [x for x in ranges if x[0] < a.high and a.low < x[1] and (a.write or x[2])]:
-                found = ranges[at]
-                use = found[-1]
-                if use.pipe not in latest or use.step > latest[use.pipe].step:
-                    latest[use.pipe] = use
-                if use.pipe == pipe:
-                    own += [x.step for x in found]
-                if a.write and a.low <= at[0] and at[1] <= a.high:
-                    del ranges[at]
+        found = [(a, self.region(a)) for a in accesses]
+        for a, region in found:
+            for x, covered in region.near:
+                for uses in (x.reads, x.writes) if a.write else (x.writes,):
+                    for at, each in uses.items():
+                        if at not in latest or each[-1].step > latest[at].step:
+                            latest[at] = each[-1]
+                        if at == pipe:
+                            own += [u.step for u in each]
+                if a.write and covered:
+                    x.reads.clear()
+                    x.writes.clear()
+        for a, region in found:
+            mine = (region.writes if a.write else region.reads).setdefault(pipe, [])
+            if not mine or mine[-1].step != step:  # an op may read a value twice
+                mine.append(Use(a, step, pipe))
         return tuple(sorted(latest.values(), key=lambda x: -x.step)), tuple(own)
-
-    def record(self, accesses: Sequence[Access], step: int, pipe: int) -> None:
-        """Note the accesses of an op."""
-        for a in accesses:
-            found = self.uses[a.space][a.low, a.high, a.write, pipe]
-            if not found or found[-1].step != step:  # an op may read a value twice
-                found.append(Use(a, step, pipe))

@@ -3,7 +3,7 @@ op conflicts with in that iteration. All traversals share it.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...devices import Cores
 from ...ir.core import Kernel, Loop, Op, Stmt, loops
@@ -19,8 +19,7 @@ FLAT = {"item": [3], "chunk": [3]}
 Iteration = tuple[int, ...]  # the iteration of each loop around a statement, outermost first
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """An instruction, or the begin or the end of a loop. kind: "op", "begin" or "end".
 
     pipe: the number of the pipe that runs the op. conflicts: the latest use of each pipe that must come before the op, latest
@@ -35,10 +34,11 @@ class Step:
     conflicts: tuple[Use, ...] = ()
     own: tuple[int, ...] = ()
     times: int = 0
-    current: int = field(init=False)  # the current iteration of the innermost loop around the statement
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "current", self.iteration[-1] if self.iteration else 0)
+    @property
+    def current(self) -> int:
+        """The current iteration of the innermost loop around the statement."""
+        return self.iteration[-1] if self.iteration else 0
 
 
 class Trace:
@@ -72,8 +72,7 @@ class Trace:
                 continue
             n = self.pipes.number[pipe]
             used = [x.at(self._counts) for x in self._accesses[at]]
-            conflicts, own = self._memory.conflicts(used, n)
-            self._memory.record(used, len(self.steps), n)
+            conflicts, own = self._memory.access(used, len(self.steps), n)
             self.steps.append(Step("op", at, iteration, s, n, conflicts, own))
 
     def _loop(self, s: Loop, at: Path, iteration: Iteration) -> None:

@@ -71,10 +71,10 @@ class Traversal:
 
     def after(self, s: Step) -> None:
         """Apply the barriers over agents and the signals after a statement."""
-        place = "after", s.path
-        self.drain(place)
+        if self.waits.drains:
+            self.drain(("after", s.path))
         for x in self.waits.after.get(s.path, ()):
-            self.signal(x, place, s.current + x.distance)
+            self.signal(x, ("after", s.path), s.current + x.distance)
 
     def drain(self, place: Place) -> None:
         """Apply the barriers over agents at a place."""
@@ -97,7 +97,8 @@ class Traversal:
 
     def order(self, s: Step) -> None:
         """Order all earlier ops that conflict with the op of `s` before it."""
-        self.note(s)
+        if s.pipe in self.barriers:
+            self.note(s)
         known = self.clocks.start(s.pipe)
         for use in s.conflicts:
             if known[use.pipe] < self.done[use.step][use.pipe]:
@@ -109,8 +110,8 @@ class Traversal:
 
     def note(self, s: Step) -> None:
         """Add the last barrier of the pipe of `s` to `needed` if it alone comes between the op and one that it conflicts with."""
-        barriers = self.barriers.get(s.pipe, [])
-        if barriers and barriers[-1][1] not in self.needed:
+        barriers = self.barriers[s.pipe]
+        if barriers[-1][1] not in self.needed:
             before, (last, path) = barriers[-2][0] if barriers[1:] else -1, barriers[-1]
             if any(before < self.done[n][s.pipe] <= last for n in s.own):
                 self.needed.add(path)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..terms import Terms
 
 MASKS = Rules()
-#: The attributes of a mask in an exponent.
+#: Of a mask in an exponent.
 FILLED = (("fill", -inf),)
 
 MASKS.rule("a mask of a factor", "lower(x) * y", "lower(x * y)", "mul")
