@@ -242,11 +242,12 @@ class _Check:
         c = self.clocks
         units = c.number.get((o.agent, str(o.attr("channel")))) if o.kind == "load" else None
         known = c.known(pipe)
-        tile = units is not None and is_of_tokens(self.p, o) and o.type is not None and o.type.rank == 2
-        if tile and i >= self.warm_up and not o.attr("tail"):
+        whole = units is not None and i >= self.warm_up and not o.attr("tail")
+        if whole and is_of_tokens(self.p, o) and o.type is not None and o.type.rank == 2:
             raise self.error(f"{o.out} of {o.agent} is copied in whole tiles in iteration {i}, where a chunk may have fewer rows")
+        begun = [b.out for b, _ in self.begun.get(o.agent, [])]
         for value, x in self.sources[o]:
-            if any(b.out == value for b, _ in self.begun.get(o.agent, [])):
+            if value in begun:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i}, a product that was begun and "
                                  "not drained")
             if x.space != self.device.operand:
@@ -271,10 +272,10 @@ class _Check:
         if not o.buffer or self.buffers[o.buffer].space != self.device.operand:
             return
         slot = (o.buffer, i % self.buffers[o.buffer].slots)
-        begun = [b for agent in self.begun.values() for b, read in agent if read == slot]
-        if begun:
-            raise self.error(f"{o.out} of {o.agent} is written in iteration {i} while {begun[0].out} of {begun[0].agent} reads "
-                             "its slot")
+        reading = [b for agent in self.begun.values() for b, read in agent if read == slot]
+        if reading:
+            raise self.error(f"{o.out} of {o.agent} is written in iteration {i} while {reading[0].out} of {reading[0].agent} "
+                             "reads its slot")
         before = [(r.out or r.kind, r.agent, i, n) for r, i, n in self.read.pop(slot, []) if r is not o]
         if slot in self.written:
             w = self.written[slot]

@@ -107,7 +107,7 @@ Recurrence = Callable[..., Sequence[torch.Tensor]]
 def from_recurrence(b: Build, case: Case, x: dict[str, torch.Tensor], recurrence: Recurrence) -> dict[str, torch.Tensor]:
     """What a function of the user's own makes of the inputs, packed like `reference`'s.
 
-    It is called once a sequence and value head with the page's parameters by name, in float64: inputs [T, dims], carried states
+    It is called once per sequence and value head with the page's parameters by name, in float64: inputs [T, dims], carried states
     [dims] (zeros where a case has none), numbers. It returns a tuple: the outputs [T, dims], then the final states [dims], in the
     page's order. ValueError where it returns other shapes.
     """

@@ -101,10 +101,10 @@ def masked_products(q, k, v, g, beta, S, *, scale="K ** -0.5"):
 def masked_twice(q, k, v, g, beta, S, *, scale="K ** -0.5"):
     """Masks that change nothing; exponentials of columns and of differences from the other side."""
     G = cumsum(g)
-    D = lower(exp(-(G[None, :] - G[:, None])))
+    D, E = lower(exp(-(G[None, :] - G[:, None]))), lower(exp(lower(lower(G[:, None] - G[None, :], fill=-inf), fill=-inf)))
     U = unit_lower_inverse(strictly_lower(lower(beta[:, None] * (k @ k.T)) * D)) @ (
         beta[:, None] * (v - exp(G[:, None]) * (k @ S)))
-    o = scale * (exp(G[:, None]) * (q @ S) + (lower(q @ k.T) * D) @ U)
+    o = scale * (exp(G[:, None]) * (q @ S) + (lower(q @ k.T) * E) @ U)
     S = last(exp(G)) * S + k.T @ (exp(last(G) - G[:, None]) * U)
     F = bound(g, beta, k)
     return o, S

@@ -20,6 +20,17 @@ MASKS.rule("a masked exponential", "lower(exp(x))", "exp(lower(x, fill=-inf))", 
 MASKS.rule("a strictly masked exponential", "strictly_lower(exp(x))", "exp(strictly_lower(x, fill=-inf))", "strictly_lower")
 
 
+@MASKS.written("a mask of a mask", "lower", "strictly_lower")
+def _twice(t: Terms, o: Op) -> str | None:
+    """Two masks with the same fill are the stricter one. So are the zeros of a mask and of exp(-inf), as the rules above move a
+    mask of an exponential into it."""
+    inner = t.defs.get(o.args[0])
+    if inner is None or inner.kind not in ("lower", "strictly_lower") or (o.attr("fill") or 0.0) != (inner.attr("fill") or 0.0):
+        return None
+    kind = "lower" if o.kind == inner.kind == "lower" else "strictly_lower"
+    return t.make(kind, inner.args, o.attrs, o.line)
+
+
 @MASKS.written("a mask of decays", "lower", "strictly_lower")
 def _decays(t: Terms, o: Op) -> str | None:
     """The mask of a product moves into the exponentials of its decays. Then a mask `lower` of the product is dropped.
