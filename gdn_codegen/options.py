@@ -57,12 +57,13 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     p.add_argument("--launch", default="kernels", choices=LAUNCHES,
                    help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
     p.add_argument("--partition", default=None, choices=PARTITIONS[1:],
-                   help="a long sequence in parts that run side by side (default: whole)")
+                   help="split long sequences into parts that run side by side (default: do not split)")
     p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
                    help="a field of the schedule, as value_heads=1 or kernels=G,@inverse/o,S; may be given again")
     _inputs_options(p)
     p.add_argument("--accept", default="", metavar="WORDS",
-                   help="what callers pass where it differs: g=raw|linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, "
+                   help="how callers pass inputs and states, if not in the default way: g=raw|linear, "
+                        "beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, "
                         "g=float16 and so on, state=vk|DTYPE|pool|in_place|checkpoints (joined by /), strided; joined by commas")
     p.add_argument("--arch", default="", metavar="NAME", help="the architecture to build for: "
                    f"{', '.join(f'{a} ({t})' for t in known for a in find(t).archs)} (default: any); triton: GPUs for which to "
@@ -93,7 +94,7 @@ def _module_options(p: argparse.ArgumentParser) -> None:
                    help="compile ahead for a GPU that need not be here, so that no call does: sm_90a (the default), gfx942, ...")
     p.add_argument("--compile-heads", metavar="H/HV", action="append", default=[],
                    help="head counts to compile for (triton); may be given again")
-    p.add_argument("--cached", action="store_true", help="write where the package's own op looks, rather than to --out")
+    p.add_argument("--cached", action="store_true", help="write to the cache of the package's op instead of --out")
 
 
 def _show_options(p: argparse.ArgumentParser) -> None:
@@ -114,7 +115,7 @@ def _verify_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--quick", action="store_true", help="a few short cases only")
     p.add_argument("--strict", action="store_true", help="a target that does not run here is an error")
     p.add_argument("--reference", metavar="FILE.py:FUNCTION", help="a recurrence of your own to compare with: called in float64 "
-                   "once a sequence and value head, with the page's parameters by name, [T, dims] each (default: the page in "
+                   "once per sequence and value head, with the page's parameters by name, [T, dims] each (default: the page in "
                    "chunks of one token)")
     p.add_argument("--report", metavar="DIR", help="instead run many lengths, and write DIR/report.md, report.json and plots")
 
@@ -125,19 +126,19 @@ def _bench_options(p: argparse.ArgumentParser) -> None:
                    chunk=f"128 for cycles of pto; {OPEN}")
     p.add_argument("--heads", metavar="N|H/HV", help="query and key heads, or these and value heads (pto: compiled in) "
                    f"(default: {BENCH['heads']})")
-    for flag, text in (("--value-heads", "value heads (default: heads)"), ("--tokens", "of one sequence"),
-                       ("--blocks", "pto: core groups; block 0 is timed"), ("--seed", "GPU: of the inputs"),
-                       ("--runs", "GPU: times are medians of these")):
+    for flag, text in (("--value-heads", "value heads (default: heads)"), ("--tokens", "tokens of the sequence"),
+                       ("--blocks", "pto: core groups; block 0 is timed"), ("--seed", "GPU: seed of the inputs"),
+                       ("--runs", "GPU: a time is the median of so many calls")):
         default = f" (default: {BENCH[flag[2:]]})" if flag[2:] in BENCH else ""
         p.add_argument(flag, type=int, metavar="N", help=text + default)
     p.add_argument("--shapes", metavar="FILE", help="GPU: shapes in JSON, as benchmarks/shapes/serving.json")
-    p.add_argument("--only", action="append", default=[], metavar="NAME", help="GPU: a shape of the file; may be given again")
-    p.add_argument("--errors", type=int, metavar="N", help="GPU: errors alone, on all value heads and N seeds")
+    p.add_argument("--only", action="append", default=[], metavar="NAME", help="GPU: only this shape; may be given again")
+    p.add_argument("--errors", type=int, metavar="N", help="errors instead of times, on all value heads and N seeds")
     p.add_argument("--interpret", action="store_true", help="with --errors: interpret builds, with their roundings, on the CPU")
-    p.add_argument("--peers", metavar="NAME,...", help="GPU: of fla, flashqla, tileops, flashinfer; all or none "
-                   "(default: all; one that is not installed is said to be absent)")
+    p.add_argument("--peers", metavar="NAME,...", help="GPU: libraries to compare with, of fla, flashqla, tileops, flashinfer; "
+                   "or all or none (default: all; those that are not installed are listed as absent)")
     p.add_argument("--gates", choices=("layer", "uniform"),
-                   help="GPU: drawn as a layer does at initialisation, or -U(0, 1) a token (default: layer)")
+                   help="GPU: gates as a layer draws them at initialisation, or -U(0, 1) per token (default: layer)")
     for flag, text in (("--json", "the figures as JSON"), ("--trace", "a Chrome trace (pto)"),
                        ("--plot", "PNG: a timeline (pto), or time against length, roofline, where the time goes (GPU)")):
         p.add_argument(flag, metavar="FILE", help=f"write {text}")
@@ -150,24 +151,25 @@ def _tune_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--target", default="all", choices=("tilelang", "triton", "all"), help="(default: all)")
     _inputs_options(p)
     p.add_argument("--shapes", metavar="FILE", help=f"shapes in JSON, as benchmarks/shapes/serving.json (default: {len(SHAPES)})")
-    p.add_argument("--only", action="append", default=[], metavar="NAME", help="a shape of these; may be given again")
+    p.add_argument("--only", action="append", default=[], metavar="NAME", help="only this shape; may be given again")
     p.add_argument("--unit-keys", action="store_true", help="for callers that promise keys of norm 1")
     p.add_argument("--decode", action="store_true", help="decoding steps, of all targets, for one table")
-    p.add_argument("--budget", type=float, metavar="SECONDS", help="begin no measurement later; the same command goes on")
+    p.add_argument("--budget", type=float, metavar="SECONDS",
+                   help="start no measurement after this time; the same command continues")
     p.add_argument("--memory", type=float, metavar="GIB",
-                   help=f"that a candidate may hold between its kernels (default: {TUNE['memory']:g})")
-    p.add_argument("--runs", type=int, metavar="N", help=f"times are medians of these (default: {TUNE['runs']})")
+                   help=f"limit for the workspaces of a candidate (default: {TUNE['memory']:g})")
+    p.add_argument("--runs", type=int, metavar="N", help=f"a time is the median of so many calls (default: {TUNE['runs']})")
     p.add_argument("--out", metavar="FILE", help="the table, with its log beside it (default: where calls look for it)")
     p.add_argument("--compile", metavar="ARCH", help="only compile the candidates, for a GPU (sm_90a, ...) that need not be here")
-    p.add_argument("--list", action="store_true", help="only say what was measured and what is pending")
+    p.add_argument("--list", action="store_true", help="measure nothing; list what was measured and what is pending")
 
 
 #: The commands that have options: what `--help` says of each, and the function that adds its options.
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "build": ("write a module that stands alone", _module_options),
     "show": ("what a build does", _show_options),
-    "verify": ("run targets against the float64 recurrence", _verify_options),
-    "bench": ("time on a GPU, beside peers; target pto: simulated cycles of a stage and a pipe", _bench_options),
+    "verify": ("compare targets with the token recurrence in float64", _verify_options),
+    "bench": ("time builds beside other libraries on a GPU; target pto: simulated cycles", _bench_options),
     "tune": ("time candidates on this GPU, and write the table from which calls choose", _tune_options),
 }
 

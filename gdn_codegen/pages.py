@@ -65,12 +65,12 @@ def compile(page: Algorithm, **options: Any) -> Callable[..., Any]:
 
 def verify(page: Algorithm, cases: Sequence[Case] | None = None, device: str = "cpu", reference: Recurrence | None = None,
            **options: Any) -> list[dict[str, float]]:
-    """RMSE over RMS of each output, one dict a case. AssertionError where one is above what the dtype allows.
+    """RMSE over RMS of each output, one dict per case. AssertionError if one is above what the dtype allows.
 
     cases: sequences to run (tools.verify.Case); None for those of the command line. device: "cpu" or "cuda".
     reference: a function of your own to compare with, see `tools.verify.from_recurrence`; None for the page in float64 in
       chunks of one token.
-    ValueError for a page of which a token's output depends on later tokens.
+    ValueError for a page whose output of a token depends on later tokens.
     """
     from .tools.verify import CASES, TOLERANCE, compare
     b = _build(page, options)

@@ -31,7 +31,7 @@ def _in_pools(t: Tables, states: Sequence[Any], buffers: Sequence[Any], held: Se
     """Pools as flat tensors: first those of initial states, then those of final states, from the caller or from this call."""
     if any(x is not None and x.data_ptr() == y.data_ptr() for x in buffers[:len(t.final)] for y in states):
         _fail(t.final[0][0], "the memory of an initial state",
-              "another pool; a build with state=pool/in_place writes where it reads")
+              "another pool, or a build with state=pool/in_place, which overwrites initial states")
     return [_flat(row[0], x) for row, x in (*zip(t.initial, states, strict=True), *zip(t.final, held, strict=False))]
 
 

@@ -47,8 +47,8 @@ class Schedule:
     form: how products with an inverse are computed (docs/schedules.md). "direct": as the page is written. "wy": the
       factor of the state (@weight) and the rest (@offset) are separate values. "split": two products with the scaled inverse,
       one of which does not depend on the state. "unit": the ones on the inverse's diagonal are a float32 sum, and the rest is
-      a product. "gate-free": the inverse is computed without decay. In a generic schedule, a page without an inverse takes any
-      form as "direct".
+      a product. "gate-free": the inverse is computed without decay. In a generic schedule, every form means
+      "direct" for a page without an inverse.
     state_layout: "kv", or "vk": walks hold tiles whose last dim is V transposed.
     inverse: "doubling" merges blocks of 1, 2, 4... rows. "substitution" starts from blocks that the device solves directly.
     v_block: columns of V per instance, for kernels whose results all have V. 0 is 64 in Triton's walks and V elsewhere.
