@@ -10,6 +10,7 @@ import torch
 
 from .. import pto_sim
 from ..emit.base import heads_tag
+from ..input_forms import INPUT_FORMS
 from ..ir.interpret import TORCH
 from ..runtime import cache
 from ..runtime.build import Build
@@ -59,7 +60,7 @@ def _inputs(b: Build, x: Problem) -> dict[str, torch.Tensor]:
 def check_contract(b: Build) -> None:
     """`_inputs` makes what a page reads, in the page's dtypes, and no states."""
     c = b.contract
-    if c.pool or c.in_place or c.dtypes or "raw" in dict(c.inputs).values():
+    if c.pool or c.in_place or c.dtypes or any(INPUT_FORMS[form].heads for _, form in c.inputs):
         raise ValueError(f"accept: got {str(c)!r}; accepted: forms that need no further tensors, and dtypes of states alone: "
                          "g=linear, beta=sigmoid|twice_sigmoid, q=l2norm, k=l2norm|unit, state=vk|DTYPE|checkpoints, strided")
 
