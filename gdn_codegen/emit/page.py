@@ -1,4 +1,4 @@
-"""Prints a traced page as torch code. Generated modules check their kernels against it.
+"""Prints a traced page, and formulas of input forms, as torch code. Generated modules check their kernels against it.
 
 The text has the ops of the traced page, before any pass. It works in the dtype of its inputs, with any leading dims (such as
 heads) and any number of tokens in a chunk. There is no padding in it.
@@ -6,6 +6,7 @@ heads) and any number of tokens in a chunk. There is no padding in it.
 from __future__ import annotations
 
 from ..ir.core import Loop, Op, Program, types
+from ..ir.notation import Pattern, pattern
 from ..ir.ops import OPS
 from .base import EmitError
 
@@ -60,3 +61,25 @@ def _expression(o: Op, ranks: dict[str, int]) -> str:
     # a number may have leading dims, which torch would align with the dims of the tile: broadcast it explicitly
     return d.text(o, [a + f"[..., {', '.join('None' for _ in range(rank))}]" if d.elementwise and rank and not ranks[a] else a
                       for a in o.args])
+
+
+def formula(text: str, names: tuple[str, ...]) -> str:
+    """An expression in the notation of pages as an expression in torch. names: those that it may use.
+
+    EmitError if it is no expression over these, or if an op of it has no `OpDef.text`.
+    """
+    def shown(p: Pattern) -> str:
+        if not p.kind:
+            if p.name not in names:
+                raise EmitError(f"{p.name!r} in {text!r}; accepted: {', '.join(names)}")
+            return p.name
+        rule = OPS[p.kind].text if p.kind in OPS else None
+        if rule is None:
+            raise EmitError(f"{p.kind!r} in {text!r}; accepted: ops of pages")
+        args = [shown(a) if a.kind in ("", "const") else f"({shown(a)})" for a in p.args]
+        return rule(Op(p.kind, "", tuple(args), p.attrs), args)
+    try:
+        found = pattern(text)
+    except (SyntaxError, AssertionError, LookupError, AttributeError, TypeError) as e:
+        raise EmitError(f"{text!r}; accepted: an expression in the notation of pages") from e
+    return shown(found)

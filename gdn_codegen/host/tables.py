@@ -39,7 +39,7 @@ class Tables:
     to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
     kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time.
 
-    forms: for inputs whose form differs from the page's, the form. decays: inputs that are logs of decays. state: "kv" or "vk",
+    decays: inputs that are logs of decays. state: "kv" or "vk",
     the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
     the self-check.
     """
@@ -81,7 +81,6 @@ class Tables:
     summaries: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
     warm_ups: bool = False
-    forms: Mapping[str, str] = field(default_factory=dict)
     decays: tuple[str, ...] = ()
     tf32: bool = False
     check_chunks: int = 3

@@ -252,8 +252,7 @@ def carried(dims: str, forgets: str = "") -> Carried:
 
 
 #: Names that generated functions use, for other parameters or in their bodies.
-RESERVED = ("A_log", "HOST", "checkpoint_chunks", "cu_seqlens", "dt_bias", "out", "output_final_state",
-            "state_indices", "torch")
+RESERVED = ("HOST", "checkpoint_chunks", "cu_seqlens", "out", "output_final_state", "state_indices", "torch")
 
 
 class Algorithm:

@@ -15,7 +15,7 @@ from ..ir.core import Program
 from ..schedule import SCHEDULES, Schedule, changes, named, spelled
 from ..schedule.contract import PLAIN, Contract
 from ..targets import Target, find, lower
-from .tables import arguments, documentation, literal, signature, tables
+from .tables import arguments, documentation, forms_text, literal, signature, tables
 
 if TYPE_CHECKING:
     import jinja2
@@ -199,7 +199,8 @@ def _facts(b: Build, p: Program, kernels: list[KernelText]) -> dict[str, Any]:
     return {"command": _command(b), "schedule": b.plan.name, "function": b.function, "chunk": b.chunk, "layout": b.layout,
             "dtype": b.dtype, "arch": b.arch, "sizes": {**b.sizes, **{f"P{d}": p.sizes[d] for d, _ in p.extents}},
             "summary": summary, "documentation": documentation(b, p, t), "signature": signature(t), "arguments": arguments(t),
-            "tables": literal(t), "page_text": page_text(b.page.trace()), "kernels": kernels, **b.of.facts(b, kernels)}
+            "tables": literal(t), "page_text": page_text(b.page.trace()),
+            "forms_text": forms_text(b.contract), "kernels": kernels, **b.of.facts(b, kernels)}
 
 
 @cache

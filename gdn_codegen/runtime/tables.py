@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ..devices.part_cost import of_chunks
 from ..emit.base import KernelText, quoted, stride_unit
 from ..host.tables import Tables
-from ..input_forms import INPUT_FORMS
+from ..input_forms import INPUT_FORMS, draws, reads
 from ..ir.core import Kernel, Program, walk
 from ..ir.decays import log_decays
 from ..ir.types import Tensor
+from ..schedule.contract import Contract
 
 if TYPE_CHECKING:
     from .build import Build
@@ -20,7 +21,7 @@ WIDTH = 120
 
 
 def named(p: Program, role: str, index: str) -> list[Tensor]:
-    """The program's tensors of a kind that the host passes: what lies over another is that one."""
+    """The program's tensors of a kind that the host passes. A tensor that overwrites another one is left out."""
     return [t for t in p.role(role) if t.index == index and not t.over]
 
 
@@ -58,12 +59,12 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         units={t.name: stride_unit(p, t) for t in p.tensors if t.strided} if b.of.stride_units else {},
         state=c.state_layout, state_dtype=c.state_dtype, pool=c.pool, in_place=c.in_place, strided=c.strided,
         cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(lengths)) if b.plan.partition else {}),
-        forms=dict(c.inputs), decays=tuple(sorted(log_decays(traced))), tf32=b.of.tf32 and b.dtype == "float32",
+        decays=tuple(sorted(log_decays(traced))), tf32=b.of.tf32 and b.dtype == "float32",
         check_chunks=max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1)
 
 
 def _parts(b: Build, p: Program, most: int, warm_ups: bool) -> dict[str, Any]:
-    """The fields of Tables that builds have that make parts."""
+    """The fields of Tables for builds that split sequences into parts."""
     def those(kernels: Iterable[Kernel]) -> tuple[str, ...]:
         return tuple(k.name for k in kernels)
     assert b.device.part_cost is not None
@@ -106,7 +107,7 @@ def signature(t: Tables) -> str:
 
 
 def arguments(t: Tables) -> str:
-    """What the generated function gives to its host."""
+    """The arguments that the generated function passes to its `Host`."""
     def group(names: Iterable[str]) -> str:
         names = tuple(names)
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
@@ -156,3 +157,15 @@ def _state_doc(b: Build, t: Tensor) -> list[str]:
     if c.pool:
         return [f"{text}."]
     return [f"{text}, or what widens to it; zero where absent." if t.dtype == "float32" else f"{text}; zero where absent."]
+
+
+def forms_text(c: Contract) -> str:
+    """The text of `_reads` and `_draws`, by the name of an input or number, for the inputs that callers pass in other forms. ""
+    if there are none."""
+    if not c.inputs:
+        return ""
+    lines = ["#: What the page reads of inputs in callers' forms, and samples of these."]
+    lines += ["_reads = {", *(f'    "{n}": {reads(INPUT_FORMS[form])},' for n, form in c.inputs), "}", "_draws = {"]
+    for n, form in c.inputs:
+        lines += [f'    "{n if of == "x" else of}": {text},' for of, text in draws(INPUT_FORMS[form]).items()]
+    return "\n".join([*lines, "}"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..input_forms import INPUT_FORMS, draws, reads
 from ..ir.core import Program
 from ..ir.decays import log_decays
 from ..ir.interpret import TORCH, Problem, interpret
@@ -45,6 +46,11 @@ CASES = (Case((64,)), Case((1,)), Case((63, 0, 65)), Case((129,), gate=0.0), Cas
          Case((70, 70), batched=True, initial=False))
 
 
+def _functions(texts: dict[str, str]) -> dict[str, Callable[..., torch.Tensor]]:
+    """The functions of these torch texts, by name."""
+    return {n: eval(text, {"torch": torch}) for n, text in texts.items()}
+
+
 def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
     """Packed inputs [tokens, heads, ...] of a traced program: unit keys and queries, log decays <= 0, other vectors in (0, 1); in
     the forms and dtypes of the build's contract, with the numbers [HV] that they bring."""
@@ -55,41 +61,29 @@ def inputs(b: Build, p: Program, case: Case) -> dict[str, torch.Tensor]:
         shape = (total, heads, *t.tile.shape(b.sizes)[1:])
         if t.optional:
             shape = (len(case.lengths), case.value_heads, *t.tile.shape(b.sizes))
-        x, form = torch.randn(shape, generator=gen), b.contract.input_form(t.name)
-        if form in ("raw", "sigmoid", "twice_sigmoid"):
-            x = 2 * x
-        elif t.heads == "H" and len(t.dims) > 1 and form in ("", "unit"):
-            x = torch.nn.functional.normalize(x, dim=-1)
+        normal = page = torch.randn(shape, generator=gen)
+        if t.heads == "H" and len(t.dims) > 1:
+            page = torch.nn.functional.normalize(normal, dim=-1)
         elif t.index == "token" and len(t.dims) == 1:
-            u = torch.rand(shape, generator=gen)
-            x = 2 * case.gate * u if t.name in decays else u
-            x = torch.exp(x) if form == "linear" else x
+            page = torch.rand(shape, generator=gen).clamp(1e-6, 1 - 1e-6)
+            page = 2 * case.gate * page if t.name in decays else page
+        rate = torch.tensor(max(-case.gate, 1e-3)).expand(heads)
+        samples = _functions(draws(INPUT_FORMS[form])) if (form := b.contract.input_form(t.name)) else {}
+        x = samples.pop("x")(page, normal, rate) if samples else page
         if t.index == "token":
             x = x.to(TORCH[b.dtype if len(t.dims) > 1 else b.contract.dtype(t.name)])
         out[t.name] = x.to(TORCH[b.contract.state_dtype]) if t.optional else x
-        if form == "raw":
-            rate = torch.tensor(max(-case.gate, 1e-3))
-            for n, value in (("A_log", torch.log(rate).expand(heads)), ("dt_bias", torch.randn(heads, generator=gen))):
-                out[n] = value.to(TORCH[b.contract.dtype(n)]).clone()
+        for n, sample in samples.items():
+            out[n] = sample(None, torch.randn(heads, generator=gen), rate).to(TORCH[b.contract.dtype(n)])
     return out
 
 
 def read(b: Build, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the page reads, in float64, of inputs in the forms of the build's contract."""
+    """The page's inputs in float64, computed from inputs in the forms of the build's contract."""
     out = {n: t.to(F64) for n, t in x.items()}
     for n, form in b.contract.inputs:
-        y = out[n]
-        if form == "unit":
-            continue
-        if form == "l2norm":
-            out[n] = y / torch.sqrt((y * y).sum(-1, keepdim=True) + 1e-6)
-        elif form == "linear":
-            out[n] = torch.log(y.clamp_min(1e-300))
-        elif form == "raw":
-            y = y + out["dt_bias"]
-            out[n] = -torch.exp(out["A_log"]) * torch.logaddexp(y, torch.zeros_like(y))
-        else:
-            out[n] = {"sigmoid": 1, "twice_sigmoid": 2}[form] / (1 + torch.exp(-y))
+        about = INPUT_FORMS[form]
+        out[n] = _functions({n: reads(about)})[n](out[n], **{of: out[of] for of in about.heads})
     return out
 
 
@@ -236,7 +230,7 @@ HEAD = f"{'target':10} {'module':34} {'lengths':16} {'gate':>6}  RMSE/RMS of out
 
 def lines(builds: Sequence[Build], cases: Sequence[Case], device: str = "cpu",
           recurrence: Recurrence | None = None) -> Iterator[tuple[str, bool]]:
-    """What `verify` prints, a line a case as it is done, and whether its comparisons hold."""
+    """The lines that `verify` prints, each as its case is done, and whether all comparisons hold."""
     for b in builds:
         for case in cases:
             lengths = "+".join(map(str, case.lengths)) if not case.batched else f"{len(case.lengths)}x{case.lengths[0]}"

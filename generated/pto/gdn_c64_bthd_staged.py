@@ -2851,7 +2851,7 @@ class Tables:
     to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
     kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time.
 
-    forms: for inputs whose form differs from the page's, the form. decays: inputs that are logs of decays. state: "kv" or "vk",
+    decays: inputs that are logs of decays. state: "kv" or "vk",
     the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
     the self-check.
     """
@@ -2893,7 +2893,6 @@ class Tables:
     summaries: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
     warm_ups: bool = False
-    forms: Mapping[str, str] = field(default_factory=dict)
     decays: tuple[str, ...] = ()
     tf32: bool = False
     check_chunks: int = 3
@@ -3767,14 +3766,19 @@ class Check:
     RATES = (2.0, 0.0, 0.02, 0.3)
     #: The value of inputs between 0 and 1, such as beta, for the repeated token. The larger it is, the harder is the inverse.
     ALIKE = 1 - 2 ** -8
+    #: The least input between 0 and 1, and the least mean log decay of a head for forms.
+    LEAST = 1e-6
     #: Guard elements before and after each tensor of the kernels.
     GUARD = 1 << 16
     #: Instances on a GPU, by copies of the problem: enough to fill it.
     INSTANCES = 512
 
-    def __init__(self, tables: Tables, page: Any, host: Any, function: Any) -> None:
-        """tables, host, page: those of the module. function: the function under test, as callers see it."""
+    def __init__(self, tables: Tables, page: Any, host: Any, function: Any, reads: Any = None, draws: Any = None) -> None:
+        """tables, host, page: those of the module. function: the function under test, as callers see it.
+
+        reads, draws: for inputs in callers' forms, functions by name (runtime/tables.py): what the page reads, and samples."""
         self.tables, self.page, self.host, self.function = tables, page, host, function
+        self.reads, self.draws = reads or {}, draws or {}
         self.done: Any = set()
         self.lock = threading.RLock()
 
@@ -3849,25 +3853,22 @@ class Check:
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
+        forgets = rate.clamp_min(self.LEAST)  # forms may take its log
         repeated = total - lengths[-1] + tables.chunk - self.STEP // 2  # a token near the first chunk's end
         for name, of, dims, dtype in tables.inputs:
-            x, form = torch.randn(total, count[of], *dims, generator=gen, **on_cpu), tables.forms.get(name, "")
-            if form in ("raw", "sigmoid", "twice_sigmoid"):
-                x = 2 * x
-            elif dims and of == "H" and form != "l2norm":
-                x = x / x.norm(dim=-1, keepdim=True)
-            elif not dims:
-                x = torch.rand(total, count[of], generator=gen, **on_cpu)
+            normal = torch.randn(total, count[of], *dims, generator=gen, **on_cpu)
+            page = normal / normal.norm(dim=-1, keepdim=True) if dims and of == "H" else normal
+            if not dims:
+                page = torch.rand(total, count[of], generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
                 if name in tables.decays:
-                    x = -2 * x * rate[:count[of]]
-                    x = torch.exp(x) if form == "linear" else x
-            if not (dims or form == "raw" or name in tables.decays):
-                share = self.ALIKE / (2 if form == "twice_sigmoid" else 1)
-                x[repeated] = math.log(share / (1 - share)) if "sigmoid" in form else share
+                    page = -2 * page * rate[:count[of]]
+                else:
+                    page[repeated] = self.ALIKE
+            x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + tables.chunk] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
         for name, _, dtype in tables.head_inputs:
-            x = torch.log(rate.clamp_min(1e-6)) if name == "A_log" else torch.randn(heads[1], generator=gen, **on_cpu) / 2
+            x = self.draws[name](None, torch.randn(heads[1], generator=gen, **on_cpu), forgets)
             out[name] = x.to(self.DTYPES[dtype])
         for name, dims in tables.initial:
             x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
@@ -3876,17 +3877,8 @@ class Check:
 
     def read(self, name: str, x: Any) -> Any:
         """An input in the form in which the page reads it, in float64."""
-        form, y = self.tables.forms.get(name, ""), x[name].double()
-        if form == "l2norm":
-            return y * torch.rsqrt(y.square().sum(-1, keepdim=True) + 1e-6)
-        if form == "linear":
-            return torch.log(y)
-        if form == "raw":
-            y = y + x["dt_bias"].double()
-            return -torch.exp(x["A_log"].double()) * torch.logaddexp(y, torch.zeros_like(y))
-        if form in ("sigmoid", "twice_sigmoid"):
-            return {"sigmoid": 1, "twice_sigmoid": 2}[form] * torch.sigmoid(y)
-        return y
+        y = x[name].double()
+        return self.reads[name](y, **{n: x[n].double() for n, *_ in self.tables.head_inputs}) if name in self.reads else y
 
     def kv_order(self, state: Any, dims: Any) -> Any:
         """A caller's states in the page's order of dims."""

@@ -1,5 +1,6 @@
 """Forms of inputs are data: a form from elsewhere works, and no pass knows the tensors that one brings."""
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,14 @@ from reference import problem, rms_error
 
 import gdn_codegen
 from gdn_codegen import algorithms
-from gdn_codegen.input_forms import INPUT_FORMS, InputForm
+from gdn_codegen.input_forms import INPUT_FORMS, InputForm, draws, reads, register
 from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.load import module
 from gdn_codegen.schedule import named
 from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.targets import lower
+from gdn_codegen.tools.verify import CASES, TOLERANCE, compare
 
 PASSES = sorted((Path(gdn_codegen.__file__).parent / "passes").rglob("*.py"))
 SIZES = {"C": 16, "K": 16, "V": 16}
@@ -34,6 +38,55 @@ def test_a_form_that_is_added_is_computed_by_the_kernels(monkeypatch):
     want = run(plain, g=-(raw * raw + 2) * torch.exp(given["bend"]))
     got = run(p, g=raw)
     assert want.keys() == got.keys() and all(rms_error(got[n], want[n]) < 1e-9 for n in want)
+
+
+#: A form that the package does not have: its number is e to the root of a decay's rate.
+BENT = InputForm("{0} comes bent.", "-(x * x) * exp(bend)", heads={"bend": "0.0"}, drawn={"x": "normal", "bend": "log(rate)"})
+
+
+@pytest.fixture
+def bent():
+    yield register("bent", BENT)
+    del INPUT_FORMS["bent"]
+
+
+def test_a_form_from_outside_builds_verifies_and_checks(bent):
+    b = Build("triton", 16, algorithm="simple_gla", head_dim_k=16, head_dim_v=16, contract=Contract.parse("g=bent"))
+    for case in CASES[:3]:
+        assert max(compare(b, case).values()) <= TOLERANCE["float16"]
+    m = module(b)
+    assert "g comes bent." in getattr(m, b.function).__doc__ and set(m.check("cpu")) >= {"o", "final_state"}
+    read = m.check.reads["g"]
+    m.check.reads["g"] = lambda x, bend, **_: read(x, bend + 1)
+    with pytest.raises(RuntimeError, match="gives wrong results on cpu: o off by"):
+        m.check("cpu")
+    m.check.reads["g"] = read
+
+
+@pytest.mark.parametrize("name, fields, says", [
+    ("bent", 7, "form: got int"), ("be nt", {}, "name: got 'be nt'"), ("vk", {}, "name: got 'vk'"),
+    ("float16", {}, "name: got 'float16'"), ("raw", {}, "name: got 'raw', which another form has"),
+    ("bent", {"rows": True}, "rows: got True"), ("bent", {"heads": {"A_log": ""}}, "heads: got 'A_log'"),
+    ("bent", {"heads": {"out": ""}}, "heads: got 'out'"), ("bent", {"heads": {"bend": "much"}}, "heads: got 'much' for bend"),
+    ("bent", {"value": "x + y"}, "value: got 'y' in"), ("bent", {"value": "log2(x)"}, "value: got 'log2' in"),
+    ("bent", {"value": "x +"}, "value: got 'x \\+'"), ("bent", {"value": "x if x else x"}, "value: got 'x if x else x'"),
+    ("bent", {"drawn": {"y": "page"}}, "drawn: got y"), ("bent", {"drawn": {"x": "bend"}}, "drawn: got 'bend' in"),
+    ("bent", {"drawn": {"bend": "page"}}, "drawn: got 'page' in")])
+def test_forms_that_are_refused(name, fields, says):
+    form = fields if fields == 7 else replace(BENT, **fields)
+    before = dict(INPUT_FORMS)
+    with pytest.raises(ValueError, match=f"^{says}.*; accepted: "):
+        register(name, form)
+    assert before == INPUT_FORMS
+
+
+@pytest.mark.parametrize("form", [n for n, form in INPUT_FORMS.items() if "page" in form.sample("x")])
+def test_samples_of_a_form_are_read_as_the_page_would_be_given(form):
+    """Where a form's x is drawn from what the page would be given, its value is that again."""
+    about = INPUT_FORMS[form]
+    page = torch.rand(50, 3, dtype=torch.float64) * (-1 if form == "linear" else 1)
+    x = eval(draws(about)["x"], {"torch": torch})(page, None, None)
+    assert torch.allclose(eval(reads(about), {"torch": torch})(x), page, rtol=1e-6)
 
 
 @pytest.mark.parametrize("path", PASSES, ids=lambda p: "/".join(p.parts[-2:]))

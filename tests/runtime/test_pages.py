@@ -112,7 +112,7 @@ def test_a_bad_page_is_refused_before_anything_is_written(what, tmp_path, capsys
 
 
 @pytest.mark.parametrize("name", ["out", "out_o", "cu_seqlens", "initial_state", "final_state", "output_final_state", "HOST",
-                                  "state_indices", "checkpoint_chunks", "A_log", "_run", "torch"])
+                                  "state_indices", "checkpoint_chunks", "_run", "torch"])
 @pytest.mark.parametrize("number", [False, True])
 def test_parameters_may_not_have_names_of_generated_functions(name, number):
     def fn(q, S, *, n=1.0):

@@ -2,7 +2,7 @@
 
 The contract names an input form for an input (`input_forms.py`). The pass inserts ops between the load and its readers:
 - A form of an input of one number per token is an expression in the page's notation. It reads the loaded input x, and perhaps
-  further tensors of one number per value head, such as A_log.
+  further tensors of one number per value head.
 - "l2norm": the rows of x, divided by sqrt(their sum of squares + 1e-6). This is a row scale; `row_scales` moves it out of
   products.
 - "unit": x, whose rows have norm 1. Sums of squares of its rows become the constant 1. A load of x whose only use was such a
@@ -58,7 +58,7 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True) -> Program:
     if not c.inputs:
         return p
     made = tuple(Tensor(n, "input", "head", "HV", (), c.dtype(n) if narrow else "float32", fill=x) for n, x in of_heads.items())
-    clash = {t.name for t in made} & {t.name for t in p.tensors}
+    clash = {t.name for t in made} & {*(t.name for t in p.tensors), *p.scalars}
     if clash:
         form = next(f for _, f in c.inputs if clash & set(INPUT_FORMS[f].heads))
         raise ContractError(f"inputs: got {form!r}, which needs tensors {', '.join(sorted(clash))}; {p.name} has other tensors "
@@ -90,7 +90,7 @@ class _Accept:
                 continue
             self.line = -len(self.source) - 1
             x = b.op("load", name=b.fresh(f"{o.out}_in"), **dict(o.attrs))
-            text = self.value(b, INPUT_FORMS[form], x, o.out) if INPUT_FORMS[form].value else self.l2norm(b, x, o.out)
+            text = self.l2norm(b, x, o.out) if INPUT_FORMS[form].rows else self.value(b, INPUT_FORMS[form], x, o.out)
             self.source[self.line] = f"{o.out} = {text}"
         done = with_walk_body(self.p, b.finish())
         return replace(done, source=(*self.source.items(), *self.p.source), scales=tuple(self.scales))
