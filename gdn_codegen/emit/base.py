@@ -104,27 +104,15 @@ class Writer:
 
     def __init__(self, p: Program, comment: str, indent: int = 0, k: Kernel | None = None) -> None:
         self.source, self.comment, self.indent = {**dict(p.source), **dict(k.comments if k else ())}, comment, indent
-        self.defs = {o.out: o for o in walk(k.body)} if k else {}
         self.lines: list[str] = []
         self.line = 0
 
     def at(self, op: Op) -> None:
-        """Print the line of what `op` computes as a comment, if it differs from the line of the op before."""
-        line = self.computed(op)
-        if line and line != self.line and line in self.source:
-            self.line = line
+        """Print the line of `op` as a comment, if it differs from the line of the op before."""
+        if op.line and op.line != self.line and op.line in self.source:
+            self.line = op.line
             width = WIDTH - 4 * self.indent - len(self.comment) - 1
-            self(*(f"{self.comment} {x}" for x in textwrap.wrap(self.source[line], width)))
-
-    def computed(self, op: Op) -> int:
-        """The line of what `op` computes. A cast or move computes the expression under it, if that has no statement of its own;
-        otherwise nothing, which is 0."""
-        while op.kind in ("cast", "move"):
-            of = self.defs.get(op.args[0])
-            if of is None or of.buffer or not of.line:
-                return 0
-            op = of
-        return op.line
+            self(*(f"{self.comment} {x}" for x in textwrap.wrap(self.source[op.line], width)))
 
     def __call__(self, *lines: str) -> None:
         self.lines += [("    " * self.indent + x).rstrip() for x in lines]
