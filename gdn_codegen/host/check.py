@@ -85,7 +85,8 @@ class Check:
         """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
         if self.tables.heads:
             return tuple(self.tables.heads.values())
-        return (2, 2 * max(2, self.tables.heads_together)) if {"H", "HV"} <= {row[1] for row in self.tables.inputs} else (2, 2)
+        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
+        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
 
     def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
         """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are

@@ -61,7 +61,7 @@ class Plan:
         self.host, self.tables, self.wanted, self.every = host, t, wanted, every
         self.state = _FLOATS[t.state_dtype]
         self.batch, self.tokens, self.heads, self.value_heads, self.device = _check_inputs(
-            given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_together)
+            given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_per_instance)
         self.packed = cu_seqlens is not None
         self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
         self.slots = self.batch * self.tokens // t.chunk + self.sequences

@@ -30,7 +30,7 @@ class Tables:
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
     ints: for each kernel, the integers that it gets besides the sizes.
-    heads: head counts compiled in, by name. heads_together: value heads of a key head that one kernel instance handles.
+    heads: head counts compiled in, by name. heads_per_instance: value heads of a key head that one kernel instance handles.
     units: elements that divide the strides of a tensor. Kernels get strides in these units. The default is 1.
     pool: states are slots of a pool. in_place: the final state overwrites the initial state. strided: kernels get strides.
     cleared: kernels clear rows that no sequence covers, if the host asks for it.
@@ -67,7 +67,7 @@ class Tables:
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     heads: Mapping[str, int] = field(default_factory=dict)
-    heads_together: int = 1
+    heads_per_instance: int = 1
     units: Mapping[str, int] = field(default_factory=dict)
     state: str = "kv"
     state_dtype: str = "float32"

@@ -55,7 +55,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         part_workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "part"),
         indices=rows("input", "number", lambda t: t.name),
         heads=dict(zip(("H", "HV"), b.heads, strict=True)) if b.heads else {},
-        heads_together=max(k.batch.heads if k.batch.way == "key_head" else 1 for k in p.kernels),
+        heads_per_instance=max(k.batch.heads if k.batch.way == "key_head" else 1 for k in p.kernels),
         units={t.name: stride_unit(p, t) for t in p.tensors if t.strided} if b.of.stride_units else {},
         state=c.state_layout, state_dtype=c.state_dtype, pool=c.pool, in_place=c.in_place, strided=c.strided,
         cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(lengths)) if b.plan.partition else {}),

@@ -112,7 +112,7 @@ def bound(t: Replay, most: int = 3) -> str:
 def table(name: str, found: list[Stage], whole: int | None, detail: bool = False) -> list[str]:
     """The lines that `bench` prints for a schedule."""
     heads = " ".join(f"{pipe + ('.c' if kind == 'cube' else '.v'):>8}" for kind, pipe in COLUMNS)
-    lines = [f"{name:18} {'cycles':>8} {'by hand':>8} {'ratio':>6} {heads}  longest chain"]
+    lines = [f"{name:18} {'cycles':>8} {'by hand':>8} {'ratio':>6} {heads}  critical path"]
     def row(label: str, cycles: int, hand: int | None, times: list[Replay], text: str) -> str:
         ratio = f"{cycles / hand:.2f}" if hand else "-"
         pipes = " ".join(f"{sum(busy(t, *c) for t in times):8}" for c in COLUMNS)
@@ -159,29 +159,29 @@ def chrome_trace(results: dict[str, list[Stage]]) -> dict[str, Any]:
 def plot(results: dict[str, list[Stage]], path: Path) -> None:
     """Writes a PNG with a row for each pipe of the cube core and of both vector cores."""
     plt = pyplot()
-    lanes = [(core, p) for core in CORES for p in PIPES[core.split()[0]] if p != "S"]
+    pipes = [(core, p) for core in CORES for p in PIPES[core.split()[0]] if p != "S"]
     colours = {"MTE2": "tab:blue", "MTE1": "tab:cyan", "M": "tab:red", "FIX": "tab:orange", "V": "tab:green",
                "MTE3": "tab:purple"}
     figure, axes = plt.subplots(len(results), 1, figsize=(16, 3.6 * len(results)), squeeze=False)
     for ax, (schedule, found) in zip(axes[:, 0], results.items(), strict=True):
         total, at = sum(s.time.cycles for s in found), 0
-        spans: dict[tuple[str, str], list[list[int]]] = {lane: [] for lane in lanes}
+        spans: dict[tuple[str, str], list[list[int]]] = {pipe: [] for pipe in pipes}
         for s in found:
             for v in s.time.intervals:
-                lane = spans.get((v.core, v.pipe))
-                if lane is None:
+                pipe = spans.get((v.core, v.pipe))
+                if pipe is None:
                     continue
-                if lane and at + v.start - lane[-1][1] <= total // 4000:  # nearer than a pixel: one bar
-                    lane[-1][1] = at + v.end
+                if pipe and at + v.start - pipe[-1][1] <= total // 4000:  # nearer than a pixel: one bar
+                    pipe[-1][1] = at + v.end
                 else:
-                    lane.append([at + v.start, at + v.end])
+                    pipe.append([at + v.start, at + v.end])
             at += s.time.cycles
             ax.axvline(at, color="black", linewidth=0.6)
             ax.text(at - s.time.cycles / 2, -1.1, s.name, ha="center", va="bottom", fontsize=7, clip_on=False)
-        for y, key in enumerate(lanes):
+        for y, key in enumerate(pipes):
             ax.broken_barh([(a, b - a) for a, b in spans[key]], (y - 0.4, 0.8), color=colours[key[1]])
-        ax.set_yticks(range(len(lanes)), [f"{core} {p}" for core, p in lanes], fontsize=7)
-        ax.set_ylim(len(lanes) - 0.5, -1)
+        ax.set_yticks(range(len(pipes)), [f"{core} {p}" for core, p in pipes], fontsize=7)
+        ax.set_ylim(len(pipes) - 0.5, -1)
         ax.set_xlim(0, total)
         ax.set_xlabel(f"{schedule}: {total} simulated cycles of block 0", fontsize=8)
     figure.tight_layout()

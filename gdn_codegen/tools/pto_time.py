@@ -147,7 +147,7 @@ Point = tuple[int, int]  # a time, and the node of what ended then
 
 
 class _Causes:
-    """What ended when and after what, to find the longest chain."""
+    """What ended when and after what, to find the critical path."""
 
     def __init__(self) -> None:
         self.nodes: list[tuple[int, tuple[str, str], int]] = [(-1, ("", ""), 0)]

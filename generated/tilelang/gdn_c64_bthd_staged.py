@@ -902,7 +902,7 @@ class Tables:
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
     ints: for each kernel, the integers that it gets besides the sizes.
-    heads: head counts compiled in, by name. heads_together: value heads of a key head that one kernel instance handles.
+    heads: head counts compiled in, by name. heads_per_instance: value heads of a key head that one kernel instance handles.
     units: elements that divide the strides of a tensor. Kernels get strides in these units. The default is 1.
     pool: states are slots of a pool. in_place: the final state overwrites the initial state. strided: kernels get strides.
     cleared: kernels clear rows that no sequence covers, if the host asks for it.
@@ -939,7 +939,7 @@ class Tables:
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     heads: Mapping[str, int] = field(default_factory=dict)
-    heads_together: int = 1
+    heads_per_instance: int = 1
     units: Mapping[str, int] = field(default_factory=dict)
     state: str = "kv"
     state_dtype: str = "float32"
@@ -1368,7 +1368,7 @@ class Plan:
         self.host, self.tables, self.wanted, self.every = host, t, wanted, every
         self.state = _FLOATS[t.state_dtype]
         self.batch, self.tokens, self.heads, self.value_heads, self.device = _check_inputs(
-            given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_together)
+            given, t.inputs, t.head_inputs, t.layout, t.heads, t.heads_per_instance)
         self.packed = cu_seqlens is not None
         self.sequences = _check_sequences(cu_seqlens, self.batch, self.device) if self.packed else self.batch
         self.slots = self.batch * self.tokens // t.chunk + self.sequences
@@ -1870,7 +1870,8 @@ class Check:
         """H and HV to use if the caller gives none: two value heads for each key head, or as many as one instance handles."""
         if self.tables.heads:
             return tuple(self.tables.heads.values())
-        return (2, 2 * max(2, self.tables.heads_together)) if {"H", "HV"} <= {row[1] for row in self.tables.inputs} else (2, 2)
+        both = {"H", "HV"} <= {row[1] for row in self.tables.inputs}
+        return (2, 2 * max(2, self.tables.heads_per_instance)) if both else (2, 2)
 
     def errors(self, device: Any, heads: Any = None, calls: Any = ((True, True, True), (False, False, True))) -> Any:
         """(error, accepted error) by output: the worst of `calls`. A call says whether sequences are packed, initial states are

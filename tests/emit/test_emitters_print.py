@@ -23,7 +23,7 @@ NAMES = lambda p: str(p.relative_to(EMIT))
 SEARCHES = {
     "base.py": {"touched", "numbers", "integers", "written", "in_pairs", "described", "in_buffers"},
     "pto/__init__.py": {"_launched"},
-    "pto/values.py": {"__init__", "counted", "heads_together", "agents"},
+    "pto/values.py": {"__init__", "counted", "moves_all_heads", "agents"},
 }
 
 

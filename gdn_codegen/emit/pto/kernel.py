@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...ir.core import Loop
 from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks
 from .addresses import Addresses
-from .values import CTYPE, agents, counted, heads_together
+from .values import CTYPE, agents, counted, moves_all_heads
 
 rule = Rules("pto", {
     "diag_inverse": "decompose",
@@ -86,7 +86,7 @@ class KernelWriter(Addresses):
         if n > 1:
             w(f"const int64_t col = item % {n} * {self.k.sizes[self.k.blocked_dim]};")
         w(f"const int64_t hv = {one} % {heads}{f' * {self.k.batch.heads}' if self.k.batch.heads > 1 else ''}, h = hv / (HV / H);")
-        together = heads_together(self.k)
+        together = moves_all_heads(self.k)
         if together:
             w(f"const int64_t heads = HV - hv < {self.k.batch.heads} ? HV - hv : {self.k.batch.heads};")
         for i in range(1, 1 if together else self.k.batch.heads):

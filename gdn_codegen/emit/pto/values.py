@@ -52,7 +52,7 @@ def counted(p: Program, k: Kernel) -> set[str]:
     return {o.attr("loop") for o in walk(k.body) if o.attr("loop")} | (here & {"item"})
 
 
-def heads_together(k: Kernel) -> bool:
+def moves_all_heads(k: Kernel) -> bool:
     """Whether any load or store moves the values of all heads of an item."""
     return any(o.attr("heads") for o in walk(k.body))
 

@@ -170,13 +170,13 @@ def warm_up_length(w: KernelWriter, o: Op) -> None:
 
     With `kept`, the text loads the length that an earlier kernel stored, if that kernel ran.
     """
-    ahead, name, later = o.attr("parts_ahead", 0), o.attr("tensor"), "(first + span) * C < length"
+    ahead, name, has_next = o.attr("parts_ahead", 0), o.attr("tensor"), "(first + span) * C < length"
     if name is None:
         inside = "" if ahead else "earlier > part - T.truncdiv(first, span)"
-        here = (later if ahead else "first > 0") if w.part == "part" else inside
+        here = (has_next if ahead else "first > 0") if w.part == "part" else inside
         text = f"T.Select({here}, -1.0, 0.0)" if here else "-1.0"
     else:
-        chunks = f"T.if_then_else({later}, first + span, 0)" if ahead else "first"
+        chunks = f"T.if_then_else({has_next}, first + span, 0)" if ahead else "first"
         text = (f"t.warm_up_length({w.params[name]}, start // C + n, hv, {chunks}, {o.attr('most')} * span, {o.attr('bound')})")
     if o.attr("kept"):
         w.line(f"if {SUMMED} != 0 and first > 0:")

@@ -53,7 +53,7 @@ class KernelWriter(Head):
         """Print the whole body of the kernel, and before its loops the descriptors that their loads use."""
         for ahead, group in groupby(body, lambda s: isinstance(s, Op) and bool(s.attr(AHEAD))):
             if ahead:
-                self.first_turn(tuple(group))
+                self.first_iteration(tuple(group))
             else:
                 self.body(tuple(group))
         here = [line for t in self.described.values() for line in wrapped(self.descriptor(t), WIDTH - 4)]
@@ -151,7 +151,7 @@ class KernelWriter(Head):
                  "slot_next": " + ".join(["slot_next = start // C + n", *([following] if t else [])])}
         return [text for name, text in lines.items() if name in self.uses]
 
-    def first_turn(self, ops: tuple[Stmt, ...]) -> None:
+    def first_iteration(self, ops: tuple[Stmt, ...]) -> None:
         """Print the ops that work one iteration ahead, before the loop: they work on the first chunk."""
         begin = self.use("begin") if self.k.grid == "parts" else ""
         first = len(self.w.lines)

@@ -59,11 +59,11 @@ def asynchronous_products(ops: list[Op], task: Callable[[Op], str]) -> list[Op]:
     return rest
 
 
-def loads_by_need(ops: list[Op], hub: str) -> list[Op]:
+def loads_by_need(ops: list[Op], state_agent: str) -> list[Op]:
     """`ops` with all loads first, in the order in which agents read them. Loads with the same readers are neighbours.
 
-    Loads on which an inverse depends come first. Then come the loads that `hub` reads, the agent that computes the next carried
-    value.
+    Loads on which an inverse depends come first. Then come the loads that `state_agent` reads, the agent that computes the next
+    carried value.
     """
     place: dict[str, int] = {}
     first: dict[str, dict[str, int]] = {}
@@ -77,9 +77,9 @@ def loads_by_need(ops: list[Op], hub: str) -> list[Op]:
 
     def need(o: Op) -> tuple[bool, bool, int, tuple[str, ...], int]:
         """The sort key of a load."""
-        agent = hub if hub in readers[o] else readers[o][0]
+        agent = state_agent if state_agent in readers[o] else readers[o][0]
         group = min(first[x.out][agent] for x in loads if readers[x] == readers[o])
-        return o.out not in to_inverse, agent != hub, group, readers[o], first[o.out][agent]
+        return o.out not in to_inverse, agent != state_agent, group, readers[o], first[o.out][agent]
     return [*sorted(loads, key=need), *(o for o in ops if o.kind != "load")]
 
 
@@ -96,8 +96,8 @@ def merged(ops: list[Op], agents: Iterable[str]) -> list[Op]:
     return topological(ops, lambda o: {made[a] for a in o.args if a in made} | ({before[o]} if o in before else set()))
 
 
-def in_order(ops: list[Op], tasks: Mapping[str, str], hub: str, agents: Iterable[str]) -> list[Op]:
+def in_order(ops: list[Op], tasks: Mapping[str, str], state_agent: str, agents: Iterable[str]) -> list[Op]:
     """The ops of a walk, each with its agent, in the order in which the agents run them. tasks: of values. Raises Cycle if
     there is none."""
     ops = asynchronous_products(ops, lambda o: tasks.get(o.out, ""))
-    return merged(loads_by_need(ops, hub), agents)
+    return merged(loads_by_need(ops, state_agent), agents)

@@ -47,7 +47,7 @@ class _Assign:
         self.names: dict[tuple[str, ...], str] = {}  # (value, agent, view) -> the name that the agent reads
         self.plan = assignment(self.tasks, s, self.where)
         self.agent = {o: self.plan.agent_of[r] for o, r in self.tasks.of.items()}
-        self.hub = self.plan.agent_of["state"]
+        self.state_agent = self.plan.agent_of["state"]
         self.numbers = {o.out for o in walk(k.body) if o.type is not None and o.type.rank == 0}  # numbers, which all agents have
 
     def error(self, text: str) -> ScheduleError:
@@ -65,7 +65,7 @@ class _Assign:
                     b.stmts.append(replace(s, body=self.body(s, b)))
                     b.types.update({c.result: c.type for c in s.carried})
                 else:
-                    b.op(s.kind, *s.args, name=s.out, line=s.line, agent=self.hub, **dict(s.attrs))
+                    b.op(s.kind, *s.args, name=s.out, line=s.line, agent=self.state_agent, **dict(s.attrs))
         except Cycle as e:
             raise self.error(f"no order of its ops gives each agent its operands in time: {e}") from e
         body = b.finish()
@@ -80,7 +80,7 @@ class _Assign:
             self.op(o, inner)
         ops = [o for o in dead_code(inner.finish(), {c.next for c in s.carried}) if isinstance(o, Op)]
         tasks: Mapping[str, str] = {o.out: r for o, r in self.tasks.of.items() if o.out}
-        return tuple(in_order(ops, tasks, self.hub, [a.name for a in self.plan.agents]))
+        return tuple(in_order(ops, tasks, self.state_agent, [a.name for a in self.plan.agents]))
 
     def op(self, o: Op, b: Body) -> None:
         """Rebuild an op for its agent, with operands as that agent reads them. ScheduleError for an op that warp groups cannot
@@ -118,8 +118,9 @@ class _Assign:
         """
         o = self.defs.get(a)
         if o is None:
-            if agent != self.hub and a not in self.numbers:
-                raise self.error(f"{agent} reads {a}, which is carried or computed before the loop; only {self.hub} has it")
+            if agent != self.state_agent and a not in self.numbers:
+                raise self.error(f"{agent} reads {a}, which is carried or computed before the loop; "
+                                 f"only {self.state_agent} has it")
             return a
         shared = shared and o in self.agent and self.agent[o] == agent and self.tasks.of[o] not in ("load", "inverse")
         key = (a, agent, "shared" if shared else view)

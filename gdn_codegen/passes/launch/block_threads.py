@@ -20,7 +20,7 @@ from ...ir.types import GROUP, WARP
 from ..stage import takes
 
 #: Registers of a thread of a small kernel, and of one with more than two heads, which would spill with fewer.
-SMALL, SMALL_TOGETHER = 64, 80
+SMALL, SMALL_BATCHED = 64, 80
 #: Threads of a block that runs several heads. Each has few entries, and nvcc issues their loads together. Then the registers
 #: of a thread, with which eight blocks share a multiprocessor.
 HEADS_THREADS, HEADS_REGISTERS = 256, 32
@@ -43,7 +43,7 @@ def _launched(k: Kernel, device: Device) -> Kernel:
     threads = HEADS_THREADS if by_threads else _threads(k)
     if k.grid != "chunks" or not (by_threads or _small(k, threads)):
         return replace(k, threads=threads)
-    registers = HEADS_REGISTERS if by_threads else SMALL_TOGETHER if k.batch.heads > 2 else SMALL
+    registers = HEADS_REGISTERS if by_threads else SMALL_BATCHED if k.batch.heads > 2 else SMALL
     return replace(k, threads=threads, registers=registers, blocks_per_sm=device.register_file // (registers * threads))
 
 

@@ -1,1 +1,1 @@
-"""Passes over loops: transposition, prefetch, batching of heads, the order of ops."""
+"""Passes over loops: transposition, prefetch, the order of ops."""

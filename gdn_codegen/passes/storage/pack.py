@@ -24,9 +24,9 @@ from ..stage import takes
 from .buffer_names import named
 from .core_values import CoreValues
 from .lifetimes import Lifetimes
+from .live_ranges import late_loads, with_copies
 from .offsets import NoRoom, Place, fullest, in_slots, lowest, round_robin
 from .place import with_buffers
-from .room import late_loads, with_copies
 
 
 @takes("fed", gives="placed")

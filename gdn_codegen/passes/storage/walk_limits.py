@@ -32,7 +32,7 @@ def check_limits(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
     k: a kernel of `p` with buffers.
     """
     _Limits(p, k, device).check()
-    _room(p, k, s, device)
+    _check_space(p, k, s, device)
 
 
 def _error(p: Program, k: Kernel, device: Groups, text: str) -> ScheduleError:
@@ -103,7 +103,7 @@ class _Limits:
                              "columns and a depth that are multiples of 64: C=64, K and V of 64 or 128")
 
 
-def _room(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
+def _check_space(p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
     """Raise ScheduleError if the rings need more than the device's space. The error names the values, their bytes and what
     would fit."""
     loaded = {o.buffer for o in walk(k.body) if o.kind == "load"}

@@ -70,7 +70,7 @@ def derive(trace: Trace, drains: dict[Place, list[str]]) -> Traversal:
     """The traversal of a trace with all waits that it needs, and none that others cover. drains: barriers over agents that the
     kernel has in any case."""
     first = Traversal(trace, Waits(drains))
-    first.run(trace.early)
+    first.run(trace.first_steps)
     found = Traversal(trace, first.waits)
     while not found.run():
         found = Traversal(trace, found.waits)

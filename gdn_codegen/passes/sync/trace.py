@@ -42,14 +42,14 @@ class Step(NamedTuple):
 
 
 class Trace:
-    """The steps of a kernel. early: how many of them the first two iterations of outer loops have, where nearly all conflicts
-    occur. loops: the index of each loop, by its place."""
+    """The steps of a kernel. first_steps: how many of them the first two iterations of outer loops have, where nearly all
+    conflicts occur. loops: the index of each loop, by its place."""
 
     def __init__(self, k: Kernel, device: Cores, accesses: dict[Path, list[Access]]) -> None:
         self.kernel, self.device, self.pipes = k, device, Pipes(device)
         self.loops: dict[Path, str] = {}
         self.steps: list[Step] = []
-        self.early = 0
+        self.first_steps = 0
         self._accesses, self._memory = accesses, Memory()
         self._trips = NESTED if len(list(loops(k.body))) > 1 else FLAT
         self._met: dict[str, int] = {}
@@ -85,6 +85,6 @@ class Trace:
             self._counts[s.index] = t
             self._body(s.body, at, (*iteration, t))
             if not iteration and t < 2:
-                self.early = len(self.steps)
+                self.first_steps = len(self.steps)
         self._counts[s.index] = times
         self.steps.append(Step("end", at, iteration, times=times))

@@ -1,4 +1,4 @@
-"""room: changes a kernel so that `pack` needs less space: it adds copies of carried values, and loads values later."""
+"""live_ranges: changes a kernel so that `pack` needs less space: it adds copies of carried values, and loads values later."""
 from __future__ import annotations
 
 from dataclasses import replace
